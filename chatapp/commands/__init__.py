@@ -1,1 +1,2 @@
-"""The commands, one file a group. What is heavy is imported inside the command that needs it."""
+"""The commands, one file per group. Heavy modules are imported inside the command that
+needs them."""

@@ -1,6 +1,6 @@
-"""One answer on standard output: as it comes, as JSON, or the best of many.
+"""Prints one answer on standard output: streamed, as JSON, or the best of many.
 
-Keep: whatever ends an answer early (a signal, an error, a full window), what there was of it has
+Invariant: whatever ends an answer early (a signal, an error, a full window), the text so far has
 been printed.
 """
 
@@ -38,7 +38,7 @@ def print_answer(
     as_json: bool,
     sources: "Sequence[Source]" = (),
 ) -> None:
-    """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
+    """Print an answer while it arrives, or as JSON at its end. Raises typer.Exit."""
     from chatapp.dialogue.writers.prompt import seeded
     from chatapp.engine.events import Finished
 
@@ -65,7 +65,7 @@ def print_answer(
         write_json(document | {"sampling": choices.document(sampling)})
     elif not collected.reply.endswith("\n"):
         write("\n")
-    for call in collected.calls:  # not before: they would land inside the streamed answer
+    for call in collected.calls:  # not before: they would appear inside the streamed answer
         complain(_call_in_words(call))
     for source in sources:
         if source.number:
@@ -77,7 +77,7 @@ def print_answer(
 
 @dataclass(slots=True)
 class _Collected:
-    """What has come of an answer so far; a terminal shows that the model thinks."""
+    """The answer so far; a terminal shows that the model thinks."""
 
     finished: "Finished"
     reply: str = ""
@@ -123,7 +123,7 @@ def print_best(
     *,
     as_json: bool,
 ) -> None:
-    """Print the answer that a reward model scores highest of so many. Raises typer.Exit."""
+    """Print the answer with the highest score of a reward model. Raises typer.Exit."""
     from chatapp.dialogue.reply_scores import ReplyScorer, best_of
     from chatapp.dialogue.writers.prompt import seeded
 
@@ -160,12 +160,12 @@ def print_best(
 
 
 def finite(score: float) -> float | None:
-    """A score as JSON has it; None for a reply that could not be scored."""
+    """A score for JSON; None for a reply that could not be scored."""
     return score if math.isfinite(score) else None
 
 
 def _end(finished: "Finished") -> None:
-    """Say how an answer has ended, where that was not as it should. Raises typer.Exit."""
+    """Report an abnormal end of an answer. Raises typer.Exit."""
     from chatapp.engine.events import REPEATED
 
     if finished.message:

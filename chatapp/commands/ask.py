@@ -1,7 +1,7 @@
 """`chatapp ask`: one answer to a question.
 
-Keep: nothing is stored except a message that continues a chat, and wrong input is reported before a
-model loads.
+Invariant: nothing is stored except a message that continues a chat, and invalid input is reported
+before a model loads.
 """
 
 import os
@@ -170,7 +170,7 @@ def _check_together(
     reward: str,
     tools: str,
 ) -> None:
-    """Refuse options that do not go together. Raises UserError."""
+    """Refuse options that exclude each other. Raises UserError."""
     if best_of > 1 and not reward:
         raise UserError("--best-of needs a reward model to choose the best answer: --reward RUN")
     if reward and tools:
@@ -188,7 +188,7 @@ def _check_together(
 def _template(
     model: "LanguageModel", requested: str, of_chat: str, think: bool | None
 ) -> "Template":
-    """The template to ask in, with a warning where it is not the model's. Raises UserError."""
+    """The template for the question, with a warning if it is not the model's. Raises UserError."""
     from chatapp.dialogue.writers.choosing import choose_template, mismatch, with_thinking
 
     try:
@@ -205,7 +205,7 @@ def _template(
 def _documents(
     paths: "Sequence[str] | None", method: str, chat: "StoredChat | None"
 ) -> "DocumentSet | None":
-    """What `--docs` names; for a chat, wherever it is continued. Raises DocumentsError."""
+    """The documents of `--docs`, with absolute paths for a chat. Raises DocumentsError."""
     from chatapp.prompting.files.documents import DocumentSet
 
     if not paths:
@@ -216,7 +216,7 @@ def _documents(
 
 
 def _read(documents: "DocumentSet") -> None:
-    """Read documents, saying so on a terminal. Raises DocumentsError."""
+    """Read documents, with progress on a terminal. Raises DocumentsError."""
     from chatapp.passages.search import Documents
 
     try:
@@ -233,7 +233,7 @@ def _sources(
     system: str | None,
     sampling: "Sampling",
 ) -> "list[Source]":
-    """The passages for a question; a terminal shows how far the files are read."""
+    """The passages for a question; a terminal shows the progress."""
     from chatapp.dialogue import oneshot
 
     if documents is None:
@@ -255,7 +255,7 @@ def _sources(
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A question by itself, which is not stored, and the model that answers it."""
+    """A single question, which is not stored, and the model that answers it."""
 
     model: "LanguageModel"
     template: "Template"
@@ -265,7 +265,7 @@ class _Question:
 
     @property
     def messages(self) -> "list[Message]":
-        """What a reward model reads before an answer."""
+        """The messages that a reward model reads before an answer."""
         from chatapp.prompting.messages import Message
 
         instructions = [Message("system", self.system)] if self.system else []
@@ -325,17 +325,17 @@ def _answer_in(
     sampling: "Sampling",
     cancel: threading.Event,
 ) -> "Iterator[ReplyEvent]":
-    """The reply to a message that continues a stored chat, where it ends; both are stored.
+    """The reply to a message that continues a stored chat; both are stored.
 
-    documents, tools: those that the chat takes on, if not its own. allowed: the names
-    of tools that may run though they ask. sources: gets the passages that the reply is given.
+    documents, tools: used if the chat has none of its own. allowed: the names of tools that may run
+    without asking. sources: receives the passages of the reply.
     """
     from chatapp.dialogue.chat import Chat
     from chatapp.dialogue.events import Started
     from chatapp.dialogue.session import Session
 
     if documents is not None:
-        _read(documents)  # what cannot be read is not for the chat
+        _read(documents)  # unreadable documents are not stored in the chat
     with open_store() as store, closing(Chat(store, chat.id)) as opened:
         opened.ask = lambda request, cancel: "once" if is_allowed(request.tool, allowed) else "no"
         if documents is not None:

@@ -1,8 +1,8 @@
-"""What `chatapp ask` is given: its message, files and standard input, its instructions, its tools,
-and the chat that it continues.
+"""The inputs of `chatapp ask`: message, files and standard input, instructions, tools, and the
+chat.
 
-Keep: what is no text is refused in a sentence that names where it stands. A command can ask nobody,
-so a tool that would ask before it runs has to be named.
+Invariant: bytes that are no text are refused in a sentence that names their place. A command can
+ask nobody, so a tool that needs permission must be named in an option.
 """
 
 import os
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def message_of(question: str | None, files: Sequence[Path]) -> str:
-    """A question, what files hold under their names, and standard input, in that order."""
+    """A question, the contents of files under their names, and standard input, in that order."""
     parts = [question or "", *map(_named, files), standard_input()]
     text = "\n\n".join(part for part in parts if part.strip())
     if not text:
@@ -40,9 +40,9 @@ def message_of(question: str | None, files: Sequence[Path]) -> str:
 def instructions(
     system: str | None, persona: str | None, chat: "StoredChat | None"
 ) -> tuple[str | None, str]:
-    """The instructions that a question asks for, and the template; None and "" for no wish.
+    """The instructions and the template for a question; None and "" for the defaults.
 
-    system: a file's path, or the text itself. chat: the one that is continued, in its own template.
+    system: a file's path, or the text itself. chat: the continued one, with its own template.
     """
     if chat is not None:
         return None, chat.asked_template
@@ -100,29 +100,31 @@ def _named(file: Path) -> str:
 
 
 def names_in(option: str) -> list[str]:
-    """The names in an option, which stand between commas."""
+    """The names in an option, separated by commas."""
     return [name.strip() for name in option.split(",") if name.strip()]
 
 
 def allowed_names(names: Collection[str], tools: Collection[str]) -> Collection[str]:
-    """The tools that need not ask. Raises UserError for one that is not on, where some are."""
+    """The tools that need no permission. Raises UserError for one that is not on, where
+    some are."""
     for name in names:
-        # A tool of a server may be named by itself where all of the server's are on.
+        # A tool of a server may be named separately if all of the server's are on.
         if tools and not any(f"{name}_".startswith(f"{tool}_") for tool in tools):
             raise UserError(f"--yes-tools names {name!r}, which is not among --tools")
     return names
 
 
 def is_allowed(tool: "Tool", names: Collection[str]) -> bool:
-    """Whether a tool, or the server that it is one of, is among these."""
+    """Whether a tool, or its server, is in `names`."""
     return tool.name in names or tool.server in names
 
 
 def toolbox_of(
     model: "LanguageModel", template: "Template", names: Collection[str], allowed: Collection[str]
 ) -> "Toolbox":
-    """Tools for one question. Raises UserError for one that there is not, or that the model has
-    no way to call."""
+    """The tools for one question. Raises UserError for one that does not exist, or that the model
+    cannot call.
+    """
     from chatapp.dialogue.tool_calls import Toolbox, out_of_reach
     from chatapp.dialogue.writers.choosing import writer_for
     from chatapp.tools.registry import find_tools

@@ -1,6 +1,6 @@
-"""`chatapp bench`: how fast a model runs here.
+"""`chatapp bench`: the speed of a model here.
 
-Keep: a figure comes with what it was measured on, so that it can be reported.
+Invariant: a figure comes with its conditions, so that it can be reported.
 """
 
 import time

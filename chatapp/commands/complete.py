@@ -1,6 +1,6 @@
-"""`chatapp complete`: a text, continued as it stands.
+"""`chatapp complete`: continues a text.
 
-Keep: the model reads the text alone; no template, no instructions.
+Invariant: the model reads only the text; no template, no instructions.
 """
 
 import threading

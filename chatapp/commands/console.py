@@ -1,7 +1,7 @@
 """Standard input, output and error of the commands.
 
-Keep: standard output holds the answer alone and no control character of foreign text; a reader that
-goes away ends the command quietly.
+Invariant: standard output has only the answer and no control character of foreign text; a reader
+that disappears ends the command silently.
 """
 
 import json
@@ -18,21 +18,21 @@ from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError, encoding_hint, reason, write_named
 
 FAILED, INTERRUPTED = 1, 130
-_SIGPIPE_STATUS = 141  # what a shell reports of a program that was ended by a closed pipe
+_SIGPIPE_STATUS = 141  # a shell's status of a program that was ended by a closed pipe
 
 MOST_INPUT = 16 * 2**20
 """Bytes that are read: far more than any model's window."""
 
 
 def standard_input() -> str:
-    """What was piped in; "" when standard input is a terminal or closed."""
+    """The piped input; "" when standard input is a terminal or closed."""
     if sys.stdin is None or sys.stdin.isatty():
         return ""
     return decoded(sys.stdin.buffer.read(MOST_INPUT + 1), "standard input")
 
 
 def decoded(data: bytes, place: str) -> str:
-    """The text of a file or of standard input."""
+    """Decode the bytes of a file or of standard input."""
     if len(data) > MOST_INPUT:
         raise UserError(f"{place} is longer than {MOST_INPUT // 2**20} MiB")
     if b"\0" in data:
@@ -45,9 +45,9 @@ def decoded(data: bytes, place: str) -> str:
 
 
 def write(text: str, *, verbatim: bool = False) -> None:
-    """Put text on standard output at once.
+    """Write text to standard output immediately.
 
-    verbatim: for text that is already safe, or that goes where nothing obeys it.
+    verbatim: for text that is already safe, or whose reader is no terminal.
     """
     if not verbatim:
         text = printable(text)
@@ -58,7 +58,7 @@ def write(text: str, *, verbatim: bool = False) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # What is still buffered would fail again when the interpreter exits.
+        # Buffered text would fail again when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(_SIGPIPE_STATUS) from None
@@ -69,7 +69,7 @@ def write(text: str, *, verbatim: bool = False) -> None:
 def write_output(path: Path, text: str, *, force: bool) -> None:
     """Write a file that the user has named. Raises UserError, also when it exists already.
 
-    force: replace one that exists.
+    force: replace an existing file.
     """
     try:
         write_named(path, text, replace=force)
@@ -80,28 +80,28 @@ def write_output(path: Path, text: str, *, force: bool) -> None:
 
 
 def write_json(document: Any) -> None:
-    """Put one JSON document on standard output, all but ASCII escaped."""
+    """Write one JSON document to standard output, with everything except ASCII escaped."""
     write(json.dumps(document, indent=2) + "\n")
 
 
 def complain(sentence: str) -> None:
-    """Say on standard error what is wrong."""
+    """Write an error sentence to standard error."""
     print(f"chatapp: {printable(sentence)}", file=sys.stderr)
 
 
 def status(text: str) -> None:
-    """Show what is being done, in place of the terminal's last status line; "" clears it."""
+    """Replace the terminal's status line; "" clears it."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
 
 
 def show_reading(done: int, of: int) -> None:
-    """Show how far reading documents, or encoding their passages, is."""
+    """Show the progress of reading documents, or of encoding their passages."""
     status(f"Reading documents: {done / of:.0%} …")
 
 
 ProgressReport = Callable[[int, int | None], None]
-"""Called with how much is done, and of how much, if that is known."""
+"""Called with the amount of finished work, and the total, if known."""
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def progress(text: str) -> Iterator[ProgressReport]:
 
 @contextmanager
 def interruptible(sentence: str) -> Iterator[None]:
-    """Turn Ctrl+C into a sentence and exit status 130, and a full disk into another and 1."""
+    """Convert Ctrl+C to a sentence and exit status 130, and a full disk to another and 1."""
     from chatapp.evaluation.journal import NotWritten
 
     try:

@@ -1,6 +1,6 @@
 """`chatapp docs`: passages of documents, without a model.
 
-Keep: what a file holds reaches the terminal as printable text alone.
+Invariant: the content of a file reaches the terminal only as printable text.
 """
 
 from typing import Annotated
@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def docs() -> None:
-    """Only so that `search` is a command of its own, whatever comes beside it."""
+    """Makes `search` a subcommand, although it is the only one."""
 
 
 @app.command()

@@ -1,7 +1,7 @@
-"""`chatapp eval`: how well prompt files, tasks and models do, in numbers that can be trusted.
+"""`chatapp eval`: measures prompt files, tasks and models, with confidence intervals.
 
-Keep: what is printed is computed from the rows of DIR/answers.jsonl, which a second start with
-the same files continues.
+Invariant: the output is computed from the rows of DIR/answers.jsonl, which a second start with the
+same files continues.
 """
 
 import json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chatapp.evaluation.evaluate import Grid, Task
     from chatapp.evaluation.report import Result
 
-# Items of a generated task: to ask about, and to show as demonstrations.
+# Items of a generated task: to answer, and to show as demonstrations.
 _ITEMS = 500
 
 _NO_USE = {
@@ -36,7 +36,7 @@ _NO_USE = {
         "strict",
     ),
 }
-"""Options that mean nothing, by what is measured."""
+"""Options without a meaning, for each kind of measurement."""
 
 FilesArgument = Annotated[
     list[str] | None,
@@ -136,7 +136,7 @@ def evaluate(
 
 
 def _refuse(options: dict[str, Any]) -> None:
-    """Raise UserError for options that do not go together."""
+    """Raise UserError for options that exclude each other."""
     measured = [name for name in _NO_USE if options[name]]
     if len(measured) != 1:
         raise UserError("expected prompt files with --test, or --task, or --lambada")
@@ -192,7 +192,7 @@ def _grid(
 
 
 def _listed(value: str | None) -> tuple[str, ...]:
-    """The parts between commas, each once."""
+    """The parts between commas, without repetitions."""
     if value is None:
         return ()
     return tuple(dict.fromkeys(part.strip() for part in value.split(",")))
@@ -226,7 +226,7 @@ def _from_files(
 
 
 def _generated(names: Sequence[str], words: Path | None, n: int, seed: int) -> "list[Task]":
-    """The paper's tasks; the items to ask about and the pool have nothing in common."""
+    """The paper's tasks; the test items and the pool are disjoint."""
     from chatapp.evaluation import gpt3_tasks
     from chatapp.evaluation.evaluate import Task
     from chatapp.evaluation.gpt3_tasks import read_words
@@ -284,7 +284,7 @@ def _measured(
 
 
 def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[str]]:
-    """What the model's head answers to the items of each task that has its labels."""
+    """The answers of the model's head to the items of each task that has its labels."""
     from chatapp.fewshot.heads import HeadAnswerer, head_of
 
     head = head_of(model)
@@ -307,7 +307,7 @@ def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[
 def _tell(
     results: "Sequence[Result]", config: dict[str, Any], folder: Path | None, *, as_json: bool
 ) -> None:
-    """Put the results on standard output, and into the folder."""
+    """Write the results to standard output, and into the folder."""
     from chatapp.evaluation.plot import plot
     from chatapp.evaluation.report import document
 

@@ -1,6 +1,6 @@
 """`chatapp history`: list, search, show, export, import and delete chats.
 
-Keep: nothing is lost by accident. A chat is deleted, and a file replaced, only when the user
+Invariant: nothing is lost by accident. A chat is deleted, and a file replaced, only when the user
 confirms it.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-_PIPED_WIDTH = 160  # columns of a table that no terminal shows
+_PIPED_WIDTH = 160  # columns of a table outside of a terminal
 
 ChatArgument = Annotated[
     int,
@@ -41,7 +41,7 @@ Limit = Annotated[int, typer.Option(min=1, help="Show at most this many.")]
 
 
 class Format(StrEnum):
-    """How a chat can be exported."""
+    """The format of an exported chat."""
 
     MARKDOWN = "markdown"
     JSON = "json"
@@ -66,7 +66,7 @@ def list_chats(limit: Limit = 50, as_json: JsonOption = False) -> None:
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("updated", no_wrap=True)
         table.add_column("model", no_wrap=True, overflow="ellipsis", max_width=24)
-        # For Rich, what may wrap gives way first; the text itself does not wrap.
+        # Rich shortens columns that may wrap first; the text itself does not wrap.
         table.add_column("title")
         for chat in chats:
             table.add_row(
@@ -160,7 +160,7 @@ def export(
     if output:
         write_output(output, text, force=force)
     else:
-        # A pipe takes the text unchanged; a terminal would obey what is in it.
+        # A pipe gets the text unchanged; a terminal would obey its control characters.
         write(text, verbatim=not sys.stdout.isatty())
 
 
@@ -269,7 +269,7 @@ def _chats(count: int) -> str:
 
 
 def _write_rich(*parts: "RenderableType") -> None:
-    """Print what Rich lays out. All foreign text in it has been made printable."""
+    """Print Rich's layout. All foreign text in it has been made printable."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
@@ -289,7 +289,7 @@ def _line(text: str) -> str:
 
 
 def _marked(snippet: str) -> "Text":
-    """A search's snippet with its hits in reverse, or between asterisks where nobody sees it."""
+    """A search's snippet with its hits in reverse, or between asterisks without a terminal."""
     from rich.text import Text
 
     mark = "" if sys.stdout.isatty() else "**"

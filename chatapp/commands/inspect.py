@@ -1,7 +1,7 @@
 """`chatapp inspect`: what a model makes of a text, token by token.
 
-Keep: the terminal, the exported file and the JSON document show the same numbers, and text of
-others is text in all three.
+Invariant: the terminal, the exported file and the JSON document show the same numbers, and foreign
+text is plain text in all three.
 """
 
 import sys
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SECTIONS = tuple(kind.name for kind in FINDINGS)
 
 _MOST_IN_FULL = 128
-"""Tokens whose attention is given in full: layers · heads · 128² numbers."""
+"""Tokens whose attention is complete in the document: layers · heads · 128² numbers."""
 
 
 TextArgument = Annotated[
@@ -162,7 +162,7 @@ def _give(
 
 
 def _opened(model: "LanguageModel") -> "Inspectable":
-    """Raises UserError for a model that does not show its inside."""
+    """Raises UserError for a model that cannot be inspected."""
     from chatapp.lab.inspectable import inspectable
 
     opened = inspectable(model)
@@ -172,7 +172,7 @@ def _opened(model: "LanguageModel") -> "Inspectable":
 
 
 def _position(token: int | None, count: int) -> int:
-    """The place of --token among `count` tokens. Raises UserError when there is none."""
+    """The position of --token among `count` tokens. Raises UserError when there is none."""
     position = count - 1 if token is None else token + count * (token < 0)
     if not 0 <= position < count:
         raise UserError(f"--token is {token}; the text has {count} tokens, numbered from 0")
@@ -180,16 +180,16 @@ def _position(token: int | None, count: int) -> int:
 
 
 def _place(name: str, value: int | None, size: int) -> int | None:
-    """A layer or head, given as an option. Raises UserError where there is none."""
+    """A layer or head from an option. Raises UserError when there is none."""
     if value is not None and not 0 <= value < size:
         raise UserError(f"--{name} is {value}; the model has {size}, numbered from 0")
     return value
 
 
 def _in_full(trace: "Trace", sections: list[str], top: int) -> dict[str, Any]:
-    """Attention and layers of every token, as the document has them where none is chosen.
+    """Attention and layers of every token, for a document without a choice of them.
 
-    Raises UserError for a text that is too long for that.
+    Raises UserError for a text that is too long.
     """
     size = len(trace.ids)
     wanted = {Attention.name, Layers.name} & set(sections)
@@ -208,7 +208,7 @@ def _in_full(trace: "Trace", sections: list[str], top: int) -> dict[str, Any]:
 
 
 def _check_output(output: Path, as_json: bool, force: bool) -> None:
-    """Raises UserError for a file that would not be written."""
+    """Raises UserError for a file that cannot be written."""
     if output.suffix.lower() not in (".html", ".svg"):
         raise UserError(f"{output}: unsupported file type; use .html or .svg")
     if as_json:
@@ -218,10 +218,10 @@ def _check_output(output: Path, as_json: bool, force: bool) -> None:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    """Print on standard output, in colour where it is a terminal that has them."""
+    """Print on standard output, in colour if the terminal supports it."""
     from chatapp.commands.inspect_render import printed
 
-    # Foreign text was made safe piece by piece; what else there is are Rich's own colours.
+    # Foreign text was made safe piece by piece; the rest are Rich's own colours.
     write(printed(findings, in_color=sys.stdout.isatty()), verbatim=True)
 
 

@@ -1,6 +1,6 @@
-"""`chatapp inspect` for eyes: the findings as coloured tables of Rich.
+"""`chatapp inspect` for people: the findings as coloured tables of Rich.
 
-Keep: text of others becomes `Text` through `printable` or `visible`, never markup.
+Invariant: foreign text becomes `Text` through `printable` or `visible`, never markup.
 """
 
 import io
@@ -31,9 +31,9 @@ _BAR = 12
 
 
 def printed(findings: Sequence[Finding], *, in_color: bool) -> str:
-    """What a terminal is given for these findings, as wide as the terminal is.
+    """The terminal output for these findings, as wide as the terminal.
 
-    in_color: with the colours that the terminal has.
+    in_color: with the terminal's colours.
     """
     file = io.StringIO()
     _render(Console(file=file, force_terminal=in_color, highlight=False), findings)
@@ -41,14 +41,14 @@ def printed(findings: Sequence[Finding], *, in_color: bool) -> str:
 
 
 def html_page(findings: Sequence[Finding]) -> str:
-    """The findings as a page that needs no other file."""
+    """The findings as a page without other files."""
     return _recorded(findings).export_html(theme=SVG_EXPORT_THEME, inline_styles=True)
 
 
 def svg_picture(findings: Sequence[Finding]) -> str:
-    """The findings as a picture that needs no other file."""
+    """The findings as a picture without other files."""
     picture = _recorded(findings).export_svg(title="chatapp inspect")
-    # Rich loads its font from the web. What stands behind the style sheet may be a user's text.
+    # Rich loads its font from the web. The text after the style sheet may be a user's.
     style, end, drawing = picture.partition("</style>")
     return re.sub(r"@font-face \{.*?\}", "", style, flags=re.DOTALL) + end + drawing
 
@@ -156,4 +156,4 @@ _RENDERERS: dict[type[Finding], Callable[[Any, int], list[RenderableType]]] = {
     HeadScores: draw_heads,
     HeadTexts: draw_head_texts,
 }
-"""What draws each finding, in so many columns."""
+"""The function that draws each finding, with the number of columns."""

@@ -1,6 +1,6 @@
-"""What commands load before they answer: prompt files, a model with its parameters, the chats.
+"""Loads prompt files, models with their parameters, and chats for the commands.
 
-Keep: a model says on standard error that it loads, and only on a terminal.
+Invariant: loading a model is announced on standard error, and only on a terminal.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,7 +45,7 @@ def prompt_path(name: str) -> Path:
 
 
 def report_pool(pool: "Pool", *, strict: bool) -> None:
-    """Say which rows of a pool repeat or contradict others.
+    """Report rows of a pool that repeat or contradict others.
 
     Raises UserError when `strict`, and an input has two labels.
     """
@@ -61,9 +61,9 @@ def report_pool(pool: "Pool", *, strict: bool) -> None:
 
 
 def template_for(prompts: "Iterable[PromptFile]", model: "LanguageModel") -> "Template":
-    """What turns of a chat with a model are written in, where one of the prompts has turns.
+    """The template that renders turns with a model, if one of the prompts has turns.
 
-    Raises UserError for a template of the model's that cannot be used.
+    Raises UserError for an unusable template of the model.
     """
     from chatapp.dialogue.writers.choosing import choose_template
     from chatapp.prompting.template import PLAIN
@@ -74,7 +74,7 @@ def template_for(prompts: "Iterable[PromptFile]", model: "LanguageModel") -> "Te
 
 
 def load(name: str, precision: str, device: str) -> "LanguageModel":
-    """Load a model, saying so on a terminal. Raises ModelError."""
+    """Load a model, with a note on a terminal. Raises ModelError."""
     from chatapp.engine.backends.remote.completions import RemoteModel
     from chatapp.engine.files.generation_config import read_generation_config
     from chatapp.models.loading import load_model
@@ -100,9 +100,9 @@ def load(name: str, precision: str, device: str) -> "LanguageModel":
 def choices_for(
     model: "LanguageModel", settings: "Settings", chat: "StoredChat | None" = None
 ) -> "Choices":
-    """The sampling parameters of an answer, and whose each is.
+    """The sampling parameters of an answer, with their origins.
 
-    chat: the one that is continued, whose own give way to flags alone.
+    chat: the continued one, whose own parameters yield only to flags.
     """
     from chatapp.engine.files.generation_config import read_generation_config
 

@@ -1,10 +1,8 @@
-"""Options that several commands share, what the shell completes them with, and the settings that
-they are laid over.
+"""Options shared by several commands, their shell completion, and their merging with the settings.
 
-Keep: an option that is not given is None, so that the settings decide. Nothing here imports what a
-command needs only when it runs. A name is offered to the shell or it is not, without a word on what
-is wrong, without torch and without the network; where nothing is offered, the shell completes file
-names.
+Invariant: an absent option is None, so that the settings decide. Heavy modules are not imported
+here. Completion offers names without errors, torch and the network; if it offers nothing, the shell
+completes file names.
 """
 
 import functools
@@ -23,14 +21,14 @@ if TYPE_CHECKING:
 
 
 Names = list[str | tuple[str, str]]
-"""Each with a line about it, where there is one."""
+"""Each with a description, if there is one."""
 
 
 _MOST_CHATS, _TITLE = 20, 40
 
 
 def _offered(names: Callable[[], Iterable[str | tuple[str, str]]]) -> Callable[[str], Names]:
-    """What of some names begins like the word that is being written."""
+    """The names that begin like the current word."""
 
     def offer(incomplete: str) -> Names:
         try:
@@ -48,7 +46,7 @@ def _offered(names: Callable[[], Iterable[str | tuple[str, str]]]) -> Callable[[
 
 
 def _for_lists(offer: Callable[[str], Names]) -> Callable[[str], Names]:
-    """The same names for the last of a list with commas."""
+    """The same names for the last item of a list with commas."""
 
     def offer_last(incomplete: str) -> Names:
         before, comma, last = incomplete.rpartition(",")
@@ -73,7 +71,7 @@ def models() -> Iterable[str]:
 
 @_offered
 def known() -> Iterable[tuple[str, str]]:
-    """Models with a short name, which `models get` brings."""
+    """Models with a short name, which `models get` downloads."""
     from chatapp.models.known_models import known_models
 
     return [(model.name, model.purpose) for model in known_models().values()]
@@ -81,7 +79,7 @@ def known() -> Iterable[tuple[str, str]]:
 
 @_offered
 def fetched() -> Iterable[str]:
-    """Models that `models get` has brought."""
+    """Models that `models get` has downloaded."""
     from chatapp.models.fetched import fetched_models
 
     return [model.name for model in fetched_models()]
@@ -97,7 +95,7 @@ def templates() -> Iterable[str]:
 
 @_offered
 def precisions() -> Iterable[str]:
-    """What a model can be multiplied in."""
+    """Precisions of a model."""
     from chatapp.common.parameters import PRECISIONS
 
     return PRECISIONS
@@ -121,7 +119,7 @@ def personas() -> Iterable[str]:
 
 @_offered
 def methods() -> Iterable[tuple[str, str]]:
-    """Ways to choose demonstrations."""
+    """Methods to choose demonstrations."""
     from chatapp.prompting.selection.installed import usable_methods
 
     return [(name, method.summary) for name, method in usable_methods().items()]
@@ -141,7 +139,7 @@ def paper_tasks() -> Iterable[str]:
 
 @_offered
 def chats() -> Iterable[tuple[str, str]]:
-    """The chats changed last, by their ids."""
+    """The most recent chats, by their ids."""
     from chatapp.common.foreign import printable
     from chatapp.common.paths import database_path
 
@@ -186,7 +184,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 
 def sampling_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command flags for these sampling parameters, or for all of them.
+    """Add flags for these sampling parameters to a command, by default for all of them.
 
     Their values do not reach the command itself: `settings_of` takes them from the context.
     """
@@ -207,9 +205,9 @@ def sampling_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def settings_of(context: typer.Context, model: str | None = None) -> "Settings":
-    """The settings, with the flags of the command that has their names.
+    """The settings, overridden by the flags of the command with their names.
 
-    model: which one where no flag names one; None or "" for that of the settings.
+    model: used if no flag names one; None or "" for that of the settings.
     """
     from chatapp.common.settings import load_settings
 

@@ -1,6 +1,6 @@
 """`chatapp perplexity`: how well a model predicts a text file.
 
-Keep: every figure is named with the unit it is per.
+Invariant: every figure is named with its unit.
 """
 
 import math
@@ -32,7 +32,7 @@ def perplexity(
 
     text = read_required(file)
     settings = load_settings({"model": model, "precision": precision})
-    # A figure to compare is exact unless --precision names another.
+    # A figure for comparisons is exact unless --precision changes it.
     wanted = settings.precision if precision else "float32"
     language_model = load(settings.model, wanted, settings.device)
     with interruptible("interrupted"), progress("Perplexity") as show:

@@ -1,6 +1,6 @@
 """`chatapp render`: the exact prompt of a chat.
 
-Keep: no weights are loaded, and what is printed is what a chat would send.
+Invariant: no weights are loaded, and the output is what a chat would send.
 """
 
 import json
@@ -51,7 +51,7 @@ def render(
 
 
 def _read_messages(path: Path) -> "list[Message]":
-    """The chat in a file of OpenAI messages. Raises UserError, naming what is wrong."""
+    """The chat in a file of OpenAI messages. Raises UserError, naming the fault."""
     from chatapp.prompting.messages import Message
 
     try:

@@ -1,7 +1,7 @@
 """`chatapp run`: a prompt file on one input, or on a file of them.
 
-Keep: standard output holds answers alone; the prompt, how sure the model is and what went
-wrong go to standard error, or into the JSON document.
+Invariant: standard output has only answers; the prompt, the confidence of the model and errors go
+to standard error, or into the JSON document.
 """
 
 import json
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from chatapp.prompting.files.promptfile import PromptFile
 
 _HOW = ("shots", "select", "order", "score", "style")
-"""The options that say how an input is put to the model."""
+"""The options on the prompt for an input."""
 
 _STYLES = {
     "instruction": "bold magenta",
@@ -149,7 +149,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
-    """Raise UserError for options that do not go together."""
+    """Raise UserError for options that exclude each other."""
     text, inputs = options["text"], options["inputs"]
     if text is not None and inputs is not None:
         raise UserError("use either --input or --inputs, not both")
@@ -173,7 +173,7 @@ def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
 
 
 def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering, str]":
-    """What answers, and a text that tells it from any other."""
+    """The answerer, and a text that identifies it."""
     from chatapp.common.settings import load_settings
     from chatapp.evaluation.journal import prompt_identity
     from chatapp.fewshot.answering import sampling_of
@@ -192,7 +192,7 @@ def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering
                     f"--{name} cannot be used with {head.name}, whose head reads the input alone"
                 )
         return HeadAnswerer(head, prompt), identity
-    # What a task leaves open is the program's; what a text leaves open is the user's.
+    # The program's defaults complete a task, the user's settings complete a text.
     if prompt.text is not None:
         sampling = sampling_of(prompt, choices_for(language_model, settings).sampling)
     return _prompted(prompt, language_model, sampling), identity
@@ -217,7 +217,7 @@ def _prompted(
 
 
 def look_up_for(prompt: "PromptFile", model: "LanguageModel") -> "LookUp | None":
-    """What finds the passages that a prompt file asks for; None where it asks for none."""
+    """Finds the passages for a prompt file; None if it uses no documents."""
     if prompt.documents is None:
         return None
     from chatapp.passages.search import Documents
@@ -305,21 +305,21 @@ def _many(prompt: "PromptFile", options: dict[str, Any], inputs: str, output: Pa
 
 
 def _lines(path: Path) -> int | None:
-    """About how many rows a file has, to show how far a run is; None if that is unknown."""
+    """The approximate number of rows of a file, to show progress; None if unknown."""
     try:
         if not path.is_file():  # a pipe can be read once
             return None
         with path.open("rb") as file:
             return sum(1 for _ in file)
     except (OSError, ValueError):
-        return None  # reading the rows will say what is wrong
+        return None  # reading the rows will report the fault
 
 
 def _show(question: "Question") -> None:
     from rich.console import Console
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    if question.segments:  # a vote asks no model
+    if question.segments:  # a vote uses no model
         console.print(_coloured(question))
     for title, items in (("shown", question.examples), ("dropped", question.dropped)):
         for item in items:

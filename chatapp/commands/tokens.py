@@ -1,6 +1,6 @@
 """`chatapp tokens`: how a model cuts a text, and how a vocabulary is made.
 
-Keep: no weights are loaded.
+Invariant: no weights are loaded.
 """
 
 from dataclasses import asdict
@@ -19,7 +19,7 @@ from chatapp.common.userfiles import UserError, read_required
 if TYPE_CHECKING:
     from chatapp.engine.model import PieceTokenizer
 
-# Two backgrounds in turn, so that where a token ends is seen.
+# Alternating backgrounds show where a token ends.
 _STYLES = ("black on cyan", "black on white")
 
 
@@ -77,8 +77,9 @@ def tokens(
 
 
 def _show_pieces(pieces: list[str]) -> None:
-    """The tokens one after the other, coloured where the terminal has colours; elsewhere, bars
-    show where a token ends."""
+    """The tokens one after the other, coloured if the terminal has colours; otherwise bars show
+    where a token ends.
+    """
     from rich.console import Console
     from rich.text import Text
 

@@ -1,1 +1,1 @@
-"""Marries prompting and engine: the dialogue loop and the store of chats."""
+"""Combines prompting and engine: the dialogue loop and the store of chats."""

@@ -1,8 +1,8 @@
-"""A chat without a model: its messages, and what the user chose for it.
+"""A chat without a model: its messages, and the user's choices for it.
 
-Keep: a fact of a chat stands here and, once the chat is stored, in the store; both change together.
-Nothing heavy is imported, because the first frame of the TUI shows a chat. A call of a tool that
-is not answered with a yes does not run.
+Invariant: the facts of a chat are here and, once the chat is stored, in the store; both change
+together. No heavy imports, because the first frame of the TUI shows a chat. A tool call runs only
+after permission.
 """
 
 import threading
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from chatapp.tools.tool import Arguments, Tool
 
 Decision = Literal["once", "chat", "always", "no"]
-"""For this call, for all of this chat, for this tool in every chat, or not at all."""
+"""For this call, for this chat, for this tool in every chat, or not at all."""
 
 Ask = Callable[["PermissionRequest", threading.Event], Decision]
 """Asks the user whether a tool may run. Returns soon after the event is set."""
 
 
 def never(request: "PermissionRequest", cancel: threading.Event) -> Decision:
-    """The answer where there is nobody to ask."""
+    """The decision when there is nobody to ask."""
     return "no"
 
 
 class Chat:
-    """A chat of a store, or a new one, which is stored with its first message.
+    """A stored chat, or a new one, which is stored with its first message.
 
-    id: its row in the store; None while it is new. basis: its instructions, prompt file and the
-    template that it asks for. documents: those it draws on beside its prompt file's. tools: the
-    names of those that the model may call. choices: the sampling parameters, of which those
-    chosen in this chat are stored. reward: the name of the reward model that scores its replies;
-    "" is none. markdown: whether its replies are shown as Markdown. messages: its current path,
-    oldest first. ask: asks the user whether a tool may run that is not allowed yet.
+    id: its row in the store; None while it is new. basis: its instructions, prompt file and
+    requested template. documents: those it uses in addition to its prompt file's. tools: the names
+    of those that the model may call. choices: the sampling parameters; those chosen in this chat
+    are stored. reward: the name of the reward model that scores its replies; "" is none. markdown:
+    whether its replies are shown as Markdown. messages: its current path, oldest first. ask: asks
+    the user whether a tool may run that is not allowed yet.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Chat:
         reward: str = "",
         markdown: bool = False,
     ) -> None:
-        """Open the chat `id`, whose stored facts count, or begin one with these.
+        """Open the chat `id`, whose stored facts apply, or begin one with these.
 
         Raises StoreError when there is no such chat.
         """
@@ -82,8 +82,9 @@ class Chat:
             self.messages = store.path(id)
 
     def apart(self) -> "Chat":
-        """The same chat for another session at the same time: with its own messages and servers,
-        and without a tool that asks."""
+        """A copy for a parallel session: with its own messages and servers, and without permission
+        to ask.
+        """
         return Chat(
             self.store,
             self.id,
@@ -96,11 +97,11 @@ class Chat:
         )
 
     def go_over_to(self, id: int | None) -> "Chat":
-        """Leave this chat for another, for a new one (None), or for itself as the store has it now.
+        """Switch to another chat, to a new one (None), or to the stored state of this one.
 
-        It goes on with the choices and the reward model of this chat unless it has its own. If it
-        is the same, the servers of its tools go on, too; otherwise this chat has to be closed.
-        Raises StoreError, and changes nothing, when there is no such chat.
+        The result has the choices and the reward model of this chat unless it has its own. For the
+        same chat, the servers of its tools keep running; otherwise close this chat. Raises
+        StoreError, and changes nothing, when there is no such chat.
         """
         chat = Chat(self.store, id, choices=self.choices, reward=self.reward)
         chat.ask = self.ask
@@ -109,7 +110,7 @@ class Chat:
         return chat
 
     def close(self) -> None:
-        """End what the chat has started: the servers of its tools."""
+        """End the processes that the chat has started: the servers of its tools."""
         if self._servers is not None:
             self._servers.close()
 
@@ -124,8 +125,10 @@ class Chat:
         template: str,
         model: str,
     ) -> tuple[StoredMessage | None, StoredMessage]:
-        """The rows of a user's message, where there is a text, and of the reply to it: both are
-        stored, with the chat itself if it is new, or neither. Raises StoreError."""
+        """Store a user's message, where there is a text, and the reply to it; return both rows.
+
+        All are stored, including a new chat itself, or nothing. Raises StoreError.
+        """
         user: StoredMessage | None = None
         with self.store.transaction():
             id = self.id if self.id is not None else self._create(template, model)
@@ -139,7 +142,7 @@ class Chat:
         return user, reply
 
     def store_anew(self, template: str, model: str) -> int:
-        """Store the messages of a chat that was deleted as a new chat; returns its id.
+        """Store the messages of a deleted chat as a new chat; return its id.
 
         Raises StoreError.
         """
@@ -167,7 +170,7 @@ class Chat:
         return id
 
     def title(self) -> str:
-        """What the chat is called. Raises StoreError."""
+        """The title of the chat. Raises StoreError."""
         return "New chat" if self.id is None else self.store.chat(self.id).title
 
     def is_deleted(self) -> bool:
@@ -178,18 +181,21 @@ class Chat:
             return True
 
     def finish_reasons(self) -> dict[int, str]:
-        """Why its replies finished, by their ids; "" where that is not known. Raises StoreError."""
+        """The finish reason of each reply by its id; "" if unknown. Raises StoreError."""
         generations = [] if self.id is None else self.store.generations(self.id)
         return {generation.message_id: generation.reason or "" for generation in generations}
 
     def message(self, message_id: int) -> StoredMessage:
-        """A message as it is known here: all of it, where the store has less. Raises StoreError."""
+        """A message in its known state, complete even where the store has less. Raises
+        StoreError."""
         same = (message for message in self.messages if message.id == message_id)
         return next(same, None) or self.store.message(message_id)
 
     def go_to_sibling(self, message: StoredMessage, step: int) -> StoredMessage | None:
-        """Let the chat's path lead, in the store, through the version `step` places after a
-        message; returns that, or None where there is none. Raises StoreError."""
+        """Move the chat's path in the store to the version `step` places after a message.
+
+        Returns that version, or None where there is none. Raises StoreError.
+        """
         siblings = self.store.siblings(message.id)
         index = message.sibling - 1 + step
         if not 0 <= index < len(siblings):
@@ -204,15 +210,15 @@ class Chat:
             return []
         return self.store.path(self.id, message_id)
 
-    # What the user chooses; each raises StoreError, and then nothing has changed
+    # The user's choices; each method raises StoreError, and then changes nothing
 
     def hold_with(self, basis: Basis) -> None:
-        """Hold the chat with other instructions, another prompt file or template."""
+        """Use other instructions, another prompt file or template."""
         self._keep(self.store.set_basis, basis)
         self.basis = basis
 
     def use_documents(self, documents: DocumentSet | None) -> None:
-        """Draw on other documents from the next message on; None is the prompt file's alone."""
+        """Use other documents from the next message on; None leaves only the prompt file's."""
         self._keep(self.store.set_documents, documents)
         self.documents = documents
 
@@ -227,12 +233,12 @@ class Chat:
         self.choices = choices
 
     def use_reward(self, name: str) -> None:
-        """Have the replies scored by another reward model; "" is none."""
+        """Let another reward model score the replies; "" is none."""
         self._keep(self.store.set_reward, name)
         self.reward = name
 
     def show_markdown(self, markdown: bool) -> None:
-        """Show the replies as Markdown, or as they are written."""
+        """Show the replies as Markdown, or as plain text."""
         self._keep(self.store.set_markdown, markdown)
         self.markdown = markdown
 
@@ -244,23 +250,24 @@ class Chat:
 
     @property
     def servers(self) -> "Servers":
-        """Those of the chat's tools, which run until the chat is closed."""
+        """The servers of the chat's tools, which run until the chat is closed."""
         from chatapp.tools.mcp_servers import Servers
 
         self._servers = self._servers or Servers()
         return self._servers
 
     def find_tools(self, documents: DocumentSet | None = None) -> "Registry":
-        """The tools that there are. documents: those of the prompt file, searched by a tool where
-        the chat has none of its own."""
+        """The available tools. documents: those of the prompt file, searched by a tool if the chat
+        has none of its own.
+        """
         from chatapp.tools.registry import find_tools
 
         return find_tools(self.documents or documents, self.servers)
 
     def permits(self, tool: "Tool", arguments: "Arguments", cancel: threading.Event) -> bool:
-        """Whether a call of a stored chat's tool may run, asking the user if need be.
+        """Whether a tool call of a stored chat may run; asks the user if necessary.
 
-        Where an answer cannot be stored, it counts for this call.
+        An answer that cannot be stored applies to this call only.
         """
         from chatapp.tools.permission import (
             PermissionRequest,
@@ -286,7 +293,7 @@ class Chat:
 
 
 def recent_inputs(store: Store, chats: int = 30) -> list[str]:
-    """What the user wrote in the chats that changed last, oldest first. Raises StoreError."""
+    """The user's messages in the most recent chats, oldest first. Raises StoreError."""
     texts: list[str] = []
     for chat in reversed(store.chats(limit=chats)):
         for message in store.path(chat.id):

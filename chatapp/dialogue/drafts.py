@@ -1,7 +1,7 @@
-"""What is being written and not yet sent, in a file of its own for each running program.
+"""Unsent drafts, in one file for each running program.
 
-Keep: a draft is on disk as soon as it is typed and needs neither the store nor a tidy end, so that
-it survives whatever ends the program. A draft of a program that still runs is left alone.
+Invariant: a draft is on disk as soon as it is typed, independent of the store and of an orderly
+exit, so it survives any end of the program. A draft of a running program is left alone.
 """
 
 import os
@@ -10,15 +10,16 @@ from pathlib import Path
 
 
 class Drafts:
-    """The drafts in a folder. folder: None keeps nothing."""
+    """The drafts in a folder. folder: None stores nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._kept = ""
 
     def keep(self, text: str) -> None:
-        """Let `text` be the draft of this program. "" is none. A disk that takes no more keeps
-        the draft before."""
+        """Store `text` as the draft of this program; "" removes it. A full disk keeps the previous
+        draft.
+        """
         if self._folder is None or text == self._kept:
             return
         path = self._folder / f"{os.getpid()}.txt"
@@ -36,7 +37,7 @@ class Drafts:
             self._kept = text
 
     def take_left(self) -> str:
-        """The drafts that programs have left that run no more, which become this program's."""
+        """Take over the drafts of programs that no longer run."""
         if self._folder is None:
             return ""
         left = [path for path in sorted(self._folder.glob("*.txt")) if not _is_written(path)]
@@ -54,7 +55,7 @@ class Drafts:
 
 
 def _is_written(path: Path) -> bool:
-    """Whether another program that runs writes this draft."""
+    """Whether another running program writes this draft."""
     if os.name != "posix" or not path.stem.isdecimal() or path.stem == str(os.getpid()):
         return False
     try:

@@ -1,10 +1,7 @@
 """What a turn yields: that it started, and around its tokens the calls of tools.
 
-Keep: each `Calling` is followed by its `Called`, unless the reply is closed in between.
-
-Several replies drawn in turn, on one thread.
-
-Keep: what befalls one of them, its end or its failure, is its own alone.
+Invariant: each `Calling` is followed by its `Called`, unless the reply is closed in between. The
+end or failure of one reply does not affect the others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,14 +14,14 @@ from chatapp.engine.events import Event
 from chatapp.prompting.messages import Call
 
 PARAGRAPH = "\n\n"
-"""Between what was said before a call and after it, where the text does not hold the call."""
+"""Between the texts before and after a call, if the text does not contain the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calling:
     """A tool is about to be called; the user may have to allow it first.
 
-    text: what the reply said before it that no token has brought; never a thought.
+    text: reply text before the call that no token contained; never a thought.
     """
 
     call: Call
@@ -34,7 +31,7 @@ class Calling:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The call is over. text: what enters the reply's own text with it."""
+    """The call has ended. text: its addition to the reply's text."""
 
     call: Call
     text: str = ""
@@ -68,7 +65,7 @@ def interleaved(
 ) -> Iterator[tuple[int, _Event | BaseException]]:
     """The events of each reply with its number, from 0: one of each at a time, the first one first.
 
-    An exception is the last of its reply's.
+    An exception is the last event of its reply.
     """
     going_on = dict(enumerate(replies))
     while going_on:

@@ -5,22 +5,22 @@ A chat's JSON document, which `importing` reads back:
     {
       "id": 7,
       "title": "Does a walrus eat clams?",
-      "model": "bundled",          the one it was begun with
+      "model": "bundled",          the one at its beginning
       "template": "chat",          the same
       "system": "Be brief.",       or null for the template's own instructions
-      "created": 1700000000.0,     unix seconds, as all times
+      "created": 1700000000.0,     unix seconds, like all times
       "updated": 1700000002.5,
       "messages": [                those of the current path, oldest first
         {"role": "user", "content": "Does …", "status": "complete", "created": 1700000000.0},
         {"role": "assistant", "content": "Yes, mo", "status": "stopped", "created": …,
-         "thoughts": "They ask …",  only where something was thought before a reply
+         "thoughts": "They ask …",  only if there are thoughts
          "sources": [{"file": …, "place": …, "text": …, "score": …, "number": …}],
          "calls": [{"name": …, "arguments": {…}, "result": …, "status": …, "at": 12, "inside": 0}]}
       ]
     }
 
 Sources are the passages of documents that were found for a reply; the number is that in its
-prompt, 0 where it was left out for length. Calls are those of tools; each stands before the
+prompt, 0 if it was left out for length. Calls are those of tools; each precedes the
 character `at` of the content, of which `inside` are its result, and its status is done, failed,
 refused, stopped or running (when the program died). A status is complete, stopped (by the user),
 error, or partial (it is being generated, or was when the program died). Several chats are a list
@@ -31,13 +31,13 @@ A row for supervised fine-tuning (SFT) is a line of JSON, one for a chat:
     {"messages": [{"role": "system", "content": …}, {"role": "user", "content": …},
                   {"role": "assistant", "content": …}, …]}
 
-What was thought before a reply stands in its content only when that is asked for, between the
-marks <think> and </think>.
+The thoughts before a reply are part of its content only on request, between the marks <think> and
+</think>.
 
-The rows that feedback gives are described in `feedback`.
+The rows from feedback are described in `feedback`.
 
-Keep: what is exported is the text as it was written; nothing in it is escaped, shortened or
-left out, so that it can be read back.
+Invariant: exported text is unchanged; nothing in it is escaped, shortened or left out, so that it
+can be read back.
 """
 
 import json
@@ -138,7 +138,7 @@ def to_training_rows(
 
 
 def _call_in_words(call: Call) -> str:
-    """A call and its result as a code block, which nothing in them can end."""
+    """A call and its result as a code block, which no content can close."""
     lines = f"{call_in_words(call.name, call.arguments)}\n{call.result}".splitlines()
     return "\n".join(f"    {line}" for line in lines)
 

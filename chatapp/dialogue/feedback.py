@@ -4,26 +4,24 @@ A row is a line of JSON in one of the conversational formats of
 TRL's documentation (dataset formats), where a message is {"role", "content"}:
 
     sft   {"messages": [message, …]}
-          A row for each correction, which is the last message. Earlier replies that were
-          corrected stand there as corrected.
+          A row for each correction, which is the last message. Earlier replies are in
+          their corrected form.
     dpo   {"prompt": [message, …], "chosen": [message], "rejected": [message]}
-          A row for each pair of different answers to one message of which the user preferred
-          one: a correction to its reply; the better ranked to the other; where they were not
-          both ranked, the winner of their comparison; and else the good to the bad one.
+          A row for each pair of different answers to one message if the user prefers one:
+          a correction over its reply; the better ranked over the other; if they are not both
+          ranked, the winner of their comparison; and else the good over the bad one.
     kto   {"prompt": [message, …], "completion": [message], "label": true or false}
-          A row for each answer: a correction is good and its reply bad; else what the thumb
-          says.
+          A row for each answer: a correction is good and its reply bad; else the thumb
+          decides.
 
-A prompt ends in the user's message that was answered. It has what was in force when that reply
-began: the instructions, a prompt file's demonstrations, the passages before the message; "tools"
-beside it are those that the model could call, and calls stand in the messages as OpenAI's protocol
-writes them. Where the two replies of a preference were given different things, those of the better
-one count. A reply that is one of a prompt file's labels gives no row, because it was chosen from a
-list, not written. `finetune` reads the rows of corrections unchanged.
+A prompt ends in the user's message that was answered. It has the conditions at the beginning of the
+reply: the instructions, a prompt file's demonstrations, the passages before the message; "tools"
+are those that the model could call, and calls have the form of OpenAI's protocol. If the two
+replies of a preference had different conditions, those of the better one count. A reply that is one
+of a prompt file's labels gives no row, because it was chosen from a list, not written. `finetune` reads the rows of corrections unchanged.
 
-Keep: a row holds what the model was given and the user's opinion of the answer, and nothing that
-the user did not express: two replies make a preference only when one of them was put before the
-other.
+Invariant: a row has the model's input and only an opinion that the user expressed: two replies are
+a preference only if the user preferred one of them.
 """
 
 import json
@@ -50,7 +48,7 @@ _Message = dict[str, Any]
 
 
 class FeedbackFormat(StrEnum):
-    """What the rows are to train with."""
+    """The method that the rows are for."""
 
     SFT = "sft"
     DPO = "dpo"
@@ -58,7 +56,7 @@ class FeedbackFormat(StrEnum):
 
 
 def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Iterator[dict[str, Any]]:
-    """The rows that a chat's feedback gives, of all its branches, in the order of its messages.
+    """The rows from a chat's feedback, on all branches, in the order of its messages.
 
     Raises StoreError when there is no such chat.
     """
@@ -86,7 +84,7 @@ def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A reply with its feedback and what was in force when it began."""
+    """A reply with its feedback and the conditions at its beginning."""
 
     reply: "StoredMessage"
     feedback: "Feedback"
@@ -111,12 +109,12 @@ class _Answer:
 
 
 def _answers(store: "Store", chat_id: int) -> Iterator[_Answer]:
-    """The answers that have feedback, without labels of a prompt file."""
+    """The answers that have feedback, except labels of a prompt file."""
     chat, known = store.chat(chat_id), store.conditions(chat_id)
     for id, feedback in store.feedback(chat_id).items():
         reply = store.message(id)
         conditions = known.get(id) or conditions_of(chat)
-        # Of a label that an earlier version stored, the store has the remark alone.
+        # For a label stored by an earlier version, the store has only the remark.
         is_label = conditions.is_label or (id not in known and bool(chat.prompt and reply.remark))
         if reply.parent_id is not None and not is_label:
             yield _Answer(reply, feedback, conditions)
@@ -137,12 +135,12 @@ def answered_messages(
     *,
     with_calls: bool = True,
 ) -> list[Message]:
-    """The messages that a reply answers, as rows of feedback have them.
+    """The messages that a reply answers, in the form of feedback rows.
 
-    Exchanges without a reply are left out, because all that reads these rows wants user and
-    assistant in turn. path: down to the user's message that was answered. judged: the feedback on
-    earlier replies, whose corrections stand in their place. with_calls: calls of tools and their
-    results are messages, too; otherwise a reply is one message.
+    Exchanges without a reply are left out, because readers of these rows expect user and assistant
+    to alternate. path: down to the user's message that was answered. judged: the feedback on
+    earlier replies, whose corrections replace them. with_calls: calls of tools and their results
+    are messages, too; otherwise a reply is one message.
     """
     from chatapp.dialogue.writers.prompt import Exchange
 
@@ -165,7 +163,7 @@ def _written(text: str) -> list[_Message]:
 
 
 def _compared(comparisons: "Iterable[Comparison]") -> set[tuple[int, int]]:
-    """(better, worse) message ids of the comparisons that one of the two has won."""
+    """The (better, worse) message ids of the decided comparisons."""
     won = set()
     for comparison in comparisons:
         left, right = comparison.left_id, comparison.right_id
@@ -199,12 +197,12 @@ def _preferences(
 
 
 def _says(messages: Sequence[_Message]) -> bool:
-    """Whether an answer ends in words."""
+    """Whether an answer ends in text."""
     return bool(messages) and bool(messages[-1]["content"].strip())
 
 
 def _preference(one: "Feedback", other: "Feedback", compared: set[tuple[int, int]]) -> int:
-    """Above 0 when `one` is better, below when `other` is, 0 when the user put neither first."""
+    """Above 0 when `one` is better, below when `other` is, 0 without a preference of the user."""
     if one.rank is not None and other.rank is not None:
         return other.rank - one.rank
     if (one.message_id, other.message_id) in compared:
@@ -215,7 +213,7 @@ def _preference(one: "Feedback", other: "Feedback", compared: set[tuple[int, int
 
 
 def _verdicts(answer: _Answer) -> Iterator[tuple[list[_Message], bool]]:
-    """The completions that the feedback on an answer calls good or bad."""
+    """The completions that the feedback on an answer rates good or bad."""
     feedback = answer.feedback
     if feedback.correction is not None:
         yield _written(feedback.correction), True

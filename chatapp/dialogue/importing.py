@@ -1,16 +1,15 @@
 """Chats from files: this program's own JSON, OpenAI messages, and ChatGPT's data export.
 
-What is read, each alone, in a list, or one a line:
+The documents, each alone, in a list, or one per line:
 
 - {"messages": [{"role", "content"}], "title", "system", "template", "model"}, where all but
-  the messages may be missing. `role` is system (the first message alone), user or assistant,
-  which take turns; what a
-  `tool` gave is left out; `content` is text or a list of parts {"text"}; a message may have the
-  `status`, `thoughts`, `sources` and `calls` that this program's export gives it.
+  the messages may be missing. `role` is system (only the first message), user or assistant,
+  which alternate; messages of a `tool` are left out; `content` is text or a list of parts {"text"};
+  a message may have the `status`, `thoughts`, `sources` and `calls` of this program's export.
 - {"mapping": {node: {"parent", "message"}}, "current_node", "title"}, which is ChatGPT's tree.
   The path from its root to the current node is read.
 
-Keep: a file is understood as a whole before anything is stored, so that a file with a mistake
+Invariant: a file is parsed completely before anything is stored, so a file with a mistake
 in it imports nothing, and says where the mistake is.
 """
 
@@ -34,7 +33,7 @@ _Part = TypeVar("_Part", Source, Call)
 
 
 class ImportingError(UserError):
-    """What in a file cannot be read as chats, in one sentence that names the place."""
+    """Why a file cannot be read as chats, in one sentence that names the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class ImportedMessage:
 
 @dataclass(frozen=True, slots=True)
 class ImportedChat:
-    """A chat to be stored: messages of the user and of the assistant in turn, at least one."""
+    """A chat to be stored: alternating messages of the user and the assistant, at least one."""
 
     title: str
     system: str | None
@@ -62,7 +61,7 @@ class ImportedChat:
 
 @dataclass(frozen=True, slots=True)
 class ImportedFile:
-    """What a file holds. empty: how many of its chats have no message and are left out."""
+    """The contents of a file. empty: the number of chats without a message, which are left out."""
 
     chats: tuple[ImportedChat, ...]
     empty: int
@@ -100,7 +99,7 @@ def _store(store: Store, chat: ImportedChat) -> int:
 def store_messages(
     store: Store, chat_id: int, messages: Iterable[ImportedMessage | StoredMessage]
 ) -> None:
-    """Add messages to an empty chat, one below the other. Raises StoreError."""
+    """Add messages to an empty chat, each below the previous one. Raises StoreError."""
     parent: int | None = None
     for message in messages:
         parent = store.add_message(
@@ -118,7 +117,7 @@ def store_messages(
 
 
 def _documents(text: str, path: str) -> Iterator[tuple[str, Any]]:
-    """Each document and where it stands."""
+    """Each document and its place in the file."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -141,7 +140,7 @@ def _documents(text: str, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _chat(document: Any, place: str) -> ImportedChat:
-    """A chat, with no message where the document has none."""
+    """A chat, without messages if the document has none."""
     if not isinstance(document, dict):
         raise ImportingError(f"{place}: is {shown(document)}, expected an object")
     if "mapping" in document:
@@ -158,7 +157,7 @@ def _chat(document: Any, place: str) -> ImportedChat:
 
 
 def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedMessage]]:
-    """The text of a first message from the system, "" without one, and all other messages."""
+    """The text of a first system message, "" without one, and all other messages."""
     rows = document.get("messages")
     if not isinstance(rows, list):
         raise _unexpected(place, document, "messages", "a list of messages")
@@ -168,7 +167,7 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
         if not isinstance(row, dict):
             raise ImportingError(f"{where}: is {shown(row)}, expected an object")
         role = row.get("role")
-        if role == "tool":  # what a call gave; the reply goes on behind it
+        if role == "tool":  # the result of a call; the reply continues after it
             continue
         if role not in ("system", "user", "assistant"):
             raise _unexpected(where, row, "role", "'system', 'user' or 'assistant'")
@@ -198,7 +197,7 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
 
 
 def _continued(before: ImportedMessage, message: ImportedMessage) -> ImportedMessage:
-    """One reply of its beginning and of what followed a call."""
+    """Join the beginning of a reply and its continuation after a call."""
     beginning = f"{before.text}\n\n" if before.text else ""
     return replace(
         message,
@@ -223,7 +222,7 @@ def _status(row: dict[str, Any], where: str) -> Status:
 
 
 def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tuple[_Part, ...]:
-    """What a list of tables in a message holds."""
+    """Parse a list of tables in a message."""
     from chatapp.common.validation import strict_model, validated
 
     tables = row.get(key, [])
@@ -234,7 +233,7 @@ def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tupl
         if depth(table) > 1 + DEEPEST:  # the table itself, and a call's arguments
             problem = f"nests lists and objects deeper than {DEEPEST} deep"
             raise ImportingError(f"{where}, {what} {number}: {problem}")
-    # An escape may stand for half a character, which no tokenizer takes.
+    # An escape may be half of a character, which no tokenizer accepts.
     tables = json.loads(without_surrogates(json.dumps(tables, ensure_ascii=False)))
     parts = (
         validated(model, table, ImportingError, origin=f"{where}, {what} {number}", what=what)
@@ -254,7 +253,7 @@ def _check_calls(calls: Sequence[Call], role: str, content: str, where: str) -> 
 
 
 def _joined_parts(parts: list[Any], where: str) -> str:
-    """The text of a message that is written as a list of parts."""
+    """The text of a message that is a list of parts."""
     texts = []
     for part in parts:
         text = part.get("text") if isinstance(part, dict) else None
@@ -265,10 +264,9 @@ def _joined_parts(parts: list[Any], where: str) -> str:
 
 
 def _chatgpt_messages(document: dict[str, Any], place: str) -> list[ImportedMessage]:
-    """What the user and the assistant wrote on the way to the current node.
+    """The messages of the user and the assistant on the path to the current node.
 
-    What the system and tools said is left out; so texts of the same side may follow each
-    other, and become one message.
+    System and tool messages are left out; consecutive messages of one side are merged.
     """
     merged: list[ImportedMessage] = []
     for number, message in enumerate(_chatgpt_path(document, place), 1):
@@ -280,26 +278,26 @@ def _chatgpt_messages(document: dict[str, Any], place: str) -> list[ImportedMess
         parts = content.get("parts") if isinstance(content, dict) else None
         parts = parts if isinstance(parts, list) else []
         text = "".join(_chatgpt_text(part) for part in parts)
-        # A picture that the user sent without words is a message all the same: it has a reply.
+        # A picture that the user sent without words is a message, too: it has a reply.
         pictured = role == "user" and any(not isinstance(part, str) for part in parts)
         if role not in ("user", "assistant") or not (text.strip() or pictured):
             continue
         if merged and merged[-1].role == role:
             text = "\n\n".join(filter(None, (merged.pop().text, text)))
         if not merged and role == "assistant":
-            merged.append(ImportedMessage("user", ""))  # nobody had asked
+            merged.append(ImportedMessage("user", ""))  # a reply without a question
         merged.append(ImportedMessage(cast(Role, role), text))
     return merged
 
 
 def _chatgpt_text(part: Any) -> str:
-    """The text of a part, which is text, or an object that has one when it was spoken."""
+    """The text of a part, which is a string, or an object with one if it was spoken."""
     text = part.get("text") if isinstance(part, dict) else part
     return text if isinstance(text, str) else ""
 
 
 def _chatgpt_path(document: dict[str, Any], place: str) -> list[Any]:
-    """The messages from the root to the current node; a node may be without one."""
+    """The messages from the root to the current node; a node may have none."""
     mapping, node = document["mapping"], document.get("current_node")
     if not isinstance(mapping, dict):
         raise _unexpected(place, document, "mapping", "an object")
@@ -328,6 +326,6 @@ def _text(document: dict[str, Any], key: str, place: str) -> str:
 
 
 def _unexpected(place: str, row: dict[str, Any], key: str, expected: str) -> ImportingError:
-    """A value of another type than expected, or none."""
+    """The error on a missing value or one of another type."""
     value = shown(row[key]) if key in row else "missing"
     return ImportingError(f"{place}: {key!r} is {value}, expected {expected}")

@@ -1,7 +1,7 @@
-"""One question, one answer, nothing stored: what `chatapp ask` and `complete` do.
+"""One question, one answer, nothing stored: for `chatapp ask` and `complete`.
 
-Keep: an answer here is the answer that the same model gives to the first message of a chat;
-both are written and trimmed by `dialogue.prompt`.
+Invariant: an answer here equals the same model's answer to the first message of a chat;
+`dialogue.prompt` renders and trims both.
 """
 
 import threading
@@ -36,9 +36,9 @@ def ask(
 ) -> Iterator[Event]:
     """The reply to a single message.
 
-    system: instructions in place of the template's own. sources: what `find_sources` has found.
-    generate: in place of the model's own.
-    Raises ValueError when `text` is empty, MessageTooLong when it does not fit the window.
+    system: instructions instead of the template's. sources: from `find_sources`. generate: instead
+    of the model's own. Raises ValueError when `text` is empty, MessageTooLong when it does not fit
+    the window.
     """
     if not text.strip():
         raise ValueError("the question is empty")
@@ -60,7 +60,7 @@ def ask_with_tools(
     sampling: Sampling,
     cancel: threading.Event | None = None,
 ) -> Iterator[ReplyEvent]:
-    """As `ask`. toolbox: the tools that the model may call."""
+    """Like `ask`. toolbox: the tools that the model may call."""
     if not text.strip():
         raise ValueError("the question is empty")
     writer = writer_for(model, template)
@@ -68,7 +68,7 @@ def ask_with_tools(
     exchange = Exchange(text, passages=texts_in_prompt(sources))
 
     def write() -> Prompt:
-        """The prompt for the reply, or for going on with it."""
+        """The prompt for the reply, or for its continuation."""
         return writer.write(system, [exchange], max_tokens=sampling.max_tokens)
 
     prompt = write()
@@ -109,10 +109,10 @@ def complete(
     sampling: Sampling,
     cancel: threading.Event | None = None,
 ) -> Iterator[Event]:
-    """What the model puts after `text`, which it is given as it stands.
+    """The model's continuation of `text`, which is passed unchanged.
 
-    Spaces at its end are left out, because a word brings the space before it.
-    Raises ValueError when `text` is empty, ContextOverflow when it fills the window.
+    Spaces at its end are left out, because a word includes the space before it. Raises ValueError
+    when `text` is empty, ContextOverflow when it fills the window.
     """
     if not text.strip():
         raise ValueError("the text to continue is empty")

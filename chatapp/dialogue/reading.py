@@ -1,6 +1,6 @@
-"""What the model reads of a chat: a reply with its prompt, a draft, and the room they take.
+"""The model's input for a chat: a reply with its prompt, a draft, and their lengths.
 
-Keep: nothing is stored here, and a prompt is rendered as the session renders it for a reply.
+Invariant: nothing is stored here, and a prompt is rendered as the session renders it for a reply.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,14 @@ from chatapp.prompting.messages import Segment
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the model reads for one reply, and the reply as far as there is one.
+    """The model's input for one reply, and the reply so far.
 
-    reply: its row; None after a user's message. segments, reply_ids: what follows its prompt, as
-    a prompt would hold it, left open; the ids are those that were drawn as long as the session
-    remembers them. drawn: those with the alternatives that a model on a server gave; empty for
-    others. left_out: old messages that do not fit. outdated: whether the reply was generated from
-    another prompt, because the chat's instructions, template or prompt file, or the model's
-    window, were others then; False as long as a server of its tools has not listed them, without
-    whose tools the prompt is rendered here.
+    reply: its row; None after a user's message. segments, reply_ids: the reply, as an open one in a
+    prompt; the ids are the drawn ones while the session remembers them. drawn: those with
+    alternatives from a server's model; empty for other models. left_out: old messages that do not
+    fit. outdated: whether the reply was generated from another prompt, because the chat's
+    instructions, template or prompt file, or the model's window, have changed; False while a server
+    of its tools has not listed them, because the prompt is then rendered without its tools.
     """
 
     prompt: Prompt
@@ -41,7 +40,8 @@ class Reading:
 
 class Usage(NamedTuple):
     """used: tokens of the current prompt with its reply so far. window: the model's, in tokens.
-    dropped: how many messages of the current path are out of context."""
+    dropped: the number of messages of the current path out of context.
+    """
 
     used: int
     window: int
@@ -49,8 +49,8 @@ class Usage(NamedTuple):
 
 
 def read(session: Session, message_id: int) -> Reading:
-    """What the model reads up to a message: a reply with its prompt, or, given a user's message,
-    the prompt for the reply to it.
+    """The model's input up to a message: a reply with its prompt, or the prompt for the reply to a
+    user's message.
 
     Raises MessageTooLong when it does not fit the window.
     """
@@ -67,7 +67,7 @@ def read(session: Session, message_id: int) -> Reading:
         outdated = not any(registry.may_have(name) for name in chat.tools)
     ids: list[int] = []
     segments: list[Segment] = []
-    if reply is not None and reply.calls:  # all but what follows the last call is its prompt
+    if reply is not None and reply.calls:  # everything up to the last call belongs to the prompt
         prompt = session.render([*path, up_to_call(reply)], None, sources)
         segments = session.writer.render_rest(exchange_of(reply))
         ids = session.writer.rest_ids(exchange_of(reply))
@@ -87,10 +87,9 @@ def read(session: Session, message_id: int) -> Reading:
 
 
 def draft(session: Session, text: str, instead_of: int | None = None) -> Reading:
-    """What the model would read if the user said `text` now. Nothing is stored.
+    """The model's input if the user sent `text` now. Nothing is stored.
 
-    instead_of: the user's message it would take the place of.
-    Raises ValueError as `Session.say` does.
+    instead_of: the user's message that it would replace. Raises ValueError as `Session.say` does.
     """
     path = session.chat.messages
     if instead_of is not None:
@@ -101,7 +100,7 @@ def draft(session: Session, text: str, instead_of: int | None = None) -> Reading
 
 
 def usage(session: Session) -> Usage:
-    """What the chat takes of the model's window. Raises PromptError as `Session.writer` does."""
+    """The chat's share of the model's window. Raises PromptError as `Session.writer` does."""
     path, window, writer = session.chat.messages, session.model.context, session.writer
     if not path:
         return Usage(len(writer.instruction_ids(session.chat.basis.system)), window, 0)

@@ -1,8 +1,7 @@
-"""What the prompts of a chat are made of: stored messages as exchanges, and passages of documents.
+"""The parts of a chat's prompts: stored messages as exchanges, and passages of documents.
 
-Keep: what is stored alone decides; a reply becomes the same part of every prompt. Documents stay
-open from one message to the next while the same ones are used, so that only what has changed is
-read again.
+Invariant: they depend only on stored data; a reply becomes the same part of every prompt. Documents
+stay open between messages while the same ones are used, so that only changes are read again.
 """
 
 import threading
@@ -35,7 +34,7 @@ def exchange_of(reply: StoredMessage) -> Exchange:
 
 
 def up_to_call(reply: StoredMessage) -> StoredMessage:
-    """A reply as it was when its last call had ended; unchanged where it has none."""
+    """A reply as it was at the end of its last call; unchanged if it has none."""
     if not reply.calls:
         return reply
     last = reply.calls[-1]
@@ -43,13 +42,13 @@ def up_to_call(reply: StoredMessage) -> StoredMessage:
 
 
 def messages_in(exchanges: int, path: Sequence[StoredMessage]) -> int:
-    """How many messages of a path its oldest `exchanges` hold."""
+    """The number of messages in the first `exchanges` exchanges of a path."""
     starts = [place for place, message in enumerate(path) if message.role == "user"]
     return [*starts, len(path)][exchanges]
 
 
 class Grounding:
-    """Finds the passages that replies of one model draw on."""
+    """Finds the passages for replies of one model."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -65,11 +64,10 @@ class Grounding:
         max_tokens: int,
         progress: Progress | None = None,
     ) -> tuple[Source, ...]:
-        """The passages found for a message, those that fit its prompt numbered.
+        """Find the passages for a message; those that fit its prompt are numbered.
 
-        writer, system, max_tokens: of the prompt; see `Writer.sources`.
-        Raises DocumentsError and ModelError when the documents cannot be searched, and
-        MessageTooLong.
+        writer, system, max_tokens: of the prompt; see `Writer.sources`. Raises DocumentsError and
+        ModelError when the documents cannot be searched, and MessageTooLong.
         """
         if self._documents is None or self._documents.asked != documents:
             self._documents = Documents(documents, self._model)
@@ -78,7 +76,7 @@ class Grounding:
 
 
 def until(cancel: threading.Event | None) -> Progress:
-    """Lets reading go on until `cancel` is set; then it raises DocumentsError."""
+    """A callback that raises DocumentsError once `cancel` is set."""
 
     def go_on(done: int, of: int) -> None:
         if cancel is not None and cancel.is_set():

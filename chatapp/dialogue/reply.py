@@ -1,7 +1,7 @@
-"""One reply while it is generated: the events it comes in, and its row in the store.
+"""One reply while it is generated: its events, and its row in the store.
 
-Keep: what has been generated is stored within half a second, and all of it however the
-generation ends. While there is no room for it, the reply goes on, and is in the error at its end.
+Invariant: generated text is stored within half a second, and all of it however the generation ends.
+While the disk has no room, the reply continues, and the error at its end contains it.
 """
 
 import time
@@ -20,14 +20,14 @@ from chatapp.engine.model import Generate, LanguageModel, Request, Sampling
 from chatapp.prompting.thinking import ThoughtFilter
 
 _STORE_EVERY_SECONDS = 0.5
-"""Half of what a crash may cost."""
+"""Half of the time that a crash may cost."""
 
 # Every other reason leaves a reply complete.
 _STATUS: dict[FinishReason, Status] = {"cancelled": "stopped", "error": "error"}
 
 
 class ReplyNotStored(StoreError):
-    """A reply has ended, but could not be stored. store: tries again; raises StoreError."""
+    """A reply has ended but could not be stored. store: tries again; raises StoreError."""
 
     def __init__(self, error: StoreError, store: Callable[[], None]) -> None:
         super().__init__(f"the reply is not saved: {error}")
@@ -37,13 +37,12 @@ class ReplyNotStored(StoreError):
 class ReplyRecorder:
     """Writes a reply into its row of the store while it grows.
 
-    reply: the row as it is to be stored at the end; stopped, unless `add` or `fail` said
-    otherwise. tokens: those drawn since the last call of a tool. finished: the generation's end,
-    once it has come.
+    reply: its final row; stopped, unless `add` or `fail` changes that. tokens: those drawn since
+    the last tool call. finished: the generation's end, once known.
     """
 
     def __init__(self, store: Store, reply: StoredMessage) -> None:
-        """reply: the row as it is now; what is generated goes on with its text."""
+        """reply: the current row; generated text is appended to its text."""
         self.reply = replace(reply, status="stopped")
         self.tokens: list[Token] = []
         self.finished: Finished | None = None
@@ -54,7 +53,7 @@ class ReplyRecorder:
     def begin(
         self, model: str, template: str, prompt: str, sampling: Sampling, conditions: Conditions
     ) -> None:
-        """Record what the reply is generated from."""
+        """Record the conditions of the reply."""
         self._generation_id = self._store.begin_generation(
             self.reply.id,
             model=model,
@@ -66,8 +65,8 @@ class ReplyRecorder:
         )
 
     def add(self, event: ReplyEvent) -> None:
-        """Add an event's text, and store it when that was last done long enough ago, or when a
-        tool is called."""
+        """Add an event's text; store it if the last time was long enough ago, or a tool
+        is called."""
         if isinstance(event, Called):
             *before, running = self.reply.calls
             calls = (*before, replace(event.call, at=running.at))
@@ -97,7 +96,7 @@ class ReplyRecorder:
             self._store_partial()
 
     def fail(self) -> None:
-        """Say that the generation broke off with an exception."""
+        """Record that an exception ended the generation."""
         self.reply = replace(self.reply, status="error")
 
     def end(self) -> None:
@@ -108,7 +107,7 @@ class ReplyRecorder:
             raise ReplyNotStored(error, self._store_all) from error
 
     def _store_partial(self) -> None:
-        with suppress(StoreError):  # the end stores all of it, or says why not
+        with suppress(StoreError):  # the end stores all of it, or reports the error
             self._store_reply("partial")
         self._stored_at = time.monotonic()
 
@@ -141,10 +140,10 @@ def reply_events(
     request: Request,
     generate: Generate | None = None,
 ) -> Generator[Event]:
-    """A reply to a prompt, with the thoughts before it in the events' `thought`.
+    """A reply to a prompt, with its thoughts in the events' `thought`.
 
-    request: for the tokens of `prompt`; its messages are put in here, unless the reply's
-        beginning is forced, which only a text can be. generate: in place of the model's own.
+    request: for the tokens of `prompt`; its messages are added here, unless the reply's beginning
+    is forced, which needs a text. generate: instead of the model's own.
     """
     if prompt.messages and not request.forced:
         request = replace(request, messages=prompt.messages_sent, tools=prompt.tools)
@@ -163,7 +162,7 @@ def reply_events(
 def _apart(
     events: Iterable[Event], thoughts: ThoughtFilter, names: Mapping[int, str]
 ) -> Iterator[Event]:
-    """The events with their texts taken apart into thoughts and the reply.
+    """Split the events' texts into thoughts and the reply.
 
     names: of tokens that are a mark; as special tokens they have no text.
     """
@@ -183,7 +182,7 @@ def _apart(
 def _drawn_events(
     model: LanguageModel, prompt: Prompt, request: Request, generate: Generate
 ) -> Generator[Event]:
-    """A reply to a prompt: chosen among its labels where it has some, else generated."""
+    """A reply to a prompt: chosen among its labels if it has some, else generated."""
     if prompt.choose is None or request.forced:
         yield from generate(request)
         return

@@ -1,13 +1,8 @@
-"""Several replies to one question, and the one that a reward model scores highest.
+"""Scores of a reward model: of stored replies, and of several replies to find the best.
 
-Keep: a reply is scored as finetune learnt to score it: behind its prompt, in the reward model's own
-template, closed as that closes it.
-
-The score of a reply of a stored chat by a reward model.
-
-Keep: a reply is scored behind the prompt that the row of a preference (dpo) would have under the
-instructions that the chat has now, because reward models learn from such rows: earlier replies as
-they were written, not as they were corrected.
+Invariant: a reply is scored as in finetune's training: after its prompt, in the reward model's own
+template, closed as that template closes it. The prompt of a stored reply is that of a preference
+row (dpo) under the chat's current instructions, with earlier replies as written, not as corrected.
 """
 
 import threading
@@ -42,15 +37,15 @@ class ReplyScorer:
 
     @classmethod
     def load(cls, name: str) -> "ReplyScorer":
-        """By the name of a reward model. Raises ModelError."""
+        """Load by the name of a reward model. Raises ModelError."""
         return cls(load_reward_model(name))
 
     def score(self, messages: Sequence[Message], reply: str) -> float:
-        """The score of a reply to messages, the last of them the user's. Raises ValueError."""
+        """The score of a reply to messages, which end with the user's. Raises ValueError."""
         return self.model.score(closed_ids(self.template, self.model, messages, reply))
 
     def fits(self, messages: Sequence[Message], reply: str) -> bool:
-        """Whether the reward model can read all of them. Raises ValueError."""
+        """Whether the reward model's window has room for all of them. Raises ValueError."""
         ids = closed_ids(self.template, self.model, messages, reply)
         return len(ids) <= self.model.context
 
@@ -70,7 +65,7 @@ def closed_ids(
 
 
 def _end(template: ChatTemplate, model: RewardModel) -> Segment:
-    """What ends a reply that the template leaves open: what chats stop at."""
+    """The end of a reply that the template leaves open: the stop string of chats."""
     special = model.tokenizer.special
     names = (text for text in template.stop if text in special)
     return next((Segment("special", name) for name in names), END_OF_TEXT)
@@ -78,7 +73,7 @@ def _end(template: ChatTemplate, model: RewardModel) -> Segment:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A reply with its score. thoughts: what was thought before it."""
+    """A reply with its score. thoughts: the model's thoughts before it."""
 
     text: str
     thoughts: str
@@ -95,11 +90,11 @@ def best_of(
     cancel: threading.Event,
     tell: Callable[[int], None] = lambda done: None,
 ) -> list[Scored]:
-    """Replies, the best first; fewer when it was cancelled, then with those that were whole.
+    """Draw replies and return them, the best first; when cancelled, only the finished ones.
 
-    ask: gives replies that are drawn in turn. sampling: with a seed, from which each further reply
-        counts on. tell: called with how many replies are there. A reply that fails ends it all,
-        and is given only when no other was whole.
+    ask: starts replies that are drawn in turn. sampling: with a seed, from which further replies
+    count up. tell: called with the number of replies so far. A failed reply ends all, and is
+    returned only when no other has finished.
     """
     assert sampling.seed is not None
     samplings = [replace(sampling, seed=sampling.seed + number) for number in range(count)]
@@ -136,13 +131,13 @@ def _by_score(reply: Scored) -> float:
 
 
 def can_be_scored(reply: StoredMessage) -> bool:
-    """Whether a message is a reply that came to its end, and is not empty."""
+    """Whether a message is a finished reply that is not empty."""
     return reply.role == "assistant" and reply.status == "complete" and bool(reply.text.strip())
 
 
 def stored_score(scorer: ReplyScorer, store: Store, reply: StoredMessage) -> float:
-    """The score of a reply; for one deep in a chat without the oldest turns, as many as do not
-    fit the reward model's window.
+    """The score of a stored reply; the oldest turns that do not fit the reward model's window are
+    left out.
 
     Raises StoreError, and ValueError when not even the last turn fits.
     """
@@ -155,8 +150,9 @@ def stored_score(scorer: ReplyScorer, store: Store, reply: StoredMessage) -> flo
 
 
 def _fitting(scorer: ReplyScorer, messages: Sequence[Message], reply: str) -> list[Message]:
-    """The messages without the oldest turns that do not fit; the instructions and the last
-    message stay."""
+    """The messages without the oldest turns that do not fit; the instructions and the last message
+    stay.
+    """
     begin = 1 if messages[0].role == "system" else 0
     instructions, turns = messages[:begin], messages[begin:]
 

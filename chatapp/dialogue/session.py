@@ -1,7 +1,7 @@
-"""The dialogue loop: what the user says becomes a prompt, what the model says a stored reply.
+"""The dialogue loop: a user's message becomes a prompt, the model's answer a stored reply.
 
-Keep: the store knows at any moment what the user knows. A message is stored before the model
-sees it, and a reply at least once a second while it grows.
+Invariant: the store is never behind the screen. A message is stored before the model sees it, and a
+growing reply at least once a second.
 """
 
 import threading
@@ -38,16 +38,16 @@ from chatapp.tools.registry import Registry
 from chatapp.tools.tool import ToolError
 
 _ALTERNATIVES = 5
-"""To each token, of a model that does not show its inside: as many as every server gives."""
+"""Per token, for a model on a server: as many as every server supports."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A reply that is to be written.
+    """A reply that is to be generated.
 
-    path: the messages before it, from the chat's first. text: a message of the user to be added
-    to them; None where the last of them is answered. beginning: a reply whose calls, and what was
-    said up to them, this one has as well; goes_on: it is that reply. forced: its first tokens.
+    path: the messages before it, from the chat's first. text: a new message of the user; None to
+    answer the last one. beginning: a reply whose text up to its last call begins this one, with its
+    calls; goes_on: it is that reply. forced: its first tokens.
     """
 
     path: list[StoredMessage]
@@ -60,11 +60,11 @@ class _Plan:
 class Session:
     """A chat with a model.
 
-    Each of `say`, `regenerate`, `branch`, `continue_reply` and `edit` yields one Started, Tokens,
-    a Calling and a Called for each call of a tool, and one Finished; their texts together are the
-    reply. Setting `cancel` ends the reply within one token, closing the iterator ends it at once,
-    and both keep what there was. One turn runs at a time. What the chat is held with stays the
-    same as long as there is a session; its instructions, documents and tools may change.
+    Each of `say`, `regenerate`, `branch`, `continue_reply` and `edit` yields one Started, Tokens, a
+    Calling and a Called for each tool call, and one Finished; their texts together are the reply.
+    Setting `cancel` ends the reply within one token, closing the iterator ends it at once, and both
+    keep the text so far. One turn runs at a time. Model and template are fixed for a session;
+    instructions, documents and tools may change.
     """
 
     def __init__(
@@ -76,11 +76,9 @@ class Session:
         sampling: Sampling | None = None,
         generate: Generate | None = None,
     ) -> None:
-        """template: what the chat is written in; None is the model's own.
-        sampling: how replies are drawn where the chat's prompt file does not say; None is as was
-            chosen for the chat.
-        generate: what draws the replies; None is the model's own.
-        Raises ValueError in words when there is no template.
+        """template: of the chat; None is the model's own. sampling: used where the chat's prompt
+        file has no value; None is the chat's choice. generate: draws the replies; None is the
+        model's own. Raises ValueError with a sentence when there is no template.
         """
         self.chat = chat
         self.model = model
@@ -89,19 +87,19 @@ class Session:
         self._sampling = sampling
         self._sampling_is_set = False
         self._file_sampling: Mapping[str, int | float] = {}
-        """What the chat's prompt file says of it, as far as it was read and counts."""
+        """The values in the chat's prompt file, once it is read, as far as they apply."""
         self._grounding = Grounding(model)
         self._writer: Writer | None = None
         self._drawn: dict[int, list[Token]] = {}
 
     @property
     def layout(self) -> str:
-        """What its prompts are laid out by: the name of the prompt file, or of the template."""
+        """The layout of its prompts: the name of the prompt file, or of the template."""
         return self.chat.basis.prompt or self.template.name
 
     @property
     def sampling(self) -> Sampling:
-        """How replies are drawn. What is set here counts from the next turn on."""
+        """The sampling parameters. A new value applies from the next turn on."""
         return self._sampling or self.chat.choices.sampling
 
     @sampling.setter
@@ -111,7 +109,7 @@ class Session:
 
     @property
     def choices(self) -> Choices:
-        """Whose value each sampling parameter has."""
+        """The origin of each sampling parameter."""
         return self.chat.choices.of("prompt file", self._file_sampling).changed_to(self.sampling)
 
     # Turns
@@ -119,15 +117,15 @@ class Session:
     def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[SessionEvent]:
         """Add a user's message and generate its reply.
 
-        Raises ValueError when there is no text in it, MessageTooLong when it does not fit;
-        then nothing is stored.
+        Raises ValueError for an empty text, MessageTooLong when it does not fit; then nothing is
+        stored.
         """
         yield from self._reply(_Plan(self.chat.messages, message_text(text)), cancel)
 
     def edit(
         self, message_id: int, text: str, cancel: threading.Event | None = None
     ) -> Iterator[SessionEvent]:
-        """Say something else in the place of a user's message. Both stay, as siblings."""
+        """Send another text in place of a user's message. Both stay, as siblings."""
         message = self.message(message_id, "user")
         path = self.chat.path_to(message.parent_id)
         yield from self._reply(_Plan(path, message_text(text)), cancel)
@@ -146,11 +144,11 @@ class Session:
     def branch(
         self, message_id: int, begin: Sequence[int], cancel: threading.Event | None = None
     ) -> Iterator[SessionEvent]:
-        """Generate another reply beside the reply `message_id`, with a beginning of one's own.
+        """Generate another reply beside the reply `message_id`, with a given beginning.
 
-        begin: its first tokens; when the last is the end-of-text token, they are all of it.
-        Raises ValueError when they end within a character, ContextOverflow when they leave
-        no room in the window; then nothing is stored.
+        begin: its first tokens; if the last is the end-of-text token, they are the whole reply.
+        Raises ValueError when they end within a character, ContextOverflow when they leave no room
+        in the window; then nothing is stored.
         """
         message = self.message(message_id, "assistant")
         if self.model.tokenizer.decode(list(begin)).endswith("\ufffd"):
@@ -162,10 +160,9 @@ class Session:
     def continue_reply(
         self, message_id: int, cancel: threading.Event | None = None
     ) -> Iterator[SessionEvent]:
-        """Go on with a reply where it ended, in the same message.
+        """Continue a reply at its end, in the same message.
 
-        Raises ValueError when later messages build on it, ContextOverflow when the window
-        is full.
+        Raises ValueError when later messages follow it, ContextOverflow when the window is full.
         """
         reply = self.message(message_id, "assistant")
         if self.chat.store.latest_leaf(message_id) != message_id:
@@ -188,7 +185,7 @@ class Session:
             events = self._events(prompt, request, recorder)
             waits = reply.text and reply.calls and not exchange_of(reply).rest
             held = PARAGRAPH if waits else ""
-            # Whatever happens here, a model on a server learns at once that it is over.
+            # In any case, a model on a server learns at once that the reply is over.
             with closing(events):
                 for event in trimmed(events, begun=bool(reply.text), held=held):
                     recorder.add(event)
@@ -199,7 +196,7 @@ class Session:
             yield recorder.finished
 
     def _render_plan(self, plan: _Plan, cancel: threading.Event | None) -> Prompt:
-        """The prompt for a reply. Raises what stands in the way of it."""
+        """The prompt for a reply. Raises the errors of rendering it."""
         if self.chat.tools:
             self.find_tools().chosen(self.chat.tools, cancel)
         if plan.goes_on and plan.beginning is not None:
@@ -214,15 +211,18 @@ class Session:
                 f"the reply would begin with {len(plan.forced)} tokens and fill the model's window "
                 f"of {self.model.context}"
             )
-        return replace(prompt, messages=()) if plan.forced else prompt  # only a text can go on
+        return (
+            replace(prompt, messages=()) if plan.forced else prompt
+        )  # only a text can be continued
 
     def _store(self, plan: _Plan, prompt: Prompt) -> tuple[StoredMessage | None, StoredMessage]:
-        """The rows of the user's new message, if there is one, and of the reply as it begins."""
+        """The rows of the user's new message, if there is one, and of the reply at its
+        beginning."""
         store, beginning = self.chat.store, plan.beginning
         if beginning is not None and plan.goes_on:
             store.set_leaf(beginning.chat_id, beginning.id)
             store.update_message(beginning.id, beginning.text, "partial")
-            if prompt.messages:  # a server begins anew what was cut off in the middle of a thought
+            if prompt.messages:  # a server restarts a reply that was cut off within a thought
                 beginning = replace(beginning, thoughts="", thought_tokens=0)
             return None, beginning
         parent_id = plan.path[-1].id if plan.path else None
@@ -239,7 +239,7 @@ class Session:
 
     @contextmanager
     def _recording(self, reply: StoredMessage) -> Iterator[ReplyRecorder]:
-        """Records a reply, and at the end of it, whatever that is, keeps it and its tokens."""
+        """Record a reply; at its end, store it and keep its tokens."""
         recorder = ReplyRecorder(self.chat.store, reply)
         try:
             yield recorder
@@ -256,7 +256,7 @@ class Session:
                 self._remember(reply, recorder)
 
     def _begin(self, recorder: ReplyRecorder, prompt: Prompt, sampling: Sampling) -> None:
-        """Record what a reply is generated from."""
+        """Record the conditions of a reply."""
         system, writer = self.chat.basis.system, self.writer
         opening = prompt.opening or ([Message("system", system)] if system else [])
         conditions = Conditions(
@@ -269,7 +269,7 @@ class Session:
         recorder.begin(self.model.name, writer.name, prompt.text, sampling, conditions)
 
     def _remember(self, before: StoredMessage, recorder: ReplyRecorder) -> None:
-        """Keep the tokens of a reply as they were drawn. before: its row as it was."""
+        """Keep the drawn tokens of a reply. before: its row before generation."""
         reply, tokens = recorder.reply, recorder.tokens
         if isinstance(self.model, RemoteModel):
             earlier = self._drawn.get(reply.id, []) if reply.calls == before.calls else []
@@ -282,14 +282,14 @@ class Session:
     def _request(
         self, prompt: Prompt, forced: Sequence[int], cancel: threading.Event | None
     ) -> Request:
-        # Of a model on a server, what it tells now is all there will ever be.
+        # A server's alternatives are available only now.
         top = _ALTERNATIVES if isinstance(self.model, RemoteModel) else 0
         return Request(prompt.ids, seeded(self.sampling), self.writer.stop, cancel, top, forced)
 
     def _events(
         self, prompt: Prompt, request: Request, recorder: ReplyRecorder
     ) -> Generator[ReplyEvent]:
-        """What the model says, and the tools that it calls where the chat has some."""
+        """The events of the model and of the tools that it calls."""
         if not self.chat.tools:
             return reply_events(self.model, prompt, request, self._generate)
 
@@ -308,14 +308,14 @@ class Session:
             go_on=go_on,
         )
 
-    # What a prompt is made of
+    # Parts of a prompt
 
     @property
     def writer(self) -> Writer:
-        """What writes the chat's prompts. The first use reads the chat's prompt file, and draws as
-        that says unless something else was set.
+        """The writer of the chat's prompts.
 
-        Raises PromptError as long as the file is no good.
+        The first use reads the chat's prompt file, whose sampling then applies unless changed.
+        Raises PromptError while the file is invalid.
         """
         if self._writer is None and self.chat.basis.prompt:
             from chatapp.dialogue.writers.fewshot import FewShotWriter
@@ -332,10 +332,9 @@ class Session:
     def render(
         self, path: list[StoredMessage], text: str | None, sources: Sequence[Source]
     ) -> Prompt:
-        """The prompt for a reply to `text`, or else for what comes after `path`.
+        """The prompt for a reply to `text`, or else for the message after `path`.
 
-        sources: the passages that stand before the last message. Raises MessageTooLong and
-        ContextOverflow.
+        sources: the passages before the last message. Raises MessageTooLong and ContextOverflow.
         """
         exchanges = exchanges_of(path)
         if text is not None:
@@ -367,17 +366,17 @@ class Session:
         return self.chat.documents or self.writer.documents
 
     def find_tools(self) -> Registry:
-        """The tools that there are for the chat. The first use may read its prompt file."""
+        """The tools available to the chat. The first use may read its prompt file."""
         return self.chat.find_tools(self._documents())
 
     def find_tools_without_reading(self) -> Registry:
-        """As `find_tools`; as long as the prompt file is not read, its documents count as none."""
+        """Like `find_tools`; ignores the documents of a prompt file that has not been read."""
         return self.chat.find_tools(None if self._writer is None else self._writer.documents)
 
     def set_tools(self, names: Sequence[str]) -> None:
-        """Let the model call these tools from the next message on, in the store too.
+        """Let the model call these tools from the next message on, and store that.
 
-        Raises ToolError for one that there is not, or that the model has no way to call.
+        Raises ToolError for a tool that does not exist, or that the model cannot call.
         """
         chosen = tuple(self.find_tools().chosen(names))
         if problem := out_of_reach(self.writer.calls, chosen):
@@ -385,12 +384,13 @@ class Session:
         self.chat.use_tools(chosen)
 
     def drawn(self, message_id: int) -> tuple[Token, ...]:
-        """The tokens that a model on a server drew for a reply since its last call, with their
-        alternatives; none of other models, or of a reply of an earlier session."""
+        """The drawn tokens of a reply of a server's model since its last call, with alternatives;
+        empty for other models, or a reply of an earlier session.
+        """
         return tuple(self._drawn.get(message_id, ()))
 
     def message(self, message_id: int, *roles: Role) -> StoredMessage:
-        """A message of this chat, from one of `roles`. Raises ValueError where it is not."""
+        """A message of this chat with one of `roles`. Raises ValueError otherwise."""
         message = self.chat.store.message(message_id)
         if message.chat_id != self.chat.id:
             raise ValueError(f"message {message_id} is not in this chat")
@@ -400,7 +400,7 @@ class Session:
 
 
 def message_text(text: str) -> str:
-    """A user's text as a message. Raises ValueError when there is nothing in it."""
+    """A user's text as a message. Raises ValueError when it is empty."""
     if not text.strip():
         raise ValueError("the message is empty")
     return without_surrogates(text)

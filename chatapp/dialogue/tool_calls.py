@@ -1,7 +1,7 @@
-"""A reply in which the model calls tools: it pauses, the call runs, and generation goes on.
+"""Replies that call tools: generation pauses, the call runs, and generation continues.
 
-Keep: nothing runs that is not on, does not fit its schema or was not allowed. Whatever becomes of
-a call, the model is told, and the reply goes on or ends as any other.
+Invariant: only a call runs whose tool is on, which fits its schema and is allowed. The model gets
+the outcome of every call, and the reply continues or ends like any other.
 """
 
 import re
@@ -23,7 +23,7 @@ from chatapp.tools.tool import STOPPED, Arguments, Outcome, Tool, failed, misfit
 MOST_CALLS = 10
 """In one reply."""
 
-# What a rounded number is exactly, behind it; in the text of a reply stands the number alone.
+# The note on the exact value of a rounded number; the text of a reply contains only the number.
 _FRACTION = re.compile(r"(?<=…) \(-?\d+/\d+\)")
 
 _TOO_MANY = f"it made more than {MOST_CALLS} tool calls in one reply"
@@ -34,13 +34,15 @@ Permit = Callable[[Tool, Arguments, threading.Event], bool]
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """tools: those that a model may call, by name. permit: whether one that asks may run."""
+    """tools: those that a model may call, by name. permit: whether a call that needs permission may
+    run.
+    """
 
     tools: Mapping[str, Tool]
     permit: Permit
 
     def outcome(self, requested: Requested, cancel: threading.Event) -> Outcome:
-        """What becomes of a call."""
+        """The outcome of a call."""
         if problem := misfit_of(self.tools, requested.name, requested.arguments):
             return failed(problem)
         tool = self.tools[requested.name]
@@ -50,7 +52,7 @@ class Toolbox:
 
 
 def out_of_reach(pattern: CallPattern, names: Sequence[str]) -> str:
-    """In a sentence, which tools a model cannot call; "" when it can call all of them."""
+    """The sentence on the tools that a model cannot call; "" if it can call all."""
     if not isinstance(pattern, InlineCalls) or set(names) <= {pattern.tool}:
         return ""
     others = ", ".join(name for name in names if name != pattern.tool)
@@ -72,8 +74,8 @@ def events_with_calls(
 ) -> Generator[ReplyEvent]:
     """A reply to a prompt with the tools that it calls; see `reply_events`.
 
-    pattern: how the model calls them. go_on: gives the prompt that goes on with the reply, once
-    all events so far have been taken up into it.
+    pattern: how the model calls them. go_on: returns the prompt that continues the reply, after all
+    events so far are stored in it.
     """
     cancel = request.cancel or threading.Event()
     most = request.sampling.max_tokens
@@ -104,7 +106,7 @@ def events_with_calls(
 
 
 def _names(model: LanguageModel, pattern: CallPattern) -> dict[int, str]:
-    """The mark of a call where that is a special token, which has no text."""
+    """The mark of a call if it is a special token, which has no text."""
     special = model.tokenizer.special
     return {special[pattern.begin]: pattern.begin} if pattern.begin in special else {}
 
@@ -139,7 +141,7 @@ def _until_call(
 
 
 def _call(requested: Requested) -> Call:
-    """A call that has not ended; whoever keeps the reply knows its place."""
+    """A call that has not ended; the code that stores the reply knows its place."""
     return Call(requested.name, requested.arguments, STOPPED.text, "running", 0)
 
 
@@ -149,14 +151,14 @@ def _called(
     result = _fitting(outcome.text, model)
     call = replace(_call(requested), result=result, status=outcome.ending)
     if not isinstance(pattern, InlineCalls):
-        return Called(call, PARAGRAPH)  # white space, which waits for what is said next
+        return Called(call, PARAGRAPH)  # white space, held back until more text follows
     value = _FRACTION.sub("", result.partition("\n")[0]) if outcome.ending == "done" else "?"
     text = f"{value}{pattern.close}"
     return Called(replace(call, inside=len(text)), text)
 
 
 def _fitting(text: str, model: LanguageModel) -> str:
-    """As much of a result as may take a quarter of the window."""
+    """The part of a result that fits in a quarter of the window."""
     room = model.context // 4
     cut = text[: 8 * room]
     while len(model.tokenizer.encode(cut, begins=False)) > room:
@@ -165,7 +167,7 @@ def _fitting(text: str, model: LanguageModel) -> str:
 
 
 class _Total:
-    """Adds up the generations of one reply. tokens: of those that ended in a call."""
+    """Sums up the generations of one reply. tokens: of those that ended in a call."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -173,13 +175,13 @@ class _Total:
         self._first = 0.0
 
     def add(self, tokens: int, started: float, first: float) -> None:
-        """Count a generation. started, first: when it and its first token came."""
+        """Count a generation. started, first: the times of its start and its first token."""
         self._first = self._first or first - started
         self._seconds += time.perf_counter() - started
         self.tokens += tokens
 
     def finished(self, last: Finished) -> Finished:
-        """The end of the reply, given that of its last generation."""
+        """The end of the reply, computed from that of its last generation."""
         if not self.tokens:
             return last
         return replace(

@@ -1,11 +1,7 @@
-"""Two ways to answer one message: another model, another template, other parameters.
+"""Two ways to answer one message (model, template, parameters), and previews of a basis.
 
-Keep: both replies answer the same message with the same history before it, so
-that nothing but what the user has set differs between them.
-
-What a chat would be held with, and what a message would then become, before it is chosen.
-
-Keep: what is shown is written by the writer that would write the chat.
+Invariant: both replies answer the same message with the same history, so only the user's choices
+differ. A preview is rendered by the writer that the chat would use.
 """
 
 import shlex
@@ -36,7 +32,7 @@ _TEXTS = ("model", "precision", "template")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a reply is drawn with. template: a name, or "" for the model's own."""
+    """What to draw a reply with. template: a name, or "" for the model's own."""
 
     model: str
     precision: str
@@ -44,9 +40,9 @@ class Variant:
     sampling: Sampling
 
     def changed(self, text: str) -> "Variant":
-        """This variant with `NAME=VALUE …` in place, as a shell would split it.
+        """A copy changed by `NAME=VALUE …`, split like a shell's words.
 
-        Raises ValueError in one sentence for what is no such list.
+        Raises ValueError with one sentence for any other text.
         """
         try:
             parts = shlex.split(text)
@@ -68,8 +64,7 @@ class Variant:
         return variant
 
     def words(self) -> list[str]:
-        """What it is, piece by piece; parameters that are off are left out, and a guard over
-        what is drawn that is as usual."""
+        """Its description in pieces, without parameters that are off or usual."""
         pieces = [self.model, self.precision if self.precision != "auto" else "", self.template]
         for name, parameter in PARAMETERS.items():
             value = getattr(self.sampling, name)
@@ -82,10 +77,10 @@ class Variant:
 class Pair:
     """One message of a chat, and the replies to it.
 
-    message: a text to say at the end of the chat, or the id of a message of the user that is
-    there already. thinking: whether the models think before they reply; None is as they do by
-    themselves. load: gives a model by its name and precision. A tool that asks is not run, because
-    there are two replies that would ask.
+    message: a new text at the end of the chat, or the id of an existing message of the user.
+    thinking: whether the models think before they reply; None is their default. load: loads a model
+    by its name and precision. A tool that needs permission is not run, because two replies would
+    ask.
     """
 
     def __init__(
@@ -103,11 +98,11 @@ class Pair:
     def answers(
         self, variants: Sequence[Variant], cancel: threading.Event
     ) -> list[Iterator[SessionEvent]]:
-        """Replies by each of the variants, beside those there are, to be drawn in turn.
+        """Replies by each of the variants, to be drawn in turn.
 
-        With one model for all, each of its passes serves all of them. Each raises what loading
-        the model, `choose_template` and `Session.say` raise; ValueError when it was cancelled
-        before the model was loaded.
+        With one model for all, each of its passes serves all of them. Each raises the errors of
+        loading the model, of `choose_template` and of `Session.say`; ValueError when it was
+        cancelled before the model was loaded.
         """
         models = {(variant.model, variant.precision) for variant in variants}
         shared: dict[str, Generate] = {}
@@ -135,16 +130,16 @@ class Pair:
             asked = chat.basis.asked_template
             template = choose_template(model, variant.template, asked, self._thinking)
             session = Session(chat, model, template=template, generate=generate_by(model))
-            session.sampling = variant.sampling  # not what the prompt file would have
+            session.sampling = variant.sampling  # the prompt file's values do not apply
             if chat.id is None and chat.tools:
-                session.set_tools(chat.tools)  # which this model may have no way to call
+                session.set_tools(chat.tools)  # this model may be unable to call them
             if isinstance(self._message, str):
                 events = session.say(self._message, cancel)
             else:
                 events = session.regenerate(self._message, cancel)
             for event in events:
                 if isinstance(event, Started):
-                    self._chat = chat  # which is stored by now
+                    self._chat = chat  # it is stored by now
                     if event.user_message is not None:
                         self._message = event.user_message.id
                 yield event
@@ -155,11 +150,10 @@ _ANY_MESSAGE = "…"
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a message would become.
+    """The prompt that a message would become.
 
-    message: the one it is shown for; the draft, or else one of the file's own inputs.
-    about: in words, what becomes of the chat. generate: how replies would be drawn, as far as
-    the file says.
+    message: the one shown; the draft, or else one of the file's own inputs. about: in words, the
+    consequence for the chat. generate: the sampling parameters of the file.
     """
 
     message: str
@@ -169,9 +163,9 @@ class Preview:
 
 
 def basis_of(name: str, chosen: PromptFile | Persona | None) -> Basis:
-    """What a chat is held with once this is chosen under this name; None is nothing.
+    """The basis of a chat after this choice under this name; None is no choice.
 
-    Raises PromptError when the file asks for a sampling there is not.
+    Raises PromptError when the file has invalid sampling parameters.
     """
     if chosen is None:
         return Basis()
@@ -184,10 +178,10 @@ def basis_of(name: str, chosen: PromptFile | Persona | None) -> Basis:
 def preview(
     session: Session, name: str, chosen: PromptFile | Persona | None, draft: str
 ) -> Preview:
-    """What the message `draft` would become at the beginning of a chat.
+    """The prompt that `draft` would become at the beginning of a chat.
 
-    It may take long: a pool is encoded. Raises ValueError in words when it does not fit the
-    window, PromptError when the file cannot be used.
+    It may take long, because a pool is encoded. Raises ValueError with a sentence when it does not
+    fit the window, PromptError when the file is invalid.
     """
     model, sampling = session.model, session.sampling
     message = without_surrogates(draft)

@@ -1,1 +1,1 @@
-"""Tasks, metrics and reports: honest measurement of prompts and models."""
+"""Tasks, metrics and reports: measurement of prompts and models."""

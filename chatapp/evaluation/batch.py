@@ -1,7 +1,7 @@
-"""Answers to a file of inputs, row by row, in a file that a second start continues.
+"""Answers a file of inputs row by row, into a file that a restart continues.
 
-Keep: row n of the output belongs to row n of the inputs, bad ones included, so that a continued
-run loses none and does none twice.
+Invariant: row n of the output belongs to row n of the inputs, including bad ones, so a continued
+run loses none and repeats none.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ def document(answer: Answer) -> dict[str, Any]:
 
 
 def log_likelihoods(answer: Answer) -> dict[str, Any] | None:
-    """The raw numbers behind an answer; None where it is no scored label."""
+    """The raw numbers behind an answer; None if it is no scored label."""
     likelihoods = answer.likelihoods
     if likelihoods is None:
         return None
@@ -63,13 +63,12 @@ def answer_all(
     journal: Journal | None,
     report: Callable[[str], None],
 ) -> Iterator[list[JournalRow]]:
-    """Answer every input; yields the new rows a few at a time, after they are written.
+    """Answer every input; yield the new rows a few at a time, after they are written.
 
-    A row is the `document` of an answer, with the `line` of its input and the `run` it
-    belongs to; of a bad input it has an `error` instead of an answer.
-    source: what the inputs are read from, for errors. identity: of prompt, model and options.
-    report: is called with the error of each bad row, also of those an earlier start met.
-    Raises PromptError when the journal is of another run or of other inputs.
+    A row is the `document` of an answer, with the `line` of its input and its `run`; a bad input
+    has an `error` instead of an answer. source: of the inputs, for errors. identity: of prompt,
+    model and options. report: called with the error of each bad row, also of those from an earlier
+    start. Raises PromptError when the journal is of another run or of other inputs.
     """
     numbered = (
         ({"line": line, "input": text if isinstance(text, str) else None}, text)
@@ -92,10 +91,10 @@ def unanswered(
     identity: str,
     report: Callable[[str], None],
 ) -> Iterator[tuple[JournalRow, Item]]:
-    """The inputs that have no row yet, each with the beginning of its row.
+    """The inputs without a row, each with the beginning of its row.
 
-    inputs: each with what its row begins with, where it stands and what it is; the rows that
-    there are have to begin so. identity, report: see `answer_all`. Raises PromptError.
+    inputs: each with the beginning of its row, its place and its text; existing rows must begin in
+    the same way. identity, report: see `answer_all`. Raises PromptError.
     """
     done = journal.rows() if journal else iter(())
     for beginning, item in inputs:
@@ -127,7 +126,7 @@ def _place(journal: Journal | None) -> str:
 def _answered(
     answerer: Answering, inputs: Iterable[tuple[JournalRow, str | PromptError]], source: str
 ) -> Iterator[list[JournalRow]]:
-    """The row of each input, whose beginning it comes with, in their order."""
+    """The row of each input, in order, after its beginning."""
     taken: deque[JournalRow] = deque()
 
     def questions() -> Iterator[Question]:

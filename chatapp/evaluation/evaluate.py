@@ -1,8 +1,9 @@
-"""Prompt files on test items in many settings: shots × selection × order × scoring × seeds.
+"""Evaluates prompt files on test items in many settings: shots × selection × order × scoring ×
+seeds.
 
-Keep: every answer is a row of its own (see `answers`), written as soon as it and those before it
-are there, so that an evaluation that was ended goes on where it was, also with more settings than
-before.
+Invariant: every answer is a row of its own (see `answers`), written as soon as it and those before
+it are complete, so an interrupted evaluation continues where it stopped, even with additional
+settings.
 """
 
 import hashlib
@@ -34,14 +35,14 @@ from chatapp.prompting.selection.select import Select
 from chatapp.prompting.template import PLAIN
 
 AS_CHOSEN = "as chosen"
-"""The order of demonstrations that have no nearness, where none is asked for."""
+"""The order of unranked demonstrations, if none is requested."""
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt file with its test items. source: what they are read from, for errors."""
+    """A prompt file with its test items. source: of the items, for errors."""
 
     name: str
     prompt: PromptFile
@@ -51,10 +52,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What to vary; an empty tuple leaves it to the prompt file.
+    """The settings to vary; an empty tuple leaves one to the prompt file.
 
     select: methods, with an encoder as in "knn:minilm". seeds: how many, from `seed` on, for
-    settings in which anything is drawn; others are run once.
+    settings with random draws; others run once.
     """
 
     shots: tuple[int, ...] = ()
@@ -88,7 +89,7 @@ def subset(items: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
 
 
 def plan(task: Task, grid: Grid) -> list[Cell]:
-    """Every run of a task. Raises PromptError for a setting that the task cannot have."""
+    """Every run of a task. Raises PromptError for a setting that does not suit the task."""
     prompt = task.prompt
     if prompt.text is not None:
         raise PromptError(f"{prompt.path}: is a text to complete and has no answers to measure")
@@ -115,7 +116,7 @@ def plan(task: Task, grid: Grid) -> list[Cell]:
 
 
 def prompt_of(task: Task, cell: Cell) -> PromptFile:
-    """The task's prompt file as a cell wants it. Raises PromptError."""
+    """The task's prompt file with the settings of a cell. Raises PromptError."""
     given = cell.order in (NONE, AS_CHOSEN)
     return changed(
         task.prompt,
@@ -141,7 +142,7 @@ def _layouts(prompt: PromptFile, selection: str, scorings: Sequence[Scoring]) ->
         return ["vote"]
     if not prompt.labels:
         return ["text"]
-    # Calibrated scoring asks all that direct scoring asks.
+    # Calibrated scoring includes the requests of direct scoring.
     layouts = ["calibrated"] if "calibrated" in scorings else ["direct"] * ("direct" in scorings)
     return layouts + ["channel"] * ("channel" in scorings)
 
@@ -164,14 +165,14 @@ class Selectors:
         self._built: dict[str, Selector | None] = {}
 
     def of(self, prompt: PromptFile) -> Selector | None:
-        """The selector of a prompt file that differs from the task's in its settings."""
+        """The selector of a prompt file whose settings differ from the task's."""
         select = prompt.select
         method = select.selector
         key = select.model_copy(
             update={
                 "k": 0,
                 "order": None,
-                # Only what is drawn depends on the seed; voters are chosen by the baseline.
+                # Only random draws depend on the seed; the baseline chooses the voters.
                 "seed": select.seed if method.draws else 0,
                 "method": method.baseline if method.votes else method.name,
             }
@@ -181,10 +182,10 @@ class Selectors:
         return self._built[key]
 
     def voted(self, cell: Cell) -> list[str] | None:
-        """What the majority of the k nearest says of each item, without a language model.
+        """The majority of the k nearest for each item, without a language model.
 
-        Nearest by the baseline of the method that selects, by the encoder in force. None where
-        there are no demonstrations or no labels: answers that are written are seldom alike.
+        Nearest by the baseline of the selection method and its encoder. None without demonstrations
+        or labels, because generated answers are seldom equal.
         """
         prompt = prompt_of(self._task, cell)
         if not (cell.shots and prompt.labels):
@@ -206,11 +207,10 @@ def evaluate(
     journal: Journal | None = None,
     progress: Progress | None = None,
 ) -> list[JournalRow]:
-    """The rows of every cell, those of an earlier start included.
+    """The rows of every cell, including those of an earlier start.
 
-    selectors: by the task's name. template: what turns are written in. Raises PromptError when
-    the journal is of another evaluation, and, before anything is asked, for an item that does not
-    fit the window.
+    selectors: by the task's name. template: renders turns. Raises PromptError when the journal is
+    of another evaluation, and, before the first request, for an item that does not fit the window.
     """
     tasks = {task.name: task for task, _ in cells}
     _check_fit(model, template, cells)
@@ -302,7 +302,7 @@ def _head(model: LanguageModel, tasks: Iterable[Task]) -> JournalRow:
 
 
 def _bare(prompt: PromptFile) -> PromptFile:
-    """A prompt file without what the cells of an evaluation vary."""
+    """A prompt file without the settings that an evaluation varies."""
     return replace(prompt, select=Select(), scoring="direct", style="text")
 
 
@@ -315,7 +315,7 @@ def _items_identity(items: Sequence[Item]) -> str:
 
 
 def _earlier(journal: Journal, head: JournalRow) -> dict[Cell, dict[int, JournalRow]]:
-    """What an earlier start has answered; writes the head when this is the first."""
+    """The answers of an earlier start; writes the head when this is the first."""
     if next(journal.rows(), None) is None:
         journal.append([head])
         return {}

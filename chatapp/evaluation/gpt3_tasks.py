@@ -1,14 +1,11 @@
-"""The arithmetic and word-scrambling tasks of the GPT-3 paper, made anew from a seed.
+"""The arithmetic and word-scrambling tasks of the GPT-3 paper, generated from a seed.
 
-The shapes are those of the files published with the paper (Brown et al. 2020, sections 3.9.1
-and 3.9.2, appendix G).
+The shapes are those of the files published with the paper (Brown et al. 2020, sections 3.9.1 and
+3.9.2, appendix G).
 
-Keep: the same task, number, seed and words give the same items, and no two items of a call are
-alike.
-
-Words: a list of common English ones that comes with the program, and the user's own.
-
-Keep: the list stays as it is; tasks and rows generated from it would be others.
+Invariant: the same task, number, seed and words give the same items, and all items of a call
+differ. The list of common English words never changes, because that would change the generated
+tasks.
 """
 
 import random
@@ -41,12 +38,12 @@ _SIGNS: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
 _INSERTED = " .,;:!?/-'\""
 _SHORTEST, _LONGEST = 5, 14  # letters; the paper: more than 4 and fewer than 15
 
-# Draws in a row that may repeat earlier items before a task counts as used up.
+# Consecutive draws of earlier items after which a task counts as exhausted.
 _PATIENCE = 10_000
 
 
 def _binary(digits: int, sign: str, draw: random.Random) -> Example:
-    """Both numbers uniform from 0 to the largest with so many digits, as in the paper."""
+    """Both numbers uniform from 0 to the largest with this many digits, as in the paper."""
     name, _, compute = _SIGNS[sign]
     first, second = draw.randrange(10**digits), draw.randrange(10**digits)
     return _question(f"{first} {name} {second}", compute(first, second))
@@ -71,14 +68,14 @@ def _cycled(word: str, draw: random.Random) -> str:
 
 
 def _anagram(kept: int, word: str, draw: random.Random) -> str:
-    """All but the first and last `kept` letters shuffled."""
+    """All except the first and last `kept` letters shuffled."""
     middle = list(word[kept:-kept])
     draw.shuffle(middle)
     return word[:kept] + "".join(middle) + word[-kept:]
 
 
 def _inserted(word: str, draw: random.Random) -> str:
-    """A mark or a space after each letter but the last."""
+    """A mark or a space after each letter except the last."""
     return "".join(letter + draw.choice(_INSERTED) for letter in word[:-1]) + word[-1]
 
 
@@ -106,15 +103,14 @@ _SCRAMBLING: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
     "RW": ("reversed words", _reversed),
 }
 TASKS = {name: task[0] for name, task in (_ARITHMETIC | _SCRAMBLING).items()}
-"""What each task is, by the paper's own short names ("x" for the multiplication sign)."""
+"""A description of each task, by the paper's short names ("x" for the multiplication sign)."""
 
 
 def generate(name: str, n: int, seed: int, words: Sequence[str] = ()) -> list[Example]:
     """n items of a task, no two with the same input (nor, of words, with the same word).
 
-    words: what to scramble; a list of common English words that comes with the program if
-        there are none. Arithmetic has no use for them.
-    Raises PromptError for a task there is not and when there are fewer items than asked for.
+    words: to scramble; by default the program's list of common English words. Arithmetic ignores
+    them. Raises PromptError for an unknown task and when fewer items exist than requested.
     """
     if name not in TASKS:
         raise PromptError(f"there is no task {name!r}; there are {', '.join(TASKS)}")
@@ -146,7 +142,7 @@ def _scrambled(name: str, words: Sequence[str], draw: random.Random) -> Iterator
     usable = sorted({word for word in words or own_words() if _usable(word)})
     draw.shuffle(usable)
     for word in usable:
-        # A word whose middle is of one letter, such as "queen" in A2, never changes.
+        # A word whose middle is one letter, such as "queen" in A2, never changes.
         tries = (scramble(word, draw) for _ in range(20))
         changed = next((scrambled for scrambled in tries if scrambled != word), None)
         if changed is not None:
@@ -159,7 +155,7 @@ def _usable(word: str) -> bool:
 
 
 def task_prompt(name: str, pool: Sequence[Example]) -> PromptFile:
-    """The prompt of a task: items laid out as they stand, an empty line between them."""
+    """The prompt of a task: unchanged items with an empty line between them."""
     return PromptFile(
         path=Path(name),
         description=TASKS[name],

@@ -1,7 +1,7 @@
 """Inputs for `run` and test items for `eval`, from files and from standard input.
 
-Keep: every row of a file comes out once, with the line it begins on, as an input or as the
-sentence that says why it is none.
+Invariant: every row of a file comes out once, with the line where it begins, as an input or as the
+sentence on its fault.
 """
 
 import json
@@ -22,15 +22,15 @@ from chatapp.prompting.examples import (
 _BOM = b"\xef\xbb\xbf"
 
 Inputs = Iterator[tuple[int, str | PromptError]]
-"""Line numbers, and on each line an input or what is wrong with it."""
+"""Line numbers, and on each line an input or its error."""
 
 
 def read_inputs(path: Path) -> Inputs:
     """The inputs in a file, one at a time.
 
-    JSONL and CSV as pools are, with or without outputs; of any other file each line that is
-    not blank is an input. A pipe is read as `read_stream` does.
-    Raises PromptError when the file itself cannot be read.
+    JSONL and CSV have the format of pools, with or without outputs; in any other file each line
+    that is not blank is an input. A pipe is read like `read_stream`. Raises PromptError when the
+    file itself cannot be read.
     """
     if path.suffix.lower() in POOL_SUFFIXES:
         for line, row in read_rows(path, output_required=False):
@@ -89,17 +89,16 @@ def _record(text: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Item(Example):
-    """A test item; `line` is where it stands in its file."""
+    """A test item; `line` is its line in the file."""
 
     line: int
 
 
 def read_test(path: Path, labels: tuple[str, ...] = ()) -> list[Item]:
-    """The test items in a JSONL or CSV file; unlike in a pool, one may occur twice.
+    """The test items in a JSONL or CSV file; unlike in a pool, items may repeat.
 
-    labels: when given, the only outputs there may be.
-    Raises PromptError at the first row that cannot be used: a score over a part of the items
-    is no score of the file.
+    labels: the only allowed outputs, if given. Raises PromptError at the first bad row, because a
+    score over a part of the items is no score of the file.
     """
     items = []
     for line, row in read_rows(path):

@@ -1,17 +1,16 @@
-"""A JSON Lines file that a later start continues.
+"""JSON Lines files that a later start continues, and the identities of their inputs.
 
-The format: UTF-8 in which all but ASCII is escaped, one JSON object a line, each line ended by
-a line feed, rows in the order in which they were made. What a row holds is its writer's affair:
-those of `run --output` are described in `batch`, those of `eval --report` in `answers`, whose
-first row is a head. While a process writes NAME, it holds a lock on the file .NAME.lock beside
-it, which holds nothing and is gone when the process ends.
+The format: ASCII with escapes, one JSON object per line, each line ended by a line feed, rows in
+the order of their creation. The writer defines the content of a row: `batch` that of `run
+--output`, the last paragraphs here that of `eval --report`, whose first row is a head. While a
+process writes NAME, it holds a lock on the empty file .NAME.lock next to it, which is deleted when
+the process ends.
 
-Keep: whatever kills the program, the file is whole lines and at most one half line at its end;
-that one is cut off when the file is opened again, and its row is done anew.
-
-Short digests of prompts and models, so that a run is never continued with other ones.
-
-Keep: whatever changes an answer changes the digest; names and places do not.
+Invariants: whatever kills the program, the file consists of whole lines and at most one half line
+at its end; that one is cut off when the file is opened again, and its row is repeated. Everything
+that changes an answer changes the digest of its prompt or model, so a run is never continued with
+other ones; names and places do not. Every figure of a report is arithmetic on the raw answers, so
+accuracy under another decision rule needs no model.
 
 The raw answers of an evaluation: what `eval --report DIR` keeps in DIR/answers.jsonl.
 
@@ -20,20 +19,17 @@ identity, "items": identity, "label_tokens": {label: number of tokens}}}}. Every
 the answer to one item in one setting:
 
     task, shots, selection, order, seed     the setting
-    layout          how it was asked: direct, calibrated (direct with content-free inputs),
+    layout          of the request: direct, calibrated (direct with content-free inputs),
                     channel, text (generated) or vote (no model)
-    style           text, turns (of a chat), or none for a vote; text where it is missing
-    label_tokens    number of tokens by label, where turns have others than the head says
-    item            the number of the item among those evaluated; line: in its file
+    style           text, turns (of a chat), or none for a vote; text if missing
+    label_tokens    number of tokens by label, if turns differ from the head
+    item            the number of the item among the evaluated ones; line: in its file
     input, gold     the item
     examples        the demonstrations as indices into the pool, nearest first
-    dropped         how many did not fit the window
+    dropped         the number that did not fit the window
     log_likelihoods by label, in nats: see `scoring.Likelihoods`; null for text and vote
     output          the text generated or voted for; null where labels were scored
     tokens, seconds the prompt's length, and the time the answer took
-
-Keep: every figure of a report is arithmetic on these lines, so that accuracy under another
-decision rule needs no model.
 """
 
 import hashlib
@@ -60,9 +56,9 @@ class NotWritten(Exception):
 
 
 def read_rows(path: Path) -> Iterator[JournalRow]:
-    """The whole rows of a file, one at a time; half a row at its end is passed over.
+    """The whole rows of a file, one at a time; half a row at its end is skipped.
 
-    Raises PromptError at a line that is no row, and when the file cannot be read.
+    Raises PromptError at an invalid line, and when the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -85,8 +81,8 @@ def read_rows(path: Path) -> Iterator[JournalRow]:
 class Journal:
     """The file, open for appending and locked against a second process.
 
-    Nothing is changed before the first `append`, so that a file that turns out to be another
-    one is left as it was. Raises PromptError when it cannot be opened, or is in use.
+    Nothing changes before the first `append`, so a wrong file stays unchanged. Raises PromptError
+    when it cannot be opened, or is in use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,11 +102,11 @@ class Journal:
         self._is_whole = False
 
     def rows(self) -> Iterator[JournalRow]:
-        """The rows that are there (see `read_rows`)."""
+        """The existing rows (see `read_rows`)."""
         return read_rows(self.path)
 
     def append(self, rows: Iterable[JournalRow]) -> None:
-        """Write rows, and have them on the disk before this returns. Raises NotWritten."""
+        """Write rows, and flush them to the disk. Raises NotWritten."""
         try:
             if not self._is_whole:
                 self._cut()
@@ -130,7 +126,7 @@ class Journal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with suppress(OSError):  # what `append` could not write is tried once more here
+        with suppress(OSError):  # rows that `append` could not write are tried once more here
             self._file.close()
         # While it is still held: a moment later it may be the lock of another process.
         with suppress(OSError):
@@ -138,7 +134,7 @@ class Journal:
         self._lock.release()
 
     def _cut(self) -> None:
-        """Drop what stands after the last line break."""
+        """Drop the text after the last line break."""
         end = self._file.seek(0, os.SEEK_END)
         while end:
             begin = max(0, end - 2**16)
@@ -152,7 +148,7 @@ class Journal:
 
 
 def prompt_identity(prompt: PromptFile) -> str:
-    """Twelve hex digits over what a prompt file makes of an input."""
+    """Twelve hex digits over everything in a prompt file that affects the rendering of an input."""
     keys: dict[str, object] = {
         "text": prompt.text,
         "layout": [
@@ -167,7 +163,7 @@ def prompt_identity(prompt: PromptFile) -> str:
         "scoring": prompt.scoring,
         "generate": dict(prompt.generate),
     }
-    if prompt.style != "text":  # as it was before there was a choice
+    if prompt.style != "text":  # unchanged for files from before there was a choice
         keys["style"] = prompt.style
     if prompt.documents is not None:
         keys["documents"] = prompt.documents.to_dict()
@@ -192,7 +188,7 @@ def setting_of(row: JournalRow) -> Setting:
 
 
 def style_of(row: JournalRow) -> str:
-    """How a row was laid out; rows of before there was a choice do not say."""
+    """The style of a row; older rows have none."""
     return str(row.get("style", NONE if row["layout"] == "vote" else "text"))
 
 
@@ -203,7 +199,7 @@ def likelihoods_of(row: JournalRow) -> Likelihoods:
 
 
 def decided(row: JournalRow, scoring: str) -> str:
-    """The answer of a row; `scoring` decides between labels where there are any."""
+    """The answer of a row; `scoring` decides between labels if there are any."""
     if row["log_likelihoods"] is None:
         return str(row["output"])
     return best(probabilities(likelihoods_of(row), cast(Scoring, scoring)))

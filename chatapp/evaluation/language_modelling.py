@@ -1,18 +1,15 @@
-"""LAMBADA: predicting the last word of a passage (Paperno et al. 2016), in both protocols.
+"""Language modelling: LAMBADA in both of its protocols, and perplexity over a sliding window.
 
-`last_token` predicts the last BPE token from all tokens before it, which may hold a part of
-the last word; this is easier, and what some GPT-2 code measured. `last_word` predicts the
-whole last word, with the space before it, from the text before that space, as
-lm-evaluation-harness does; it counts as right when each of its tokens is the likeliest.
+LAMBADA is predicting the last word of a passage (Paperno et al. 2016). `last_token` predicts the
+last BPE token from all tokens before it, which may include a part of the last word; this is easier,
+and some GPT-2 code measured it. `last_word` predicts the whole last word, with the space before it,
+from the text before that space, as lm-evaluation-harness does; it counts as correct if each of its
+tokens is the most likely one. A figure always comes with the name of its protocol.
 
-Keep: a figure always comes with the name of its protocol.
-
-How well a model predicts a text: perplexity over a sliding window.
-
-Keep: every token of the text is scored exactly once. The first window begins with the end-of-text
-token, which GPT-2 saw before every document, so that the text's first token is scored as well;
-each later window begins a stride after its predecessor and gives a token at least window - stride
-tokens of context.
+Perplexity scores every token of the text exactly once. The first window begins with the end-of-text
+token, which GPT-2 saw before every document, so that the text's first token is scored as well; each
+later window begins a stride after its predecessor and gives a token at least window - stride tokens
+of context.
 """
 
 import math
@@ -28,16 +25,16 @@ from chatapp.evaluation.inputs import Item, read_inputs
 from chatapp.prompting.examples import PromptError
 
 Progress = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
+"""Called with the amount of finished work, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """What a text costs a model.
+    """The likelihood of a text under a model.
 
-    negative_log_likelihood: of the whole text, in nats.
-    tokens: of the model's own tokenizer. words: what white space separates. bytes: of the
-    text in UTF-8. stride: tokens scored in each window after the first.
+    negative_log_likelihood: of the whole text, in nats. tokens: of the model's own tokenizer.
+    words: separated by white space. bytes: of the text in UTF-8. stride: tokens scored in each
+    window after the first.
     """
 
     negative_log_likelihood: float
@@ -58,7 +55,7 @@ class Perplexity:
 
     @property
     def per_byte(self) -> float:
-        """exp(nats / bytes); 2 to the power of the bits a byte."""
+        """exp(nats / bytes); 2 to the power of the bits per byte."""
         return exp_or_inf(self.negative_log_likelihood / self.bytes)
 
 
@@ -67,9 +64,9 @@ def perplexity(
 ) -> Perplexity:
     """The perplexity of a text.
 
-    stride: from 1 to the model's window - 1; half the window if there is none. A smaller one
-        gives more context, and takes longer.
-    Raises ValueError for a stride out of range and for a text without words.
+    stride: from 1 to the model's window - 1; by default half the window. A smaller one gives more
+    context, and takes longer. Raises ValueError for a stride out of range and for a text without
+    words.
     """
     window = model.context
     stride = window // 2 if stride is None else stride
@@ -90,7 +87,7 @@ def perplexity(
 
 
 def _windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Where each window begins, where its first token to be scored is, and where it ends."""
+    """Of each window the beginning, the first token to be scored, and the end."""
     begin = 1
     for first in range(0, length, stride):
         end = min(first + window, length)
@@ -100,7 +97,7 @@ def _windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int, 
 
 
 def exp_or_inf(value: float) -> float:
-    """e to the power of `value`, infinite where a float is too small for it."""
+    """e to the power of `value`, infinite if that is too large for a float."""
     try:
         return math.exp(value)
     except OverflowError:
@@ -112,10 +109,10 @@ Protocol = Literal["last_token", "last_word"]
 
 @dataclass(frozen=True, slots=True)
 class Lambada:
-    """One protocol's figures.
+    """One protocol's results.
 
-    accuracy: the share of targets that greedy decoding gives.
-    perplexity: exp of the mean negative log-likelihood of a target, per token or word.
+    accuracy: the fraction of targets that greedy decoding gives. perplexity: exp of the mean
+    negative log-likelihood of a target, per token or word.
     """
 
     accuracy: float
@@ -126,9 +123,8 @@ class Lambada:
 class Measured:
     """Both protocols over the same passages.
 
-    figures: empty where the model failed on every passage.
-    failures: why a passage is in no figure, by its index: the model failed on it, which says
-        nothing about what it would have predicted.
+    figures: empty where the model failed on every passage. failures: why a passage is not counted,
+    by its index: the model failed on it, so its prediction is unknown.
     """
 
     figures: dict[Protocol, Lambada]
@@ -170,7 +166,7 @@ def lambada(
 
 
 def read_passages(path: Path) -> list[Item]:
-    """The passages in a file (see `read_inputs`). Raises PromptError at one that is none."""
+    """The passages in a file (see `read_inputs`). Raises PromptError at an invalid one."""
     passages = []
     for line, text in read_inputs(path):
         if isinstance(text, PromptError):
@@ -184,12 +180,12 @@ def read_passages(path: Path) -> list[Item]:
 
 
 def is_passage(text: str) -> bool:
-    """Whether there is a last word with something before it."""
+    """Whether there is a last word with text before it."""
     return len(text.split()) > 1
 
 
 def _score(model: LanguageModel, passage: str) -> dict[Protocol, tuple[float, bool]]:
-    """Of each protocol's target the log-likelihood, and whether it is predicted."""
+    """For each protocol the target's log-likelihood, and whether it is predicted."""
     scores: dict[Protocol, tuple[float, bool]] = {}
     for protocol, (context, target) in _targets(model, passage).items():
         (logprobs,) = model.score([(context, target)])
@@ -213,7 +209,7 @@ def _targets(
 
 
 def _is_greedy(model: LanguageModel, context: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether the likeliest continuation is the target. Raises _GenerationFailed."""
+    """Whether the most likely continuation is the target. Raises _GenerationFailed."""
     ids = []
     greedy = Sampling(temperature=0.0, max_tokens=len(target))
     for event in model.generate(Request(context, greedy)):

@@ -1,7 +1,7 @@
-"""Answers against gold answers as numbers, and how far those numbers can be trusted.
+"""Metrics of answers against gold answers, and their confidence intervals.
 
-Keep: every measure is the one its name stands for in the literature, as its docstring says, from
-0 to 1, so that figures can be compared with published ones (times 100).
+Invariant: every measure is the one of that name in the literature, as its docstring defines it,
+from 0 to 1, so it can be compared with published values (times 100).
 """
 
 import math
@@ -19,21 +19,21 @@ import numpy as np
 from chatapp.prompting.files.promptfile import Measure
 
 Score = Callable[[Sequence[str], Sequence[str]], float]
-"""Answers and gold answers, equally many and at least one, to a number."""
+"""Maps answers and gold answers, equally many and at least one, to a number."""
 
 _RESAMPLES = 1000
 
 
 def accuracy(answers: Sequence[str], golds: Sequence[str]) -> float:
-    """The share of answers that are the gold label."""
+    """The fraction of answers that are the gold label."""
     return fmean(answer == gold for answer, gold in zip(answers, golds, strict=True))
 
 
 def macro_f1(answers: Sequence[str], golds: Sequence[str]) -> float:
-    """The plain mean of each label's F1, as scikit-learn's `f1_score(average="macro")`.
+    """The unweighted mean of each label's F1, as scikit-learn's `f1_score(average="macro")`.
 
-    Labels are those that occur as an answer or as gold; one that is never answered rightly
-    counts as 0.
+    Labels are those that occur as an answer or as gold; one that is never answered correctly counts
+    as 0.
     """
     pairs = Counter(zip(answers, golds, strict=True))
     given, wanted = Counter(answers), Counter(golds)
@@ -44,7 +44,7 @@ def macro_f1(answers: Sequence[str], golds: Sequence[str]) -> float:
 
 
 def exact_match(answers: Sequence[str], golds: Sequence[str]) -> float:
-    """The share of answers that are the gold answer but for white space.
+    """The fraction of answers equal to the gold answer, ignoring white space.
 
     Unlike SQuAD's measure, which drops punctuation: -5 is not 5.
     """
@@ -131,12 +131,12 @@ class Estimate:
     """A measure over seeds.
 
     spread: standard deviation over seeds (n - 1 in the denominator); None for one run.
-    interval: of 95 %. interval_of says which:
+    interval: of 95 %. interval_of is its kind:
         `wilson`: one run of a proportion, over the items (Wilson 1927).
         `bootstrap`: one run of another measure, over the items: percentiles of 1,000
             resamples (Efron 1979).
         `logit-t`: several runs, Student's t over the seeds on the scale of log odds. The items
-            are the same in each, so it speaks of other seeds, not of other items.
+            are the same in each, so it covers other seeds, not other items.
     """
 
     mean: float
@@ -146,7 +146,7 @@ class Estimate:
 
 
 def estimate(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[str]) -> Estimate:
-    """What the runs over the same items say of a measure.
+    """Estimate a measure from runs over the same items.
 
     runs: the answers of each seed; at least one seed and one item.
     """
@@ -180,7 +180,7 @@ def logit_t_interval(values: Sequence[float]) -> tuple[float, float]:
     """
     mean = fmean(values)
     error = stdev(values) / math.sqrt(len(values))
-    if not error:  # all values are the same, perhaps 0 or 1, which have no odds
+    if not error:  # all values are equal, perhaps 0 or 1, which have no odds
         return mean, mean
     odds = mean / (1 - mean)
     factor = math.exp(t_quantile(len(values) - 1) * error / (mean * (1 - mean)))
@@ -202,7 +202,7 @@ def bootstrap(
 def _over_items(
     measure: Measure, answers: Sequence[str], golds: Sequence[str]
 ) -> Callable[[Sequence[int]], float]:
-    """The measure as a function of which items there are, any of them several times."""
+    """The measure as a function of the item indices, which may repeat."""
     if measure == "macro_f1":
         return lambda items: macro_f1([answers[i] for i in items], [golds[i] for i in items])
     if measure == "bleu":
@@ -214,7 +214,7 @@ def _over_items(
 def _bleu_over_items(
     answers: Sequence[str], golds: Sequence[str]
 ) -> Callable[[Sequence[int]], float]:
-    """BLEU of a corpus is a function of sums of counts; here they are counted once an item."""
+    """BLEU of a corpus is a function of sums of counts; here they are counted once per item."""
     from sacrebleu.metrics.bleu import BLEU
 
     scorer = BLEU(effective_order=True)
@@ -230,7 +230,7 @@ def _bleu_over_items(
 
 
 def t_quantile(freedom: int) -> float:
-    """The value that Student's t with so many degrees of freedom exceeds in 2.5 % of cases."""
+    """The value that Student's t with these degrees of freedom exceeds in 2.5 % of cases."""
     low, high = 0.0, 20.0
     for _ in range(60):
         middle = (low + high) / 2

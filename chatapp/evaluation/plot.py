@@ -1,7 +1,7 @@
 """The picture of an evaluation: the first measure of each task, with its baselines, as a PNG.
 
-Keep: every point stands with its interval, on an axis from 0 to 1, and nothing drawn hides a
-figure: legends stand beside the axes, and points side by side.
+Invariant: every point has its interval, on an axis from 0 to 1, and no part of the drawing hides a
+figure: legends are next to the axes, and points side by side.
 """
 
 import warnings
@@ -29,16 +29,16 @@ _PANEL, _LEGEND, _NARROWEST = 3.4, 2.2, 7.5
 def plot(results: Sequence[Result], path: Path) -> None:
     """Write the picture of these results as a PNG."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name may be in a script the font has not
+        warnings.simplefilter("ignore")  # a name may use a script that the font lacks
         with whole_file(path) as draft:
             picture(results).savefig(draft, format="png", dpi=150)
 
 
 def picture(results: Sequence[Result]) -> "Figure":
-    """Results over the number of demonstrations where that varies, else by selection.
+    """Results over the number of demonstrations if that varies, else by selection.
 
-    Over demonstrations as Figures 13 and 17 of the GPT-3 paper do, with a panel for each
-    scoring; what needs no demonstrations is the first point of every curve.
+    Over demonstrations as in Figures 13 and 17 of the GPT-3 paper, with a panel for each scoring;
+    settings without demonstrations are the first point of every curve.
     """
     from matplotlib.figure import Figure
 
@@ -167,7 +167,7 @@ def _rows(group: Sequence[Result]) -> list[tuple[str, str]]:
 
 
 def _bars(points: Sequence[Result]) -> tuple[list[float], list[float]]:
-    """How far the intervals reach below and above the means."""
+    """The distances of the intervals' ends below and above the means."""
     below = [max(0.0, result.mean - result.interval[0]) for result in points]
     above = [max(0.0, result.interval[1] - result.mean) for result in points]
     return below, above
@@ -190,7 +190,8 @@ def _votes(group: Sequence[Result]) -> dict[str, dict[int, float]]:
         if result.vote is not None:
             by_selection[result.selection][result.shots] = result.vote
     different: dict[str, dict[int, float]] = {}
-    # What does not rank stands beside the vote of the nearest as well, and lends it no name.
+    # A method that does not rank is compared with the vote of the nearest as well, and does not
+    # name it.
     for selection in sorted(by_selection, key=lambda name: not method_of(name).ranks):
         if by_selection[selection] not in different.values():
             different[f"vote beside {selection}"] = by_selection[selection]
@@ -198,5 +199,5 @@ def _votes(group: Sequence[Result]) -> dict[str, dict[int, float]]:
 
 
 def _plain(text: str) -> str:
-    """Foreign text that matplotlib does not take for mathematics."""
+    """Foreign text that matplotlib does not parse as mathematics."""
     return printable(text).replace("$", r"\$")

@@ -1,7 +1,7 @@
-"""What an evaluation found: results as data and as a table for a terminal.
+"""The results of an evaluation as data and as a table for a terminal.
 
-Keep: beside each figure stands what is reached without the model's understanding: the commonest
-answer, and the vote of the nearest examples; and, if the model has one, what its head reaches.
+Invariant: each figure comes with baselines that need no understanding: the most frequent answer,
+and the vote of the nearest examples; and the result of the model's head, if it has one.
 """
 
 import platform
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Vote = Callable[[Cell], list[str] | None]
-"""What the majority of the k nearest examples says of each item."""
+"""The majority of the k nearest examples for each item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ def results(
 ) -> list[Result]:
     """Every measure of every setting, in the order of the rows.
 
-    scorings: to decide by, empty for the prompt files' own. votes: by the task's name. heads:
-    what the model's head answers to the items, likewise.
+    scorings: decision rules, empty for the prompt files' own. votes: by the task's name. heads: the
+    answers of the model's head to the items, by the task's name.
     """
     by_name = {task.name: task for task in tasks}
     settings: dict[tuple[Any, ...], list[JournalRow]] = defaultdict(list)
@@ -113,7 +113,7 @@ def results(
 
 
 def _deciding(layout: str, scorings: Sequence[Scoring]) -> list[str]:
-    """The ways to decide that the answers of a layout allow for, of those asked for."""
+    """The requested decision rules that the answers of a layout allow."""
     allowed = {
         "direct": ("direct",),
         "calibrated": ("direct", "calibrated"),
@@ -138,7 +138,7 @@ def _beside(
     voted: Sequence[str] | None,
     by_head: Sequence[str] | None,
 ) -> Callable[[Measure], dict[str, Any]]:
-    """What stands beside a measure of these answers."""
+    """Computes the baselines of a measure of these answers."""
     golds = [item.output for item in task.items]
     commonest = Counter(golds).most_common(1)[0][0]
     shown = [
@@ -164,7 +164,7 @@ def _beside(
 
 
 def document(config: dict[str, Any], results: Iterable[Result]) -> dict[str, Any]:
-    """The report as plain data; report.json holds this."""
+    """The report as plain data, for report.json."""
     packages = ("torch", "transformers", "tokenizers", "numpy", "bm25s", "sacrebleu")
     own = {"chatapp": __version__, "python": platform.python_version()}
     return {
@@ -205,8 +205,9 @@ _LEAVE_OUT = (
     *("s/item", "tokens", "dropped", "gold shown", "gold share"),
     *("95 % by", "n", "seeds", "spread", "order"),
 )
-"""What a narrow terminal shows last, the order only where it tells no rows apart; the rest of
-the setting, the measure and the baselines stay."""
+"""The columns that a narrow terminal drops first, the order only if no rows differ by it; the rest
+of the setting, the measure and the baselines stay.
+"""
 
 
 _MEANINGS = {
@@ -227,7 +228,7 @@ _MEANINGS = {
 
 
 def explanation(shown: "Table") -> str:
-    """What the columns of a table mean, a line each, for those whose name does not say it."""
+    """The meaning of a table's columns, one line each, for those with an unclear name."""
     names = [str(column.header) for column in shown.columns]
     width = max(map(len, names))
     return "".join(f"{name:<{width}}  {_MEANINGS[name]}\n" for name in names if name in _MEANINGS)
@@ -238,9 +239,9 @@ def _or_blank(value: float | None) -> str:
 
 
 def table(results: Sequence[Result], width: int | None = None) -> "Table":
-    """The results for a terminal; what is the same in all of them stands in the title.
+    """The results for a terminal; values equal in all of them are in the title.
 
-    width: in columns; where they do not fit, those of `_LEAVE_OUT` go, and are named below.
+    width: in columns; if they do not fit, those of `_LEAVE_OUT` are dropped, and named below.
     """
     from rich.console import Console
 

@@ -1,9 +1,9 @@
-"""How fast a model runs on this machine, and how fast it could.
+"""The speed of a model on this machine, and its limit.
 
-Decoding reads every matrix once a token, so the time to read that many bytes is a limit that
-no program passes while the weights do not fit into the CPU's cache.
+Decoding reads every matrix once per token, so the time to read that many bytes is a limit for any
+program while the weights do not fit into the CPU's cache.
 
-Keep: what is timed is what a chat runs, on tokens drawn at random, so that nothing is reused.
+Invariant: the measured code is that of a chat, on random tokens, so that nothing is reused.
 """
 
 import random
@@ -33,12 +33,11 @@ _READ = {"cpu": 2**28, "cuda": 2**31, "mps": 2**28}
 class Speed:
     """Medians of some repetitions.
 
-    prefill, decode: tokens a second; prefill of `prefill_tokens`, decoding of
-        `decode_tokens` after `prompt_tokens`. bandwidth: bytes read a second.
-    device: "cpu", "mps", or the name of a cuda device. threads: used at the end.
-    kernels: what multiplies, and why.
-    matrix_bytes, limit_share: bytes of weights a token reads, and the decoding speed over
-        that of reading alone; None for models whose weights this program does not hold.
+    prefill, decode: tokens per second; prefill of `prefill_tokens`, decoding of `decode_tokens`
+    after `prompt_tokens`. bandwidth: bytes read per second. device: "cpu", "mps", or the name of a
+    cuda device. threads: used at the end. kernels: the code that multiplies, and why. matrix_bytes,
+    limit_share: bytes of weights read per token, and the decoding speed relative to that of reading
+    alone; None for models whose weights this program does not hold.
     """
 
     precision: str
@@ -56,7 +55,7 @@ class Speed:
 
 
 def measure(model: LocalGenerator) -> Speed:
-    """Time a model that runs in this process."""
+    """Measure the speed of a local model."""
     draw = random.Random(0)
 
     def text(size: int) -> list[int]:
@@ -122,4 +121,4 @@ def _seconds_to_read(device: torch.device) -> float:
 
 
 def _never() -> None:
-    """Nobody cancels a measurement."""
+    """A measurement is never cancelled."""

@@ -1,1 +1,1 @@
-"""What happens inside a model: traces of a text, and replies drawn token by token."""
+"""A view inside a model: traces of a text, and replies drawn token by token."""

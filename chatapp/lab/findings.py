@@ -1,8 +1,8 @@
-"""What there is to show of a text: one result type for each question.
+"""The results to show of a text: one type for each question.
 
-Keep: a finding holds every number that is drawn. The terminal, a written file, the JSON document
-and the inspector of the TUI draw findings and compute nothing, so that they agree. Nothing here
-knows a screen.
+Invariant: a finding has every number that is drawn. The terminal, a written file, the JSON document
+and the inspector of the TUI draw findings and compute nothing, so they agree. This module knows no
+screen.
 
 To add one: a subclass of `Finding` with its numbers, made by a class method `of`; its row in
 `FINDINGS`; and how a terminal (`commands.inspect_render`) and the inspector's tab draw it.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Finding(ABC):
-    """What was computed to answer one question about a text.
+    """The answer to one question about a text.
 
     name: its key in the JSON document.
     """
@@ -38,7 +38,7 @@ class Finding(ABC):
     @property
     @abstractmethod
     def sentence(self) -> str:
-        """What it shows, in one sentence, safe for a terminal."""
+        """Its content in one sentence, safe for a terminal."""
 
     @abstractmethod
     def to_json(self) -> Any:
@@ -48,10 +48,10 @@ class Finding(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Tokens(Finding):
-    """The tokens of a text, and what was expected in the place of each.
+    """The tokens of a text, with the prediction at each position.
 
-    expected: the prediction from the tokens before, with the token itself as its `actual`; None
-    where nothing predicts it, as the first, and where it is not known.
+    expected: the prediction from the tokens before, with the token itself as its `actual`; None if
+    nothing predicts it, as for the first, or if it is unknown.
     """
 
     name: ClassVar[str] = "tokens"
@@ -73,10 +73,10 @@ class Tokens(Finding):
         drawn: "Sequence[Token]",
         tokenizer: "Tokenizer",
     ) -> Self:
-        """Of a model on a server, which gives probabilities with the tokens of a reply alone.
+        """For a model on a server, which gives probabilities only with the tokens of a reply.
 
-        ids: of the text, of which those from `start` on are the reply. drawn: the reply's tokens
-        as they came; nothing is known where they are others.
+        ids: of the text; those from `start` on are the reply. drawn: the reply's tokens as
+        received; nothing is known if they differ.
         """
         known = tuple(map(_served_prediction, drawn))
         if any(id != token.id for id, token in zip(ids[start:], drawn, strict=False)):
@@ -91,7 +91,7 @@ class Tokens(Finding):
         )
 
     def actual(self, position: int) -> "Candidate | None":
-        """The token at a position with its probability; None where nothing predicts it."""
+        """The token at a position with its probability; None if nothing predicts it."""
         expected = self.expected[position]
         return expected.actual if expected else None
 
@@ -113,7 +113,7 @@ class Tokens(Finding):
 
 
 def _served_prediction(token: "Token") -> "Prediction | None":
-    """What a server told of a token of its reply; the entropy is not known."""
+    """A server's prediction of a token of its reply; the entropy is unknown."""
     from chatapp.lab.predictions import Candidate, Prediction
 
     if math.isnan(token.logprob):
@@ -129,7 +129,7 @@ def _served_prediction(token: "Token") -> "Prediction | None":
 
 @dataclass(frozen=True, slots=True)
 class NextToken(Finding):
-    """What may follow a text, before and after what the sampling parameters cut off."""
+    """The possible next tokens, before and after the cuts by the sampling parameters."""
 
     name: ClassVar[str] = "next"
 
@@ -165,10 +165,10 @@ class NextToken(Finding):
 
 @dataclass(frozen=True, eq=False)
 class Attention(Finding):
-    """What one token attends to.
+    """The attention of one token.
 
     texts: of the tokens up to it. by_head: (layers, heads, tokens), the weights on each of them.
-    layer, head: which of them count, from 0; None averages over all.
+    layer, head: the selected ones, from 0; None averages over all.
     """
 
     name: ClassVar[str] = "attention"
@@ -191,7 +191,7 @@ class Attention(Finding):
 
     @cached_property
     def weights(self) -> list[float]:
-        """The weight on each token, averaged over what is not chosen of layers and heads."""
+        """The weight on each token, averaged over the layers and heads that are not selected."""
         layers = slice(None) if self.layer is None else [self.layer]
         heads = slice(None) if self.head is None else [self.head]
         weights: list[float] = self.by_head[layers][:, heads].mean(axis=(0, 1)).tolist()
@@ -199,9 +199,9 @@ class Attention(Finding):
 
     @property
     def shares(self) -> list[float]:
-        """The weights as shares of the largest, from 0 to 1.
+        """The weights relative to the largest, from 0 to 1.
 
-        The first token takes what a head has no use for, and would outshine the others: it does
+        The first token gets the attention that a head does not need, and would dominate: it does
         not count as the largest.
         """
         brightest = max(self.weights[1:], default=0.0) or 1.0
@@ -209,19 +209,19 @@ class Attention(Finding):
 
     @property
     def order(self) -> list[int]:
-        """The positions, that with the largest weight first."""
+        """The positions by falling weight."""
         return sorted(range(len(self.weights)), key=lambda position: -self.weights[position])
 
     @property
     def target(self) -> int:
-        """The position with the largest weight, apart from the first and the token itself."""
+        """The position with the largest weight, except the first and the token itself."""
         order = self.order
         others = (position for position in order if position not in (0, self.position))
         return next(others, order[0])
 
     @property
     def chosen(self) -> str:
-        """Which layers and heads count, in words."""
+        """The selected layers and heads, in words."""
         if self.layer is None and self.head is None:
             return "average of all heads"
         layer = "average of all layers" if self.layer is None else f"layer {self.layer}"
@@ -229,7 +229,7 @@ class Attention(Finding):
         return f"{layer}, {head}"
 
     def on(self, target: int) -> list[list[float]]:
-        """Each head's weight on the token at `target`: a row a layer, a column a head."""
+        """Each head's weight on the token at `target`: a row per layer, a column per head."""
         rows: list[list[float]] = self.by_head[:, :, target].tolist()
         return rows
 
@@ -244,7 +244,7 @@ class Attention(Finding):
 
 @dataclass(frozen=True, slots=True)
 class Layers(Finding):
-    """What each layer would predict after a token, by the logit lens; see `Trace.layer_logits`.
+    """Each layer's prediction after a token, by the logit lens; see `Trace.layer_logits`.
 
     texts: of the tokens up to it. predictions: of each layer, from the embeddings on.
     """
@@ -256,12 +256,12 @@ class Layers(Finding):
 
     @classmethod
     def of(cls, trace: "Trace", position: int, top: int = 5) -> Self:
-        """top: how many candidates each layer has."""
+        """top: the number of candidates per layer."""
         return cls(trace.texts[: position + 1], tuple(trace.lens(position, top)))
 
     @property
     def actual(self) -> "Candidate | None":
-        """The token that did follow; None after the last one."""
+        """The token that followed; None after the last one."""
         return self.predictions[0].actual
 
     @property
@@ -277,11 +277,11 @@ class Layers(Finding):
 
 
 FINDINGS: tuple[type[Finding], ...] = (Tokens, NextToken, Attention, Layers)
-"""In the order in which they are shown."""
+"""In display order."""
 
 
 def _named(texts: Sequence[str], position: int) -> str:
-    """A token in a sentence, between bars, so that its spaces can be seen."""
+    """A token in a sentence, between bars, so that its spaces are visible."""
     return f"token {position} │{visible(texts[position])}│"
 
 

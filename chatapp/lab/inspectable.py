@@ -1,7 +1,7 @@
-"""Which models can be looked into, and what to ask of them.
+"""Which models can be inspected, and the interface for it.
 
-Keep: the engine knows nothing of this room. A model of this process is wrapped, and used as
-generation uses it.
+Invariant: the engine does not depend on this room. A local model is wrapped, and used as in
+generation.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from chatapp.lab.traces import DecoderTrace, Trace, TransformersTrace
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """What can be looked into."""
+    """A model that can be inspected."""
 
     def inspect(self, ids: Sequence[int], interventions: Interventions = UNCHANGED) -> Trace:
-        """Let the model read `ids` and keep what happens in it.
+        """Run the model on `ids` and record its states.
 
-        interventions: what is changed inside the model while it reads.
-        Raises ContextOverflow when they exceed the window, ValueError when there are none,
-        ModelError when this model does not show its inside.
+        interventions: changes inside the model during the run. Raises ContextOverflow when they
+        exceed the window, ValueError when there are none, ModelError when this model cannot be
+        inspected.
         """
         ...
 
@@ -40,14 +40,14 @@ class Inspectable(Protocol):
 
 
 def inspectable(model: LanguageModel) -> Inspectable | None:
-    """What a model shows of its inside; None for one that is not in this process."""
+    """The inspectable form of a model; None for one that is not in this process."""
     if isinstance(model, LocalGenerator):
         return _InspectableGenerator(model)
     return model if isinstance(model, Inspectable) else None
 
 
 class _InspectableGenerator:
-    """A model of this process as an `Inspectable`."""
+    """A local model as an `Inspectable`."""
 
     def __init__(self, model: LocalGenerator) -> None:
         self._model = model
@@ -77,7 +77,7 @@ class _InspectableGenerator:
 
 
 def _check_is_one_stack(model: LocalGenerator) -> None:
-    """Raises ModelError for a model of which no single stack reads prompt and reply."""
+    """Raises ModelError for a model that has no single stack for prompt and reply."""
     if isinstance(model, EncoderDecoderModel):
         raise ModelError(
             f"{model.name}: this is an encoder-decoder model; only decoder-only models can "

@@ -1,11 +1,8 @@
-"""Distributions over the next token, summed up for people to read.
+"""Summaries of distributions over the next token, and a reply drawn step by step.
 
-Keep: probabilities are those of the plain softmax of the logits, entropies are in bits.
-
-A reply generated one token at a time, each distribution in the open.
-
-Keep: as long as the sampling stays and no token is chosen or taken back, it draws the very
-tokens that `LanguageModel.generate` gives with the same seed.
+Invariant: probabilities are those of the plain softmax of the logits, entropies are in bits. With
+unchanged sampling and no token chosen or taken back, the steps draw the same tokens as
+`LanguageModel.generate` with the same seed.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,9 +18,9 @@ from chatapp.engine.sampling import Sampler
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token that may come next, under the model's plain softmax.
+    """A possible next token, under the model's plain softmax.
 
-    text: the token's own, for display. rank: 1 is the likeliest; None where it is not known.
+    text: the token's own, for display. rank: 1 is the most likely; None if unknown.
     """
 
     id: int
@@ -34,10 +31,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a distribution over the next token amounts to.
+    """The summary of a distribution over the next token.
 
-    entropy: in bits; None where it is not known. candidates: the likeliest, best first. actual:
-    the token that did come; None after the last one.
+    entropy: in bits; None if unknown. candidates: the most likely, best first. actual: the token
+    that followed; None after the last one.
     """
 
     entropy: float | None
@@ -49,8 +46,8 @@ class Prediction:
 class Cut:
     """The next token's distribution before and after temperature, penalties and cuts.
 
-    before: of the plain softmax. drawn: what each of its candidates' probability has become,
-    0 where it was cut off. entropy: in bits, of what is left. kept: how many tokens are left.
+    before: of the plain softmax. drawn: the new probability of each of its candidates, 0 if it was
+    cut off. entropy: in bits, of the rest. kept: the number of remaining tokens.
     """
 
     before: Prediction
@@ -63,9 +60,9 @@ class Cut:
 def predictions(
     logits: Tensor, actual: Sequence[int | None], *, top: int, piece: Callable[[int], str]
 ) -> list[Prediction]:
-    """Sum up distributions.
+    """Summarize distributions.
 
-    logits: (rows, vocabulary). actual: what did come after each row, if that is known.
+    logits: (rows, vocabulary). actual: the token after each row, if known.
     """
     logprobs = logits.float().log_softmax(1)
     # A probability of 0 has a logarithm of -inf, and adds nothing.
@@ -93,7 +90,7 @@ def cut(
     top: int,
     piece: Callable[[int], str],
 ) -> Cut:
-    """The distribution after `ids`, before and after what the sampler does to it.
+    """The distribution after `ids`, before and after the sampler's changes.
 
     logits: (vocabulary,).
     """
@@ -105,10 +102,10 @@ def cut(
 
 
 class Stepper:
-    """A reply that grows by a token at a time.
+    """A reply that grows token by token.
 
-    taken: the tokens so far, drawn or chosen, as the model saw them coming.
-    sampling: how the next token is drawn.
+    taken: the tokens so far, drawn or chosen, with the model's predictions. sampling: how the next
+    token is drawn.
     """
 
     def __init__(
@@ -130,13 +127,13 @@ class Stepper:
         self.draw_by(sampling)
 
     def draw_by(self, sampling: Sampling) -> None:
-        """Draw the next tokens in another way."""
+        """Draw the next tokens with other sampling parameters."""
         self.sampling = sampling
         self._sampler = Sampler(sampling)
 
     @property
     def is_over(self) -> bool:
-        """Whether the reply has ended, or the window has no room for another token."""
+        """Whether the reply has ended, or the window is full."""
         ended = bool(self.taken) and self.taken[-1].id in self._end_ids
         return ended or len(self._ids) >= self._context
 

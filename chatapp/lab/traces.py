@@ -1,12 +1,8 @@
-"""What happened in a model while it read a text: attention weights, what each layer would say.
+"""Traces: attention weights and layer predictions of a model while it reads a text.
 
-Keep: the numbers are the model's own, and looking changes nothing. A trace is one pass of the
-model's own code, apart from the cache that replies are drawn with.
-
-The trace of a model of transformers, as far as the model can give it.
-
-Keep: a model that lacks something raises `ModelError` when it is asked for it, and no other
-computation of the model sees what is switched here.
+Invariant: the numbers are the model's own, and observing changes nothing. A trace is one pass of
+the model's own code, without the cache of replies. A model that lacks something raises `ModelError`
+on request, and no other computation of the model sees the switches set here.
 """
 
 from abc import ABC, abstractmethod
@@ -29,12 +25,12 @@ from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.lab.predictions import Prediction, predictions
 
-# Rows of logits computed at once: some 50 MB with GPT-2's 50,257 tokens.
+# Rows of logits computed at once: about 50 MB with GPT-2's 50,257 tokens.
 ROWS = 256
 
 
 class Trace(ABC):
-    """What happened in a model while it read `ids`.
+    """The states of a model while it read `ids`.
 
     Positions count tokens from 0. Layer 0 is the embeddings, layer n the output of block n.
     """
@@ -54,16 +50,16 @@ class Trace(ABC):
 
     @abstractmethod
     def layer_logits(self, position: int) -> Tensor:
-        """Logits (layers + 1, vocabulary) that each layer's state gives at a position.
+        """Logits (layers + 1, vocabulary) from each layer's state at a position.
 
-        The state goes through the final norm and the output matrix as if no block came after
-        it: the "logit lens" (nostalgebraist 2020). The last row are the model's own logits.
+        The state goes through the final norm and the output matrix as if no block came after it:
+        the "logit lens" (nostalgebraist 2020). The last row are the model's own logits.
         """
 
     @abstractmethod
     def attention(self, position: int) -> NDArray[np.float32]:
-        """Attention weights (layers, heads, position + 1) of one position on those before it
-        and itself. Each row sums to 1, but for what goes to special tokens put before the text.
+        """Attention weights (layers, heads, position + 1) of one position on those before it and
+        itself. Each row sums to 1, except for the weight on special tokens before the text.
         """
 
     def attentions(self) -> NDArray[np.float32]:
@@ -78,7 +74,7 @@ class Trace(ABC):
         return weights
 
     def predictions(self, top: int = 10) -> list[Prediction]:
-        """What the model expected after each position, beside what did come."""
+        """The model's prediction after each position, with the token that followed."""
         summed_up: list[Prediction] = []
         followers: list[int | None] = [*self.ids[1:], None]
         for start in range(0, len(self.ids), ROWS):
@@ -89,14 +85,14 @@ class Trace(ABC):
         return summed_up
 
     def lens(self, position: int, top: int = 5) -> list[Prediction]:
-        """What each layer, from the embeddings on, would predict after a position."""
+        """Each layer's prediction after a position, from the embeddings on."""
         follower = self.ids[position + 1] if position + 1 < len(self.ids) else None
         rows = self.layer_logits(position)
         return predictions(rows, [follower] * len(rows), top=top, piece=self._piece)
 
 
 class Recorder:
-    """An observer that keeps what it sees at chosen points, and changes nothing."""
+    """An observer that records values at chosen points, and changes nothing."""
 
     def __init__(self, points: Collection[str]) -> None:
         self._points = frozenset(points)
@@ -111,8 +107,8 @@ class Recorder:
 class DecoderTrace(Trace):
     """The trace of a decoder of this program. Tokens before the text have no positions.
 
-    start: those tokens. interventions: what is changed while the model reads. The states after each
-    layer and the queries and keys of each head are kept, which is linear in the positions.
+    start: those tokens. interventions: changes during the pass. The states after each layer and the
+    queries and keys of each head are kept, whose size is linear in the positions.
     """
 
     def __init__(
@@ -155,7 +151,7 @@ class DecoderTrace(Trace):
         return weights
 
 
-# What transformers' models call the norm after their last block.
+# The name of the norm after the last block in transformers' models.
 _FINAL_NORMS = ("ln_f", "norm", "final_layernorm", "final_layer_norm", "norm_f")
 
 
@@ -187,7 +183,7 @@ class TransformersTrace(Trace):
         norm = next((getattr(inside, n) for n in _FINAL_NORMS if hasattr(inside, n)), None)
         if norm is None:
             raise self._missing("layers' predictions")
-        # transformers' last hidden state has been through the norm already.
+        # transformers' last hidden state has passed the norm already.
         *early, last = (state[position] for state in self._states)
         return self._head(torch.cat([norm(torch.stack(early)), last[None]]))
 
@@ -208,10 +204,10 @@ class TransformersTrace(Trace):
         return own
 
     def _last_attention(self, tokens: Tensor) -> Any:
-        """The model's output with the attention weights of the last of the tokens."""
+        """The model's output with the attention weights of the last token."""
         options: dict[str, Any] = {"use_cache": False}
         if self._model.can_cache and tokens.shape[1] > 1:
-            # Only the last row is asked for, so that its memory is linear in the positions.
+            # Only the last row is requested, so its memory is linear in the positions.
             before = self._run(tokens[:, :-1], **cache_arguments(None))
             tokens = tokens[:, -1:]
             options = cache_arguments(cache_of(before, self._model.network))
@@ -230,6 +226,6 @@ class TransformersTrace(Trace):
         return ModelError(f"{self._model.name}: this kind of model does not expose its {what}")
 
     def _head(self, states: Tensor) -> Tensor:
-        """Logits of states that have been through the final norm."""
+        """Logits of states after the final norm."""
         logits: Tensor = self._model.network.get_output_embeddings()(states)
         return logits[..., : self._model.vocabulary].float().cpu()

@@ -1,6 +1,6 @@
 """How a vocabulary is made from a text, and how a tokenizer builds its tokens from characters.
 
-Keep: what is shown step by step ends in the tokens that the tokenizer itself gives.
+Invariant: the steps end in the same tokens as the tokenizer itself.
 
 Byte-pair encoding merges the most frequent pair of neighbours, again and again (Gage 1994, "A new
 algorithm for data compression"; Sennrich, Haddow and Birch 2016, arXiv 1508.07909). WordPiece
@@ -26,7 +26,7 @@ Method = Literal["bpe", "wordpiece"]
 METHODS: tuple[Method, ...] = ("bpe", "wordpiece")
 
 _CONTINUES = "##"
-"""Before each part of a word but its first, in WordPiece."""
+"""Before each part of a word except its first, in WordPiece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def learn_vocabulary(words: Mapping[str, int], method: Method, steps: int) -> It
 
 
 def _merge(cut: Sequence[str], pair: tuple[str, str], merged: str) -> list[str]:
-    """A word's tokens with each place of a pair, from the left, as one token."""
+    """Replace each occurrence of a pair in a word's tokens, from the left, by one token."""
     done: list[str] = []
     at = 0
     while at < len(cut):

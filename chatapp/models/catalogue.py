@@ -1,7 +1,7 @@
-"""The models there are to choose from: on this machine, on the servers that have a name, to get.
+"""The models to choose from: on this machine, on named servers, and downloadable.
 
-Keep: what is wrong with a model or a server becomes the words about it; nothing is raised,
-loaded or downloaded.
+Invariant: a fault of a model or a server becomes its remark; nothing is raised, loaded or
+downloaded.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,11 @@ from chatapp.models.sizes import memory_needed
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model: a name that `load_model` takes, and what is known of it.
+    """A model: a name that `load_model` takes, and the known facts.
 
-    origin: bundled, folder, adapter, hub, ollama, lmstudio, or server; "" when it is not found.
-    bytes: on disk; None on a server.
-    memory: bytes it will take here; None where that cannot be told.
-    server: the address of its server.
-    remark: what is wrong with it, or else to say.
+    origin: bundled, folder, adapter, hub, ollama, lmstudio, or server; "" when it is missing.
+    bytes: on disk; None on a server. memory: estimated bytes here; None if unknown. server: the
+    address of its server. remark: a fault or another note.
     """
 
     name: str
@@ -44,7 +42,7 @@ class ListedModel:
 
     @property
     def about(self) -> str:
-        """All that is known of it, in a line."""
+        """All known facts, on one line."""
         facts = [self.origin] if self.origin else []
         if self.bytes is not None:
             takes = f", {size_in_words(self.memory)} in memory" if self.memory else ""
@@ -58,20 +56,20 @@ class ListedModel:
 
 
 def template_in_words(template: str) -> str:
-    """Which template a model is chatted with in, where it was given none."""
+    """The template for a chat with a model, in words."""
     return {"": "plain", OWN: "its own template"}.get(template, f"template {template}")
 
 
 def on_this_machine(precision: str = "auto", device: str = "auto") -> list[ListedModel]:
     """The models here, bundled and own, of the hub's cache and of other programs.
 
-    precision, device: what they would be loaded in, and on.
+    precision, device: of the planned use.
     """
     return [_listed(name, precision, device) for name in resolving.local_models()]
 
 
 def unfinished() -> list[ListedModel]:
-    """What `models get` has begun to bring."""
+    """Unfinished downloads of `models get`."""
     try:
         models = fetched_models()
     except ModelError as error:
@@ -84,7 +82,7 @@ def unfinished() -> list[ListedModel]:
 
 
 def servers() -> list[ListedModel]:
-    """The servers with a name; none is asked."""
+    """The named servers; none is contacted."""
     try:
         named = named_servers()
     except ModelError as error:
@@ -93,7 +91,7 @@ def servers() -> list[ListedModel]:
 
 
 def on_servers() -> Iterator[ListedModel]:
-    """The models of the servers with a name; each is asked, which may take seconds."""
+    """The models of the named servers; each is contacted, which may take seconds."""
     try:
         named = named_servers()
     except ModelError as error:
@@ -113,7 +111,7 @@ def on_servers() -> Iterator[ListedModel]:
 
 
 def to_get() -> list[KnownModel]:
-    """The models with a short name that are not here, or not whole."""
+    """The models with a short name that are missing or incomplete here."""
     return [model for name, model in known_models().items() if not _is_here(name)]
 
 
@@ -126,7 +124,7 @@ def _is_here(name: str) -> bool:
 
 
 def _listed(name: str, precision: str, device: str) -> ListedModel:
-    """A model of this machine, whatever is wrong with it."""
+    """A model of this machine, with any fault as its remark."""
     origin, size = "", None
     try:
         path = folder_here(name)
@@ -135,7 +133,7 @@ def _listed(name: str, precision: str, device: str) -> ListedModel:
         info = describe(files)
         chosen = usual_precision(files, device) if precision == "auto" else precision
     except (ModelError, OSError) as error:
-        remark = str(error).removeprefix(f"{name}: ")  # which stands before it already
+        remark = str(error).removeprefix(f"{name}: ")  # the name is shown before it already
         return ListedModel(name, origin, size, remark=remark)
     if files.is_adapter:
         origin = "adapter"

@@ -1,7 +1,7 @@
-"""What `models info` shows of a model: its sizes, parts, types of weights, licence and template.
+"""The facts for `models info`: sizes, parts, types of weights, licence and template.
 
-Keep: figures come from the configuration and the headers of the weights; no weight is read.
-torch and transformers are loaded only for a family that this program has no decoder of.
+Invariant: figures come from the configuration and the headers of the weights; no weight is read.
+torch and transformers are loaded only for a family without a decoder here.
 """
 
 import math
@@ -21,21 +21,19 @@ from chatapp.engine.files.safetensors import is_buffer
 from chatapp.models.sizes import ModelSizes, read_sizes
 
 OWN = "own"
-"""What the chat template of a model's tokenizer is called where templates have names."""
+"""The name of a tokenizer's chat template among templates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelSizes):
-    """What a model's files say of it.
+    """The facts in a model's files.
 
-    formula: of the parameters, for what this program has a decoder of, else empty; and
-        parameters_by_formula, what it gives. That of GPT-2 leaves out the 4LH
-        biases of the attention.
-    parts: what stands at each place of the decoder, by its name; empty where it has none.
-    dtype: of the stored weights, "mixed" when they differ; of a GGUF file, what most of them are.
-    template: the name of the one it was trained in, OWN for its tokenizer's.
-    licence, template: empty when the folder names none.
-    bytes: of all files on disk.
+    formula: of the parameters, if this program has a decoder, else empty; and
+    parameters_by_formula, its value. That of GPT-2 leaves out the 4LH biases of the attention.
+    parts: description of each part of the decoder, by its name; empty without a decoder. dtype: of
+    the stored weights, "mixed" when they differ; of a GGUF file, the most frequent one. template:
+    the name of the one it was trained with, OWN for its tokenizer's. licence, template: empty when
+    unknown. bytes: of all files on disk.
     """
 
     folder: Path
@@ -50,7 +48,7 @@ class ModelInfo(ModelSizes):
 
 
 def describe(files: ModelFiles) -> ModelInfo:
-    """What a model is, from its config and weight headers.
+    """Describe a model from its config and weight headers.
 
     Of an adapter: its base, with the weights of both. Raises ModelError.
     """
@@ -84,20 +82,22 @@ def _formula(a: Architecture) -> tuple[str, int]:
 
 
 GPT_FORMULA = "N = 12LH² + (9L + V + n)H"
-"""The usual one of GPT, whose norms follow attention and MLP, so that none stands at the end."""
+"""The usual formula of GPT, whose norms follow attention and MLP, so that there is none
+at the end."""
 
 GPT2_FORMULA = f"{GPT_FORMULA} + 2H"
-"""The usual one of GPT-2 and GPT-3. 9LH are the biases of the MLP, which is four times as wide, and
-the norms of the blocks; the 4LH biases of the attention are left out."""
+"""The usual formula of GPT-2 and GPT-3. 9LH are the biases of the MLP, which is four times as wide,
+and the norms of the blocks; the 4LH biases of the attention are left out.
+"""
 
 
 def gpt_parameters(layers: int, hidden: int, vocabulary: int, context: int) -> int:
-    """What `GPT_FORMULA` gives."""
+    """The value of `GPT_FORMULA`."""
     return 12 * layers * hidden**2 + (9 * layers + vocabulary + context) * hidden
 
 
 def gpt2_parameters(layers: int, hidden: int, vocabulary: int, context: int) -> int:
-    """What `GPT2_FORMULA` gives."""
+    """The value of `GPT2_FORMULA`."""
     return gpt_parameters(layers, hidden, vocabulary, context) + 2 * hidden
 
 
@@ -106,7 +106,7 @@ def _dtype(files: ModelFiles) -> str:
     for header in files.headers:
         if not is_buffer(header.name):
             sizes[header.dtype] += math.prod(header.shape)
-    # Vectors are hardly ever stored as the matrices are.
+    # Vectors are hardly ever stored in the type of the matrices.
     return max(sizes, key=sizes.__getitem__) if files.is_gguf or len(sizes) == 1 else "mixed"
 
 
@@ -122,7 +122,7 @@ _MOST_FRONT_MATTER = 2**16
 
 
 def _licence(files: ModelFiles) -> str:
-    """The licence that the front matter of the model card names, or a GGUF file."""
+    """The licence in the front matter of the model card, or in a GGUF file."""
     if files.gguf is not None:
         return str(files.gguf.metadata.get("general.license", ""))
     try:
@@ -136,7 +136,7 @@ def _licence(files: ModelFiles) -> str:
 
 
 def _template(files: ModelFiles) -> str:
-    """The name of the dialogue template saved with the model, OWN where its tokenizer has one."""
+    """The name of the dialogue template stored with the model, OWN for its tokenizer's."""
     if files.gguf is not None:
         metadata = files.gguf.metadata
         if saved := metadata.get(GGUF_TEMPLATE):

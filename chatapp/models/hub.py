@@ -1,7 +1,7 @@
 """Models of the Hugging Face hub: in its cache on this machine, or downloaded.
 
-Keep: only configuration, tokenizer and safetensors files are fetched, never pickled weights or
-code, and whatever the hub's client raises becomes a `ModelError` of one sentence.
+Invariant: only configuration, tokenizer and safetensors files are downloaded, never pickled weights
+or code, and an error of the hub's client is a `ModelError` with one sentence.
 """
 
 import errno
@@ -23,14 +23,14 @@ WANTED = [
     "README.md",
     "LICENSE*",
 ]
-"""What a model needs of a hub repository, as patterns of file names."""
+"""The files of a hub repository that a model needs, as name patterns."""
 
 UNWANTED = [f"*/{pattern}" for pattern in WANTED if pattern != "*.jinja"]
-"""What lies in folders of a repository, other formats mostly; only templates are used there."""
+"""Files in subfolders of a repository, mostly other formats; only templates are used there."""
 
 
 class OutOfReachError(ModelError):
-    """The hub gives no answer. `why`: what its client says of that, for another sentence."""
+    """The hub does not answer. `why`: the client's reason, for another sentence."""
 
     def __init__(self, sentence: str, why: str) -> None:
         super().__init__(sentence)
@@ -38,7 +38,7 @@ class OutOfReachError(ModelError):
 
 
 def downloaded_folder(name: str) -> Path:
-    """The folder of a hub model in the hub's cache, once it is downloaded. Raises ModelError."""
+    """The folder of a hub model in the hub's cache, downloaded if necessary. Raises ModelError."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -49,7 +49,7 @@ def downloaded_folder(name: str) -> Path:
 
 
 def cached_folder(name: str) -> Path | None:
-    """The folder of a hub model with its weights in the hub's cache on this machine, if there."""
+    """The folder of a hub model with weights in the hub's cache on this machine, or None."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -61,7 +61,7 @@ def cached_folder(name: str) -> Path | None:
         )
     except LocalEntryNotFoundError:
         return None
-    except HFValidationError:  # no name that a hub model could have
+    except HFValidationError:  # an impossible name on the hub
         raise ModelError(f"{name[:100]!r}: there is no such folder") from None
     return folder if any(folder.glob("*.safetensors")) else None
 
@@ -86,7 +86,7 @@ def cached_hub_models(accepts: Callable[[Path], bool]) -> list[str]:
 
 @contextmanager
 def hub_errors(name: str) -> Iterator[None]:
-    """Turn what the hub's client raises into a ModelError, and keep its notices from the screen."""
+    """Convert errors of the hub's client to ModelErrors, and hide its notices."""
     from httpx2 import HTTPError
     from huggingface_hub.errors import DryRunError, LocalEntryNotFoundError, XetDownloadError
     from huggingface_hub.utils import logging as client_log
@@ -104,7 +104,7 @@ def hub_errors(name: str) -> Iterator[None]:
 
 
 def _told(name: str, error: BaseException) -> ModelError:
-    """What an error of the hub's client means, in a sentence."""
+    """The meaning of an error of the hub's client, in a sentence."""
     from httpx2 import TransportError
     from huggingface_hub import constants, errors
 

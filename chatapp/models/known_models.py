@@ -1,6 +1,6 @@
-"""The models that have a short name: where each can be had, and what it is for.
+"""The models with a short name: where to get each, and its purpose.
 
-Keep: the facts stand in known_models.toml alone, and reading them needs no network.
+Invariant: the facts are only in known_models.toml, and reading them needs no network.
 """
 
 import tomllib
@@ -14,10 +14,10 @@ _TABLE = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package of the Python package index with a model's file in it.
+    """A package of the Python package index that contains a model's file.
 
-    wheel_bytes: of the package's wheel. member: the file's path in the wheel.
-    bytes, sha256: of that file.
+    wheel_bytes: of the package's wheel. member: the file's path in the wheel. bytes, sha256: of
+    that file.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Package:
 
     @property
     def requirement(self) -> str:
-        """The package as pip is asked for it."""
+        """The requirement for pip."""
         return f"{self.name}=={self.version}"
 
     @property
@@ -42,8 +42,8 @@ class Package:
 class KnownModel:
     """A model with a short name.
 
-    hub: its id on the hub. bytes: of its weights there. licence: as its makers name it.
-    package: a second source of it, for where the hub is out of reach.
+    hub: its id on the hub. bytes: of its weights there. licence: as its authors name it. package: a
+    second source, when the hub is unreachable.
     """
 
     name: str
@@ -55,7 +55,7 @@ class KnownModel:
 
     @property
     def size(self) -> str:
-        """How much is brought, in words."""
+        """The size of the download, in words."""
         hub = size_in_words(self.bytes)
         if self.package is None:
             return hub
@@ -63,18 +63,18 @@ class KnownModel:
 
 
 def advice() -> str:
-    """What the bundled model is for, and which one is for conversation."""
+    """The purpose of the bundled model, and a model for conversation."""
     return f"The bundled model is small and made to be opened; for conversation take {larger()}"
 
 
 def larger() -> str:
-    """The name and the size of the model to go on with after the bundled one."""
+    """The name and the size of the model to try after the bundled one."""
     package = known_models()["smollm2"].package
     return f"smollm2, {package.bytes / 1e6:.0f} MB" if package else "smollm2"
 
 
 def known_models() -> dict[str, KnownModel]:
-    """All of them by their short names, in the order in which they are shown."""
+    """All of them by their short names, in display order."""
     return {
         name: KnownModel(
             name=name,

@@ -1,8 +1,8 @@
-"""From a name (bundled, a folder, an adapter, a hub id, a server's address) to a model, or to its
-tokenizer alone.
+"""From a name (bundled, a folder, an adapter, a hub id, a server's address) to a model or its
+tokenizer.
 
-Keep: what is wrong with a model reaches the user as a `ModelError`, one sentence. Nothing heavy is
-imported before a model is really loaded; a tokenizer needs no weights.
+Invariant: a fault of a model is a `ModelError` with one sentence. Heavy modules are imported only
+when a model is loaded; a tokenizer needs no weights.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,10 @@ def load_model(
     """Load a model by its name. Raises ModelError.
 
     name: "bundled", a folder of a language model in Hugging Face layout, a folder of a PEFT
-        adapter, a hub id, or a server; see `server_of`.
-    precision: what its matrices are stored and multiplied as; "auto" is what is fastest on
-        the device. Only `DECODERS` can be other than float32; a server chooses its own.
-    device: where it is computed; "auto" is a GPU for a large model, if there is one.
-    say: called with a sentence, before it is loaded, when it takes more memory than is free.
+    adapter, a hub id, or a server; see `server_of`. precision: number format of its matrices;
+    "auto" is the fastest one on the device. Only `DECODERS` support others than float32; a server
+    chooses its own. device: where it is computed; "auto" is a GPU for a large model, if there is
+    one. say: gets a warning, before loading, if it needs more memory than is free.
     """
     if precision not in PRECISIONS:
         raise ModelError(
@@ -76,9 +75,9 @@ def _load(
 
 
 def usual_precision(files: ModelFiles, device: str) -> str:
-    """What a chat multiplies a model in on a device when nothing else is chosen.
+    """The default precision of a chat with a model on a device.
 
-    Raises ModelError when the device is not there.
+    Raises ModelError when the device does not exist.
     """
     if not files.has_decoder:
         return "float32"
@@ -93,7 +92,7 @@ def usual_precision(files: ModelFiles, device: str) -> str:
 
 
 def _check_task(files: ModelFiles) -> None:
-    """Raises ModelError when the config names a model for something else than text to come."""
+    """Raises ModelError when the config is for another task than text generation."""
     names = architectures(files.whole.config)
     task = SEQ_TO_SEQ if files.is_encoder_decoder else "ForCausalLM"
     if names and all("For" in name and not name.endswith(task) for name in names):
@@ -106,14 +105,14 @@ def _check_task(files: ModelFiles) -> None:
 def _check_memory(
     files: ModelFiles, name: str, precision: str, device: str, say: Callable[[str], None]
 ) -> None:
-    """Raises ModelError for a model that takes more memory than this machine has."""
+    """Raises ModelError for a model that needs more memory than this machine has."""
     from chatapp.engine.kernels.device import device_for
     from chatapp.models.sizes import check_memory, memory_needed, read_sizes
 
     try:
         sizes = read_sizes(files)
     except ModelError:
-        return  # loading it says what is wrong, with more words
+        return  # loading it reports the fault, in more words
     chosen = usual_precision(files, device) if precision == "auto" else precision
     if device_for(device, chosen, sizes.parameters).type != "cuda":  # which has its own memory
         check_memory(name, memory_needed(sizes, chosen), say)
@@ -142,8 +141,8 @@ def load_reward_model(name: str) -> RewardModel:
 def read_tokenizer(name: str) -> PieceTokenizer:
     """The tokenizer of a model by its name. Raises ModelError.
 
-    name: as `load_model` takes it, the folder of a tokenizer, or a GGUF file, which need hold no
-        more than a vocabulary.
+    name: as for `load_model`, the folder of a tokenizer, or a GGUF file, which may contain only a
+    vocabulary.
     """
     files = TokenizerFiles.read(model_folder(name))
     try:

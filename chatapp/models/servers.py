@@ -1,6 +1,6 @@
-"""Servers by the names that the user gave them in servers.toml.
+"""Servers by their names in servers.toml.
 
-Keep: a name in that file wins over a folder or a model of the hub of the same name.
+Invariant: a name in that file wins over a folder or a hub model of the same name.
 """
 
 import re
@@ -15,11 +15,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def server_of(name: str) -> Server | None:
-    """The server that a name or an address stands for; None for every other name.
+    """The server for a name or an address; None for any other name.
 
-    name: with `#` and one of the server's models at its end where it has several. The key and
-        context of a named server are also used for its bare address.
-    Raises ModelError for an address that is none and when the file of names cannot be used.
+    name: ends with `#` and one of the server's models if it has several. The key and context of a
+    named server also apply to its bare address. Raises ModelError for an invalid address or an
+    unusable file of names.
     """
     address, _, model = name.partition("#")
     servers = named_servers()

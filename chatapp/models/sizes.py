@@ -1,7 +1,7 @@
-"""How large a model is, how much memory it takes, and whether this machine has it.
+"""A model's size, its memory needs, and whether this machine has enough.
 
-Keep: sizes come from the configuration and the headers of the weights; no weight is read. torch and
-transformers are loaded only for a family that this program has no decoder of.
+Invariant: sizes come from the configuration and the headers of the weights; no weight is read.
+torch and transformers are loaded only for a family without a decoder here.
 """
 
 import math
@@ -21,10 +21,9 @@ from chatapp.engine.kernels.device import machine_memory
 class ModelSizes:
     """The sizes of a model.
 
-    parameters: weights in the checkpoint, tied ones counted once.
-    layers, heads, hidden_size, vocabulary, cached_numbers: None where the configuration does not
-        give one figure for the whole model; heads: 0 where there is no attention.
-    cached_numbers: keys and values that the cache keeps of each token.
+    parameters: weights in the checkpoint, tied ones counted once. layers, heads, hidden_size,
+    vocabulary, cached_numbers: None if the configuration has no single figure for the whole model;
+    heads: 0 without attention. cached_numbers: keys and values in the cache per token.
     """
 
     parameters: int = 0
@@ -71,7 +70,7 @@ def _of_decoder(a: Architecture) -> tuple[ModelSizes, bool]:
 
 
 def _by_transformers(files: ModelFiles) -> tuple[ModelSizes, bool]:
-    """As `_of_decoder`, under the names that transformers has for all families.
+    """Like `_of_decoder`, by the names that transformers uses for all families.
 
     Raises ModelError.
     """
@@ -79,14 +78,14 @@ def _by_transformers(files: ModelFiles) -> tuple[ModelSizes, bool]:
 
     config = read_config(files)
     text = config.get_text_config(decoder=True)
-    # Of an encoder and a decoder, the decoder's, which is what writes. What transformers makes of
-    # a flat configuration of both has lost the number of its layers.
+    # Of an encoder and a decoder, the decoder's. transformers drops the number of its layers from a
+    # flat configuration of both.
     of_decoder = (_number(config, key) for key in ("num_decoder_layers", "decoder_layers"))
     layers = next(filter(None, of_decoder), None) or _number(text, "num_hidden_layers")
     if files.family in _WITHOUT_ATTENTION:
         heads: int | None = 0
         cached: int | None = 0
-    elif getattr(text, "is_heterogeneous", False):  # its blocks are unlike
+    elif getattr(text, "is_heterogeneous", False):  # its blocks differ
         blocks = list(text.per_layer_config)
         of_blocks = [_cached_numbers(block) for block in blocks]
         cached = None if None in of_blocks else sum(filter(None, of_blocks))
@@ -111,7 +110,7 @@ _WITHOUT_ATTENTION = ("falcon_mamba", "fnet", "mamba", "mamba2", "rwkv", "xlstm"
 
 
 def _cached_numbers(block: Any) -> int | None:
-    """Keys and values of a token in one block; None where they are not known."""
+    """Keys and values of a token in one block; None if unknown."""
     heads, width = _number(block, "num_attention_heads"), _number(block, "hidden_size")
     if heads is None or width is None:
         return None
@@ -120,36 +119,36 @@ def _cached_numbers(block: Any) -> int | None:
 
 
 def _number(config: Any, key: str) -> int | None:
-    """A size in a configuration of transformers; None where there is no one figure for it."""
+    """A size in a transformers configuration; None if there is no single figure."""
     try:
         value = getattr(config, key, None)
-    except Exception:  # transformers lets many kinds through, of what differs from block to block
+    except Exception:  # transformers raises many types for values that differ between blocks
         return None
     return value if isinstance(value, int) and value > 0 else None
 
 
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.625}
-# Of the token embedding, which int8 and int4 keep in float16 beside the output matrix, in int8.
+# Of the token embedding, which int8 and int4 store in float16 in addition to the int8 output
+# matrix.
 _EMBEDDING_BYTES = {"int8": 2, "int4": 2.375}
 _CACHE_BYTES = 4
 
-# What the allocator holds beyond the weights, which are transposed one by one while they are read.
+# The allocator's overhead over the weights, which are transposed one by one while they are read.
 _OVERHEAD = 1.25
 
-# The interpreter, torch, and what a pass computes.
+# The interpreter, torch, and temporary results of a pass.
 _PROGRAM = 250_000_000
 
 _CHAT_TOKENS = 4096
-"""The longest chat that is reckoned with, where the context of a model is longer."""
+"""The longest chat in the estimate, if the context of a model is longer."""
 
 
 def memory_needed(sizes: ModelSizes, precision: str) -> int:
-    """Bytes that a chat with a model takes: its weights, keys and values, and the program.
+    """Bytes that a chat with a model needs: its weights, keys and values, and the program.
 
-    Within a fifth of what is measured of GPT-2s from 3 to 355 million parameters, without files
-    that are mapped, whose pages the system takes back when it needs them, and without the keys and
-    values of a model whose sizes are not known.
-    precision: what its matrices are multiplied in, not "auto".
+    Within a fifth of measurements of GPT-2s from 3 to 355 million parameters, without mapped files,
+    whose pages the system can take back, and without the keys and values of a model of unknown
+    sizes. precision: of its matrices, not "auto".
     """
     weights = sizes.parameters * _WEIGHT_BYTES[precision]
     embedding = (sizes.vocabulary or 0) * (sizes.hidden_size or 0)
@@ -159,9 +158,9 @@ def memory_needed(sizes: ModelSizes, precision: str) -> int:
 
 
 def check_memory(name: str, needed: int, say: Callable[[str], None]) -> None:
-    """Say so of a model that takes more memory than is free.
+    """Warn about a model that needs more memory than is free.
 
-    say: called with the sentence. Raises ModelError for more than the machine has.
+    say: gets the sentence. Raises ModelError for more than the machine has.
     """
     memory = machine_memory()
     takes = f"{name} takes about {size_in_words(needed)} of memory"

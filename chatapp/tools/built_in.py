@@ -1,14 +1,22 @@
 """The built-in tools: a calculator, the clock and the calendar, units of measurement.
 
-Keep: an expression is read by the grammar below and never run; its length, its depth and the size
-of every number in it are bounded. A number stays an exact fraction until it is written, and a
-rounded one says so. A time is written with its zone and a date with its day of the week.
+Invariant: an expression is parsed by the grammar below and never executed; its length, its depth
+and the size of every number in it are bounded. A number stays an exact fraction until it is
+printed, and a rounded one is marked. A time includes its zone and a date its day of the week.
 
-    sum     = product {("+" | "-") product}
-    product = sign {("*" | "/" | "//" | "mod" | "of") sign}
-    sign    = ("-" | "+") sign | power
+    sum     = product {("+"
+ "-") product}
+    product = sign {("*"
+ "/"
+ "//"
+ "mod"
+ "of") sign}
+    sign    = ("-"
+ "+") sign
+ power
     power   = part ["**" sign]
-    part    = (number | "(" sum ")") {"%"}
+    part    = (number
+ "(" sum ")") {"%"}
 
 `%` before a number or a parenthesis is the remainder, elsewhere per cent.
 """
@@ -24,7 +32,7 @@ from chatapp.common.userfiles import quoted, suggestion
 from chatapp.tools.tool import ToolError
 
 MOST_BITS = 13_000
-"""Of a numerator or a denominator: some 3,900 digits, where Python itself writes 4,300."""
+"""Of a numerator or a denominator: about 3,900 digits; Python's own limit is 4,300."""
 
 _MOST_EXPONENT = 3_900
 _MOST_DECIMALS = 30
@@ -32,7 +40,7 @@ _ROUNDED = Context(prec=15)
 
 
 def sized(value: Fraction) -> Fraction:
-    """The value. Raises ToolError when it is too long to go on with."""
+    """Return the value. Raises ToolError when it is too long."""
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
         raise ToolError("a number of this calculation has more than 3,900 digits")
     return value
@@ -42,7 +50,7 @@ def number(text: str) -> Fraction:
     """A decimal number, such as 1,234.5 or 6e23. Raises ToolError."""
     digits, _, exponent = text.replace(",", "").lower().partition("e")
     try:
-        if "/" in digits:  # which Fraction would take
+        if "/" in digits:  # which Fraction would accept
             raise ValueError
         if exponent and abs(int(exponent)) > _MOST_EXPONENT:
             raise ToolError(f"the exponent of {text[:40]} is beyond {_MOST_EXPONENT:,}")
@@ -52,7 +60,7 @@ def number(text: str) -> Fraction:
 
 
 def in_digits(value: Fraction) -> str:
-    """A number in digits, exactly where they end; else fifteen of them and the fraction."""
+    """A number in digits, exact if they end; else fifteen of them and the fraction."""
     if value.denominator == 1:
         return str(value.numerator)
     decimals = _decimals(value.denominator)
@@ -66,7 +74,7 @@ def in_digits(value: Fraction) -> str:
 
 
 def _decimals(denominator: int) -> int | None:
-    """How many decimals a fraction of it has; None when they do not end, or not soon."""
+    """The number of decimals of a fraction; None when they do not end, or not soon."""
     counts = []
     for prime in (2, 5):
         count = 0
@@ -78,9 +86,9 @@ def _decimals(denominator: int) -> int | None:
 
 
 def now(zone: str | None = None) -> datetime:
-    """The time, in a zone such as Europe/Paris; in the machine's own without one.
+    """The time, in a zone such as Europe/Paris, or in the machine's own.
 
-    Raises ToolError for a zone there is not.
+    Raises ToolError for an unknown zone.
     """
     if not zone:
         return datetime.now().astimezone()
@@ -99,7 +107,7 @@ def clock(zone: str | None = None) -> str:
 
 
 def calendar(day: str, days: int = 0, until: str | None = None) -> str:
-    """What a date is, or one so many days later, and how many days there are until another.
+    """Describe a date, or one so many days later, and the number of days until another.
 
     day, until: as 2026-11-23, or "today". Raises ToolError.
     """
@@ -165,7 +173,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Reads an expression from the left, and computes as it goes."""
+    """Parses an expression from the left, and computes in the same pass."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = [*tokens, ""]
@@ -183,7 +191,7 @@ class _Parser:
         return self._tokens[self._place]
 
     def _take(self, *tokens: str) -> str:
-        """The next token where it is one of these; else nothing is taken."""
+        """Take the next token if it is one of these; else ""."""
         token = self._next
         if token not in tokens:
             return ""
@@ -286,15 +294,16 @@ _FACTORS = {
         tb terabyte = 1000000000000; kib = 1024; mib = 1048576; gib = 1073741824
         tib = 1099511627776; bit = 0.125""",
 }
-"""Of each dimension: names of a unit, and how many of the first unit it is. Volumes are those of
-the United States where countries differ; a calorie is the thermochemical one."""
+"""For each dimension: the names of a unit, and its size in the first unit. Volumes are those of the
+United States where countries differ; a calorie is the thermochemical one.
+"""
 
 _DEGREES = {
     "celsius": (Fraction(1), Fraction("273.15")),
     "kelvin": (Fraction(1), Fraction(0)),
     "fahrenheit": (Fraction(5, 9), Fraction("459.67") * Fraction(5, 9)),
 }
-"""How a temperature becomes kelvin: times the first, plus the second."""
+"""Conversion of a temperature to kelvin: times the first, plus the second."""
 
 _DEGREE_NAMES = {"c": "celsius", "°c": "celsius", "k": "kelvin", "f": "fahrenheit"}
 _DEGREE_NAMES |= {"°f": "fahrenheit"} | {name: name for name in _DEGREES}
@@ -326,7 +335,7 @@ def _known(unit: str) -> tuple[str, Fraction, Fraction]:
 
 
 def _table() -> dict[str, tuple[str, Fraction]]:
-    """The dimension and the factor of every unit, by all of its names."""
+    """The dimension and the factor of every unit, by each of its names."""
     units = {}
     for dimension, text in _FACTORS.items():
         for entry in text.replace("\n        =", " =").replace("\n", ";").split(";"):

@@ -1,6 +1,6 @@
 """Searching as a tool: the documents of a chat, and this program's own documentation.
 
-Keep: a passage stands with its file and its place.
+Invariant: a passage comes with its file and its place.
 """
 
 import threading
@@ -17,7 +17,7 @@ _MANUAL = DocumentSet((), limit=3)
 
 
 def search(documents: Documents, query: str, cancel: threading.Event) -> str:
-    """The passages nearest to a query, as they stand in prompts. Raises ToolError, Stopped."""
+    """The passages nearest to a query, in the form of prompts. Raises ToolError, Stopped."""
 
     def go_on(done: int, of: int) -> None:
         if cancel.is_set():
@@ -42,6 +42,6 @@ def _in_prompt(passages: Iterable[Passage]) -> str:
 
 
 def _manual() -> list[Path]:
-    """The files of the documentation: the guides, and the one of the teaching package beside it."""
+    """The files of the documentation: the guides, and the one of the finetune package."""
     package = Path(__file__).parent.parent
     return [*sorted((package / "docs").glob("*.md")), package.parent / "finetune" / "README.md"]

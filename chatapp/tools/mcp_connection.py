@@ -1,7 +1,7 @@
-"""A running server of the Model Context Protocol, talked to over its standard streams.
+"""A connection to a running server of the Model Context Protocol over its standard streams.
 
-Keep: whatever a server does, a request ends in time; when its connection is closed, its process
-is gone with all that it has started.
+Invariant: whatever a server does, a request ends in time; when its connection is closed, its
+process and all processes it started have ended.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ _Answer = TypeVar("_Answer")
 
 _POLL_SECONDS = 0.05
 _LONGEST_MESSAGE = 10_000_000
-"""Bytes; a server that sends a longer one is not listened to any more."""
+"""Bytes; a server that sends a longer one is disconnected."""
 
 _REMEMBERED = 300
-"""Bytes of a server's output that is no message."""
+"""Bytes of a server's output outside of messages."""
 
 
 class Connection:
@@ -41,7 +41,7 @@ class Connection:
 
     def __init__(self, program: Program) -> None:
         self.is_over = False
-        """Whether the server answers no more."""
+        """Whether the server has stopped answering."""
         self._program = program
         self._client: concurrent.futures.Future[Client] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,8 +59,8 @@ class Connection:
     ) -> _Answer:
         """The server's answer.
 
-        Raises ToolError in words and, soon after its event is set, Stopped. A server that was
-        stopped or has taken longer than so many seconds is ended.
+        Raises ToolError with a sentence and, soon after its event is set, Stopped. A server that
+        was stopped or exceeds the number of seconds is ended.
         """
         deadline = time.monotonic() + seconds
         self._output = b""
@@ -80,14 +80,14 @@ class Connection:
             raise ToolError(self._problem(error)) from None
 
     def close(self) -> None:
-        """End the server, at once."""
+        """End the server immediately."""
         self.is_over = True
         self._supervision.end()
 
     async def _serve(self) -> None:
-        """Hold the connection until the server has ended."""
+        """Run the connection until the server has ended."""
         self._loop = asyncio.get_running_loop()
-        for name in ("mcp", "client"):  # what the package logs is for nobody's terminal
+        for name in ("mcp", "client"):  # the package's logs do not belong on a terminal
             logging.getLogger(name).addHandler(logging.NullHandler())
         try:
             from mcp import Client
@@ -104,8 +104,8 @@ class Connection:
     @asynccontextmanager
     async def _streams(self) -> "AsyncGenerator[Streams]":
         """The server's process, and its messages in both directions."""
-        # Not mcp.client.stdio: it ends a server's process group only when the server outlives the
-        # closing of its input, never what has left the group, and bounds no message.
+        # Not mcp.client.stdio: it ends a server's process group only if the server outlives the
+        # closing of its input, never a process that left the group, and it limits no message.
         import anyio
 
         supervision = self._supervision
@@ -120,7 +120,7 @@ class Connection:
         incoming, received = anyio.create_memory_object_stream["Received"](0)
         sent, outgoing = anyio.create_memory_object_stream["SessionMessage"](0)
         try:
-            if self.is_over:  # closed before there was a process
+            if self.is_over:  # closed before the process started
                 raise Stopped
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._read, process, incoming)
@@ -135,7 +135,7 @@ class Connection:
             self._ending = supervision.ending()
 
     async def _read(self, process: "Process", incoming: "MemoryObjectSendStream[Received]") -> None:
-        """Pass on what the server sends, line by line; what is no message is only remembered."""
+        """Pass on the server's messages line by line; other output is only remembered."""
         import anyio
         from mcp.shared.message import SessionMessage
         from mcp_types import jsonrpc_message_adapter
@@ -184,15 +184,15 @@ class Connection:
         self._output = (self._output + output[-_REMEMBERED:])[-_REMEMBERED:]
 
     def _words(self) -> str:
-        """The server's output that is no message, for the end of a sentence."""
+        """The server's output outside of messages, for the end of a sentence."""
         output = _one_line(self._output.decode("utf-8", "replace"), _REMEMBERED)
         return f"; it said: {output}" if output else ""
 
     def _problem(self, error: Exception) -> str:
-        """What went wrong, in words."""
+        """Describe an error."""
         from pydantic import ValidationError
 
-        while isinstance(error, ExceptionGroup):  # of tasks that were waited for together
+        while isinstance(error, ExceptionGroup):  # of tasks that ran together
             error = error.exceptions[0]
         if isinstance(error, ToolError):
             return str(error)
@@ -221,7 +221,7 @@ def _one_line(text: str, limit: int) -> str:
 def _result(
     future: "concurrent.futures.Future[_Answer]", deadline: float, cancel: threading.Event
 ) -> _Answer:
-    """What a future gives. Raises Stopped, and TimeoutError after the deadline."""
+    """The result of a future. Raises Stopped, and TimeoutError after the deadline."""
     while not future.done():
         if cancel.is_set():
             future.cancel()

@@ -1,7 +1,7 @@
 """The tools of servers of the Model Context Protocol.
 
-Keep: a server is started when one of its tools is wanted, goes on until its `Servers` are closed,
-and is started again after it has ended. Its words on its tools are foreign text: bounded, without
+Invariant: a server starts when one of its tools is needed, runs until its `Servers` are closed, and
+is restarted after it has ended. Its descriptions of tools are foreign text: bounded, without
 control characters; the user is asked before any of them runs.
 """
 
@@ -33,14 +33,14 @@ _LONGEST_DESCRIPTION = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The tools of a server by their names here. problems: a sentence for every bad one."""
+    """The tools of a server by their names here. problems: a sentence for every invalid one."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
 class Servers:
-    """The servers that have been started."""
+    """The running servers."""
 
     def __init__(self) -> None:
         self._running: dict[Program, Connection] = {}
@@ -50,7 +50,7 @@ class Servers:
         weakref.finalize(self, _close_all, self._running)  # at the latest when the program ends
 
     def close(self) -> None:
-        """End all of them at once; none is started any more."""
+        """End all of them immediately; no more are started."""
         with self._lock:
             self._is_closed = True
             _close_all(self._running)
@@ -60,7 +60,7 @@ class Servers:
         return self._listed.get(server, Listing())
 
     def ask(self, server: Server, cancel: threading.Event | None = None) -> Listing:
-        """Have a server list its tools. Raises ToolError, which names it."""
+        """Let a server list its tools. Raises ToolError, which names it."""
         try:
             connection = self._connection(server)
             listed = connection.ask(_listed, _LISTING_SECONDS, cancel or threading.Event())
@@ -82,8 +82,9 @@ class Servers:
         return self._listed[server]
 
     def _connection(self, server: Server) -> Connection:
-        """The server, started if need be. Raises ToolError once all are closed."""
-        with self._lock:  # or two that ask at the same time would start it twice
+        """The connection to a server, started if necessary. Raises ToolError once all
+        are closed."""
+        with self._lock:  # or two parallel requests would start it twice
             if self._is_closed:
                 raise ToolError("its chat has been left")
             connection = self._running.get(server.program)
@@ -92,7 +93,7 @@ class Servers:
             return connection
 
     def _tool(self, server: Server, foreign: "mcp_types.Tool") -> Tool:
-        """A tool that a server has listed. Raises ToolError for a bad one."""
+        """A tool that a server has listed. Raises ToolError for an invalid one."""
         name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server.name}_{foreign.name}")
         if not NAME.fullmatch(name):
             raise ToolError(f"the name of its tool {quoted(foreign.name)} is too long")
@@ -153,7 +154,7 @@ async def _listed(client: "Client") -> "list[mcp_types.Tool]":
 
 
 def _text(result: "mcp_types.CallToolResult") -> str:
-    """A result as text; of what is none, its kind."""
+    """A result as text; other content is represented by its kind."""
     parts = [_part(block) for block in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]

@@ -1,7 +1,7 @@
-"""What the user allows when a tool may run: the question, and the tools that are allowed for good.
+"""The user's permission for tools: the question, and the permanently allowed tools.
 
-Keep: a permission covers all that decides what runs and all that the model reads of the tool (see
-`Tool.permission`), so that any change of it asks again; a file that cannot be read allows nothing.
+Invariant: a permission covers everything that determines what runs and what the model reads of the
+tool (see `Tool.permission`), so any change asks again; a file that cannot be read allows nothing.
 """
 
 import json
@@ -15,14 +15,16 @@ from chatapp.common.userfiles import UserError, dotted_key, read_json_object, re
 from chatapp.tools.tool import Arguments, Tool, ToolError
 
 _SHOWN = 160
-"""Characters of an argument in a question that is not expanded; those in its middle are left out,
-because its end may matter most."""
+"""Characters of an argument in a question that is not expanded; its middle is left out, because its
+end may matter most.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PermissionRequest:
-    """A call that the user has to allow. changes: a line for each difference between the tool and
-    what the user allowed of it before; see `changes_of`."""
+    """A call that needs the user's permission. changes: a line for each difference from the tool
+    that the user allowed before; see `changes_of`.
+    """
 
     tool: Tool
     arguments: Arguments
@@ -31,7 +33,7 @@ class PermissionRequest:
     def text(self, *, is_expanded: bool = False) -> str:
         """The question: a line for each argument, as JSON without invisible characters.
 
-        is_expanded: long arguments are shown whole.
+        is_expanded: long arguments are complete.
         """
         since = ", which has changed since you allowed it" if self.changes else ""
         pairs = ((_in_json(key), _in_json(value)) for key, value in self.arguments.items())
@@ -52,9 +54,9 @@ class PermissionRequest:
 
 
 def changes_of(tool: Tool, permissions: Iterable[str]) -> tuple[str, ...]:
-    """What has changed of a tool since it was allowed; nothing when it never was.
+    """The changes of a tool since it was allowed; empty when it never was.
 
-    permissions: of any tools, as `Tool.permission` gives them.
+    permissions: of any tools, in the form of `Tool.permission`.
     """
     now = dict(_leaves(json.loads(tool.permission)))
     before = [dict(_leaves(given)) for given in _of_name(tool.name, permissions)]
@@ -81,7 +83,8 @@ def allowed_for_good() -> list[str]:
 
 def allow_for_good(permission: str) -> None:
     """Allow a tool in every chat; see `Tool.permission`. Raises ToolError when that cannot be
-    stored."""
+    stored.
+    """
     permissions = sorted({*allowed_for_good(), permission})
     try:
         write_whole(allowed_tools_path(), json.dumps({"allowed": permissions}, indent=2) + "\n")
@@ -100,7 +103,7 @@ def _of_name(name: str, permissions: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _leaves(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str, str]]:
-    """The places of a JSON document that hold no others, each with its value as JSON."""
+    """The leaves of a JSON document: the place of each, and its value as JSON."""
     if isinstance(value, dict) and value:
         for key, part in value.items():
             yield from _leaves(part, (*place, key))

@@ -1,7 +1,8 @@
-"""Programs of tools: what they are given, and how they are ended.
+"""Processes of tools: their environment, and how they end.
 
-Keep: no shell ever sees an argument; a program gets no variable of the environment that its tool's
-file does not list; when a call is over, for whatever reason, all that it has started is gone.
+Invariant: no shell ever sees an argument; a program gets only the environment variables that its
+tool's file lists; when a call is over, for whatever reason, all processes that it started have
+ended.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ from chatapp.tools.tool import Stopped, ToolError, bounded, clean
 
 _SUPERVISOR = Path(__file__).parent / "supervisor.py"
 _MARK = "CHATAPP_CALL"
-"""The variable by which a program is known whose supervisor was killed."""
+"""The variable that identifies a program whose supervisor was killed."""
 
 _ALWAYS_GIVEN = ("PATH", "HOME", "LANG")
 
@@ -51,7 +52,8 @@ class Supervision:
 
     def command(self, program: Sequence[str]) -> list[str]:
         """The command line that runs a program under the supervisor."""
-        # -E: not as the environment says; -P: no file beside the supervisor is imported.
+        # -E: ignores Python's environment variables; -P: imports no file from the supervisor's
+        # folder.
         start = [sys.executable, "-E", "-P", str(_SUPERVISOR), str(self.theirs.fileno())]
         return [*start, *program]
 
@@ -61,13 +63,14 @@ class Supervision:
         return known | {_MARK: self._mark}
 
     def end(self) -> None:
-        """Have the program ended, with all that it has started. Does not wait."""
+        """End the program and all processes it started. Does not wait."""
         with suppress(OSError):
             self._ours.shutdown(socket.SHUT_WR)
 
     def ending(self) -> int | str:
         """How the program ended, once its supervisor has ended: its exit status, minus a signal's
-        number, or in a sentence why it could not be started."""
+        number, or a sentence on why it could not be started.
+        """
         with self._ours:
             text = self._ours.recv(_CHUNK).decode("utf-8", "replace")
         if not text:
@@ -76,7 +79,7 @@ class Supervision:
         return int(text) if text.lstrip("-").isdigit() else text
 
     def _end_strays(self) -> None:
-        """End what has been left by a supervisor that was killed."""
+        """End the processes of a supervisor that was killed."""
         strays = True
         while strays:
             strays = False
@@ -89,16 +92,18 @@ class Supervision:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """command: the program and its arguments. folder: where it runs. environment: the names of
-    variables that it is given in addition to PATH, HOME and LANG."""
+    """command: the program and its arguments. folder: its working directory. environment: the names
+    of variables that it gets in addition to PATH, HOME and LANG.
+    """
 
     command: tuple[str, ...]
     folder: Path
     environment: tuple[str, ...] = ()
 
     def definition(self) -> dict[str, Any]:
-        """What decides what runs, as JSON has it: also a digest of each file that the command
-        names by its path, as the file is now."""
+        """Everything that determines what runs, as JSON data: also a current digest of each file
+        that the command names by its path.
+        """
         paths = {part: self.folder / part for part in self.command}
         digests = {part: _digest(path) for part, path in paths.items() if os.path.isfile(path)}
         return {
@@ -110,7 +115,7 @@ class Program:
 
 
 def _digest(path: Path) -> str:
-    """Of a file's content; of one that cannot be read, none that any content has."""
+    """A file's digest; for an unreadable one, a value that no content has."""
     try:
         with path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
@@ -120,8 +125,7 @@ def _digest(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """timeout: in seconds. output_limit: of what the program prints, in characters; there it is
-    ended."""
+    """timeout: in seconds. output_limit: characters of output, after which the program is ended."""
 
     program: Program
     timeout: float
@@ -133,7 +137,7 @@ class CommandLine:
         return self.program.definition() | limits
 
     def run(self, arguments: Mapping[str, Any], cancel: threading.Event) -> str:
-        """What the program prints, given the arguments as a JSON object.
+        """Run the program with the arguments as a JSON object; return its output.
 
         Raises ToolError when it cannot be started, fails or takes too long, and Stopped.
         """
@@ -176,8 +180,9 @@ class CommandLine:
     def _read(
         self, process: "subprocess.Popen[bytes]", cancel: threading.Event
     ) -> tuple[str, str, bool]:
-        """What the program prints on both of its streams until its supervisor, which holds them
-        open, has ended; and whether that was cut."""
+        """Read both output streams until the supervisor, which holds them open, has ended; also
+        return whether the output was cut.
+        """
         assert process.stdout is not None
         assert process.stderr is not None
         most = _BYTES_A_CHARACTER * self.output_limit
@@ -206,7 +211,7 @@ class CommandLine:
 
 
 def end_program(process: "subprocess.Popen[bytes]", supervision: Supervision) -> int | str:
-    """End a program with all that it has started; see `Supervision.ending`."""
+    """End a program and all processes it started; see `Supervision.ending`."""
     supervision.end()
     try:
         process.wait(_ENDING_SECONDS)

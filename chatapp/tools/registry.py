@@ -1,7 +1,7 @@
-"""The tools there are: those built in, the user's own, and those of servers.
+"""The available tools: built-in ones, the user's own, and those of servers.
 
-Keep: a name stands for one tool; what is built in is never replaced. A tool that only computes, or
-reads what the user has given the chat, does not ask.
+Invariant: names are unique; a built-in tool is never replaced. A tool that only computes, or reads
+what the user has given the chat, needs no permission.
 """
 
 import threading
@@ -19,9 +19,9 @@ from chatapp.tools.tool import Arguments, Tool, ToolError
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """tools: by their names; of a server's only those that it has listed before. problems: a
-    sentence for every bad file, by its name without the suffix. servers: by their
-    names."""
+    """tools: by name; of a server only those that it has listed before. problems: a sentence for
+    every invalid file, by its name without the suffix. servers: by name.
+    """
 
     tools: Mapping[str, Tool]
     problems: Mapping[str, str]
@@ -31,9 +31,9 @@ class Registry:
     def chosen(
         self, names: Iterable[str], cancel: threading.Event | None = None
     ) -> dict[str, Tool]:
-        """Some of the tools; the name of a server stands for all of its tools. Servers are asked
-        for those that are not known yet, until the event is set. Raises ToolError for one that
-        there is not."""
+        """Select tools by name; the name of a server selects all of its tools. Servers list unknown
+        ones, until the event is set. Raises ToolError for a tool that does not exist.
+        """
         tools, chosen = dict(self.tools), dict[str, Tool]()
         for name in names:
             for server in self._servers_of(name):
@@ -50,19 +50,20 @@ class Registry:
         return chosen
 
     def may_have(self, name: str) -> bool:
-        """Whether a tool that is not known may be one of a server."""
+        """Whether an unknown tool may belong to a server."""
         return name not in self.tools and bool(self._servers_of(name))
 
     def _servers_of(self, name: str) -> "list[user_tools.Server]":
-        """The server of this name, or else those that may have the tool, the likeliest first."""
+        """The server of this name, or else those that may have the tool, the most likely first."""
         if name in self.servers:
             return [self.servers[name]]
         servers = [server for server in self.servers.values() if name.startswith(f"{server.name}_")]
         return sorted(servers, key=lambda server: len(server.name), reverse=True)
 
     def listed(self, cancel: threading.Event | None = None) -> "tuple[list[str], list[str]]":
-        """The names of all tools, as servers list them now, and a sentence for each problem.
-        Servers are asked until the event is set."""
+        """The current names of all tools, and a sentence for each problem. Servers are asked until
+        the event is set.
+        """
         failures: list[str] = []
         for server in self.servers.values():
             try:
@@ -73,13 +74,14 @@ class Registry:
         return names, [*self.problems.values(), *failures, *(text for _, text in problems)]
 
     def problems_of(self, names: Iterable[str]) -> list[str]:
-        """A sentence for every tool that is left out of the servers of these names."""
+        """A sentence for every tool left out from the servers of these names."""
         wanted = set(names)
         return [text for server, text in self._last_listed()[1] if server in wanted]
 
     def _last_listed(self) -> tuple[list[str], list[tuple[str, str]]]:
-        """The names of all tools, as servers listed them last; and for every tool that is left out
-        its server and a sentence."""
+        """The names of all tools as servers listed them last; and for every tool that was left out
+        its server and a sentence.
+        """
         names = [name for name, tool in self.tools.items() if not tool.server]
         problems: list[tuple[str, str]] = []
         for server in self.servers.values():
@@ -95,8 +97,9 @@ class Registry:
 
 
 def find_tools(documents: DocumentSet | None = None, running: Servers | None = None) -> Registry:
-    """All tools. documents: those of the chat, which one of the tools searches. running: the
-    servers that have been started for it."""
+    """All tools. documents: those of the chat, which one of the tools searches. running: the chat's
+    running servers.
+    """
     running = running or Servers()
     tools = {tool.name: tool for tool in _built_in(documents)}
     problems: dict[str, str] = {}
@@ -166,7 +169,7 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
 
 
 class _DocumentSearch:
-    """Searches documents, which stay open from one call to the next."""
+    """Searches documents, which stay open between calls."""
 
     def __init__(self, documents: DocumentSet) -> None:
         from chatapp.passages.search import Documents
@@ -186,7 +189,7 @@ def _search_manual(given: Arguments, cancel: threading.Event) -> str:
 
 
 def _schema(required: Iterable[str] | None = None, /, **types: str) -> dict[str, Any]:
-    """The schema of an object of these properties. required: None is all of them."""
+    """The schema of an object with these properties. required: None is all of them."""
     return {
         "type": "object",
         "properties": {name: {"type": kind} for name, kind in types.items()},

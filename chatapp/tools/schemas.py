@@ -1,7 +1,7 @@
-"""The JSON Schema (draft 2020-12) of a tool's arguments: what is wrong with it, and with a call.
+"""Checks the JSON Schema (draft 2020-12) of a tool's arguments, and calls against it.
 
-Keep: every sentence names its place and is bounded. No reference leaves a schema. References and
-patterns of a foreign schema are left to its server, because they can take without end.
+Invariant: every sentence names its place and is bounded. No reference leaves a schema. References
+and patterns of a foreign schema are left to its server, because they may take forever.
 """
 
 import re
@@ -20,9 +20,9 @@ _LEFT_TO_SERVER = ("$ref", "$dynamicRef", "pattern", "patternProperties", "uneva
 
 
 def fault(schema: Any, place: Location = (), *, is_foreign: bool = False) -> tuple[Location, str]:
-    """What is wrong with a schema: where, and what stands after the key; "" for nothing.
+    """The fault of a schema: its place, and the words after the key; "" for none.
 
-    is_foreign: a server's, which may have keys and types that the draft does not know.
+    is_foreign: of a server, which may have keys and types that the draft does not know.
     """
     from jsonschema import Draft202012Validator, FormatChecker
 
@@ -55,7 +55,7 @@ def fault(schema: Any, place: Location = (), *, is_foreign: bool = False) -> tup
 
 
 def misfit(arguments: Any, schema: Mapping[str, Any], *, is_foreign: bool = False) -> str:
-    """Why arguments do not fit a schema, in words; "" where they do."""
+    """Why arguments do not fit a schema, in words; "" if they fit."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import UnknownType
     from jsonschema.validators import extend
@@ -91,13 +91,13 @@ def _deepest(errors: "Iterable[ValidationError]") -> "ValidationError | None":
 
 
 def _leaves(errors: "Iterable[ValidationError]") -> "Iterator[ValidationError]":
-    """Errors, and instead of one about alternatives those of the alternatives."""
+    """The errors, with those about alternatives replaced by the errors of each alternative."""
     for error in errors:
         yield from _leaves(error.context) if error.context else (error,)
 
 
 def _in_words(error: "ValidationError", errors: "Iterable[ValidationError]") -> str:
-    """What stands after the name of a place. errors: all of them, for its other types."""
+    """The words after the name of a place. errors: all of them, for its other types."""
     limit = error.validator_value
     match error.validator:
         case "type":

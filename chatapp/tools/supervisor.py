@@ -1,13 +1,12 @@
-"""Runs a program and ends all that it has started: `python supervisor.py CONTROL COMMAND…`
+"""Runs a program and ends all processes it started: `python supervisor.py CONTROL COMMAND…`
 
 CONTROL is the descriptor of a socket. When the other side closes it, or dies, the program is ended.
 At its own end the supervisor writes there how the program ended: its exit status, minus the number
-of the signal, or a sentence why it could not be started.
+of the signal, or a sentence on why it could not be started.
 
-Keep: the supervisor ends after everything that the program has started. On Linux this includes
-daemons with a session of their own: the supervisor is the subreaper, so that an orphan becomes its
-child. On other systems a process that has left the program's group is known only as long as its
-parent runs.
+Invariant: the supervisor ends after all processes of the program. On Linux this includes daemons
+with a session of their own: the supervisor is the subreaper, so an orphan becomes its child. On
+other systems a process that has left the program's group is known only while its parent runs.
 """
 
 import ctypes
@@ -43,8 +42,8 @@ def main() -> None:
 
 
 def _report(control: int, text: str) -> None:
-    """Write how the program ended, and end."""
-    with suppress(OSError):  # nobody listens any more
+    """Write how the program ended, and exit."""
+    with suppress(OSError):  # nobody reads it any more
         os.write(control, text.encode("utf-8", "replace"))
     os._exit(0)  # without waiting for the thread
 
@@ -77,7 +76,7 @@ def _end_children(pid: int) -> None:
 
 def _kill_children(pid: int) -> None:
     """Kill all processes below this one, and the group of a child."""
-    if not _IS_LINUX:  # the group may have members that are below this process no more
+    if not _IS_LINUX:  # the group may have members that are no longer below this process
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
     for child in psutil.Process().children(recursive=True):

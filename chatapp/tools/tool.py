@@ -1,7 +1,7 @@
 """A tool, and a call of one from its arguments to the text that the model reads.
 
-Keep: whatever a tool does, a call ends in a bounded text without control characters; nothing that
-a tool raises as ToolError ends the chat.
+Invariant: a call ends in a bounded text without control characters; no ToolError of a tool ends the
+chat.
 """
 
 import json
@@ -19,34 +19,33 @@ Arguments = Mapping[str, Any]
 Ending = Literal["done", "failed", "refused", "stopped"]
 
 LONGEST_RESULT = 20_000
-"""Characters of a result: more than a small model's window, and little enough for any chat."""
+"""Characters of a result: more than a small model's window, and few enough for any chat."""
 
 LONGEST_SCHEMA = 10_000
 """Characters of the schema of a tool's arguments, which the model reads in every prompt."""
 
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~])?")
-"""What a terminal would obey: colours, titles, links."""
+"""Terminal control sequences: colours, titles, links."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class ToolError(UserError):
-    """A tool that cannot be used, or a call that failed; the model reads the sentence."""
+    """A tool that cannot be used, or a failed call; the model reads the sentence."""
 
 
 class Stopped(Exception):
-    """The user has stopped a call while it ran."""
+    """The user has stopped a running call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A program that a model may call.
 
-    description: a sentence for the model. parameters: the JSON schema of the arguments, an
-    object. run: gives the result of a call; raises ToolError, and Stopped soon after its event
-    is set. asks: whether the user is asked before it runs. definition: gives all that decides what
-    would run, as JSON has it, as it is at the moment. server: the name of the server that it is one
-    of, if any.
+    description: a sentence for the model. parameters: the JSON schema of the arguments, an object.
+    run: returns the result of a call; raises ToolError, and Stopped soon after its event is set.
+    asks: whether it needs the user's permission. definition: returns everything that determines
+    what would run now, as JSON data. server: the name of its server, if any.
     """
 
     name: str
@@ -59,12 +58,12 @@ class Tool:
 
     @property
     def permission(self) -> str:
-        """What a permission for it covers, as JSON: all of the tool as it is now."""
+        """The scope of a permission for it, as JSON: the whole current tool."""
         shown = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return json.dumps(shown | {"program": self.definition()}, sort_keys=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """The definition that chat templates and servers take."""
+        """The definition for chat templates and servers."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -75,7 +74,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a call ended. text: what the model reads."""
+    """How a call ended. text: for the model."""
 
     ending: Ending
     text: str
@@ -85,7 +84,7 @@ STOPPED = Outcome("stopped", "error: it was stopped before it ended")
 
 
 def misfit_of(tools: Mapping[str, Tool], name: str, arguments: Arguments) -> str:
-    """Why a call cannot be run, in words; "" where it can."""
+    """Why a call cannot be run, in words; "" if it can."""
     if name not in tools:
         return f"there is no tool {quoted(name)}{suggestion(name, tools)}"
     tool = tools[name]
@@ -104,12 +103,12 @@ def run(tool: Tool, arguments: Arguments, cancel: threading.Event) -> Outcome:
 
 
 def failed(reason: str) -> Outcome:
-    """A call that came to nothing, and why."""
+    """The outcome of a failed call."""
     return Outcome("failed", f"error: {bounded(reason)}")
 
 
 def bounded(text: str, limit: int = LONGEST_RESULT) -> str:
-    """A text of a tool as the chat keeps it: without what a terminal obeys, and not too long."""
+    """A tool's text for the chat: without what a terminal obeys, and shortened."""
     if len(text) <= limit:
         return clean(text)
     return f"{clean(text[:limit])}\n[cut after {limit:,} characters]"
@@ -122,7 +121,7 @@ def clean(text: str) -> str:
 
 
 def call_in_words(name: str, arguments: Arguments) -> str:
-    """A call on one line, to be read by people. name: as the model wrote it."""
+    """A call on one line, for people. name: in the model's spelling."""
     parts = (
         f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in arguments.items()

@@ -1,12 +1,12 @@
-"""The user's own tools: TOML files in the folder `tools` beside the settings.
+"""The user's own tools: TOML files in the folder `tools` next to the settings.
 
     name        = "weather"
     description = "The weather in a city."
     command     = ["python3", "weather.py"]    # never through a shell; arguments as JSON on stdin
-    folder      = "~/scripts"                  # where it runs; the file's own folder without it
+    folder      = "~/scripts"                  # working directory; default: the file's folder
     timeout     = 30                           # seconds
     output_limit = 20000                       # characters
-    environment = ["WEATHER_KEY"]              # variables it gets beside PATH, HOME, LANG
+    environment = ["WEATHER_KEY"]              # variables in addition to PATH, HOME, LANG
 
     [parameters]                               # a JSON schema
     required = ["city"]
@@ -14,12 +14,12 @@
     type = "string"
 
 A file with `server` in place of `command` is for a server of the Model Context Protocol over
-standard input and output, which lists its tools itself:
+standard input and output, which lists its own tools:
 
-    name         = "notes"                     # stands before the names of its tools: notes_search
+    name         = "notes"                     # prefix of the names of its tools: notes_search
     server       = ["python3", "notes.py"]     # and folder, timeout … as above
 
-Keep: a bad file is one sentence that names it and the key, and costs no other tool.
+Invariant: an invalid file gives one sentence that names it and the key, and affects no other tool.
 """
 
 import json
@@ -67,7 +67,8 @@ class ServerFile:
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server whose tools can be called. timeout: of a call, in seconds. output_limit: of a
-    result, in characters."""
+    result, in characters.
+    """
 
     name: str
     program: Program
@@ -116,7 +117,7 @@ def read(path: Path) -> Tool | Server:
 
 
 def _check(keys: ToolFile | ServerFile, path: Path, text: str) -> None:
-    """Raises ToolError for a value that cannot be."""
+    """Raises ToolError for an invalid value."""
     from chatapp.common.validation import located
 
     problems = {
@@ -168,5 +169,5 @@ def _schema(keys: ToolFile, path: Path, text: str) -> dict[str, Any]:
 def _folder(keys: ToolFile | ServerFile, path: Path) -> Path:
     try:
         return path.parent / Path(keys.folder).expanduser()
-    except RuntimeError as error:  # the home of a user there is not
+    except RuntimeError as error:  # an unknown user's home
         raise ToolError(f"{path}: 'folder': {error}") from None

@@ -1,6 +1,6 @@
-"""`chatapp models export`: a model as one GGUF file, for llama.cpp and what is built on it.
+"""`chatapp models export`: a model as one GGUF file, for llama.cpp and programs built on it.
 
-Keep: only --force replaces a file, and never by half of another.
+Invariant: only --force replaces a file, and never with a partial one.
 """
 
 import json
@@ -57,7 +57,7 @@ def export(
 
 
 def _own_template(files: "ModelFiles") -> dict[str, str]:
-    """The keys of the template that a model was trained in here; none for another model."""
+    """The keys of the template that a model was trained with here; none for another model."""
     from chatapp.common.paths import GGUF_TEMPLATE
     from chatapp.engine.files.gguf.vocabulary import CHAT_TEMPLATE
     from chatapp.prompting.template import as_jinja, load_template

@@ -1,7 +1,7 @@
-"""`chatapp models get` and `remove`: bringing a model to this machine, and taking it away.
+"""`chatapp models get` and `remove`: downloads and deletes models.
 
-Keep: progress and notices go to standard error; standard output holds where the model is, or
-one JSON document.
+Invariant: progress and notices go to standard error; standard output has the model's path, or one
+JSON document.
 """
 
 import shlex
@@ -74,7 +74,7 @@ def remove(
 
 
 def _list_known(*, as_json: bool) -> None:
-    """The models with a short name, each with what it is for."""
+    """The models with a short name, each with its purpose."""
     from chatapp.models.known_models import known_models
 
     models = known_models().values()

@@ -1,7 +1,7 @@
-"""`chatapp models`: what models there are, and what one consists of.
+"""`chatapp models`: the available models, and the description of one.
 
-Keep: figures are read from the model's own files, or come from its server; nothing is loaded, and
-no server has to list its models.
+Invariant: figures come from the model's own files, or from its server; nothing is loaded, and no
+server has to list its models.
 """
 
 import re
@@ -49,7 +49,7 @@ def list_models(as_json: JsonOption = False) -> None:
 
 
 def _row(model: "ListedModel") -> dict[str, Any]:
-    """What is known of a model, for JSON."""
+    """The known facts of a model, for JSON."""
     row: dict[str, Any] = {"name": model.name, "origin": model.origin}
     if model.server:
         return row | {"server": model.server}
@@ -153,7 +153,7 @@ def _show_model(name: str, *, as_json: bool) -> None:
 
 
 def _facts(described: "ModelInfo") -> dict[str, str]:
-    """What a model consists of, by what it is called."""
+    """The facts of a model by their labels."""
     from chatapp.common.shading import size_in_words
     from chatapp.models.description import GPT2_FORMULA
 
@@ -185,14 +185,14 @@ def _facts(described: "ModelInfo") -> dict[str, str]:
 
 
 def _chosen_sampling(choices: "Choices") -> str:
-    """The sampling parameters that somebody has chosen, and who."""
+    """The sampling parameters that somebody has chosen, with their origins."""
     values = choices.document(choices.sampling).items()
     chosen = [f"{name} {it['value']} ({it['from']})" for name, it in values]
     return ", ".join(part for part in chosen if not part.endswith("(default)")) or "the defaults"
 
 
 def _show_server(server: "Server", name: str, *, as_json: bool) -> None:
-    """What a server says of its model. Raises ModelError."""
+    """A server's description of its model. Raises ModelError."""
     from chatapp.engine.backends.remote.connecting import connect
 
     model = connect(server, name=name)

@@ -1,1 +1,1 @@
-"""What other programs reach: the chat in a browser."""
+"""The chat for other programs: in a browser."""

@@ -1,10 +1,10 @@
-"""The chat in a browser: textual-serve, with a page and rules of our own.
+"""The chat in a browser: textual-serve, with its own page and rules.
 
 Each tab gets a program of its own, run as the user who serves.
 
-Keep: nobody gets one whom the user has not let in. Pages of other sites that are open in the same
-browser are turned away, whatever name they call this machine by, and the page asks nothing of any
-other machine.
+Invariant: nobody gets one whom the user has not let in. Pages of other sites in the same browser
+are refused, whatever name they use for this machine, and the page loads nothing from any other
+machine.
 """
 
 import logging
@@ -31,7 +31,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ChatServer(Server):
     """Serves the program that `command` starts.
 
-    hosts: the names that this machine may be called by; None allows any.
+    hosts: the allowed names of this machine; None allows any.
     """
 
     def __init__(self, command: str, *, host: str, port: int, hosts: set[str] | None) -> None:
@@ -53,7 +53,7 @@ class ChatServer(Server):
         """Says nothing yet: the port may still be refused."""
 
     def serve(self, debug: bool = False) -> None:
-        """Serve until Ctrl+C. Raises OSError when the address cannot be listened on."""
+        """Serve until Ctrl+C. Raises OSError when the address cannot be bound."""
         self.initialize_logging()
         web.run_app(
             self._make_app(),
@@ -74,7 +74,7 @@ class ChatServer(Server):
         return app
 
     async def handle_index(self, request: web.Request) -> web.StreamResponse:
-        # The page uses the name that the browser called.
+        # The page uses the name in the browser's request.
         self.public_url = f"{request.scheme}://{request.host}"
         page: web.StreamResponse = await super().handle_index(request)
         return page

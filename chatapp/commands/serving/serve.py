@@ -1,6 +1,6 @@
 """`chatapp serve`: the chat in a browser.
 
-Keep: nobody but this machine reaches it unless the user says so in so many words.
+Invariant: only this machine reaches it unless the user explicitly allows more.
 """
 
 import os
@@ -40,8 +40,8 @@ def serve(
             "who opens the page can read all chats and write files as you; --expose allows this"
         )
     options = {"model": model, "template": template, "precision": precision}
-    load_settings(options)  # complains here, not in every tab
-    # Unless it runs from this folder itself, no module in this folder is taken for one of ours.
+    load_settings(options)  # reports errors here, not in every tab
+    # Unless it runs from this folder itself, no module in this folder can replace one of ours.
     safe = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
     command = [sys.executable, *safe, "-m", "chatapp", *(["--continue"] if last else [])]
     for name, value in options.items():

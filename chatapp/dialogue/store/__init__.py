@@ -2,8 +2,8 @@
 
 `rows` has the values that the store returns, `queries` its statements, `database` the file.
 
-Keep: every method is one transaction, so that whatever happens to this process the file holds
-whole messages, and an index and counts that agree with them.
+Invariant: every method is one transaction, so whatever happens to this process, the file has whole
+messages, and its index and counts agree with them.
 """
 
 import time
@@ -46,7 +46,7 @@ class Store:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """path: of the file, created if need be; None: in memory. Raises as `Database` does."""
+        """path: of the file, created if necessary; None: in memory. Raises as `Database` does."""
         self._database = Database(path)
         self.transaction = self._database.transaction
         self.is_kept = path is not None
@@ -109,7 +109,7 @@ class Store:
         self._database.update("chats", chat_id, title=title)
 
     def set_basis(self, chat_id: int, basis: Basis) -> None:
-        """Give a chat other instructions, another prompt file and another template."""
+        """Change a chat's instructions, prompt file and template."""
         self._database.update("chats", chat_id, **asdict(basis))
 
     def set_archived(self, chat_id: int, archived: bool) -> None:
@@ -121,7 +121,7 @@ class Store:
         self._database.update("chats", chat_id, markdown=markdown)
 
     def set_chosen(self, chat_id: int, chosen: Mapping[str, object]) -> None:
-        """Draw the chat's replies with these sampling parameters, by name."""
+        """Store the chat's sampling parameters, by name."""
         self._database.update("chats", chat_id, chosen=dict(chosen))
 
     def set_reward(self, chat_id: int, name: str) -> None:
@@ -129,16 +129,15 @@ class Store:
         self._database.update("chats", chat_id, reward=name)
 
     def set_documents(self, chat_id: int, documents: DocumentSet | None) -> None:
-        """Let a chat draw on documents, or on none."""
+        """Set the documents of a chat; None removes them."""
         self._database.update("chats", chat_id, documents=documents and documents.to_dict())
 
     def set_tools(self, chat_id: int, names: Sequence[str]) -> None:
-        """Let a chat's model call these tools."""
+        """Set the tools that a chat's model may call."""
         self._database.update("chats", chat_id, tools=list(names))
 
     def allow_tool(self, chat_id: int, permission: str) -> None:
-        """Let a tool run in all of a chat without a question to the user. permission: see
-        `Tool.permission`."""
+        """Let a tool run in this chat without asking. permission: see `Tool.permission`."""
         with self.transaction():
             allowed = {*self.chat(chat_id).allowed_tools, permission}
             self._database.update("chats", chat_id, allowed_tools=sorted(allowed))
@@ -178,7 +177,7 @@ class Store:
         status: Status = "complete",
         sources: Sequence[Source] = (),
     ) -> StoredMessage:
-        """A new message below `parent_id` (None: at the root). The chat's path ends in it.
+        """Add a message below `parent_id` (None: at the root). The chat's path then ends in it.
 
         A chat without a title takes it from its first user's message, or, when that is only a
         greeting, from the next. Raises Gone when the chat is in the bin.
@@ -207,7 +206,7 @@ class Store:
             self._database.update("chats", chat_id, updated=time.time())
 
     def update_thoughts(self, message_id: int, thoughts: str, tokens: int) -> None:
-        """Replace the thoughts before a reply. tokens: how many they were."""
+        """Replace the thoughts before a reply. tokens: their number."""
         self._database.update("messages", message_id, thoughts=thoughts, thought_tokens=tokens)
 
     def update_calls(self, message_id: int, calls: Sequence[Call]) -> None:
@@ -215,7 +214,7 @@ class Store:
         self._database.update("messages", message_id, calls=[asdict(call) for call in calls])
 
     def update_remark(self, message_id: int, remark: str) -> None:
-        """Replace the words on how a reply came about."""
+        """Replace the remark on how a reply was generated."""
         self._database.update("messages", message_id, remark=remark)
 
     def message(self, message_id: int) -> StoredMessage:
@@ -239,7 +238,7 @@ class Store:
             return self._messages(f"{queries.MESSAGES} WHERE chat_id = ? ORDER BY id", chat_id)
 
     def siblings(self, message_id: int) -> list[StoredMessage]:
-        """The messages with the same parent, the message itself among them, oldest first."""
+        """The messages with the same parent, including the message itself, oldest first."""
         with self.transaction("DEFERRED"):
             message = self.message(message_id)
             statement = f"{queries.MESSAGES} WHERE parent_id IS ? AND chat_id = ? ORDER BY id"
@@ -251,16 +250,18 @@ class Store:
         return int(row["below_id"])
 
     def set_leaf(self, chat_id: int, message_id: int) -> None:
-        """Let the chat's current path end in another of its messages. Raises Gone when the chat
-        is in the bin."""
+        """End the chat's current path in another of its messages. Raises Gone when the chat is in
+        the bin.
+        """
         with self.transaction():
             self._open_chat(chat_id)
             self._check_belongs(message_id, chat_id)
             self._database.update("chats", chat_id, leaf_id=message_id)
 
     def delete_message(self, message_id: int) -> Deleted:
-        """Delete a message with all that follow it. The chat's path then goes through its newest
-        sibling, or ends above it."""
+        """Delete a message with all that follow it. The chat's path then passes through its newest
+        sibling, or ends above it.
+        """
         with self.transaction():
             message = self.message(message_id)
             leaf_id = self._open_chat(message.chat_id).leaf_id
@@ -278,8 +279,9 @@ class Store:
         return Deleted(message.chat_id, message.parent_id, len(ids), leaf_id or message_id, rows)
 
     def restore_messages(self, deleted: Deleted) -> None:
-        """Bring deleted messages back with their ids, generations and feedback. Raises Gone when
-        the message before them does not exist."""
+        """Restore deleted messages with their ids, generations and feedback. Raises Gone when the
+        message before them does not exist.
+        """
         with self.transaction():
             self._open_chat(deleted.chat_id)
             if deleted.parent_id is not None:
@@ -293,7 +295,7 @@ class Store:
         return self._database.read(StoredMessage.of, statement, *values)
 
     def _end_path(self, chat_id: int, leaf_id: int | None, added: int) -> None:
-        """Let a chat's path end in a message, and count the messages added to the chat."""
+        """End a chat's path in a message, and count the messages added to the chat."""
         self._database.rows(
             "UPDATE chats SET leaf_id = ?, messages = messages + ? WHERE id = ?",
             *(leaf_id, added, chat_id),
@@ -304,19 +306,19 @@ class Store:
             raise StoreError(f"message {message_id} is not in chat {chat_id}")
 
     def search(self, query: str, *, limit: int = 50) -> list[Hit]:
-        """Messages of all branches that hold every word of `query`, newest first.
+        """Messages of all branches that contain every word of `query`, newest first.
 
-        Chats in the bin are left out. Case and accents do not matter, and the last word may
-        be the start of one. Whatever is in the query is text to find, never query syntax.
+        Chats in the bin are left out. Case and accents do not matter, and the last word may be a
+        prefix. The query is text to find, never query syntax.
         """
         expression = queries.match_expression(query)
         rows = self._database.rows(queries.SEARCH, expression, limit) if expression else []
         return [Hit(**row) for row in rows]
 
-    # Generations: a row is there before the first token, so that a reply that is cut off has one
+    # Generations: a row exists before the first token, so that an interrupted reply has one
 
     def begin_generation(self, message_id: int, **origin: Unpack[Origin]) -> int:
-        """Record what the reply `message_id` is generated from; returns the generation's id."""
+        """Record the conditions of the reply `message_id`; return the generation's id."""
         with self.transaction():
             chat_id = self.message(message_id).chat_id
             self._database.update("chats", chat_id, model=origin["model"])
@@ -356,17 +358,17 @@ class Store:
         return {row["message_id"]: Feedback(**row) for row in rows}
 
     def set_thumb(self, message_id: int, thumb: int) -> None:
-        """Call a reply good (1) or bad (-1), or take that back (0)."""
+        """Rate a reply good (1) or bad (-1), or remove the rating (0)."""
         with self.transaction():
             self._set_feedback(message_id, "thumb", thumb)
 
     def set_correction(self, message_id: int, text: str | None) -> None:
-        """Store what a reply should have been; None takes the correction back."""
+        """Store the correct text of a reply; None removes it."""
         with self.transaction():
             self._set_feedback(message_id, "correction", text)
 
     def set_ranking(self, message_ids: Sequence[int]) -> None:
-        """Rank replies to one message, the best first. Its other replies have no rank then."""
+        """Rank replies to one message, the best first. Its other replies lose their rank."""
         with self.transaction():
             replies = [self.message(message_id) for message_id in message_ids]
             if len({(reply.chat_id, reply.parent_id) for reply in replies}) != 1:
@@ -393,7 +395,7 @@ class Store:
         return [Comparison(**row) for row in self._database.rows(queries.COMPARISONS, chat_id)]
 
     def _set_feedback(self, message_id: int, column: str, value: int | str | None) -> None:
-        """Set a column of a reply's feedback, and store the reply's text of this moment."""
+        """Set a column of a reply's feedback, and store the reply's current text."""
         reply = self.message(message_id)
         if reply.role != "assistant":
             raise StoreError(f"message {message_id} is not a reply")

@@ -1,15 +1,15 @@
-"""One SQLite file: its tables, opening it, transactions, errors in words.
+"""One SQLite file: its tables, opening it, transactions, errors as sentences.
 
-A chat's messages are a tree: each message has a parent, and `chats.leaf_id` ends the path that
-is shown. `turns` holds what a reply was generated from, one row for each time it was generated
-or continued. `message_index` is FTS5's, and triggers keep it.
+A chat's messages are a tree: each message has a parent, and `chats.leaf_id` ends the path that is
+shown. `turns` has the conditions of a reply, one row for each generation or continuation.
+`message_index` is an FTS5 index maintained by triggers.
 
-Keep: a file that is damaged, belongs to another program or has a newer format is never written
-to. A released migration is never changed, moved or removed, because the format of a file
-(`PRAGMA user_version`) is the number of migrations that it has had.
+Invariant: a file that is damaged, belongs to another program or has a newer format is never written
+to. A released migration is never changed, moved or removed, because the format of a file (`PRAGMA
+user_version`) is the number of its migrations.
 
-Lone surrogates, which UTF-8 cannot hold, are stored as U+FFFD. All other text is stored
-unchanged, control characters included.
+Lone surrogates, which UTF-8 cannot hold, are stored as U+FFFD. All other text is stored unchanged,
+including control characters.
 """
 
 import json
@@ -121,7 +121,7 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
     "thoughts": (
         "ALTER TABLE messages ADD COLUMN thoughts TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE messages ADD COLUMN thought_tokens INTEGER NOT NULL DEFAULT 0",
-        # What servers told apart stood in the text before.
+        # Earlier, the text contained what servers send separately.
         """UPDATE messages SET thoughts = substr(text, 8), text = ''
             WHERE role = 'assistant' AND text LIKE '<think>%'""",
         """UPDATE messages SET
@@ -131,7 +131,7 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
     ),
     "a chat's own model and sampling": (
         "ALTER TABLE chats ADD COLUMN chosen TEXT NOT NULL DEFAULT '{}'",
-        # It was the model that the chat began with.
+        # The model with which the chat began.
         """UPDATE chats SET model = coalesce(
             (SELECT turns.model FROM turns JOIN messages ON messages.id = turns.message_id
                 WHERE messages.chat_id = chats.id ORDER BY turns.id DESC LIMIT 1), model)""",
@@ -149,7 +149,7 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
     "reward model": ("ALTER TABLE chats ADD COLUMN reward TEXT NOT NULL DEFAULT ''",),
     "what was in force at a reply": ("ALTER TABLE turns ADD COLUMN conditions TEXT",),
 }
-"""By name, in the order in which they run: the statements of each migration."""
+"""The statements of each migration, by name, in their order."""
 
 _Value = TypeVar("_Value")
 
@@ -163,15 +163,15 @@ _LARGEST_CHECKED = 2**26
 _LARGEST_INTEGER = 2**63 - 1
 
 _NOUNS = {"chats": "chat", "messages": "message", "turns": "generation"}
-"""For a table, what a sentence calls a row of it."""
+"""The noun for a row of a table."""
 
 
 class StoreError(UserError):
-    """What is wrong with the store or a request to it, in one sentence for the user."""
+    """A fault of the store or of a request to it, in one sentence for the user."""
 
 
 class Gone(StoreError):
-    """A chat, message or generation is not in the store any more, or is in the bin."""
+    """A chat, message or generation is no longer in the store, or is in the bin."""
 
 
 class Database:
@@ -181,11 +181,11 @@ class Database:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Open `path`, or create it, readable by its owner alone. None: a database in memory,
-        which is lost when it is closed.
+        """Open `path`, or create it, readable by its owner only. None: a database in memory, which
+        is lost when it is closed.
 
-        Raises StoreError, and writes nothing, when the file is damaged, is not a database of
-        this program, or was made by a newer version of it.
+        Raises StoreError, and writes nothing, when the file is damaged, is not a database of this
+        program, or was made by a newer version of it.
         """
         _check_library()
         self._path = path
@@ -209,7 +209,7 @@ class Database:
                 self._bring_up_to_date()
                 break
             except StoreError as error:
-                # While another process makes the same file, SQLite does not wait by itself.
+                # While another process creates the same file, SQLite itself does not wait.
                 name = getattr(error.__cause__, "sqlite_errorname", "")
                 if not name.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
                     self._connection.close()
@@ -217,17 +217,17 @@ class Database:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Close the file. Nothing else may be called afterwards."""
+        """Close the file. No other method may be called afterwards."""
         with self._lock:
             self._connection.close()
 
     @contextmanager
     def transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
-        """Statements within the block are stored as a whole, or not at all. Within another
-        transaction they are a part of that one.
+        """Store the statements within the block as a whole, or not at all. A nested transaction is
+        part of the outer one.
 
-        IMMEDIATE takes the right to write at once, so that the block never has to give up
-        half-way because another process wrote in between. DEFERRED is for reading.
+        IMMEDIATE acquires the write lock at once, so that the block never fails half-way because
+        another process wrote in between. DEFERRED is for reading.
         """
         with self._lock:
             with self._errors():
@@ -250,8 +250,8 @@ class Database:
             return
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # SQLite gives its -wal and -shm files the mode of the database. A file that exists
-            # is not opened here: closing it would end the locks of this process's other stores.
+            # SQLite gives its -wal and -shm files the mode of the database. An existing file is not
+            # opened here: closing it would end the locks of this process's other stores.
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             if not path.is_file():
@@ -270,12 +270,12 @@ class Database:
             raise self._damaged(f"{log_of(path).name} does not fit it")
 
     def _bring_up_to_date(self) -> None:
-        """Check what kind of file this is, and run the migrations it has not had."""
+        """Check the kind of the file, and run its missing migrations."""
         self.rows("PRAGMA foreign_keys = ON")
-        # One snapshot: another process may be making the tables right now.
+        # One snapshot: another process may be creating the tables right now.
         with self.transaction("DEFERRED"):
             file_format = self._checked_format()
-        # Writers then never wait for readers, and a killed process leaves a whole file.
+        # Writers then never wait for readers, and a killed process leaves a consistent file.
         self.rows("PRAGMA journal_mode = WAL")
         self.rows("PRAGMA synchronous = NORMAL")
         if file_format == len(MIGRATIONS):
@@ -289,7 +289,9 @@ class Database:
             self.rows(f"PRAGMA application_id = {APPLICATION_ID}")
 
     def _checked_format(self) -> int:
-        """How many migrations the file has had. Raises StoreError for a foreign or newer one."""
+        """The number of migrations that the file has had. Raises StoreError for a foreign or newer
+        one.
+        """
         file_format = self._pragma("user_version")
         tables = self.rows("SELECT count(*) AS number FROM sqlite_schema")[0]["number"]
         if tables and self._pragma("application_id") != APPLICATION_ID:
@@ -305,7 +307,7 @@ class Database:
         return int(self.rows(f"PRAGMA {name}")[0][name])
 
     def rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        """The rows that a statement gives, its values bound in order."""
+        """The rows of a statement, with its values bound in order."""
         storable = [_storable(value) for value in values]
         with self._lock, self._errors():
             return self._connection.execute(statement, storable).fetchall()
@@ -348,7 +350,7 @@ class Database:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """SQLite's errors in words."""
+        """SQLite's errors as StoreError."""
         try:
             yield
         except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
@@ -392,14 +394,15 @@ def _check_library() -> None:
 
 
 def _folded(text: str) -> str:
-    """A text without case and accents, as the index of messages has it."""
+    """Remove case and accents from a text, as in the index of messages."""
     parts = unicodedata.normalize("NFD", text.casefold())
     return "".join(part for part in parts if not unicodedata.combining(part))
 
 
 def _storable(value: Any) -> Any:
-    """A value that SQLite takes: lists and tables as JSON. A number beyond its integers becomes
-    the nearest one: no id is that large, and no limit needs to be."""
+    """Convert a value for SQLite: lists and tables to JSON. A number beyond its integers becomes
+    the nearest one, because no id or limit is that large.
+    """
     if isinstance(value, list | dict):
         value = json.dumps(value)
     if isinstance(value, str):

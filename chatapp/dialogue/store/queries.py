@@ -1,6 +1,6 @@
 """The store's longer statements.
 
-Keep: columns that become a value of `rows` are named as its fields are.
+Invariant: columns of a value of `rows` have the names of its fields.
 """
 
 from dataclasses import fields
@@ -14,7 +14,7 @@ def _columns(kind: type) -> str:
 
 _MOST_MATCHES = 5_000
 _MOST_WORDS = 32
-"""Words of a search that are used; SQLite bounds the depth of the expression."""
+"""Words of a search that are used; SQLite limits the depth of the expression."""
 
 CHAT = f"SELECT {_columns(StoredChat)} FROM chats WHERE id = ?"
 
@@ -56,7 +56,8 @@ WITH_MESSAGE = {
         "comparisons": "left_id IN below OR right_id IN below",
     }.items()
 }
-"""For each table, the rows that are deleted with a message. They can be put back in this order."""
+"""For each table, the rows that are deleted with a message, in an order that allows
+restoring them."""
 
 _OF_CHAT = "IN (SELECT id FROM messages WHERE chat_id = ?)"
 GENERATIONS = f"""
@@ -110,7 +111,7 @@ def chats(matching: str, archived: bool | None) -> tuple[str, list[str]]:
 def match_expression(query: str) -> str:
     """FTS5's expression for all words of `query`, the last as a prefix; "" without words.
 
-    Each word is an FTS5 string, within which only the double quote has a meaning.
+    Each word is an FTS5 string, in which only the double quote has a meaning.
     """
     words = [f'"{word}"' for word in query.replace("\0", " ").replace('"', " ").split()]
     return " ".join(words[:_MOST_WORDS]) + " *" if words else ""

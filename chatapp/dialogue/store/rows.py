@@ -1,7 +1,7 @@
 """The values that the store returns: rows of its tables.
 
-Keep: a field has the name of its column; so a statement may name its columns in any order, and
-a column that is added later disturbs nothing.
+Invariant: a field has the name of its column, so a statement may list its columns in any order, and
+new columns are possible.
 """
 
 import json
@@ -21,16 +21,16 @@ Verdict = Literal["left", "right", "equal", "both bad"]
 _TITLE_LENGTH = 60
 _SENTENCE = re.compile(r".{11,}?[.!?](?= )")
 _GREETINGS = {"hi", "hello", "hey", "hi there", "hello there", "good morning", "good evening"}
-"""First messages that do not tell the subject of a chat."""
+"""First messages that say nothing about the subject of a chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """A chat's instructions, prompt file and template; at first it has none of its own.
+    """A chat's instructions, prompt file and template.
 
-    system: its instructions; None for those of its prompt file or template. prompt: the prompt
-    file that its messages are put into, by its name in the library or its path. asked_template:
-    its template for models that have none of their own. Both are "" where there is none.
+    system: its instructions; None for those of its prompt file or template. prompt: the prompt file
+    into which its messages are inserted, by its name in the library or its path. asked_template:
+    its template for models without one of their own. Both are "" for none.
     """
 
     system: str | None = None
@@ -42,12 +42,12 @@ class Basis:
 class StoredChat:
     """A chat without its messages. Times are unix seconds; `leaf_id` ends its current path.
 
-    deleted: when it was put into the bin; None outside the bin. For system, prompt and
-    asked_template see `Basis`. markdown: its replies are shown as Markdown. model: the model of
-    its last reply. chosen: the sampling parameters set for it, by name. documents: those that it
-    draws on; None without. tools: the names of those that its model may call; allowed_tools: the
-    permissions of those that the user has allowed for all of it (see `Tool.permission`). reward:
-    the name of the reward model that scores its replies; "" without.
+    deleted: when it was moved to the bin; None outside the bin. For system, prompt and
+    asked_template see `Basis`. markdown: its replies are shown as Markdown. model: the model of its
+    last reply. chosen: the sampling parameters set for it, by name. documents: its documents, or
+    None. tools: the names of those that its model may call; allowed_tools: the permissions that the
+    user gave for this chat (see `Tool.permission`). reward: the name of the reward model that
+    scores its replies; "" for none.
     """
 
     id: int
@@ -87,7 +87,7 @@ class StoredChat:
 
 @dataclass(frozen=True, slots=True)
 class ChatSummary:
-    """A line of the list of chats. `messages` counts those of all branches."""
+    """An entry of the list of chats. `messages` counts those of all branches."""
 
     id: int
     title: str
@@ -107,9 +107,9 @@ class StoredMessage:
     """A message and its place among its siblings: the `sibling`th (from 1) of `siblings`.
 
     A reply that is still `partial` while no process writes it belongs to a process that died.
-    thoughts: the model's thoughts before a reply, which are no part of its text, of so many
-    tokens. sources: the passages of documents in the reply's prompt. calls: of tools, within it.
-    remark: how a reply came about, in words, such as the probability of every label.
+    thoughts: the model's thoughts before a reply, which are not part of its text, with their number
+    of tokens. sources: the passages of documents in the reply's prompt. calls: of tools, within it.
+    remark: how the reply was generated, in words, such as the probability of every label.
     """
 
     id: int
@@ -137,12 +137,12 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What was in force when a reply was generated, beside the chat so far.
+    """The conditions of a reply's generation, in addition to the chat so far.
 
     opening: the messages before the chat as (role, text): its instructions, and a prompt file's
-    demonstrations. prefix: what the prompt file puts before a message. goes_on: the chat so far
-    was in the prompt. is_label: the reply is one of the prompt file's labels. tools: those that
-    the model could call, as `Tool.to_dict` gives them.
+    demonstrations. prefix: inserted by the prompt file before a message. goes_on: the prompt
+    contained the chat so far. is_label: the reply is one of the prompt file's labels. tools: those
+    that the model could call, in the form of `Tool.to_dict`.
     """
 
     opening: tuple[tuple[Role, str], ...] = ()
@@ -153,14 +153,14 @@ class Conditions:
 
     @classmethod
     def of(cls, stored: str) -> "Conditions":
-        """What the column `conditions` of `turns` has, which is JSON."""
+        """From the column `conditions` of `turns`, which is JSON."""
         fields = json.loads(stored)
         opening = tuple((role, text) for role, text in fields["opening"])
         return cls(**{**fields, "opening": opening, "tools": tuple(fields["tools"])})
 
 
 class Origin(TypedDict):
-    """What a reply is generated from. conditions: a `Conditions`, as a dictionary."""
+    """The origin of a reply. conditions: a `Conditions`, as a dictionary."""
 
     model: str
     template: str
@@ -183,7 +183,7 @@ class Ending(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation into one message, which has several of them when it was continued.
+    """One generation into one message; a continued message has several.
 
     The fields of its `Ending` are None until it ends.
     """
@@ -211,11 +211,11 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What the user thinks of a reply. Its prompt is in the reply's generations.
+    """The user's feedback on a reply. Its prompt is in the reply's generations.
 
-    reply: its text at the last feedback. thumb: 1 is good, -1 is bad, 0 is none.
-    rank: its place among the replies to the same message, 1 is the best; None is not ranked.
-    correction: the text that it should have been, if the user has written that.
+    reply: its text at the last feedback. thumb: 1 is good, -1 is bad, 0 is none. rank: its place
+    among the replies to the same message, 1 is the best; None is not ranked. correction: the text
+    that it should have been, if the user has written one.
     """
 
     message_id: int
@@ -239,9 +239,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Deleted messages, with all that `restore_messages` puts back.
+    """Deleted messages, with everything that `restore_messages` needs.
 
-    count: of the messages. leaf_id: where the chat's path ended. rows: by table.
+    count: of the messages. leaf_id: the end of the chat's path. rows: by table.
     """
 
     chat_id: int
@@ -253,7 +253,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message that a search found. In `snippet`, \\x02 and \\x03 stand around each match."""
+    r"""A search result. In `snippet`, \\x02 and \\x03 enclose each match."""
 
     chat_id: int
     message_id: int
@@ -264,8 +264,9 @@ class Hit:
 
 
 def title_after(title: str, text: str) -> str:
-    """A chat's title after a user's message. One that is not empty or a greeting stays; else it
-    is the first sentence of the message on one line, or as many of its words as fit."""
+    """A chat's title after a user's message. An existing title that is no greeting stays; otherwise
+    it is the first sentence of the message on one line, cut after a word.
+    """
     if title and title.strip(" .,!?").lower() not in _GREETINGS:
         return title
     line = " ".join(text[: 8 * _TITLE_LENGTH].split())

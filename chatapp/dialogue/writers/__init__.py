@@ -1,1 +1,1 @@
-"""What writes a chat as the text that a model continues."""
+"""Writers: render a chat as the text that a model continues."""

@@ -1,10 +1,10 @@
 """Prompts in a model's own chat template.
 
-Such a template may rewrite earlier turns (it drops what was thought, it puts instructions into
-the last message), so a prompt is rendered anew from all messages that are kept, and the cache
-keeps what it can.
+Such a template may rewrite earlier turns (it drops thoughts, it moves instructions into the last
+message), so a prompt is rendered again from all remaining messages, and the cache reuses what it
+can.
 
-Keep: a prompt is what the template makes of whole exchanges, the newest among them, and leaves
+Invariant: a prompt is the template's rendering of whole exchanges, including the newest, and leaves
 room for a reply.
 """
 
@@ -31,8 +31,8 @@ class ChatWriter(Writer):
         self.name = template.name
         self.stop = template.stop
         self.calls = template.calls
-        # What the template writes around an exchange, about, for choosing turns. The prompt that
-        # comes of it is counted as it is.
+        # The estimated size of the template's text around an exchange, for choosing turns. The
+        # resulting prompt is counted exactly.
         newest = [Exchange("a")]
         together = self._count(self._segments(None, [Exchange("a", "b"), *newest]))
         self._around = together - self._count(self._segments(None, newest))
@@ -97,8 +97,8 @@ class ChatWriter(Writer):
         if not newest.thoughts or newest.calls:
             rendered = self._template.render(messages, open_reply=True)
             return without_start(set_apart(rendered, newest.passages), self._model)
-        # A reply that was thought about goes on as it was written: templates put thoughts back
-        # in their own way, and only where the reply is whole.
+        # A reply with thoughts continues in the form in which it was written: templates insert
+        # thoughts in their own way, and only into finished replies.
         reply = newest.reply or ""
         if reply:
             messages.pop()

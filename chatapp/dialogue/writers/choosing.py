@@ -1,7 +1,7 @@
-"""The template that a chat is held in.
+"""Chooses the template of a chat.
 
-Keep: a model is chatted with in the template it was trained in, unless the user insists on another
-one and is told what that means.
+Invariant: a model is used with the template of its training, unless the user insists on another one
+and is warned.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 
 
 def load_chat_template(files: TokenizerFiles, special: Collection[str]) -> ChatTemplate | None:
-    """The chat template that a tokenizer brings, or None.
+    """Load a tokenizer's chat template, or None.
 
-    special: the names of the tokenizer's special tokens.
-    Its own file wins over the key in the tokenizer's configuration, as in transformers.
-    Raises ChatTemplateError, naming the file.
+    special: the names of the tokenizer's special tokens. Its own file wins over the key in the
+    tokenizer's configuration, as in transformers. Raises ChatTemplateError, naming the file.
     """
     try:
         config = files.config
@@ -56,8 +55,8 @@ def chat_template_of(
 ) -> ChatTemplate | None:
     """The chat template in the keys of a tokenizer_config.json, or None.
 
-    origin: where they were found. special: the names of the tokenizer's special tokens.
-    Of several named templates it is "default". Raises ChatTemplateError.
+    origin: of the keys. special: the names of the tokenizer's special tokens. Of several named
+    templates it is "default". Raises ChatTemplateError.
     """
     source = config.get("chat_template")
     if isinstance(source, list):
@@ -73,7 +72,7 @@ def chat_template_of(
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens that a tokenizer_config.json gives a name, such as bos_token, by that name."""
+    """The tokens with a name in a tokenizer_config.json, such as bos_token, by that name."""
     tokens = {}
     for name, token in config.items():
         text = token.get("content") if isinstance(token, dict) else token
@@ -83,22 +82,20 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 INSIST = "!"
-"""After a template's name: in this one, whatever the model was trained in."""
+"""After a template's name: use it even if the model was trained with another one."""
 
 
 def choose_template(
     model: LanguageModel, requested: str, asked: str = "", thinking: bool | None = None
 ) -> Template:
-    """The template to chat with `model` in.
+    """Choose the template for a chat with `model`.
 
-    requested: a template's name, perhaps with INSIST, or "" for the model's own, or `plain`
-        when it has none. A model that its server writes for can be chatted with in any other,
-        as text.
-    asked: what the chat asks for, and gets when the model has none of its own.
-    thinking: whether the model thinks before it replies, where the template has a switch for
-        that; None leaves the switch to the template.
-    Raises ValueError in one sentence when there is no such template, when the model was
-    trained in another one, or when its template is damaged.
+    requested: a template's name, perhaps with INSIST, or "" for the model's own, or `plain` when it
+    has none. A model whose server renders chats accepts any other, as text. asked: the chat's
+    template, used when the model has none of its own. thinking: whether the model thinks before it
+    replies, if the template has a switch for that; None leaves the switch to the template. Raises
+    ValueError with one sentence when there is no such template, when the model was trained with
+    another one, or when its template is damaged.
     """
     if model.takes_messages:
         name = requested.removesuffix(INSIST)
@@ -113,7 +110,7 @@ def choose_template(
 
 
 def template_of(files: ModelFiles, special: Collection[str], requested: str) -> Template:
-    """The template to chat with a model in, without loading it; see `choose_template`.
+    """The template for a chat with a model that is not loaded; see `choose_template`.
 
     special: the names of its tokenizer's special tokens.
     """
@@ -121,8 +118,9 @@ def template_of(files: ModelFiles, special: Collection[str], requested: str) -> 
 
 
 def mismatch(model: LanguageModel, template: Template) -> str:
-    """What it means to chat with `model` in a template, in a sentence where it was trained in
-    another one, else nothing. Raises ValueError as `choose_template` does."""
+    """A warning if `model` was trained with another template, else "". Raises ValueError as
+    `choose_template` does.
+    """
     own = None if model.takes_messages else _own(model)
     if own is None or own.fingerprint == template.fingerprint:
         return ""
@@ -137,7 +135,7 @@ def _own(model: LanguageModel) -> Template | None:
 
 
 def _choice(model: str, own: Template | None, requested: str) -> Template:
-    """The template asked for, if a model of that name can be chatted with in it."""
+    """The requested template, if it suits the model."""
     name = requested.removesuffix(INSIST)
     if not name:
         return own or PLAIN
@@ -153,30 +151,29 @@ def _choice(model: str, own: Template | None, requested: str) -> Template:
 
 
 def _told(own: Template, other: Template) -> str:
-    """A model's own template in words, beside another one."""
+    """A model's own template in words, next to another one."""
     return f"{'another ' if own.name == other.name else 'the '}template {own.name!r}"
 
 
 def with_thinking(model: LanguageModel, template: Template, thinking: bool) -> Template:
-    """The template with its switch for thinking set. Raises ValueError where there is none."""
+    """The template with its switch for thinking set. Raises ValueError if it has none."""
     if isinstance(template, ChatTemplate) and template.switch:
         return replace(template, thinking=thinking)
     raise ValueError(f"the model {model.name} has no switch for thinking in its template")
 
 
 def writer_for(model: LanguageModel, template: Template) -> Writer:
-    """What writes chats with `model` in a template that was chosen for it."""
+    """The writer for chats with `model` in the chosen template."""
     if isinstance(template, ChatTemplate):
         return ChatWriter(model, template)
     return (MessagesWriter if template == SERVED else PromptWriter)(model, template)
 
 
 def own_template(files: ModelFiles, special: Collection[str]) -> Template | None:
-    """The template saved with a model that was trained here, else its tokenizer's, or None.
+    """The template stored with a model trained here, else its tokenizer's, or None.
 
-    special: the names of its tokenizer's special tokens.
-    Raises ValueError in one sentence when it is damaged, or is not the one that the model was
-    trained in.
+    special: the names of its tokenizer's special tokens. Raises ValueError with one sentence when
+    it is damaged, or is not the one of the model's training.
     """
     if files.gguf is not None:
         return _saved_in(files.gguf) or load_chat_template(files.tokenizer, special)
@@ -196,7 +193,7 @@ def own_template(files: ModelFiles, special: Collection[str]) -> Template | None
 
 
 def _saved_in(file: "GGUFFile") -> DialogueTemplate | None:
-    """The template in a GGUF file that was written here of a model trained in it."""
+    """The template in a GGUF file that this program wrote for a model trained with it."""
     saved = file.metadata.get(GGUF_TEMPLATE)
     if saved is None:
         return None

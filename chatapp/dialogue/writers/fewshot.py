@@ -1,11 +1,11 @@
-"""A chat held with a prompt file: each message is put into its fields, after demonstrations.
+"""A chat with a prompt file: each message is inserted into its fields, after demonstrations.
 
-A file whose demonstrations are fixed is the beginning of a dialogue, and the chat goes on
-where they end. A file that has them chosen for the input, or has labels, is a task: each
-message is asked about by itself, and a label is the only reply there can be.
+A file whose demonstrations are fixed begins a dialogue, which the chat continues. A file with
+demonstrations chosen by input, or with labels, is a task: each message is a separate input, and
+labels are the only replies.
 
-Keep: the examples and the layout for a message are those of `chatapp run` for the same input, but
-for what the chat itself takes of the window.
+Invariant: the examples and the layout for a message are those of `chatapp run` for the same input,
+except that the chat itself takes part of the window.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,9 +36,8 @@ _MOST_LABELS = 4
 class FewShotWriter(Writer):
     """Writes chats in the layout of a prompt file.
 
-    selector: chooses from the file's pool; None shows no demonstrations. template: what turns
-        are written in.
-    Raises PromptError when the file asks for a sampling there is not.
+    selector: chooses from the file's pool; None shows no demonstrations. template: renders turns.
+    Raises PromptError when the file has invalid sampling parameters.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class FewShotWriter(Writer):
         super().__init__(model)
         self.name = name
         self.prompt = prompt
-        # However labels are scored, the prompt that is shown is laid out as it reads.
+        # Whatever the scoring of labels, the shown prompt has the normal layout.
         self._prompt = replace(prompt, scoring="direct")
         self._template = template
         self.stop = self._layout(self._prompt).stop
@@ -66,10 +65,10 @@ class FewShotWriter(Writer):
 
     @classmethod
     def open(cls, model: LanguageModel, name: str, template: Template = PLAIN) -> "FewShotWriter":
-        """The writer for the prompt file that a chat calls by this name.
+        """Open the writer for the chat's prompt file of this name.
 
-        It may take long: a pool is read and encoded. Raises PromptError when the file, or the
-        encoder that it asks for, cannot be used.
+        It may take long, because a pool is read and encoded. Raises PromptError when the file, or
+        its encoder, cannot be used.
         """
         prompt = load_for_chat(find(name))
         if isinstance(prompt, Persona):
@@ -80,14 +79,14 @@ class FewShotWriter(Writer):
     def of(
         cls, model: LanguageModel, name: str, prompt: PromptFile, template: Template
     ) -> "FewShotWriter":
-        """The writer for a prompt file that was read already (see `open`)."""
+        """The writer for a loaded prompt file (see `open`)."""
         try:
             return cls(model, name, prompt, selector_for(prompt, model), template)
         except ModelError as error:
             raise PromptError(f"{prompt.path}: {error}") from None
 
     def sampling(self, base: Sampling) -> Sampling:
-        """How replies are drawn: as the file says, and as `base` where it says nothing."""
+        """The file's sampling parameters; missing ones are those of `base`."""
         return sampling_of(self._prompt, base)
 
     def write(
@@ -105,14 +104,14 @@ class FewShotWriter(Writer):
         room = window - alone - self._count(begun)
         self._check_room(bare, room, begun=bool(begun))
         reserve = min(max_tokens, window // 4)
-        # What nobody answered is no example of an answer.
+        # A message without an answer is no example.
         answered = [
             (place, Example(exchange.user, exchange.reply))
             for place, exchange in enumerate(history)
             if exchange.reply and self.goes_on
         ]
         costs = [self._count(layout.render([], asked, [turn])) - alone for _, turn in answered]
-        # The chat so far may take up to half of the room from the demonstrations.
+        # The chat so far may take up to half of the demonstrations' room.
         for_turns = min(max(0, room - reserve) // 2, sum(costs))
         limit = window - reserve - self._count(begun) - for_turns
         chosen = self._choose(newest.user)
@@ -156,13 +155,13 @@ class FewShotWriter(Writer):
     def _sent(
         self, layout: Layout, kept: Sequence[int], query: str, turns: Sequence[Example]
     ) -> tuple[Message, ...]:
-        """What a server is sent that writes turns itself; nothing for other models."""
+        """The messages for a server that renders turns itself; none for other models."""
         if isinstance(layout, TurnsLayout) and self._model.takes_messages:
             return tuple(layout.messages(kept, query, turns))
         return ()
 
     def _label(self, prompt: PromptFile, question: Question) -> Label | None:
-        """The answer to a question; None for a model that cannot score, which then writes it."""
+        """The answer to a question; None for a model that cannot score, which then generates it."""
         scored = replace(prompt, scoring=self.prompt.scoring)
         try:
             answerer = Answerer(self._model, scored, None, template=self._template)

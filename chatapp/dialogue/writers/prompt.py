@@ -1,8 +1,8 @@
-"""Turns a chat into the tokens a model continues, and what it says into a reply.
+"""Converts a chat to the tokens that a model continues, and its output to a reply.
 
-Keep: the tokens of a prompt are those of its segments, encoded one by one, so that the prompt
-of a chat begins with the prompt of the same chat a turn earlier, and with the very tokens the
-model drew, which are still in its cache.
+Invariant: the tokens of a prompt are those of its segments, encoded one by one, so the prompt of a
+chat begins with the prompt of its previous turn, including the tokens that the model drew, which
+are still in its cache.
 """
 
 import json
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MessageTooLong(UserError, ValueError):
-    """A user's message that does not fit the window, however much else is left out.
+    """A user's message that does not fit the window, even without everything optional.
 
     tokens: its length. limit: the longest message that would fit. Both are in its text.
     """
@@ -50,11 +50,10 @@ class MessageTooLong(UserError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A user's message and its reply; None when it has none, or none yet.
+    """A user's message and its reply; None if there is none yet.
 
-    thoughts: what was thought before the reply, or so far. passages: of documents, as they stand
-    before the message in the prompt for its reply; later prompts are without them. calls: of
-    tools, within the reply.
+    thoughts: the model's thoughts before the reply. passages: of documents, placed before the
+    message in the prompt for its reply only. calls: of tools, within the reply.
     """
 
     user: str
@@ -70,12 +69,12 @@ class Exchange:
 
     @property
     def rest(self) -> str:
-        """The reply from its last call on; all of it where no template writes a call."""
+        """The reply after its last call; all of it if no template writes calls."""
         written = [call.at for call in self.calls if not call.inside]
         return (self.reply or "")[written[-1] :].strip() if written else self.reply or ""
 
     def replied(self) -> list[Message]:
-        """The reply as messages: what was said before each call, its result, and the rest."""
+        """The reply as messages: the text before each call, its result, and the rest."""
         messages: list[Message] = []
         start = 0
         for call in self.calls:
@@ -91,8 +90,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """A demonstration, and how near its input is to the message; None where nearness means
-    nothing."""
+    """A demonstration, and the similarity of its input to the message; None if not ranked."""
 
     input: str
     output: str
@@ -101,9 +99,9 @@ class Shot:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A reply that was chosen among all that there may be.
+    """A reply chosen among all possible ones.
 
-    ids: its tokens. remark: in words, how probable each was.
+    ids: its tokens. remark: in words, the probability of each.
     """
 
     ids: tuple[int, ...]
@@ -112,17 +110,15 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model is given.
+    """A model's input.
 
-    dropped: how many of the oldest exchanges are left out for length. shots: the demonstrations
-    in it, the nearest first; dropped_shots: those that did not fit. choose: has the model
-    choose the reply where it has to be a label; None, also of `choose`, where it is generated.
-    messages: what a model that takes messages is given; empty where it is given the tokens.
-    tools: those that such a model may call. sources: the passages of documents in it, and those
-    that did not fit.
-    marks: what stands around a thought that the reply may begin with; None where it cannot.
-    is_thinking: whether the prompt ends within a thought.
-    opening: what a prompt file puts before the chat, as turns.
+    dropped: the number of oldest exchanges left out for length. shots: the demonstrations in it,
+    the nearest first; dropped_shots: those that did not fit. choose: lets the model choose the
+    reply among labels; None, also as its result, if it is generated. messages: for a model that
+    takes messages; empty for tokens. tools: those that such a model may call. sources: the passages
+    of documents in it, and those that did not fit. marks: around a thought that may begin the
+    reply; None if impossible. is_thinking: whether the prompt ends within a thought. opening: a
+    prompt file's messages before the chat, as turns.
     """
 
     segments: tuple[Segment, ...]
@@ -140,19 +136,19 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """The prompt as the one string it is; messages as JSON."""
+        """The prompt as one string; messages as JSON."""
         if self.messages:
             return json.dumps(self.messages_sent, ensure_ascii=False)
         return text_of(self.segments)
 
     @property
     def messages_sent(self) -> list[dict[str, Any]]:
-        """The messages as `Request.messages` has them."""
+        """The messages in the form of `Request.messages`."""
         return in_protocol(self.messages)
 
 
 def in_protocol(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as OpenAI's protocol writes them."""
+    """Messages in the form of OpenAI's protocol."""
     return [
         {"role": each.role, "content": each.text, **_call_sent(each, place)}
         for place, each in enumerate(messages)
@@ -160,7 +156,7 @@ def in_protocol(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _call_sent(message: Message, place: int) -> dict[str, Any]:
-    """What OpenAI's protocol adds to a message that has to do with a call."""
+    """The fields of OpenAI's protocol for a message with a call or a result."""
     call = message.call
     if call is None:
         return {}
@@ -171,11 +167,12 @@ def _call_sent(message: Message, place: int) -> dict[str, Any]:
 
 
 class Writer(ABC):
-    """Writes prompts for one model in one layout, and remembers what it encoded.
+    """Renders prompts for one model in one layout, and caches their tokens.
 
     name: of the layout. stop: the strings at which a reply is cut off. documents: those that the
-    layout itself draws on. calls: how the model calls tools. goes_on: a prompt has the chat so far,
-    not the message alone. prefix: what is put before each message. tools: those it is told of.
+    layout itself uses. calls: how the model calls tools. goes_on: a prompt contains the chat so
+    far, not only the message. prefix: inserted before each message. tools: those described in the
+    prompt.
     """
 
     name: str
@@ -192,19 +189,18 @@ class Writer(ABC):
         self._generated: dict[str, list[int]] = {}
 
     def use_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Tell the model of other tools from the next prompt on, as `Tool.to_dict` gives them."""
+        """Use other tools from the next prompt on, in the form of `Tool.to_dict`."""
         self.tools = tuple(tools)
 
     @abstractmethod
     def write(
         self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
     ) -> Prompt:
-        """The prompt for the last exchange's reply, or for going on with it if it has one.
+        """The prompt for the last exchange's reply, or for continuing it if it exists.
 
-        system: instructions in place of the layout's own. exchanges: at least one.
-        max_tokens: the longest reply wanted; a quarter of the window is kept free for it
-            at most.
-        Raises MessageTooLong, or ContextOverflow when it is the reply that fills the window.
+        system: instructions instead of the layout's. exchanges: at least one. max_tokens: the
+        longest reply wanted; at most a quarter of the window is reserved for it. Raises
+        MessageTooLong, or ContextOverflow when the reply fills the window.
         """
 
     def sources(
@@ -215,10 +211,10 @@ class Writer(ABC):
         *,
         max_tokens: int,
     ) -> tuple[Source, ...]:
-        """The passages for a message, those that fit its prompt numbered.
+        """Number the passages for a message that fit its prompt; return all.
 
-        They may take half of the window, if the rest of the prompt leaves that; what was said
-        before gives way to them. Raises MessageTooLong.
+        They may take half of the window, if the rest of the prompt leaves that; earlier turns are
+        dropped for them. Raises MessageTooLong.
         """
         window = self._model.context
         alone = self._length_alone(system, message, max_tokens)
@@ -226,7 +222,7 @@ class Writer(ABC):
         return fitting(passages, room, lambda text: len(self._encode_text(text, begins=False)))
 
     def _length_alone(self, system: str | None, message: str, max_tokens: int) -> int:
-        """The tokens of a prompt for a message without all that can be left out."""
+        """The tokens of a prompt for a message without everything optional."""
         return len(self.write(system, [Exchange(message)], max_tokens=max_tokens).ids)
 
     @abstractmethod
@@ -235,18 +231,19 @@ class Writer(ABC):
 
     @abstractmethod
     def render_reply(self, reply: str) -> list[Segment]:
-        """A reply, left open where it ends; nothing for an empty one."""
+        """An open reply; nothing for an empty one."""
 
     def render_thoughts(self, thoughts: str, *, over: bool) -> list[Segment]:
-        """What was thought before a reply, as the model wrote it; nothing where the layout knows
-        of no thoughts. over: the reply has begun."""
+        """The thoughts before a reply, as the model wrote them; nothing if the layout has none.
+        over: the reply has begun.
+        """
         return []
 
     def remember(self, reply: str, drawn: Sequence[int]) -> None:
-        """Keep the tokens that the model drew for a reply.
+        """Keep the drawn tokens of a reply.
 
-        drawn: its tokens in order, with what was cut off the end of it. They are used when
-        they stand for exactly the text that the layout would render.
+        drawn: its tokens in order, including those cut off at the end. They are used when their
+        text is exactly what the layout would render.
         """
         text = text_of(self.render_reply(reply))
         ids = list(drawn)
@@ -258,11 +255,11 @@ class Writer(ABC):
             self._generated[text] = ids
 
     def reply_ids(self, reply: str) -> list[int]:
-        """The tokens of a reply as a prompt would hold them."""
+        """The tokens of a reply in a prompt."""
         return [id for part in self.render_reply(reply) for id in self._ids(part)]
 
     def written_ids(self, prompt: Prompt, reply: str, thoughts: str) -> list[int]:
-        """The tokens of a reply as the model wrote it to a prompt, thoughts and all."""
+        """The tokens of a reply as the model wrote it, including thoughts."""
         parts = self.render_thoughts(thoughts, over=bool(reply)) if thoughts else []
         opened = parts[prompt.is_thinking :]
         return [id for part in opened for id in self._ids(part)] + self.reply_ids(reply)
@@ -282,15 +279,15 @@ class Writer(ABC):
         return in_order(self.render_instruction(system), self._encode)
 
     def _replied(self, exchange: Exchange, reply: Sequence[Segment]) -> list[Segment]:
-        """A reply, rendered without its calls, with them."""
+        """Insert the calls into a reply that was rendered without them."""
         return with_calls(reply, exchange.reply or "", exchange.calls)
 
     def _tokens(self, segments: Sequence[Segment]) -> tuple[int, ...]:
         ids = tuple(in_order(segments, self._ids))
         if len(ids) < self._model.context:
             return ids
-        # Drawn tokens can be more than their text needs. Counting the latter makes the
-        # choice of turns depend on the chat alone, so the former have to give way.
+        # Drawn tokens can be more than their text needs. Counting the latter makes the choice of
+        # turns depend on the chat alone, so drawn tokens are given up if they do not fit.
         return tuple(in_order(segments, self._encode))
 
     def _check_room(self, last: Sequence[Segment], room: int, *, begun: bool) -> None:
@@ -323,7 +320,7 @@ class Writer(ABC):
 
 
 def seeded(sampling: Sampling) -> Sampling:
-    """`sampling` with a seed, a new one if it has none, so that it can be reported."""
+    """`sampling` with a seed, drawn if it has none, so that it can be reported."""
     return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(31))
 
 
@@ -331,10 +328,10 @@ _Event = TypeVar("_Event", bound=ReplyEvent)
 
 
 def trimmed(events: Iterable[_Event], *, begun: bool = False, held: str = "") -> Iterator[_Event]:
-    """The events with the white space around the reply left out.
+    """Remove the white space around the reply from the events.
 
-    begun: the reply has a beginning already, so that the space before the next word counts.
-    held: white space after that. White space is held back until a word follows it.
+    begun: the reply has a beginning already, so the space before the next word counts. held: white
+    space after that. White space is held back until a word follows it.
     """
     for event in events:
         if isinstance(event, Called) and event.text == PARAGRAPH:

@@ -1,7 +1,6 @@
-"""Chats that are sent as messages, which a server writes in its model's own template.
+"""Writers for dialogue templates, and for servers that render messages themselves.
 
-Keep: what is shown of such a prompt, counted and stored is what the messages say, and nothing
-that is not sent.
+Invariant: the prompt that is shown, counted and stored has exactly the content that is sent.
 """
 
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ class PromptWriter(Writer):
         turns = [self._closed(exchange) for exchange in history]
         last = self._template.render_user(newest.asked, after=END_OF_TEXT)
         last = set_apart(last, newest.passages)
-        # Whichever turn comes to stand first follows the instructions, not a reply.
+        # The first remaining turn follows the instructions, not a reply.
         first = self._template.render_user("", after=next(iter(instructions), None))[0]
         last += self._replied(newest, self.render_reply(newest.reply or ""))
         window = self._model.context
@@ -56,8 +55,9 @@ class PromptWriter(Writer):
         return self._template.render_reply(reply, closed=False)
 
     def _closed(self, exchange: Exchange) -> list[Segment]:
-        """A past exchange. A message nobody answered is followed by no reply at all, because
-        an empty one would teach the model to say nothing."""
+        """A past exchange. An unanswered message is followed by no reply, because an empty one
+        would teach the model to say nothing.
+        """
         segments = self._template.render_user(exchange.user, after=END_OF_TEXT)
         if exchange.reply or exchange.calls:
             reply = self._template.render_reply(exchange.reply or "")
@@ -77,14 +77,15 @@ SERVED = DialogueTemplate(
     stop=("\n\nUser:\n", "\n\nAssistant:\n"),
     end_of_reply=False,
 )
-"""How messages are shown, and what stands between them where they have to be sent as one text,
-because a reply is to go on where it ended."""
+"""The form of messages on the screen, and their separators when they must be sent as one text,
+because a reply is continued.
+"""
 
 
 class MessagesWriter(PromptWriter):
-    """Writes chats as messages, but for a reply that has begun.
+    """Sends chats as messages, except when a reply is continued.
 
-    What was thought before earlier replies is left out, as makers of such models want it.
+    Thoughts before earlier replies are left out, as the authors of such models recommend.
     """
 
     calls = JSONCalls(CALLING[0])
@@ -102,8 +103,9 @@ class MessagesWriter(PromptWriter):
 
 
 def _messages(exchanges: Sequence[Exchange]) -> list[Message]:
-    """Users' and replies in turn, because many templates take nothing else: a message that
-    nobody answered becomes the beginning of the next one."""
+    """Alternating messages of user and assistant, because many templates require that: an
+    unanswered message is merged into the next one.
+    """
     messages: list[Message] = []
     unanswered: list[str] = []
     for exchange in exchanges:
