@@ -18,7 +18,8 @@ A prompt ends in the user's message that was answered. It has the conditions at 
 reply: the instructions, a prompt file's demonstrations, the passages before the message; "tools"
 are those that the model could call, and calls have the form of OpenAI's protocol. If the two
 replies of a preference had different conditions, those of the better one count. A reply that is one
-of a prompt file's labels gives no row, because it was chosen from a list, not written. `finetune` reads the rows of corrections unchanged.
+of a prompt file's labels gives no row, because it was chosen from a list, not written. `finetune`
+reads the rows of corrections unchanged.
 
 Invariant: a row has the model's input and only an opinion that the user expressed: two replies are
 a preference only if the user preferred one of them.

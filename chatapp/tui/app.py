@@ -1,6 +1,6 @@
-"""The program in the terminal: its store, its look, and how it ends.
+"""The program in the terminal: its store, its appearance, and its end.
 
-Keep: nothing imported here, directly or not, is heavy. The model and its library are imported by
+Invariant: no import here, direct or indirect, is heavy. The model and its library are imported by
 the thread that loads them, after the first frame.
 """
 
@@ -44,20 +44,21 @@ if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
 
 _PATIENCE = 0.3
-"""Seconds a running turn gets to store its reply when the user quits."""
+"""Seconds that a running turn has to store its reply when the user quits."""
 
 _SOON = 2.0
-"""Seconds in which a second Ctrl+C means the program, and no longer the reply."""
+"""Seconds within which a second Ctrl+C quits the program instead of stopping the reply."""
 
 
 @runtime_checkable
 class Directing(Protocol):
-    """A screen that looks at each key before it goes to what has the focus."""
+    """A screen that handles each key before the focused widget."""
 
     def direct(self, event: Key) -> bool:
-        """Move the focus for a key, at once; True when that is all the key is for.
+        """Move the focus for a key, at once; True when the key has no other effect.
 
-        A widget moves it only when it gets to the key, and those typed meanwhile go astray.
+        A widget would move it only when it handles the key, and keys typed in the meantime would be
+        lost.
         """
         ...
 
@@ -71,8 +72,8 @@ def _actions() -> "type[Provider]":
 class ChatApp(FailingApp[int]):
     """The chat.
 
-    load: gives the model; by default the one of the settings. store: where the chats are;
-    by default the user's own, opened here (StoreError). chat_id: the chat to go on with.
+    load: loads the model; by default the one of the settings. store: of the chats; by default the
+    user's own, opened here (StoreError). chat_id: the chat to open.
     """
 
     TITLE = "chatapp"
@@ -104,7 +105,7 @@ class ChatApp(FailingApp[int]):
     ) -> None:
         no_color = "NO_COLOR" in os.environ
         super().__init__(ansi_color=True if no_color else None)
-        # A scroll that slides is late for the next key, and costs most over a slow line.
+        # Animated scrolling would delay the next key, and is expensive over a slow connection.
         self.animation_level = "none"
         know_alt_enter()
         know_bad_bytes()
@@ -143,9 +144,9 @@ class ChatApp(FailingApp[int]):
         return self.chat
 
     def on_mount(self) -> None:
-        # A system that shuts down must not cost a reply.
+        # A system shutdown must not lose a reply.
         if os.name == "posix":
-            with suppress(ValueError):  # only a program's main thread hears signals
+            with suppress(ValueError):  # only a program's main thread receives signals
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
         try:
             self.theme = FEW_COLORS if self._few_colors else self._settings.theme
@@ -156,7 +157,7 @@ class ChatApp(FailingApp[int]):
         self.theme_changed_signal.subscribe(self, self._keep_theme)
 
     async def on_event(self, event: Event) -> None:
-        # What is typed before the prompt is there to take it is not lost.
+        # Keys typed before the prompt exists are kept for it.
         if self._early is not None and isinstance(event, Key | Paste):
             self._early.append(event)
             return
@@ -164,7 +165,7 @@ class ChatApp(FailingApp[int]):
             await super().on_event(event)
 
     def _direct(self, event: Key) -> bool:
-        """Have the screen look at a key first; True when it has done all the key is for."""
+        """Let the screen handle a key first; True when the key has no other effect."""
         return isinstance(self.screen, Directing) and self.screen.direct(event)
 
     @on(events.Shown)
@@ -174,7 +175,7 @@ class ChatApp(FailingApp[int]):
             await super().on_event(event)
 
     def _keep_theme(self, theme: Theme) -> None:
-        """Have the theme that the user has chosen at the next start as well."""
+        """Store the user's theme for the next start."""
         if theme.name != self._kept_theme:
             self._kept_theme = theme.name
             self.chat.widgets.keep_setting("theme", theme.name)
@@ -190,16 +191,16 @@ class ChatApp(FailingApp[int]):
             self.push_screen(Palette(id="--command-palette"))
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Put a text into the clipboard, through the terminal and through the system."""
+        """Copy a text to the clipboard, through the terminal and through the system."""
         # The clipboard takes UTF-8, which has no lone surrogates.
         text = without_surrogates(text)
         super().copy_to_clipboard(text)
-        # Who uses it in a browser may sit at another machine, whose clipboard this one is not.
+        # A user in a browser may be at another machine, whose clipboard this one cannot reach.
         if not self.is_web and (commands := programs.programs()):
             threading.Thread(target=programs.fill, args=(text, commands), daemon=True).start()
 
     async def action_interrupt(self) -> None:
-        """Ctrl+C: stop the reply; soon after, or with nothing to stop, say how to leave."""
+        """Ctrl+C: stop the reply; soon after, or with nothing to stop, explain how to quit."""
         now = monotonic()
         if now - self._interrupted > _SOON and await self.chat.controls.stop():
             self._interrupted = now
@@ -211,9 +212,9 @@ class ChatApp(FailingApp[int]):
         self.exit(128 + signal.SIGTERM)
 
     def hang_up(self) -> None:
-        """Store the reply that is being written, and end at once: the terminal is gone.
+        """Store the current reply, and exit at once: the terminal is gone.
 
-        Not on the event loop, which may be waiting for the terminal to take what it has drawn.
+        Not on the event loop, which may be blocked by output to the terminal.
         """
         try:
             self.chat.conversation.close(0)
@@ -241,11 +242,11 @@ def run(
     store: Store | None = None,
     inline: bool = False,
 ) -> int:
-    """Show the chat until the user leaves; returns the exit status.
+    """Show the chat until the user quits; return the exit status.
 
-    store: where the chats are, to be closed here; the user's own if not given. inline: in some
-    rows below the shell's prompt, where the last of it stays.
-    Raises StoreError when the chats cannot be opened, and whatever brought the screen down.
+    store: of the chats, closed here; by default the user's own. inline: in some rows below the
+    shell's prompt, where the last frame stays. Raises StoreError when the chats cannot be opened,
+    and the exception that ended the screen.
     """
     app = ChatApp(settings, store=store, chat_id=chat_id)
     if os.name == "posix":
@@ -261,6 +262,6 @@ def run(
     code = app.return_value or 0
     if app.chat.conversation.has_running_threads:
         # A thread inside the numerical library cannot be interrupted, and it may crash the
-        # interpreter when it comes back while that is taken apart. Everything is stored.
+        # interpreter during its shutdown. Everything is stored.
         os._exit(code)
     return code

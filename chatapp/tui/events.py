@@ -1,9 +1,9 @@
-"""What the widgets and threads of the chat tell the screen.
+"""Events from widgets and threads of the chat to the screen.
 
-What belongs to a load or a turn stands with it, in `loading` and `turn`.
+Those of a load or a turn are in `loading` and `turn`.
 
-Keep: an event carries plain data (rows of the store, text), never a decision about the screen,
-so that any widget may send it and any screen may answer it.
+Invariant: an event has plain data (rows of the store, text), never a decision about the screen, so
+any widget may send it and any screen may handle it.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Shown(Message):
 
 @dataclass
 class Submitted(Message):
-    """The user has sent a text; `editing` is the message it takes the place of, if any."""
+    """The user has sent a text; `editing` is the message that it replaces, if any."""
 
     text: str
     editing: "StoredMessage | None" = None
@@ -35,7 +35,7 @@ class Submitted(Message):
 
 @dataclass
 class ModelsFound(Message):
-    """The models there are, as far as they have been found; `is_all` when no more will be.
+    """The known models; `is_all` when the search has ended.
 
     to_get: those with a short name that are not here.
     """
@@ -47,9 +47,9 @@ class ModelsFound(Message):
 
 @dataclass
 class Suggested(Message):
-    """What a command that is being written could become.
+    """Completions of the command in the prompt.
 
-    chosen: which of that stands in the prompt; -1 is none.
+    chosen: the one in the prompt; -1 is none.
     """
 
     text: str
@@ -59,7 +59,7 @@ class Suggested(Message):
 
 @dataclass
 class Measured(Message):
-    """What the session's chat takes of the context window."""
+    """The chat's share of the context window."""
 
     session: "Session"
     usage: "Usage"
@@ -67,7 +67,7 @@ class Measured(Message):
 
 @dataclass
 class Unmeasured(Message):
-    """The session's chat cannot be written as a prompt, and why, in words."""
+    """The chat cannot be rendered as a prompt, with the reason."""
 
     session: "Session"
     reason: str
@@ -75,7 +75,7 @@ class Unmeasured(Message):
 
 @dataclass
 class DocumentsRead(Message):
-    """The chat's documents have been read, or cannot be, in words."""
+    """The chat's documents have been read, or the reason why not."""
 
     documents: "DocumentSet"
     words: str

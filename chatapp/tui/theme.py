@@ -1,7 +1,7 @@
-"""The look: one theme of our own, the right one for terminals of few colours, and every theme
-made readable.
+"""The appearance: our own theme, a fallback for terminals of few colours, and contrast for every
+theme.
 
-Keep: a colour stands here and nowhere else; widgets name what the theme calls it.
+Invariant: only this module defines colours; widgets use the theme's names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,10 +33,10 @@ CALM = Theme(
 FEW_COLORS = "ansi-dark"
 
 READABLE = 4.5
-"""The least contrast of a text with what it stands on: level AA of WCAG 2.2, 1.4.3."""
+"""The least contrast of a text with its background: level AA of WCAG 2.2, 1.4.3."""
 
 _CURSOR = 0.18
-"""How much of the accent the row has that a list's cursor is on."""
+"""The fraction of the accent in the row of a list's cursor."""
 
 _GROUNDS = ("background", "surface", "panel")
 _INKS = (
@@ -48,10 +48,10 @@ _STEPS = 20
 
 
 def readable(variables: Mapping[str, str]) -> dict[str, str]:
-    """A theme's colours by name, with those of texts moved towards white or black until they can
-    be read on all its backgrounds; the others are as they were.
+    """A theme's colours by name, with those of texts moved towards white or black until they are
+    readable on all backgrounds; the others stay unchanged.
 
-    On those of lists, plain text can be read where Textual dims it too.
+    On those of lists, plain text is readable where Textual dims it, too.
     """
     colors = {name: Color.parse(variables[name]) for name in (*_GROUNDS, *_INKS, "foreground")}
     cursor = colors["background"].blend(colors["accent"], _CURSOR)
@@ -77,7 +77,7 @@ def readable(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _moved(color: Color, end: Color, grounds: Iterable[Color], share: float) -> Color:
-    """The first colour on the way to `end` that can be read where `share` of it is left."""
+    """The first colour on the way to `end` that is readable where `share` of it is left."""
     shades = [color.blend(end, step / _STEPS) for step in range(_STEPS + 1)]
     return next((each for each in shades if _least(each, grounds, share) >= READABLE), end)
 

@@ -1,7 +1,7 @@
-"""The chat that is open: which one that is, what is sent in it, and what is held back.
+"""The open chat: which one, sending, and unsent text.
 
-Keep: a text that the user has sent is in the chat, on its way there, or back in the prompt. What is
-shown is the path to the chat's leaf as the store has it.
+Invariant: a text that the user has sent is in the chat, being sent, or back in the prompt. The
+screen shows the path to the chat's leaf in the store.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from chatapp.tui.screens.library import PromptChoice
 
 _TRY_EVERY_SECONDS = 2.0
-"""How often a reply is stored again for which there was no room."""
+"""Interval at which a reply that did not fit on the disk is stored again."""
 
 _DELETED = (
     "This chat was deleted in another window. What is on the screen is now saved as a new chat."
@@ -40,9 +40,9 @@ _DELETED = (
 
 
 class ChatControls:
-    """What a user does with a chat: goes over to another, sends, stops.
+    """The user's actions on a chat: open, send, stop.
 
-    The keys, the slash commands and the screens over the chat all act on it.
+    Keys, slash commands and screens over the chat all use it.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class ChatControls:
 
     @property
     def screen(self) -> Screen[Any]:
-        """The chat screen, whose actions commands do as well."""
+        """The chat screen, whose actions commands run as well."""
         return self.widgets.prompt.screen
 
     # Which chat
 
     async def open(self, chat_id: int | None) -> None:
-        """Show a chat, or with None a new one."""
+        """Open a chat, or with None a new one."""
         if (turn := self.conversation.turn) is not None and not turn.has_begun:
             await self.refuse("")
         widgets, conversation = self.widgets, self.conversation
@@ -102,21 +102,21 @@ class ChatControls:
             await self.widgets.transcript.reveal(message_id)
 
     async def open_chosen(self, choice: "ChatChoice") -> None:
-        """Show a chat that was chosen from a list, at what was found in it."""
+        """Open a chat chosen from a list, at the search result in it."""
         if choice.message_id is None:
             await self.open(choice.chat_id)
         else:
             await self.open_at(choice.message_id)
 
     async def leave_deleted(self) -> None:
-        """Begin a new chat when the one that is shown has been deleted."""
+        """Begin a new chat when the open one has been deleted."""
         with self.widgets.store_errors():
             if self.conversation.chat.is_deleted():
                 await self.open(None)
         self.widgets.show_title()
 
     async def _go_on_anew(self) -> None:
-        """Go on in a new chat when the one that is shown has been deleted in another window."""
+        """Continue in a new chat when the open one has been deleted in another window."""
         prompt, chat = self.widgets.prompt, self.conversation.chat
         session = self.conversation.session
         with self.widgets.store_errors():
@@ -128,7 +128,7 @@ class ChatControls:
                 self.widgets.show_problem(_DELETED)
 
     def hold_with(self, choice: "PromptChoice") -> None:
-        """Use a persona or a prompt file, or with neither."""
+        """Use a persona or a prompt file, or neither."""
         if self.is_busy():
             return
         with self.widgets.store_errors():
@@ -143,7 +143,7 @@ class ChatControls:
             self.widgets.inform(f"The next message uses {used}.")
 
     def show_feedback(self) -> None:
-        """Show what the user has said of the chat's replies."""
+        """Show the user's feedback on the chat's replies."""
         chat = self.conversation.chat
         with self.widgets.store_errors():
             feedback = {} if chat.id is None else chat.store.feedback(chat.id)
@@ -152,7 +152,7 @@ class ChatControls:
     # Turns
 
     async def send(self, submitted: "Submitted") -> None:
-        """Have a message answered, or a message of before with another text."""
+        """Send a message, or an edited version of an earlier one."""
         text, editing = submitted.text, submitted.editing
         if self.is_busy():
             self.widgets.prompt.give_back(text, editing)
@@ -170,7 +170,7 @@ class ChatControls:
         self.keep_draft()  # until it is stored
 
     def begin(self, start: Start) -> None:
-        """Begin a turn that the user wants of a message that is there."""
+        """Begin a turn for an existing message."""
         if self.conversation.session is None:
             self.widgets.inform("The model is not loaded yet.")
         elif not self.is_busy():
@@ -185,14 +185,14 @@ class ChatControls:
             self.models.load()
 
     def begin_waiting(self) -> None:
-        """Begin the turn that has waited for the model, if one has."""
+        """Begin the turn that waits for the model, if there is one."""
         turn = self.conversation.turn
         if turn is not None and not turn.has_begun and self.conversation.begin(turn):
             self.widgets.status.state = "thinking"
             self.widgets.status.speed = 0.0
 
     def is_busy(self) -> bool:
-        """Whether a turn is under way; then the user is told so."""
+        """Whether a turn is running; if so, the user is told."""
         turn = self.conversation.turn
         if turn is None:
             return False
@@ -203,7 +203,7 @@ class ChatControls:
         return True
 
     async def stop(self) -> bool:
-        """Stop the turn that runs, or take back the one that waits; False when there is none."""
+        """Stop the running turn, or cancel the waiting one; False when there is none."""
         turn = self.conversation.turn
         if turn is None:
             return False
@@ -214,12 +214,12 @@ class ChatControls:
         return True
 
     async def refuse(self, reason: str) -> None:
-        """Say why a turn cannot be had, and give its text back."""
+        """Explain why a turn is impossible, and give its text back."""
         turn = self.conversation.end()
         await self.widgets.take_back(turn.submitted if turn is not None else None, reason)
 
     def _give_back(self, submitted: "Submitted | None", reason: str) -> None:
-        """A turn that was left has failed, but what the user sent is not lost."""
+        """Give back the user's text of a failed turn that is no longer shown."""
         if submitted is not None:
             self.widgets.prompt.give_back(submitted.text)
             self.widgets.show_problem(reason)
@@ -236,7 +236,7 @@ class ChatControls:
         self.scoring.go_on()
 
     async def _store_rest(self) -> None:
-        """Store what there was no room for, if there is some now."""
+        """Store replies that did not fit on the disk before."""
         with suppress(StoreError):
             await asyncio.to_thread(self.conversation.store_rest)
             if self._storing is not None:
@@ -245,22 +245,22 @@ class ChatControls:
                 self.widgets.show_problem("")
                 self.widgets.inform("There is disk space again: the reply is saved.")
 
-    # What is written and not stored yet
+    # Text that is not stored yet
 
     def restore_draft(self) -> None:
-        """Put what was being written when the program ended back into the prompt."""
+        """Put the draft of the last run back into the prompt."""
         if left := self._drafts.take_left():
             self.widgets.prompt.give_back(left)
 
     def keep_draft(self) -> None:
-        """Keep what would be lost if the program ended now."""
+        """Store the text that would be lost if the program ended now."""
         texts = [self.conversation.unsent, self.widgets.prompt.text]
         self._drafts.keep("\n".join(text for text in texts if text))
 
-    # Tools that ask
+    # Tools that need permission
 
     def ask(self, question: Question) -> None:
-        """Ask whether a tool may run, unless the turn that needs it is over."""
+        """Ask whether a tool may run, unless its turn is over."""
         if self.conversation.turn is None:
             question.answer("no")
         else:
@@ -268,7 +268,7 @@ class ChatControls:
             self.widgets.status.state = ASKING
 
     def answer(self, question: Question, decision: "Decision") -> None:
-        """Let the turn go on that has asked, and give the keys back."""
+        """Answer a turn's question, and return the focus."""
         self.widgets.prompt.focus()
         self.widgets.status.state = RUNNING_TOOL
         question.answer(decision)

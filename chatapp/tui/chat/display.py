@@ -1,6 +1,6 @@
-"""The reply of a turn on the chat screen: begun, growing, calling tools, ended or refused.
+"""A turn's reply on the chat screen: begun, growing, calling tools, ended or refused.
 
-Keep: what is shown of a reply that has ended is what the store has of it, or is to have.
+Invariant: an ended reply is shown as the store has it, or will have it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class ReplyDisplay:
     """Shows one reply in the transcript and in the status line.
 
-    submitted: what goes back into the prompt if it is refused. on_change: called when the reply is
-    stored, and at its end.
+    submitted: goes back into the prompt if the reply is refused. on_change: called when the reply
+    is stored, and at its end.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ReplyDisplay:
         await transcript.show([*transcript.path[:kept], *new])
         self._view = transcript.view(started.message.id)
         if was_on_message and self._view is not None:
-            self._view.focus(scroll_visible=False)  # a second r makes another reply still
+            self._view.focus(scroll_visible=False)  # a second r generates another reply
         status.used, status.dropped = started.prompt_tokens, started.dropped
         self._widgets.show_title()
         await self._on_change(has_ended=False)
@@ -91,7 +91,7 @@ class ReplyDisplay:
         await self._on_change(has_ended=True)
 
     async def fail(self, reason: str) -> None:
-        if self._started is not None:  # it broke down half-way
+        if self._started is not None:  # it failed half-way
             self._show_stored("error")
             self._widgets.show_problem(reason)
         else:
@@ -100,7 +100,7 @@ class ReplyDisplay:
         await self._on_change(has_ended=True)
 
     def _show_stored(self, reason: str) -> None:
-        """Show all of the reply, as it has been stored or is to be."""
+        """Show the complete stored reply."""
         transcript = self._widgets.transcript
         live, transcript.live = transcript.live, None
         with self._widgets.store_errors():

@@ -1,7 +1,7 @@
-"""All keys and commands, searched as one types.
+"""All keys and commands, with search.
 
-Keep: the lists are made from where keys and commands are defined, so that none is forgotten, and
-those that belong to where one is come first.
+Invariant: the lists come from the definitions of keys and commands, so they are complete; those of
+the current place come first.
 """
 
 from collections.abc import Iterable
@@ -54,13 +54,13 @@ _SCREENS: tuple[type[DOMNode], ...] = (
 
 
 class Section(NamedTuple):
-    """Keys that belong together: what they are pressed on, and what each does."""
+    """Keys of one place, with their effects."""
 
     title: str
     rows: list[tuple[str, str]]
 
     def matching(self, query: str) -> "Section":
-        """Only those that have all words of a query in their names or in the title."""
+        """Only those whose names, with the title, contain all words of a query."""
         words = query.lower().split()
         rows = [
             (key, does)
@@ -71,7 +71,7 @@ class Section(NamedTuple):
 
     def table(self, is_narrow: bool) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0))
-        width = 18 if is_narrow else None  # where there is room, keys stand on one line
+        width = 18 if is_narrow else None  # where there is room, keys are on one line
         table.add_column(width=width, min_width=18 if is_narrow else 23, style="bold")
         table.add_column()
         for row in self.rows:
@@ -80,9 +80,9 @@ class Section(NamedTuple):
 
 
 class HelpScreen(Dialog[None]):
-    """Lists the keys of where one is, then all others and the commands, a section for each.
+    """Lists the keys of the current place, then all others and the commands, in sections.
 
-    places: what has keys on the chat screen. here: what has the focus, and what is around it.
+    places: widgets of the chat screen with keys. here: the focused widget and those around it.
     """
 
     BINDING_GROUP_TITLE = "This help"

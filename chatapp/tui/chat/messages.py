@@ -1,6 +1,6 @@
-"""What can be done with a message: answered anew, gone on with, corrected, copied, deleted.
+"""Actions on a message: answer again, continue, correct, copy, delete.
 
-Keep: what is shown of a verdict is what the store has of it.
+Invariant: verdicts are shown as the store has them.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MessageActions(Screen[None]):
-    """The actions of `MessageView`'s keys, each with the message that it is for."""
+    """The actions of `MessageView`'s keys, each with its message."""
 
     controls: "ChatControls"
 
@@ -30,7 +30,7 @@ class MessageActions(Screen[None]):
         self._code_blocks = programs.CodeBlocks()
         self._deleted: list[Deleted] = []
 
-    # Another reply, or more of it
+    # Other replies, and longer ones
 
     def action_regenerate(self, message: "StoredMessage") -> None:
         id = message.id
@@ -52,9 +52,9 @@ class MessageActions(Screen[None]):
 
     @work
     async def action_compare(self, change: str = "") -> None:
-        """Answer the focused message, or what stands in the prompt, in two ways.
+        """Answer the focused message, or the text in the prompt, in two ways.
 
-        change: how the right one differs, as `Variant.changed` reads it.
+        change: of the right one, as `Variant.changed` reads it.
         """
         conversation, widgets = self.controls.conversation, self.controls.widgets
         if conversation.session is None:
@@ -72,7 +72,7 @@ class MessageActions(Screen[None]):
                 widgets.prompt.give_back(compared.text)
 
     def _message_to_compare(self) -> "str | StoredMessage":
-        """What is to be answered: a message, or a text taken from the prompt. StoreError."""
+        """The message to answer, or a text taken from the prompt. Raises StoreError."""
         prompt = self.controls.widgets.prompt
         if isinstance(self.focused, MessageView):
             return self._user_message(self.focused.message)
@@ -88,7 +88,7 @@ class MessageActions(Screen[None]):
             return self.controls.conversation.chat.store.message(message.parent_id)
         return message
 
-    # Which message, and which version of it
+    # Choosing a message and its version
 
     async def action_step(self, message: "StoredMessage", step: int) -> None:
         """Focus the message `step` places on; below the last one is the prompt."""
@@ -97,7 +97,7 @@ class MessageActions(Screen[None]):
             widgets.prompt.focus()
 
     async def action_show_version(self, step: int) -> None:
-        """Show the version of the last message `step` places after the one that is shown."""
+        """Show the version of the last message `step` places after the current one."""
         path = self.controls.widgets.transcript.path
         if path and path[-1].siblings > 1:
             await self.action_sibling(path[-1], step)
@@ -117,7 +117,7 @@ class MessageActions(Screen[None]):
                     view.focus()
 
     def action_focus_last_message(self) -> None:
-        """Go from the prompt to the messages: to the marked one, or else to the last."""
+        """Move from the prompt to the messages: to the marked one, or else to the last."""
         transcript = self.controls.widgets.transcript
         if views := transcript.views:
             (transcript.marked or views[-1]).focus()
@@ -153,7 +153,7 @@ class MessageActions(Screen[None]):
             self.action_focus_last_message()
 
     async def action_undelete(self) -> None:
-        """Bring back what was deleted last."""
+        """Restore the last deletion."""
         if not self._deleted:
             self.controls.widgets.inform("No message has been deleted.")
         elif not self.controls.is_busy():
@@ -165,7 +165,7 @@ class MessageActions(Screen[None]):
     # Verdicts
 
     def action_rate(self, reply: "StoredMessage", thumb: int) -> None:
-        """Call a reply good (1) or bad (-1); said twice, it is taken back."""
+        """Rate a reply good (1) or bad (-1); the same rating again removes it."""
         store = self.controls.conversation.chat.store
         with self.controls.widgets.store_errors():
             feedback = store.feedback(reply.chat_id).get(reply.id)
@@ -174,7 +174,7 @@ class MessageActions(Screen[None]):
             self.controls.show_feedback()
 
     def action_correct(self, reply: "StoredMessage") -> None:
-        """Let the user write what a reply should have been."""
+        """Let the user write the correct reply."""
         store = self.controls.conversation.chat.store
         with self.controls.widgets.store_errors():
             feedback = store.feedback(reply.chat_id).get(reply.id)
@@ -182,7 +182,7 @@ class MessageActions(Screen[None]):
             self._edit(reply, correction or reply.text)
 
     def keep_correction(self, reply: "StoredMessage", text: str) -> None:
-        """Store what a reply should have been; its own words, or none, take a correction back."""
+        """Store a correction; an empty or unchanged text removes it."""
         store = self.controls.conversation.chat.store
         try:
             stored = store.message(reply.id)
@@ -196,7 +196,7 @@ class MessageActions(Screen[None]):
 
     @work
     async def action_rank(self, reply: "StoredMessage") -> None:
-        """Let the user put a reply and its siblings in order."""
+        """Let the user rank a reply and its siblings."""
         store = self.controls.conversation.chat.store
         with self.controls.widgets.store_errors():
             siblings = store.siblings(reply.id)

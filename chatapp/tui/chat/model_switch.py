@@ -1,6 +1,6 @@
-"""Which model, template and precision the chat goes on with, and how that is shown.
+"""The chat's model, template and precision, and their display.
 
-Keep: what the status line names is what replies come from, or what is being loaded.
+Invariant: the status line names the model of the next replies, or the one that is loading.
 """
 
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class ModelSwitch:
         self._followed = ""
 
     def load(self) -> None:
-        """Load the model the chat is to be held with, or try it again."""
+        """Load the chat's model, or try again."""
         self._widgets.status.state = "loading"
         self._conversation.load()
 
     def load_other(self, name: str, precision: str = "", *, follows: bool = False) -> None:
-        """Go on with another model, when it is loaded.
+        """Load another model and use it afterwards.
 
-        precision: another than now. follows: whether a chat was opened that was held with it.
+        precision: another than now. follows: whether the model belongs to a chat that was opened.
         """
         precision = precision or self._conversation.precision
         device, say = self._conversation.device, self._widgets.inform
@@ -54,18 +54,19 @@ class ModelSwitch:
         self._conversation.load_other(LoadRequest(load, precision))
 
     def follow(self, name: str) -> None:
-        """Go on with the model that a chat was held with, where that is another one.
+        """Use the model of a chat, if it is another one.
 
-        Not before there is a model: the first one is what the program was started for.
+        Only after the first model is loaded, because that is the one that the program was started
+        for.
         """
         is_here = name in ("", self._widgets.status.model)
         if not is_here and self._conversation.model is not None:
             self.load_other(name, follows=True)
 
     def take(self, event: ModelLoaded | LoadFailed) -> str:
-        """Go on with a model that was loaded, or else with the one there was before.
+        """Use a loaded model, or after a failure the previous one.
 
-        event: the answer to the newest request. Returns why it cannot be had; "" when it can.
+        event: the answer to the newest request. Returns the reason of a failure; "" for success.
         """
         if isinstance(event, ModelLoaded):
             from chatapp.engine.files.generation_config import read_generation_config
@@ -87,7 +88,7 @@ class ModelSwitch:
         return self._recover(event.reason)
 
     def _recover(self, reason: str) -> str:
-        """Go back to the model there was; returns what has happened, in words."""
+        """Return to the previous model; return a sentence on that."""
         words = f"The model could not be loaded: {reason}"
         if self._followed:
             words = f"This chat used {self._followed}, which cannot be loaded: {reason}"
@@ -99,7 +100,7 @@ class ModelSwitch:
         return f"{words}\n{key} chooses another one; the next message tries this one again."
 
     def show(self) -> None:
-        """Show what the chat is held with."""
+        """Show the chat's model and template."""
         session, status = self._conversation.session, self._widgets.status
         if session is None:
             return
@@ -112,28 +113,28 @@ class ModelSwitch:
         self._conversation.measure()
 
     def names(self) -> list[str]:
-        """The names of the models there are, as far as they have been found."""
+        """The names of the known models."""
         if self._names is None:
             self._names = []
             self._conversation.find_models()
         return self._names
 
     def found(self, models: "Sequence[ListedModel]") -> None:
-        """Take over what models there are."""
+        """Store the list of known models."""
         self._names = [model.name for model in models]
         self._widgets.prompt.suggest_again()
 
     def parameters(self) -> Parameters:
-        """What the next reply would be drawn with."""
+        """The parameters of the next reply."""
         session, choices = self._conversation.session, self._conversation.choices
         template = session.template.name if session is not None else ""
         precision = self._conversation.precision
         return Parameters(choices.sampling, template, precision, choices.origins)
 
     def use(self, now: Parameters, new: Parameters, for_all: bool) -> None:
-        """Draw replies with other parameters than `now`.
+        """Use other parameters than `now`.
 
-        for_all: the sampling in all chats. Raises ValueError or SettingsError in words.
+        for_all: the sampling in all chats. Raises ValueError or SettingsError with a sentence.
         """
         if (new.template, new.precision) != (now.template, now.precision):
             self._use_other(now, new)
@@ -142,7 +143,7 @@ class ModelSwitch:
         self._widgets.inform(f"{where} the new sampling settings.")
 
     def _use_other(self, now: Parameters, new: Parameters) -> None:
-        """Go over to another template or precision. Raises ValueError in words."""
+        """Change the template or precision. Raises ValueError with a sentence."""
         model = self._conversation.model
         if model is None or self._conversation.loading is not None:
             raise ValueError("the model is still loading; template and precision can be set later")

@@ -1,7 +1,7 @@
 """The command palette: every action of the program by name, with its key.
 
-Keep: no key and no command is listed twice, and nothing that the screen it was opened from
-cannot do. Names come from where the actions are defined, so that none is forgotten.
+Invariant: no key and no command is listed twice, and only actions that the current screen supports.
+Names come from the definitions of the actions, so that the list is complete.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from chatapp.tui.widgets.dialog import LeftOnce
 
 
 class Entry(NamedTuple):
-    """A line of the palette: what it does, its key or command, and how to do it."""
+    """A line of the palette: a description, its key or command, and the action."""
 
     words: str
     key: str
@@ -34,11 +34,11 @@ class Entry(NamedTuple):
 
 
 class Palette(CommandPalette, LeftOnce[None]):
-    """Textual's own, which a second Enter does not leave again."""
+    """Textual's palette, which a second Enter does not close again."""
 
 
 class Actions(Provider):
-    """All that can be done on the screen the palette was opened from."""
+    """All actions of the screen below the palette."""
 
     async def discover(self) -> Hits:
         for entry in self._entries():
@@ -75,7 +75,7 @@ class Actions(Provider):
                     yield Entry(words_of(binding), " ".join(keys[binding.action]), run)
 
     def _nodes(self) -> list[DOMNode]:
-        """The screen with what has the focus, and in a chat its prompt and a message."""
+        """The screen and the focused widgets, and in a chat its prompt and a message."""
         focused = self.screen.focused
         nodes: list[DOMNode] = list(focused.ancestors_with_self) if focused is not None else []
         if isinstance(self.screen, ChatScreen):
@@ -99,6 +99,6 @@ class Actions(Provider):
 
 
 def _can(node: DOMNode, action: str) -> bool:
-    """Whether a node's action can be done now."""
+    """Whether a node's action is available now."""
     namespace, name, arguments = parse(action)
     return bool(namespace) or node.check_action(name, arguments) is True

@@ -1,11 +1,7 @@
-"""What the chat screen consists of, and what is said on it.
+"""The parts of the chat screen and its notices, including the list of chats.
 
-Keep: whatever text comes here, from the store, a model or an error, is shown as it is and never
-parsed as markup.
-
-The list of chats beside the chat, searched as one types, where there is room for it.
-
-Keep: while it cannot be seen it asks the store for nothing.
+Invariant: text from the store, a model or an error is shown unchanged and never parsed as markup.
+While the list of chats is hidden, it does not read the store.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,18 +37,18 @@ if TYPE_CHECKING:
 
 
 FROM = 130
-"""Columns of the terminal from which on there is room for it."""
+"""The least number of terminal columns with room for the list."""
 
 
 class Sidebar(Vertical):
-    """Earlier chats, the one that is open highlighted."""
+    """Earlier chats with search; the open one is highlighted."""
 
     BINDING_GROUP_TITLE = "List of chats beside the chat"
     BINDINGS = [Binding("down", "list", "Go to the list", show=False)]  # noqa: RUF012
 
     @dataclass
     class Chosen(Message):
-        """The user wants to go on with a chat."""
+        """The user has chosen a chat."""
 
         choice: ChatChoice
 
@@ -71,7 +67,7 @@ class Sidebar(Vertical):
         self._find()
 
     def follow(self, chat_id: int | None) -> None:
-        """Show the chats as they are now, of which `chat_id` is open; None is a new one."""
+        """Show the current list of chats, of which `chat_id` is open; None is a new one."""
         if chat_id != self._chat_id:
             self._chat_id = chat_id
             self.query_one(Field).clear()
@@ -115,9 +111,9 @@ class Sidebar(Vertical):
 
 
 class ChatWidgets:
-    """The widgets of the screen of a conversation.
+    """The widgets of a conversation's screen.
 
-    complete: what the prompt asks for the commands that a text could become.
+    complete: returns the commands that the prompt's text may become.
     """
 
     def __init__(self, conversation: "Conversation", complete: Complete) -> None:
@@ -150,33 +146,33 @@ class ChatWidgets:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the chat has no message, and things to try are shown in their place."""
+        """Whether the chat has no message, so that suggestions are shown."""
         return self._welcome.display
 
     def show_welcome(self, empty: bool) -> None:
-        """Show things to try in place of the messages of an empty chat, or the messages."""
+        """Show suggestions instead of the messages of an empty chat, or the messages."""
         self._welcome.display = empty
         self.transcript.display = not empty
 
     def show_title(self) -> None:
-        """Show what the chat is called, here and in the list of chats."""
+        """Show the chat's title, here and in the list of chats."""
         self.sidebar.follow(self._conversation.chat.id)
         with self.store_errors():
             self._title.update(printable(self._conversation.chat.title()).replace("\n", " "))
 
     def show_problem(self, problem: str) -> None:
-        """Say what is wrong above the prompt, until the next message is sent."""
+        """Show a problem above the prompt, until the next message is sent."""
         self._problem.update(printable(problem))
         self._problem.display = bool(problem)
 
     def show_markdown(self, markdown: bool) -> None:
-        """Show the chat's replies as Markdown or as they are written, now and when reopened."""
+        """Show the chat's replies as Markdown or as plain text, now and when reopened."""
         self.transcript.show_markdown(markdown)
         with self.store_errors():
             self._conversation.chat.show_markdown(markdown)
 
     def keep_setting(self, name: str, value: str) -> None:
-        """Have a setting at the next start as well, unless nothing is to be stored."""
+        """Store a setting for the next start, unless nothing may be stored."""
         if self._store.is_kept:
             try:
                 keep_settings({name: value})
@@ -184,7 +180,7 @@ class ChatWidgets:
                 self.prompt.notify(printable(str(error)), severity="warning", markup=False)
 
     async def take_back(self, submitted: "Submitted | None", reason: str) -> None:
-        """Give back what was sent and cannot be answered, and say why."""
+        """Give back a text that cannot be answered, with the reason."""
         await self.transcript.stop_waiting()
         self.show_welcome(not self.transcript.path)
         if submitted is not None:
@@ -192,7 +188,7 @@ class ChatWidgets:
         self.show_problem(reason)
 
     def withdraw_question(self) -> None:
-        """Ask no more whether a tool may run, and give the keys back."""
+        """Remove the question about a tool, and return the focus."""
         if self.approval.display:
             self.approval.withdraw()
             self.prompt.focus()
@@ -203,24 +199,24 @@ class ChatWidgets:
         return next(iter(self.transcript.screen.query(Inspector)), None)
 
     def look_again(self) -> None:
-        """Have the inspector look at the last message, which may be another one by now."""
+        """Update the inspector to the last message, which may have changed."""
         if self.inspector is not None:
             self.inspector.look_at(Target())
 
     def inform(self, words: str) -> None:
-        """Say in passing what has been done, or why it cannot be."""
+        """Show a short notice."""
         self.prompt.notify(printable(words), markup=False)
 
     @contextmanager
     def store_errors(self) -> Iterator[None]:
-        """Say what is wrong with the store instead of going down with it."""
+        """Show an error of the store instead of failing."""
         try:
             yield
         except StoreError as error:
             self.show_problem(str(error))
 
     def earlier_inputs(self) -> Sequence[str]:
-        """What the user wrote before, oldest first."""
+        """The user's earlier inputs, oldest first."""
         try:
             return recent_inputs(self._store)
         except StoreError as error:

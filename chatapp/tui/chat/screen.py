@@ -1,6 +1,6 @@
-"""The chat screen: which part of it sees to what a key, a widget or a thread wants.
+"""The chat screen: dispatches keys and events to its parts.
 
-Keep: widgets change only on the event loop; what a thread has to say comes as an event.
+Invariant: widgets change only on the event loop; threads post events.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 _LEAVE = "exit"
-"""What leaves the program, as it does a shell. With a space before it, it is a message."""
+"""The word that quits the program, as in a shell. With a space before it, it is a message."""
 
 
 class ChatScreen(MessageActions):
@@ -132,13 +132,13 @@ class ChatScreen(MessageActions):
         self.post_message(events.Shown())
         self.controls.models.load()
 
-    # What threads have to say
+    # Events of threads
 
     @on(ModelLoaded)
     @on(LoadFailed)
     async def _load_ended(self, event: ModelLoaded | LoadFailed) -> None:
         if event.request is not self.conversation.loading:
-            return  # another model has been asked for since
+            return  # another model has been requested since
         if problem := self.controls.models.take(event):
             await self.controls.refuse(problem)
         else:
@@ -177,7 +177,7 @@ class ChatScreen(MessageActions):
     def _answered(self, event: Approval.Answered) -> None:
         self.controls.answer(event.question, event.decision)
 
-    # What is written in the prompt
+    # Input of the prompt
 
     @on(Prompt.Changed)
     def _prompt_changed(self) -> None:
@@ -201,7 +201,7 @@ class ChatScreen(MessageActions):
         self.widgets.completions.show(described, event.chosen)
 
     def direct(self, event: Key) -> bool:
-        """Give the prompt the focus for a letter that is no command of the focused message."""
+        """Focus the prompt for a letter that is no command of the focused message."""
         view, prompt = self.focused, self.widgets.prompt
         is_text = event.is_printable and prompt.focusable
         if is_text and isinstance(view, MessageView) and not view.has_command(event.key):
@@ -209,8 +209,8 @@ class ChatScreen(MessageActions):
         return False
 
     def on_paste(self, event: Paste) -> None:
-        # What is pasted while a message has the focus is meant for the prompt as well, unless
-        # the inspector covers it.
+        # Text pasted while a message has the focus goes to the prompt, too, unless the inspector
+        # covers it.
         prompt = self.widgets.prompt
         if prompt.focusable:
             event.stop()
@@ -220,7 +220,7 @@ class ChatScreen(MessageActions):
     # Keys
 
     async def action_stop(self) -> None:
-        """Stop what is under way; with nothing under way, go back to the prompt."""
+        """Stop the running work; if there is none, return to the prompt."""
         prompt = self.widgets.prompt
         self.commands.stop()
         if not await self.controls.stop() and prompt.editing is not None:
@@ -231,7 +231,7 @@ class ChatScreen(MessageActions):
         await self.controls.open(None)
 
     def action_page(self, step: int) -> None:
-        """Scroll the messages a page up or down."""
+        """Scroll the messages by a page."""
         transcript = self.widgets.transcript
         scroll = transcript.scroll_page_up if step < 0 else transcript.scroll_page_down
         scroll(animate=False)
@@ -243,12 +243,12 @@ class ChatScreen(MessageActions):
         self.app.push_screen(HelpScreen(places, [type(node) for node in here]))
 
     def for_palette(self) -> "list[DOMNode]":
-        """Those parts that the palette can act upon though they have no focus."""
+        """The parts whose actions the palette offers without focus."""
         on_message = isinstance(self.focused, MessageView)
         messages = [] if on_message else self.widgets.transcript.views[-1:]
         return [self.widgets.prompt, *messages]
 
-    # The list of chats beside the chat
+    # The list of chats next to the chat
 
     @on(Sidebar.Chosen)
     async def _chosen_beside(self, event: Sidebar.Chosen) -> None:
@@ -258,12 +258,12 @@ class ChatScreen(MessageActions):
         self._show_sidebar(self._wants_sidebar)
 
     def _show_sidebar(self, wanted: bool) -> None:
-        """Show the list of chats beside the chat, if there is room, or not."""
+        """Show or hide the list of chats, if there is room."""
         self._wants_sidebar = wanted
         self.set_class(wanted and self.app.size.width >= SIDEBAR_FROM, "-listed")
 
     def action_sidebar(self) -> None:
-        """Hide the list of chats beside the chat; hidden, show it and go to it."""
+        """Hide the list of chats; if hidden, show and focus it."""
         if self.app.size.width < SIDEBAR_FROM:
             key = shown_key(self.app, "chats", "Ctrl+O")
             self.widgets.inform(
@@ -282,7 +282,8 @@ class ChatScreen(MessageActions):
     # The inspector
 
     async def action_inspect(self) -> None:
-        """Look at what has the focus, or the last message; with the keys itself, it closes."""
+        """Inspect the focused message, or the last one; if the inspector has the focus,
+        close it."""
         inspector = self.widgets.inspector
         if inspector is not None and inspector.has_focus_within:
             await self._close_inspector()
@@ -295,7 +296,7 @@ class ChatScreen(MessageActions):
             await self.mount(Inspector(self.conversation, self._inspected()))
 
     def _inspected(self) -> Target:
-        """What there is to look at: what has the focus, a text on the way included."""
+        """The target of the inspector: the focused message, or unsent text."""
         if isinstance(self.focused, MessageView):
             return Target(self.focused.message.id)
         text, editing = self.widgets.prompt.text, self.widgets.prompt.editing
@@ -317,12 +318,12 @@ class ChatScreen(MessageActions):
         self.widgets.prompt.focus()
         self.controls.begin(lambda session, cancel: [session.branch(id, begin, cancel)])
 
-    # Screens over the chat: none that changes it is opened while a turn is under way, and an
-    # answer that comes when one has begun meanwhile changes nothing
+    # Screens over the chat: those that change it do not open during a turn, and a result that
+    # arrives after a turn has begun is dropped
 
     @work
     async def action_history(self) -> None:
-        """Let the user choose a chat, and what becomes of others."""
+        """Let the user choose a chat, and manage others."""
         choice = await self.app.push_screen_wait(HistoryScreen(self.conversation.chat.store))
         if choice is None:
             await self.controls.leave_deleted()
@@ -348,7 +349,7 @@ class ChatScreen(MessageActions):
 
     @work
     async def action_learn(self) -> None:
-        """Teach the model what was said of replies, and go on with what comes of it."""
+        """Train the model on the user's feedback, and use the result."""
         screen = LearnScreen(command(self.widgets.status.model))
         self._load_other(await self.app.push_screen_wait(screen))
 
@@ -358,7 +359,7 @@ class ChatScreen(MessageActions):
             self.controls.models.load_other(name)
 
     def action_parameters(self) -> None:
-        """Let the user choose how replies are sampled."""
+        """Let the user change the sampling parameters."""
         from chatapp.prompting.template import TEMPLATES
 
         models = self.controls.models
@@ -375,7 +376,7 @@ class ChatScreen(MessageActions):
             if choice is not None:
                 self.controls.hold_with(choice)
 
-    # What an empty chat suggests
+    # Suggestions of an empty chat
 
     def action_ask(self) -> None:
         if self.widgets.is_empty:

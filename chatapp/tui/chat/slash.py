@@ -1,8 +1,7 @@
-"""Slash commands: what the user writes after a slash in place of a message.
+"""Slash commands: typed after a slash in place of a message.
 
-Keep: a text is a command only when its first word is a slash and letters, so that a path or a
-space before the slash is a message; and nothing that looks like a command but is none is ever
-sent to the model.
+Invariant: a text is a command only when its first word is a slash and letters, so a path or a space
+before the slash makes a message; and no text that looks like a command is sent to the model.
 """
 
 import difflib
@@ -25,13 +24,12 @@ Values = Callable[[ChatControls], Iterable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: what it is called, what it is followed by, and what it does.
+    """A command.
 
-    argument: "" when it stands alone, in brackets when it may. words: what it does, for the
-    user. action: does it with the argument, and returns what of it takes its time; raises
-    SlashError or StoreError, and then nothing was done. values: those the argument can take, as
-    far as they can be listed. empty: whether the action takes no argument for one. end: what
-    follows a value that is completed.
+    argument: "" without one, in brackets if optional. words: a description for the user. action:
+    runs it with the argument, and returns the rest that takes time; raises SlashError or
+    StoreError, and then changes nothing. values: the known values of the argument. empty: whether
+    the action accepts an empty argument. end: follows a completed value.
     """
 
     name: str
@@ -158,14 +156,14 @@ _BY_NAME = {command.name: command for command in COMMANDS}
 
 
 def is_command(text: str) -> bool:
-    """Whether a text is meant for the program and not for the model."""
+    """Whether a text is a command, not a message."""
     return _COMMAND.match(text) is not None
 
 
 def completions(text: str, values: Callable[[Command], Iterable[str]]) -> list[str]:
-    """What the text on the way to a command could become, the likeliest first.
+    """The completions of an unfinished command, the most likely first.
 
-    values: gives those that a command's argument can take.
+    values: returns those of a command's argument.
     """
     if "\n" in text or not text.startswith("/"):
         return []
@@ -188,9 +186,9 @@ def completions(text: str, values: Callable[[Command], Iterable[str]]) -> list[s
 
 
 def described(text: str, completions: Sequence[str]) -> list[Completion]:
-    """What a text could become, with what that does.
+    """Completions of a text with their descriptions.
 
-    completions: of the text; when there are none, the command that stands there is described.
+    completions: of the text; if empty, the command in the text is described.
     """
     is_named = text.startswith("/") and text[1:].split(" ", 1)[0].lower() in _BY_NAME
     return [_described(completion) for completion in completions or [text] * is_named]
@@ -204,7 +202,7 @@ def _described(completion: str) -> Completion:
 
 
 def command_in(text: str) -> tuple[Command, str]:
-    """The command that a text is, and its argument. Raises SlashError."""
+    """The command in a text, and its argument. Raises SlashError."""
     match = _COMMAND.match(text)
     name = match[1].lower() if match else ""
     command = _BY_NAME.get(name)
@@ -223,18 +221,18 @@ def command_in(text: str) -> tuple[Command, str]:
 
 
 class SlashCommands:
-    """Carries out commands on a chat; one that takes its time goes on beside all else."""
+    """Runs commands on a chat; a long one runs in the background."""
 
     def __init__(self, chat: ChatControls) -> None:
         self._chat = chat
         self._stop: threading.Event | None = None
 
     def complete(self, text: str) -> list[str]:
-        """What a text on the way to a command could become, the likeliest first."""
+        """The completions of an unfinished command, the most likely first."""
         return completions(text, lambda command: command.values(self._chat))
 
     async def run(self, text: str) -> None:
-        """Carry out a command; what cannot be done is said, and the text given back."""
+        """Run a command; on failure, give the reason and the text back."""
         self._chat.widgets.show_problem("")
         with self._giving_back(text):
             command, argument = command_in(text)
@@ -246,7 +244,7 @@ class SlashCommands:
                 self._chat.screen.run_worker(self._finish(text, rest, self._stop))
 
     def stop(self) -> None:
-        """Have the command end that goes on."""
+        """Stop the running command."""
         if self._stop is not None:
             self._stop.set()
 
@@ -255,12 +253,12 @@ class SlashCommands:
             with self._giving_back(text):
                 await rest(stop)
         finally:
-            stop.set()  # also when the program is left: nobody waits for its thread
+            stop.set()  # also when the program quits: nobody waits for its thread
             self._stop = None
 
     @contextmanager
     def _giving_back(self, text: str) -> Iterator[None]:
-        """Say why a command cannot be carried out, and give its text back."""
+        """Report why a command failed, and give its text back."""
         try:
             yield
         except (SlashError, StoreError) as error:

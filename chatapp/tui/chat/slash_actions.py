@@ -1,6 +1,6 @@
-"""What the slash commands do, and the values that their arguments can take.
+"""The actions of the slash commands, and the values of their arguments.
 
-Keep: an action either does all of what was asked, or says why not and does nothing.
+Invariant: an action is carried out completely, or fails with a reason and changes nothing.
 """
 
 import asyncio
@@ -36,18 +36,18 @@ _METHOD = "method="
 
 
 Rest = Callable[[threading.Event], Awaitable[None]]
-"""What is left to do of a command that takes its time; the event is set when it is to stop."""
+"""The rest of a long command; the event is set to stop it."""
 
 Action = Callable[[ChatControls, str], Awaitable[Rest | None]]
-"""What a command does on a chat with its argument, and what of it takes its time."""
+"""Runs a command on a chat with its argument; returns the rest that takes time."""
 
 
 class SlashError(UserError):
-    """Why a command cannot be carried out, in one sentence."""
+    """Why a command failed, in one sentence."""
 
 
 def act(action: str) -> "Action":
-    """A command that does what a key of the screen does."""
+    """A command with the effect of a key of the screen."""
 
     async def run(chat: ChatControls, argument: str) -> None:
         await chat.screen.run_action(action)
@@ -61,7 +61,7 @@ async def compare(chat: ChatControls, argument: str) -> None:
 
 
 def differences(chat: ChatControls) -> list[str]:
-    """In what the right one of two replies can differ."""
+    """The possible differences of the right one of two replies."""
     settings = ("template", "precision", *parameter_names(chat))
     models = [f"model={shlex.quote(model)}" for model in chat.models.names()]
     return [*models, *(f"{setting}=" for setting in settings)]
@@ -97,7 +97,7 @@ async def set_parameter(chat: ChatControls, argument: str) -> None:
     if not argument:
         chat.widgets.inform(_values_in_words(chat.conversation))
         return
-    # As in /compare, where a value stands after an equals sign.
+    # As in /compare, with the value after an equals sign.
     name, _, text = argument.replace("=", " ").partition(" ")
     try:
         sampling = chat.conversation.choices.sampling.changed(name, text.strip())
@@ -109,12 +109,12 @@ async def set_parameter(chat: ChatControls, argument: str) -> None:
 
 
 def _shown(value: float | None) -> str:
-    """A sampling value in words: a seed may be left open."""
+    """A sampling value in words: a seed may be unset."""
     return "random each time" if value is None else str(value)
 
 
 def _values_in_words(conversation: Conversation) -> str:
-    """Every value that replies are drawn with, and whose it is; a line each."""
+    """Every sampling value with its origin; one line each."""
     choices = conversation.choices
     return "\n".join(
         f"{name} {_shown(getattr(choices.sampling, name))} ({origin})"
@@ -219,7 +219,7 @@ async def use_documents(chat: ChatControls, argument: str) -> None:
 
 
 def _documents(argument: str) -> "DocumentSet":
-    """Paths as a shell reads them, and how to search after `method=`. Raises ValueError."""
+    """Paths in shell syntax, and the search method after `method=`. Raises ValueError."""
     from chatapp.prompting.files.documents import DocumentSet
 
     words = shlex.split(argument)
@@ -249,7 +249,7 @@ async def use_tools(chat: ChatControls, argument: str) -> Rest | None:
 async def _list_tools(chat: ChatControls, registry: "Registry", cancel: threading.Event) -> None:
     if registry.servers:
         chat.widgets.inform(f"Asking {', '.join(registry.servers)} for tools …")
-    # On a thread, because servers may take their time.
+    # On a thread, because servers may take long.
     there_are, problems = await asyncio.to_thread(registry.listed, cancel)
     if _was_left(chat, registry):
         return
@@ -270,7 +270,7 @@ async def _choose_tools(
             return
         raise SlashError(f"/tools: {error}") from None
     if not _was_left(chat, registry):
-        _refuse_while_busy(chat)  # a message may have been sent meanwhile
+        _refuse_while_busy(chat)  # a message may have been sent in the meantime
         _set_tools(chat, list(chosen))
         problems = registry.problems_of(names)
         chat.widgets.show_problem(" ".join(f"{problem}." for problem in problems))
@@ -288,18 +288,18 @@ def _set_tools(chat: ChatControls, names: list[str]) -> None:
 
 
 def _was_left(chat: ChatControls, registry: "Registry") -> bool:
-    """Whether another chat has been opened since its tools were looked for."""
+    """Whether another chat has been opened since the search for tools."""
     return chat.conversation.chat.servers is not registry.running
 
 
 def _registry(chat: ChatControls) -> "Registry":
-    """The tools that there are for the chat."""
+    """The tools available to the chat."""
     session = chat.conversation.session
     return chat.conversation.chat.find_tools() if session is None else session.find_tools()
 
 
 def tool_names(chat: ChatControls) -> list[str]:
-    """To complete what is being typed, so no prompt file is read."""
+    """For completion while typing, so no prompt file is read."""
     session, own = chat.conversation.session, chat.conversation.chat
     registry = own.find_tools() if session is None else session.find_tools_without_reading()
     return [*registry.tools, *registry.servers, NO_TOOLS]

@@ -1,9 +1,9 @@
-"""What the chat screen talks to: the model, the session, and the turn that is running.
+"""The model, the session, and the running turn of the chat screen.
 
-Keep: the session and its model are used by one thread at a time, the one that holds the lock,
-and of several loads only the newest counts. All threads here are daemons and nobody waits for
-them without a limit: importing the numerical library cannot be interrupted, nor can a model in
-the middle of a long prompt, and Textual's own thread workers would be joined at the end.
+Invariant: the session and its model are used by one thread at a time, which holds the lock, and of
+several loads only the newest counts. All threads here are daemons, and nobody waits for them
+without a limit: importing the numerical library cannot be interrupted, nor can a model in the
+middle of a long prompt, and Textual would join its own thread workers at the end.
 """
 
 import threading
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Conversation:
-    """Holds one chat with one model and tells `listener` what happens."""
+    """One chat with one model; `listener` gets its events."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Conversation:
         self.chat.ask = partial(asked_on, listener)
         self.model: LanguageModel | None = None
         self.session: Session | None = None
-        """The chat with the model; None until that is loaded."""
+        """The chat with the model; None until the model is loaded."""
         self.loading: LoadRequest | None = None
         """The newest request for a model, until it is answered."""
         self.turn: Turn | None = None
@@ -72,7 +72,7 @@ class Conversation:
     # The chat
 
     def open(self, chat_id: int | None) -> None:
-        """Go over to a chat, or with None to a new one, and leave the running turn behind.
+        """Switch to a chat, or with None to a new one, and abandon the running turn.
 
         Raises StoreError, and changes nothing, when there is no such chat.
         """
@@ -85,13 +85,13 @@ class Conversation:
             self._new_session(self.model)
 
     def hold_with(self, basis: Basis) -> None:
-        """Hold the chat with something else, while no turn is under way. Raises StoreError."""
+        """Change the chat's basis, while no turn is running. Raises StoreError."""
         self.chat.hold_with(basis)
         if self.session is not None:
             self._new_session(self.session.model)
 
     def use_template(self, name: str) -> None:
-        """Write the chat in another template. Raises ValueError, and changes nothing."""
+        """Use another template. Raises ValueError, and changes nothing."""
         from chatapp.dialogue.writers.choosing import choose_template
 
         if self.model is not None:
@@ -101,7 +101,8 @@ class Conversation:
 
     def set_thinking(self, thinking: bool) -> None:
         """Let the model think before it replies, or not. Raises ValueError, and changes nothing,
-        when it has no switch for that."""
+        when it has no switch for that.
+        """
         from chatapp.dialogue.writers.choosing import with_thinking
 
         if self.session is None:
@@ -112,14 +113,14 @@ class Conversation:
 
     @property
     def choices(self) -> "Choices":
-        """The sampling parameters that the next reply is drawn with, and whose each is."""
+        """The sampling parameters of the next reply, with their origins."""
         return self.chat.choices if self.session is None else self.session.choices
 
     def set_sampling(self, sampling: "Sampling", *, for_all: bool = False) -> None:
-        """Draw replies otherwise, from the next turn on.
+        """Use other sampling parameters from the next turn on.
 
         for_all: in all chats, by the settings file. Raises StoreError, and SettingsError or
-        ValueError when the file cannot have it.
+        ValueError when the file cannot store them.
         """
         if self.session is not None and self.chat.basis.prompt:
             if for_all:
@@ -135,8 +136,9 @@ class Conversation:
         self.chat.choose(choices)
 
     def use_documents(self, documents: "DocumentSet | None") -> None:
-        """Let the chat draw on documents, which are read on a thread, or on none; ends in a
-        DocumentsRead. Raises StoreError."""
+        """Use documents in the chat, read on a thread, or none; ends in a DocumentsRead. Raises
+        StoreError.
+        """
         self.chat.use_documents(documents)
         if documents is not None:
             self.start_thread(partial(self._read_documents, documents))
@@ -152,7 +154,7 @@ class Conversation:
         self._listener.post_message(event)
 
     def measure(self) -> None:
-        """Count what the chat takes of the context window; ends in a Measured."""
+        """Count the chat's tokens in the context window; ends in a Measured."""
 
         def run(session: "Session") -> None:
             from chatapp.dialogue.reading import usage
@@ -175,16 +177,16 @@ class Conversation:
         self.start_thread(lambda: request.run(self._listener, note=note))
 
     def load_other(self, request: LoadRequest) -> None:
-        """Load another model to go on with, while no turn is under way; messages wait for it.
+        """Load another model, while no turn is running; messages wait for it.
 
-        When it fails, `recover` goes back to the model there was.
+        When it fails, `recover` returns to the previous model.
         """
         self._wanted = request
         self.session = None
         self.load()
 
     def attach(self, request: LoadRequest, model: "LanguageModel") -> None:
-        """Use the model that was requested. Raises ValueError when it cannot be chatted with."""
+        """Use the model that was requested. Raises ValueError when it cannot chat."""
         from chatapp.engine.files.generation_config import read_generation_config
 
         self.loading = None
@@ -195,7 +197,7 @@ class Conversation:
         self.precision = request.precision
 
     def recover(self) -> bool:
-        """Go on with the model there was before; False when there was none."""
+        """Return to the previous model; False when there was none."""
         if self.model is None:
             return False
         model = self.model
@@ -204,7 +206,7 @@ class Conversation:
         return True
 
     def _new_session(self, model: "LanguageModel") -> None:
-        # Only now, because the first frame needs none of it.
+        # Only now, because the first frame does not need it.
         from chatapp.dialogue.session import Session
         from chatapp.dialogue.writers.choosing import choose_template
 
@@ -218,9 +220,9 @@ class Conversation:
         return self.model if isinstance(self.model, RemoteModel) else None
 
     def find_models(self, listener: MessagePump | None = None) -> None:
-        """Look for models, first on this machine; ends in a ModelsFound that has all.
+        """Search for models, first on this machine; ends in a complete ModelsFound.
 
-        listener: who is told, in place of the conversation's own.
+        listener: gets the events, by default the conversation's own.
         """
         listener = listener or self._listener
 
@@ -239,9 +241,9 @@ class Conversation:
     # Turns
 
     def begin(self, turn: Turn, pump: MessagePump | None = None) -> bool:
-        """Have a turn drawn and shown; False when it has to wait for the model.
+        """Draw and show a turn; False when it has to wait for the model.
 
-        pump: the screen of its displays, if that is not the conversation's own.
+        pump: the screen of its displays, by default the conversation's.
         """
         self.turn = turn
         if self.session is None:
@@ -252,7 +254,7 @@ class Conversation:
         return True
 
     def _events(self, replies: "Sequence[Iterator[SessionEvent]]") -> Iterator[NumberedEvent]:
-        """The events of replies that are drawn in turn, while nobody else uses the session."""
+        """The events of replies that are drawn in turn, while this thread holds the session."""
         from chatapp.dialogue.reply import ReplyNotStored
 
         with self._lock:
@@ -263,13 +265,13 @@ class Conversation:
                 yield number, event
 
     def end(self) -> Turn | None:
-        """Be done with the turn that runs or waits; returns it."""
+        """Remove and return the turn that runs or waits."""
         turn, self.turn = self.turn, None
         return turn
 
     @property
     def unsent(self) -> str:
-        """The text of a turn whose message is not in the store yet; "" without."""
+        """The text of a turn whose message is not in the store yet; "" if none."""
         turn = self.turn
         if turn is None or turn.submitted is None or any(reply.before for reply in turn.replies):
             return ""
@@ -277,49 +279,49 @@ class Conversation:
 
     @property
     def has_rest(self) -> bool:
-        """Whether there are replies for which the store had no room."""
+        """Whether there are replies that did not fit on the disk."""
         return bool(self._not_stored)
 
     def store_rest(self) -> None:
-        """Store the replies for which there was no room. Raises StoreError while there is none."""
+        """Store the replies that did not fit on the disk. Raises StoreError while they do not."""
         while self._not_stored:
             with suppress(Gone):  # deleted since
                 self._not_stored[0].store()
             del self._not_stored[0]
 
     def forget_rest(self) -> None:
-        """Give up the replies for which there is no room."""
+        """Drop the replies that did not fit on the disk."""
         self._not_stored.clear()
 
     def variant(self) -> "Variant":
-        """What the next reply is drawn with, once there is a model."""
+        """The parameters of the next reply, once there is a model."""
         from chatapp.dialogue.variants import Variant
 
         name = self.model.name if self.model is not None else ""
         return Variant(name, self.precision, self._settings.template, self.choices.sampling)
 
     def pair(self, message: str | int) -> "Pair":
-        """Two replies to a message: a text to say next, or the id of one said already."""
+        """Two replies to a message: a new text, or the id of an existing one."""
         from chatapp.dialogue.variants import Pair
 
         return Pair(self.chat, message, self._thinking, self._model_to_compare)
 
     def _model_to_compare(self, name: str, precision: str) -> "LanguageModel":
-        """The chat's own model or another, of which the last is kept for the next time."""
+        """The chat's own model or another, the last of which is kept for the next time."""
         if self.model is not None and (name, precision) == (self.model.name, self.precision):
             return self.model
         if self._compared is None or self._compared[0] != (name, precision):
             from chatapp.models.loading import load_model
 
-            self._compared = None  # before the next takes its place in memory
+            self._compared = None  # before the next one takes its place in memory
             model = load_model(name, precision=precision, device=self.device)
             self._compared = (name, precision), model
         return self._compared[1]
 
     def in_background(self, work: "Callable[[Session], None]") -> bool:
-        """Do something with the session on a thread of its own, as soon as no other uses it.
+        """Run a function with the session on a thread, once no other thread uses it.
 
-        work: has to see to its own errors. False, and nothing is done, without a model.
+        work: must handle its own errors. Returns False, and does nothing, without a model.
         """
         session = self.session
         if session is None:
@@ -333,9 +335,9 @@ class Conversation:
         return True
 
     def close(self, patience: float) -> None:
-        """Stop the running turn and see to it that all replies are stored. Raises StoreError.
+        """Stop the running turn and store all replies. Raises StoreError.
 
-        patience: how many seconds to wait for the turn to do that itself.
+        patience: seconds to wait until the turn has stored its own.
         """
         turn = self.end()
         if turn is not None and turn.has_begun:
@@ -346,7 +348,7 @@ class Conversation:
         self.store_rest()
 
     def _store_stopped(self, reply: Reply) -> None:
-        """Store a reply that has not ended as far as it has come."""
+        """Store an unfinished reply in its current state."""
         store, before = self.chat.store, reply.before
         if before is None or reply.has_ended:
             return
@@ -356,11 +358,11 @@ class Conversation:
 
     @property
     def has_running_threads(self) -> bool:
-        """Whether a thread of this conversation has not come to its end."""
+        """Whether a thread of this conversation still runs."""
         return any(thread.is_alive() for thread in self._threads)
 
     def start_thread(self, run: Callable[[], None]) -> None:
-        """Do something on a thread of its own. run: has to see to its own errors."""
+        """Run a function on a new thread. run: must handle its own errors."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=run, daemon=True)
         self._threads.append(thread)

@@ -1,11 +1,7 @@
-"""A model while it is loaded on a thread, and what the thread tells the screen about it.
+"""Loading and downloading models on threads, and their events.
 
-Keep: an answer names the request it belongs to, so that one to an older request, which may come
-after that to a newer one, can be told apart and dropped.
-
-A model that is brought to this machine while the list of models is open.
-
-Keep: it ends with exactly one `GetEnded`, whatever happens, and soon after it was stopped.
+Invariant: an answer names its request, so a late answer to an older request can be dropped. A
+download ends with exactly one `GetEnded`, whatever happens, and soon after it was stopped.
 """
 
 import threading
@@ -24,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadRequest:
-    """A model to go on with; two requests are never the same one.
+    """A request for a model; each one is unique.
 
-    precision: what `load` loads it in.
+    precision: in which `load` loads it.
     """
 
     load: "Callable[[], LanguageModel]"
     precision: str
 
     def run(self, listener: MessagePump, *, note: bool) -> None:
-        """Load, and tell the listener how it went. To be called on a thread.
+        """Load, and post the result to the listener. Called on a thread.
 
         note: whether to remember the model's folder.
         """
@@ -44,7 +40,7 @@ class LoadRequest:
             if note:
                 note_model(model.name)
         except BaseException as error:
-            # A broken installation fails in its own ways; what it says is for the user.
+            # A broken installation can raise anything; its message is for the user.
             listener.post_message(LoadFailed(self, in_words(error)))
         else:
             listener.post_message(ModelLoaded(self, model))
@@ -52,7 +48,7 @@ class LoadRequest:
 
 @dataclass
 class ModelLoaded(Message):
-    """The model is there."""
+    """The model is loaded."""
 
     request: LoadRequest
     model: "LanguageModel"
@@ -60,7 +56,7 @@ class ModelLoaded(Message):
 
 @dataclass
 class LoadFailed(Message):
-    """The model is not there, and why, in words."""
+    """Loading failed, with the reason."""
 
     request: LoadRequest
     reason: str
@@ -68,14 +64,14 @@ class LoadFailed(Message):
 
 @dataclass
 class GetSaid(Message):
-    """What is done now, or has gone wrong and is tried again."""
+    """The next step of a download, or an error before a retry."""
 
     sentence: str
 
 
 @dataclass
 class GetProgress(Message):
-    """How many bytes are here, and of how many."""
+    """The number of downloaded bytes, and their total."""
 
     done: int
     total: int
@@ -83,18 +79,18 @@ class GetProgress(Message):
 
 @dataclass
 class GetEnded(Message):
-    """The model is here, or why it is not, in words."""
+    """The download has ended, with the reason of a failure."""
 
     name: str
     problem: str = ""
 
 
 class _Stopped(Exception):
-    """The user does not want the model any more."""
+    """The user has stopped the download."""
 
 
 class Getting:
-    """Brings a model by its short name or id, and tells the listener."""
+    """Downloads a model by its short name or id, and informs the listener."""
 
     def __init__(self, name: str, listener: MessagePump) -> None:
         self.name = name
@@ -104,11 +100,11 @@ class Getting:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was stopped; it may take some seconds until it has ended."""
+        """Whether it was stopped; its end may take some seconds."""
         return self._stop.is_set()
 
     def run(self) -> None:
-        """Bring it. To be called on a thread."""
+        """Download the model. Called on a thread."""
         from chatapp.models.fetching import fetch
 
         problem = ""
@@ -117,14 +113,14 @@ class Getting:
         except _Stopped:
             problem = "Stopped. The next download goes on where this one ended."
         except BaseException as error:
-            # A broken installation fails in its own ways; what it says is for the user.
+            # A broken installation can raise anything; its message is for the user.
             problem = in_words(error)
         finally:
             self._ended.set()
         self._listener.post_message(GetEnded(self.name, problem))
 
     def stop(self, patience: float = 0) -> None:
-        """Have it end. patience: how many seconds to wait for that."""
+        """Stop the download. patience: seconds to wait for its end."""
         self._stop.set()
         self._ended.wait(patience)
 

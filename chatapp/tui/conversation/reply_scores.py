@@ -1,7 +1,7 @@
-"""The scores of a chat's replies by a reward model, computed on threads, one after the other.
+"""Scores of a chat's replies by a reward model, computed on threads, one after the other.
 
-Keep: nobody waits for a score. None is begun while a reply is written, and one that comes when
-another reward model, or other instructions, have been chosen is dropped.
+Invariant: nobody waits for a score. No scoring begins during a reply, and a score that arrives
+after the reward model or the instructions have changed is dropped.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from chatapp.tui.widgets.transcript import Transcript
 
 _Key = tuple[int, str]
-"""A reply's id, and its text: one that goes on has another."""
+"""A reply's id, and its text, which changes when the reply is continued."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class _Request:
 
 
 class Display(Protocol):
-    """What of the chat screen shows scores and says what became of them."""
+    """The parts of the chat screen that show scores and notices about them."""
 
     transcript: "Transcript"
 
@@ -47,7 +47,7 @@ class Display(Protocol):
 
 
 class Scoring:
-    """Has the replies of a conversation scored as they are shown. On the event loop."""
+    """Scores the replies of a conversation as they are shown. Runs on the event loop."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Scoring:
         """The newest, until it is answered."""
         self._name = ""
         self._scorer: ReplyScorer | None = None
-        """By the name of before; None where that is "", or could not be loaded."""
+        """The scorer of the previous name; None if that is "", or could not be loaded."""
         self._scores: dict[_Key, float | str] = {}
         self._wanted: dict[_Key, StoredMessage] = {}
         self._is_scoring = False
@@ -72,7 +72,7 @@ class Scoring:
     # The reward model
 
     def use(self, name: str) -> None:
-        """Have replies scored by a reward model, as soon as it is loaded, or with "" by none."""
+        """Score replies with a reward model, as soon as it is loaded, or with "" not at all."""
         if name:
             # The chat may be opened again from another folder.
             path = os.path.abspath(os.path.expanduser(name))
@@ -84,16 +84,16 @@ class Scoring:
             self._keep("Replies are not scored any more.")
 
     def follow(self, *, is_other: bool) -> None:
-        """Have the replies of the chat that is opened scored by its own reward model.
+        """Score the replies of the opened chat with its own reward model.
 
-        is_other: whether it is another one, which goes on with nothing of the one before.
+        is_other: whether it is another chat, which keeps nothing of the previous one.
         """
         self._wanted.clear()
         name, request = self._conversation.chat.reward, self._request
         if name != self._name:
             self._change(name, None)
         elif not is_other or (request is not None and request.follows):
-            return  # what is under way is for this chat as well
+            return  # the running request is for this chat as well
         is_missing = bool(name) and self._scorer is None
         self._request = _Request(name, follows=True) if is_missing else None
         self.go_on()
@@ -116,7 +116,7 @@ class Scoring:
 
     def _take_model(self, request: _Request, loaded: "ReplyScorer | str") -> None:
         if request is not self._request:
-            return  # another one has been asked for since
+            return  # another one has been requested since
         self._request = None
         if isinstance(loaded, str):
             words = "This chat's replies are not scored" if request.follows else "/reward"
@@ -127,17 +127,17 @@ class Scoring:
             self._keep(f"Replies are scored by {request.name}.")
 
     def renew(self) -> None:
-        """Score all replies anew, because the chat's instructions are others."""
+        """Score all replies again, because the chat's instructions have changed."""
         self._change(self._name, self._scorer)
 
     def _change(self, name: str, scorer: "ReplyScorer | None") -> None:
         self._name, self._scorer = name, scorer
-        self._scores = {}  # another one, by which a score that is under way knows that it is late
+        self._scores = {}  # a new object, by which a running scoring sees that it is late
         self._wanted.clear()
         self._show()
 
     def _keep(self, words: str) -> None:
-        """Store with the chat what scores its replies, and say so."""
+        """Store the chat's reward model, and confirm that."""
         with self._widgets.store_errors():
             self._conversation.chat.use_reward(self._name)
         self._widgets.inform(words)
@@ -145,12 +145,12 @@ class Scoring:
     # Scores
 
     def score(self, reply: "StoredMessage") -> float | None:
-        """A reply's score; None where there is none, or none yet, and then it is asked for."""
+        """A reply's score; None if there is none yet, and then it is requested."""
         known = self._known(reply)
         return known if isinstance(known, float) else None
 
     def words(self, reply: "StoredMessage") -> str:
-        """A reply's score in words, or why it has none; "" where it is only asked for as yet."""
+        """A reply's score in words, or why it has none; "" while it is only requested."""
         known = self._known(reply)
         if known is None:
             return ""
@@ -159,16 +159,18 @@ class Scoring:
     def _known(self, reply: "StoredMessage") -> float | str | None:
         if self._scorer is None:
             return None
-        from chatapp.dialogue.reply_scores import can_be_scored  # the first frame needs none of it
+        from chatapp.dialogue.reply_scores import can_be_scored  # the first frame does not need it
 
         key = reply.id, reply.text
         if key not in self._scores and can_be_scored(reply):
             self._wanted[key] = reply
-            self._screen.call_later(self.go_on)  # when the others on the screen are wanted as well
+            self._screen.call_later(
+                self.go_on
+            )  # when the others on the screen are requested as well
         return self._scores.get(key)
 
     def go_on(self) -> None:
-        """Do what has waited for the chat's own model, or for the end of a turn."""
+        """Continue with the work that waited for the chat's model, or for the end of a turn."""
         conversation, request = self._conversation, self._request
         if request is not None and not request.has_begun and conversation.model is not None:
             self._load(request)
@@ -176,7 +178,7 @@ class Scoring:
             self._score_next()
 
     def _score_next(self) -> None:
-        """Score what was asked for last: that is what the user looks at."""
+        """Score the last request first: that is the visible one."""
         scorer, scores = self._scorer, self._scores
         store = self._conversation.chat.store
         assert scorer is not None
@@ -204,7 +206,7 @@ class Scoring:
         self.go_on()
 
     def _show(self, message_id: int | None = None) -> None:
-        """Show what is known of a reply, or of all."""
+        """Show the known scores of a reply, or of all."""
         transcript = self._widgets.transcript
         for view in transcript.views:
             if message_id in (None, view.message.id):

@@ -1,9 +1,9 @@
-"""One turn: its replies are drawn on a thread, collected here, and brought to their displays.
+"""One turn: draws its replies on a thread, collects them, and updates their displays.
 
-Keep: `run` alone is called on the thread, and it alone writes what was collected; everything else
-is called on the event loop and only reads that, so that no lock is needed. Displays get new text a
-few times a second, so that a fast model costs the event loop no more than a slow one. A turn that
-was left shows nothing more.
+Invariant: only `run` runs on the thread, and only it writes the collected data; everything else
+runs on the event loop and only reads that, so no lock is needed. Displays get new text a few times
+per second, so a fast model costs the event loop no more than a slow one. An abandoned turn shows
+nothing more.
 """
 
 import threading
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 UPDATES_PER_SECOND = 15
 
 Start = Callable[["Session", threading.Event], "Sequence[Iterator[SessionEvent]]"]
-"""Gives the replies of a turn, which are drawn in turn until the event is set."""
+"""Starts the replies of a turn, drawn in turn until the event is set."""
 
 NumberedEvent = tuple[int, "SessionEvent | BaseException"]
 
 
 class Reply:
-    """A reply of a turn as far as it was drawn, without what it had before the turn.
+    """The new part of a turn's reply.
 
-    before: its row as it was before the turn; None until it is stored. has_ended: whether nothing
-    more comes of it, and all of it is stored that can be.
+    before: its row before the turn; None until it is stored. has_ended: whether it is complete and
+    stored as far as possible.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Reply:
         self._first_token = 0.0
 
     def add(self, event: "ReplyEvent") -> None:
-        """Add what was generated, or what a call of a tool brings into the text."""
+        """Add generated text, or the text of a tool's call."""
         self.text += event.text
         self.thoughts += event.thought or ""
         if isinstance(event, Token):
@@ -60,35 +60,35 @@ class Reply:
 
     @property
     def tokens_per_second(self) -> float:
-        """The speed so far, the first token not counted."""
+        """The speed so far, without the first token."""
         seconds = time.perf_counter() - self._first_token
         return (self.tokens - 1) / seconds if self.tokens > 1 else 0.0
 
 
 class Display(Protocol):
-    """What shows one reply of a turn."""
+    """Shows one reply of the turn."""
 
     async def begin(self, started: "Started") -> None:
         """The reply has a row in the store."""
 
     def go_on(self, reply: Reply, text: str, thought: str) -> None:
-        """The reply goes on; `text` and `thought` are new since the last time."""
+        """The reply has grown; `text` and `thought` are new since the last call."""
 
     def show_call(self, call: "Call", *, has_ended: bool) -> None:
-        """A tool is called, or its call has ended. What was said before is shown already."""
+        """A tool is called, or its call has ended. Earlier text is shown already."""
 
     async def end(self, finished: Finished) -> None:
-        """The store has all of the reply."""
+        """The store has the complete reply."""
 
     async def fail(self, reason: str) -> None:
-        """The reply was refused, or broke down half-way."""
+        """The reply was refused, or failed half-way."""
 
 
 class Turn:
     """Draws replies and shows each on its display.
 
-    start: see `Start`. displays: one for each reply. submitted: what the user has sent, if that is
-    what the turn answers.
+    start: see `Start`. displays: one for each reply. submitted: the user's text, if the turn
+    answers it.
     """
 
     def __init__(
@@ -104,7 +104,9 @@ class Turn:
         self._displays = displays
         self._ended = threading.Event()
         self._growing: dict[int, tuple[int, int]] = {}
-        """By the number of a reply that has begun: how much text and thought of it is shown."""
+        """By the number of a reply that has begun: the lengths of its text and thought already
+        shown.
+        """
         self._open = len(displays)
         self._lost: Callable[[str], None] | None = None
         self._timer: Timer | None = None
@@ -120,13 +122,14 @@ class Turn:
         self._timer = pump.set_interval(1 / UPDATES_PER_SECOND, self.flush)
 
     def leave(self, lost: Callable[[str], None]) -> None:
-        """Show no more of it. lost: called with the reason if it is refused after all, and what
-        was submitted is not stored."""
+        """Show nothing more. lost: called with the reason if it is refused and the submitted text
+        is not stored.
+        """
         self._lost = lost
         self._stop_timer()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the end, at most so many seconds; whether it has come."""
+        """Wait for the end, at most this many seconds; return whether it has ended."""
         return self._ended.wait(timeout)
 
     # On the thread
@@ -149,7 +152,7 @@ class Turn:
             reply.add(event)
         elif not isinstance(event, BaseException):
             reply.before = event.message
-        # The session gives its end once all of it is stored.
+        # The session yields its end once all of it is stored.
         reply.has_ended = isinstance(event, Finished | BaseException)
         if not isinstance(event, Token):
             self._pump.call_later(self._show, number, event)
@@ -157,7 +160,7 @@ class Turn:
     # On the event loop
 
     async def _show(self, number: int, event: "SessionEvent | BaseException") -> None:
-        """Bring an event other than a token to the display of its reply."""
+        """Pass an event other than a token to the display of its reply."""
         display = self._displays[number]
         if self._lost is not None:
             if isinstance(event, BaseException) and self.replies[number].before is None:
@@ -184,12 +187,12 @@ class Turn:
             self._on_end()
 
     def flush(self) -> None:
-        """Bring what was drawn to the displays."""
+        """Pass new text to the displays."""
         if self._lost is not None:
             return
         for number, (text, thoughts) in self._growing.items():
             reply = self.replies[number]
-            # Taken once, because the thread goes on.
+            # Read once, because the thread continues.
             all_text, all_thoughts = reply.text, reply.thoughts
             self._growing[number] = len(all_text), len(all_thoughts)
             self._displays[number].go_on(reply, all_text[text:], all_thoughts[thoughts:])

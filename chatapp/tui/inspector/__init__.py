@@ -1,1 +1,1 @@
-"""The inspector: what the model reads, expects and attends to; one module a tab."""
+"""The inspector: input, predictions and attention of a model; one module per tab."""

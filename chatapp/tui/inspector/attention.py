@@ -1,10 +1,7 @@
-"""The tab of the inspector that shows what a token attends to.
+"""The inspector's tab on a token's attention, with a map of all heads.
 
-Keep: text and map show the weights of the same source token.
-
-A map of all heads of a model, a row a layer, one of them chosen.
-
-Keep: what a colour says is said by a number too, and without colours by how bold it is.
+Invariant: text and map show the weights of the same source token. Every colour comes with a number,
+and without colours with a degree of boldness.
 """
 
 from dataclasses import replace
@@ -32,11 +29,11 @@ from chatapp.tui.inspector.token_text import TokenText, attended, quoted, weight
 from chatapp.tui.inspector.view import Compute, Look, View
 
 _WIDEST = 8
-"""Columns that a head gets at most."""
+"""Most columns per head."""
 
 
 class HeatMap(ScrollView, can_focus=True):
-    """A row a layer, a column a head; one cell chosen, or none for the average of all."""
+    """A row per layer, a column per head; one cell chosen, or none for the average of all."""
 
     BINDING_GROUP_TITLE = "Inspector: layers and heads"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -55,7 +52,7 @@ class HeatMap(ScrollView, can_focus=True):
     """
 
     class Chosen(Message):
-        """Another head was chosen, or the average."""
+        """The user chose another head, or the average."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +75,7 @@ class HeatMap(ScrollView, can_focus=True):
 
     @property
     def _room(self) -> int:
-        """Columns of a head: as many as there are, but one where a number would not fit."""
+        """Columns per head: as many as available, but one if a number would not fit."""
         room = (self.size.width - 4) // max(1, self._shape[1])
         return min(room, _WIDEST) if room >= 3 else 1
 
@@ -135,7 +132,7 @@ class HeatMap(ScrollView, can_focus=True):
 
 
 class AttentionView(View):
-    """What a token attends to, as shading over the text and as a map of all heads."""
+    """A token's attention, as shading over the text and as a map of all heads."""
 
     BINDING_GROUP_TITLE = "Inspector: attention"
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -1,7 +1,7 @@
-"""The inspector: what the model reads, expects and attends to, beside the chat or over it.
+"""The inspector: input, predictions and attention of the model, next to the chat or over it.
 
-Keep: nothing is computed on the event loop. Views ask with a `Compute`, which is done on a
-thread as soon as no reply is being written, and only the newest answer is shown.
+Invariant: nothing is computed on the event loop. Views post a `Compute`, which runs on a thread as
+soon as no reply is being generated, and only the newest result is shown.
 """
 
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ from chatapp.tui.inspector.view import Compute, Look, Target, View, look
 from chatapp.tui.platform.runtime import in_words
 
 BESIDE_FROM = 120
-"""Columns of the terminal from which on the inspector stands beside the chat."""
+"""The least number of terminal columns for the inspector next to the chat."""
 
 _TABS = ("prompt", "tokens", "attention", "layers", "step")
 
 
 class Inspector(Vertical, can_focus=True):
-    """Looks into the model at one message."""
+    """Shows the inside of the model for one message."""
 
     BINDING_GROUP_TITLE = "Inspector"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -84,7 +84,7 @@ class Inspector(Vertical, can_focus=True):
 
     @dataclass
     class _Answer(Message):
-        """What came of a `Compute`: its result, or in words why there is none."""
+        """The result of a `Compute`, or in words why there is none."""
 
         request: Compute
         number: int
@@ -92,7 +92,7 @@ class Inspector(Vertical, can_focus=True):
         reason: str | None = None
 
     class Closed(Message):
-        """The user wants the inspector gone."""
+        """The user closes the inspector."""
 
     def __init__(self, conversation: Conversation, target: Target) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Inspector(Vertical, can_focus=True):
 
     def on_mount(self) -> None:
         self._fit()
-        self.screen.set_focus(self)  # at once: what there is to look at may come first
+        self.screen.set_focus(self)  # at once: the target may arrive first
         self.query_one(ContentSwitcher).display = False
         self._show_tabs()
         self.look_at(self._target)
@@ -132,12 +132,12 @@ class Inspector(Vertical, can_focus=True):
             self._shown.close()
 
     def _fit(self) -> None:
-        """Stand over the chat where there is no room beside it."""
+        """Cover the chat if there is no room next to it."""
         self.set_class(self.is_over, "-over")
         self._shut_out(self.is_over)
 
     def _shut_out(self, over: bool) -> None:
-        """Let the keys not reach what cannot be seen."""
+        """Keep the focus out of covered widgets."""
         for sibling in self.screen.children:
             if sibling is not self:
                 sibling.disabled = over
@@ -148,7 +148,7 @@ class Inspector(Vertical, can_focus=True):
         return self.app.size.width < BESIDE_FROM
 
     def look_at(self, target: Target) -> None:
-        """Look at something else."""
+        """Inspect another target."""
         self._target = target
         self._look()
 
@@ -203,7 +203,7 @@ class Inspector(Vertical, can_focus=True):
         self._about(reason)
 
     def _show_view(self) -> None:
-        """Bring the open tab up to date. The others may never be looked at."""
+        """Update the open tab. The others may never be opened."""
         view = self._view
         if self._shown is not None and view not in self._up_to_date:
             self._up_to_date.add(view)
@@ -224,13 +224,13 @@ class Inspector(Vertical, can_focus=True):
         self._show_legend()
 
     def _show_legend(self) -> None:
-        """Say what the colours of the open tab mean, while there is anything to be seen."""
+        """Show the meaning of the open tab's colours, while it shows something."""
         line, legend = self.query_one("#inspector-legend", Static), self._view.legend()
         line.update(legend)
         line.display = bool(legend) and self._shown is not None
 
     def focus_view(self) -> None:
-        """Give the keys to what is open."""
+        """Focus the open tab."""
         if self._shown is None:
             self.focus()
         else:
@@ -254,7 +254,7 @@ class Inspector(Vertical, can_focus=True):
             try:
                 answer = self._Answer(request, number, request.work())
             except BaseException as error:
-                # What a model cannot show, or a text that does not fit, is for the user.
+                # A model's limits, or a text that does not fit, are shown to the user.
                 answer = self._Answer(request, number, None, in_words(error))
             self.post_message(answer)
 

@@ -1,7 +1,7 @@
-"""The tab of the inspector that generates a reply one token at a time.
+"""The inspector's tab that generates a reply one token at a time.
 
-Keep: the stepper is only touched on a thread, by one change after the other, and the screen
-shows the answers in that order.
+Invariant: the stepper is used only on a thread, by one change after the other, and the screen shows
+the results in that order.
 """
 
 from collections.abc import Callable
@@ -36,12 +36,12 @@ _STEPS: dict[str, tuple[float, ...]] = {
 _PAUSE = 0.15
 """Seconds between two tokens while it plays."""
 _CONTEXT = 40
-"""Tokens of the prompt that are shown before the new ones."""
+"""Tokens of the prompt shown before the new ones."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Where a generation is. next: what may come next; None when nothing can."""
+    """The state of a generation. next: the possible next tokens; None when it is over."""
 
     taken: "tuple[Candidate, ...]"
     next: NextToken | None
@@ -55,14 +55,14 @@ def stepped(value: float, steps: tuple[float, ...], direction: int) -> float:
 
 
 class LazyStepper:
-    """A stepper that is made when it is first used. For threads."""
+    """A stepper that is created on first use. For threads."""
 
     def __init__(self, model: "Inspectable", prompt: tuple[int, ...], sampling: Sampling) -> None:
         self._model, self._prompt, self._sampling = model, prompt, sampling
         self._stepper: Stepper | None = None
 
     def after(self, change: "Callable[[Stepper], object]") -> Step:
-        """Where the generation is after a change to it. One that is over is left as it is."""
+        """The state after a change. A finished generation stays unchanged."""
         if self._stepper is None:
             self._stepper = self._model.stepper(self._prompt, self._sampling)
         stepper = self._stepper
@@ -171,7 +171,7 @@ class StepView(View):
             self.set_timer(_PAUSE, self._play_on)
 
     def _show_parameters(self) -> None:
-        """The parameters, and what they do to the distribution."""
+        """Show the parameters, and their effect on the distribution."""
         parts = []
         for name in _STEPS:
             value = f" {name.replace('_', '-')} {getattr(self._sampling, name):g} "

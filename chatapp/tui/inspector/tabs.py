@@ -1,14 +1,8 @@
-"""The tab of the inspector that shows each token with what else might have come.
+"""The inspector's tabs on tokens, on layers and on the prompt.
 
-Keep: only a token of a reply can be replaced; what the user wrote was not generated.
-
-The tab of the inspector that shows what each layer would predict.
-
-Keep: the table belongs to the token chosen in the text above it.
-
-The tab of the inspector that shows the exact prompt.
-
-Keep: every character the model reads stands here, and nothing else in its place.
+Invariants: only a token of a reply can be replaced, because the user's text was not generated. The
+table of layers belongs to the token chosen in the text above it. The prompt is shown with every
+character that the model reads, and no other.
 """
 
 from functools import partial
@@ -43,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class TokensView(View):
-    """Token boundaries and ids, how probable each was, and what else might have come.
+    """Token boundaries and ids, their probabilities and alternatives.
 
     At first the reply's first token is chosen.
     """
@@ -64,7 +58,7 @@ class TokensView(View):
         self._look = look
         text, size = self.query_one(TokenText), len(look.tokens.ids)
         text.show(look.tokens.texts, min(look.start, size - 1))
-        # What a user wrote was not generated; it is shaded only where there is nothing else.
+        # A user's text was not generated; it is shaded only if there is nothing else.
         first = look.start if look.start < size else 1
         actual = [look.tokens.actual(position) for position in range(first, size)]
         paints = [surprise(each.probability) if each is not None else None for each in actual]
@@ -128,7 +122,7 @@ def candidate_line(candidate: "Candidate", came: bool, width: int) -> Content:
 
 
 class LayersView(View):
-    """What each layer would predict after a token, at first the one before the reply."""
+    """Each layer's prediction after a token, at first the one before the reply."""
 
     hint = "← → choose a token · Tab: scroll the layers"
 
@@ -203,7 +197,7 @@ _OUTDATED = "The reply was generated from another prompt. Below is the one there
 
 
 class PromptView(View):
-    """The exact string, coloured by where each part of it comes from."""
+    """The exact string, coloured by the origin of its parts."""
 
     hint = "↑ ↓ scroll the prompt"
 
@@ -230,7 +224,7 @@ class PromptView(View):
 
 
 def _notes(reading: "Reading") -> list[Content]:
-    """What there is to know of a prompt: its demonstrations, its sources, what is left out."""
+    """Notes on a prompt: its demonstrations, its sources, the parts left out."""
     prompt, left_out = reading.prompt, reading.left_out
     notes = [*shot_lines(prompt.shots, prompt.dropped_shots), *source_lines(prompt.sources)]
     if prompt.messages:

@@ -1,11 +1,7 @@
-"""A text as its tokens, each on a colour that means something, one of them chosen.
+"""A text as coloured tokens, one of them chosen, and the legends of the colours.
 
-Keep: a token is drawn where `layout` puts it and nowhere else, and everything a colour says is
-said without colours too, by how bold a token is.
-
-What the colours of the inspector say, in a line.
-
-Keep: each swatch is painted by the function that paints the tokens.
+Invariant: a token is drawn only where `layout` puts it, and boldness expresses every colour on a
+terminal without colours. Each swatch of a legend is painted by the function that paints the tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,48 +24,49 @@ from textual.style import Style as ContentStyle
 from chatapp.common.shading import RGB, hexadecimal, ink_on, likelihood_color, visible, weight_color
 
 NOTHING = "∅"
-"""Stands for a token without any text."""
+"""Shown for a token without text."""
 
 LONGEST = 16
-"""Columns that a token gets in a list."""
+"""Columns of a token in a list."""
 
 
 def quoted(text: str) -> Content:
-    """A token between bars, so that its spaces can be seen."""
+    """A token between bars, so that its spaces are visible."""
     shown = Content(visible(text) or NOTHING).truncate(LONGEST, ellipsis=True)
     return Content.assemble(("│", "dim"), shown, ("│", "dim"))
 
 
 def padded(text: str) -> Content:
-    """A token between bars, in a column of its own."""
+    """A token between bars, padded to a column."""
     piece = quoted(text)
     return piece.pad_right(max(0, LONGEST + 2 - piece.cell_length))
 
 
 LEVELS = (Style(dim=True), Style(), Style(bold=True), Style(bold=True, underline=True))
-"""How the levels of `Paint` are drawn where there are no colours."""
+"""The styles of `Paint`'s levels without colours."""
 
 
 class Paint(NamedTuple):
-    """What a token looks like: its colour, and from 0 to 3 how much it stands out without."""
+    """The appearance of a token: its colour, and a level from 0 to 3 for terminals
+    without colours."""
 
     color: RGB
     level: int
 
 
 def surprise(probability: float) -> Paint:
-    """For a token of this probability: the less likely, the more it stands out."""
+    """For a token of this probability: the less likely, the more prominent."""
     level = sum(probability < bound for bound in (0.5, 0.1, 0.01))
     return Paint(likelihood_color(probability), level)
 
 
 def attended(share: float) -> Paint:
-    """For a token whose attention weight is this share of the largest."""
+    """For a token whose attention weight is this fraction of the largest."""
     return Paint(weight_color(share), sum(share > bound for bound in (0.1, 0.4, 0.75)))
 
 
 class Piece(NamedTuple):
-    """Part of a row: characters of token number `token`, from column `x` on."""
+    """A part of a row: characters of token number `token`, from column `x` on."""
 
     token: int
     x: int
@@ -77,13 +74,14 @@ class Piece(NamedTuple):
 
 
 def layout(texts: Sequence[str], width: int) -> list[list[Piece]]:
-    """Rows of at most `width` columns. A row ends after a line break, and before a token that
-    would not fit; only a token longer than a row is cut."""
+    """Rows of at most `width` columns. A row ends after a line break, and before a token that would
+    not fit; only a token longer than a row is cut.
+    """
     rows: list[list[Piece]] = [[]]
     x = 0
     for index, text in enumerate(texts):
         for part in (visible(text) or NOTHING).split("⏎"):
-            # Between two parts there was a line break.
+            # There was a line break between two parts.
             pieces = chop_cells(part, width) if part else []
             for piece in pieces:
                 if x and x + cell_len(piece) > width:
@@ -94,7 +92,7 @@ def layout(texts: Sequence[str], width: int) -> list[list[Piece]]:
             rows[-1].append(Piece(index, x, "⏎"))
             rows.append([])
             x = 0
-        # The last part was followed by none.
+        # There is none after the last part.
         rows.pop()
         mark = rows[-1].pop()
         x = mark.x
@@ -126,7 +124,7 @@ class TokenText(ScrollView, can_focus=True):
 
     @dataclass
     class Moved(Message):
-        """Another token was chosen."""
+        """The user chose another token."""
 
         sender: "TokenText"
         position: int
@@ -168,8 +166,7 @@ class TokenText(ScrollView, can_focus=True):
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         if width > 0 and width != self._width:
             self._width = width
-            # A line break's mark may stand behind the last column of a row, and so may the
-            # scrollbar.
+            # A line break's mark may be after the last column of a row, and so may the scrollbar.
             self._rows = layout(self.texts, max(1, width - 2))
             self._first_row = [0] * len(self.texts)
             for y in reversed(range(len(self._rows))):
@@ -206,7 +203,7 @@ class TokenText(ScrollView, can_focus=True):
                 return Style(dim=index % 2 == 1)
             return LEVELS[paint.level]
         if paint is None:
-            # Two tones, so that the boundaries can be seen.
+            # Two tones make the boundaries visible.
             tone = self.background_colors[1].blend(self.colors[3], 0.12 if index % 2 else 0.05)
             return Style(bgcolor=tone.rich_color)
         return Style(
@@ -257,13 +254,13 @@ _WEIGHTS = (("little", 0.05), ("some", 0.4), ("much", 0.7), ("most", 1.0))
 
 
 def likelihood_legend(few_colors: bool) -> Content:
-    """How probable the model found each token."""
+    """The probability of each token under the model."""
     swatches = ((words, surprise(probability)) for words, probability in _PROBABILITIES)
     return Content("probability ") + _swatches(swatches, few_colors)
 
 
 def weight_legend(few_colors: bool) -> Content:
-    """How much of the attention each token has."""
+    """The attention weight of each token."""
     swatches = ((words, attended(share)) for words, share in _WEIGHTS)
     return Content("attention ") + _swatches(swatches, few_colors)
 

@@ -1,7 +1,7 @@
-"""What all tabs of the inspector share: the text they look at, and what they ask for.
+"""The common parts of the inspector's tabs: their text and their requests.
 
-Keep: a view draws the findings of `chatapp.lab` and computes nothing. What has to be computed, it
-asks the inspector for, which does it on a thread.
+Invariant: a view draws the findings of `chatapp.lab` and computes nothing. It requests computations
+from the inspector, which runs them on a thread.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from chatapp.lab.traces import Trace
 
 EXAMPLE = "The manager hired John because he has extensive experience."
-"""The sentence the lectures show attention with: whom is "he" looking at?"""
+"""The lectures' example of attention: whom does "he" look at?"""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to look at: a message, or else a text that was not sent, or else the last message.
+    """The text to inspect: a message, or else an unsent text, or else the last message.
 
-    instead_of: the user's message that the draft would take the place of.
+    instead_of: the user's message that the draft would replace.
     """
 
     message_id: int | None = None
@@ -41,10 +41,9 @@ class Target:
 class Look:
     """A text as the model reads it.
 
-    tokens: of which those from `start` on are the reply. reading: what the text is in its chat;
-    None for the example sentence. template: in words, what laid it out; "" is nothing. is_draft:
-    whether it was not sent yet. trace, model: None when the model does not show its inside, and
-    then `reason` says so.
+    tokens: those from `start` on are the reply. reading: the role of the text in its chat; None for
+    the example sentence. template: in words, its layout; "" is none. is_draft: whether it is
+    unsent. trace, model: None when the model cannot be inspected, and then `reason` explains that.
     """
 
     tokens: Tokens
@@ -58,20 +57,20 @@ class Look:
 
     @property
     def message(self) -> "StoredMessage | None":
-        """The reply's row, when there is one to branch from."""
+        """The reply's row, if it can be branched."""
         return self.reading.reply if self.reading else None
 
     def close(self) -> None:
-        """Let go of the model, which takes much memory: for some time after widgets were removed
-        Textual remembers them, and they what they showed.
+        """Release the model, which takes much memory: for some time after widgets were removed
+        Textual keeps them, and they keep their contents.
         """
         self.model = self.trace = None
 
 
 def look(session: "Session", target: Target, *, example: bool = False) -> Look:
-    """Look at something, or at the example sentence in a chat without messages.
+    """Inspect a target, or the example sentence in a chat without messages.
 
-    Takes one pass of the model. Raises ValueError in words when the text does not fit.
+    Takes one pass of the model. Raises ValueError with a sentence when the text does not fit.
     """
     from chatapp.lab.inspectable import inspectable
 
@@ -99,7 +98,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
 
 
 def _reading(session: "Session", target: Target) -> "Reading | None":
-    """What the model reads for a target; None when there is neither message nor draft."""
+    """The model's input for a target; None when there is neither message nor draft."""
     from chatapp.dialogue.reading import draft, read
 
     if target.message_id is not None:
@@ -116,10 +115,10 @@ def _layout(session: "Session") -> str:
 
 @dataclass
 class Compute(Message):
-    """A view wants `work` done on a thread, and then `show` with what it gives.
+    """Runs `work` on a thread, then `show` with its result.
 
-    fail: is told instead, in words, why it could not be done. slot: a newer request of the
-    same name makes this one void; "" is never void.
+    fail: called instead with the reason of a failure. slot: a newer request of the same name
+    cancels this one; "" is never cancelled.
     """
 
     work: Callable[[], Any]
@@ -142,7 +141,7 @@ class View(Vertical):
     hint = ""
 
     def legend(self) -> Content:
-        """What its colours say; empty when it says so itself."""
+        """The meaning of its colours; empty when the tab shows it itself."""
         return Content()
 
     def show(self, look: Look) -> None:
@@ -150,7 +149,7 @@ class View(Vertical):
         raise NotImplementedError
 
     def take_focus(self) -> None:
-        """Give the keys to the first widget that takes them."""
+        """Focus the first widget that accepts it."""
         for widget in self.query("*"):
             if widget.can_focus and widget.display:
                 widget.focus()

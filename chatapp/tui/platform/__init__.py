@@ -1,1 +1,1 @@
-"""What differs between terminals and systems: keys, clipboard, editor, Textual's internals."""
+"""Differences between terminals and systems: keys, clipboard, editor, Textual's internals."""

@@ -1,7 +1,7 @@
-"""Which key does what: the bindings as they are written, and as the user's settings have them.
+"""The keys of actions: default bindings, and those of the user's settings.
 
-Keep: an action has one name everywhere, the id of its binding, and on no screen
-do two of them share a key because of the settings.
+Invariant: an action has one name everywhere, the id of its binding, and the settings never give two
+actions of one screen the same key.
 """
 
 import re
@@ -20,10 +20,10 @@ from chatapp.tui.platform.textual_internals import key_of, keymap_of
 
 Keymap = Mapping[str, str]
 Owner = type[DOMNode]
-"""A widget, a screen or the app: what has bindings."""
+"""A widget, a screen or the app: the owner of bindings."""
 
 HELP = Binding("f1", "app.help", "Search all keys and commands", show=False, id="help")
-"""For screens over the chat, which does not hear their keys."""
+"""For screens over the chat, which does not receive their keys."""
 
 _KEY = re.compile(r"((?:(?:ctrl|alt|shift|super|hyper|meta)\+)*)(.+)")
 _NAMED = {str(key.value) for key in Keys if "+" not in key.value and "<" not in key.value}
@@ -34,14 +34,14 @@ _WRITTEN = {
     "pageup": "PgUp",
     "space": "Space",
 }
-"""Keys for which Textual has a sign that not everyone knows."""
+"""Keys for which Textual uses a symbol that not everyone knows."""
 
 _ON_A_MESSAGE = "On a message"
 _NEVER_AT_ONCE = {_ON_A_MESSAGE, "Writing"}
 
 
 def bindings_of(owner: Owner, keymap: Keymap) -> Iterator[Binding]:
-    """The bindings that an owner defines for the user, a binding for each key."""
+    """The bindings of an owner for the user, one for each key."""
     done = set()
     for binding in Binding.make_bindings(owner.BINDINGS):
         mapped = keymap.get(binding.id or "")
@@ -55,13 +55,13 @@ def bindings_of(owner: Owner, keymap: Keymap) -> Iterator[Binding]:
 
 
 def shown_key(app: App[Any], action: str, default: str) -> str:
-    """How the key of an action is written: `default`, unless the settings have another."""
+    """The key of an action as shown: `default`, unless the settings change it."""
     mapped = keymap_of(app).get(action)
     return default if mapped is None else app.get_key_display(Binding(mapped.split(",")[0], ""))
 
 
 def written(key: str) -> str:
-    """A key as it is written on a keyboard and in the README: Ctrl+O for ctrl+o."""
+    """A key as printed on a keyboard and in the README: Ctrl+O for ctrl+o."""
     *modifiers, name = key.split("+")
     shown = _WRITTEN.get(name) or format_key(name)
     if modifiers or len(name) > 1:
@@ -70,16 +70,15 @@ def written(key: str) -> str:
 
 
 def words_of(binding: Binding) -> str:
-    """What a binding does."""
+    """The description of a binding."""
     return binding.tooltip or binding.description
 
 
 def read_keymap(choices: Iterable[KeyChoice], owners: Sequence[Owner]) -> dict[str, str]:
-    """What Textual's `App.set_keymap` takes.
+    """The argument of Textual's `App.set_keymap`.
 
-    owners: whose bindings can be mapped, those with an id.
-    Raises SettingsError in one sentence for an action or a key that there is not, and for a
-    key that two actions would have.
+    owners: whose bindings can be mapped, those with an id. Raises SettingsError with one sentence
+    for an unknown action or key, and for a key that two actions would have.
     """
     owner_of = {binding.id: owner for owner in owners for binding in bindings_of(owner, {})}
     owner_of.pop(None, None)
@@ -102,7 +101,7 @@ def read_keymap(choices: Iterable[KeyChoice], owners: Sequence[Owner]) -> dict[s
 
 
 def _normal(key: str, choice: KeyChoice) -> str:
-    """A key as Textual calls it. Raises SettingsError."""
+    """Textual's name of a key. Raises SettingsError."""
     match = _KEY.fullmatch(key)
     name = match[2] if match else ""
     if len(name) == 1 and name.isprintable():
@@ -117,14 +116,14 @@ def _normal(key: str, choice: KeyChoice) -> str:
 
 
 def _writes(key: str) -> bool:
-    """Whether a key puts a character into a text."""
+    """Whether a key inserts a character into a text."""
     return "+" not in key and (key == "space" or key not in _NAMED)
 
 
 def _check_alone(
     choice: KeyChoice, keymap: Keymap, owner_of: Mapping[str | None, Owner], owners: Sequence[Owner]
 ) -> None:
-    """Raise SettingsError when another action has the key, where both can be used at once."""
+    """Raise SettingsError when another action has the key and both can be used at once."""
     own, keys = owner_of[choice.action], keymap[choice.action].split(",")
     for owner in owners:
         if {own.BINDING_GROUP_TITLE, owner.BINDING_GROUP_TITLE} == _NEVER_AT_ONCE:

@@ -1,11 +1,7 @@
-"""What is copied, and the system's own clipboard, for terminals that do not fill it when told to.
+"""Other programs: the system's clipboard, for terminals without their own, and the user's editor.
 
-Keep: nothing is ever read from it, and a program that is missing, fails or hangs costs the user
-nothing.
-
-A text written in the user's own editor.
-
-Keep: the text that was there is only replaced by what the editor has saved.
+Invariant: the clipboard is never read, and a program that is missing, fails or hangs does not
+affect the chat. A text is replaced only by the saved result of the editor.
 """
 
 import os
@@ -24,7 +20,7 @@ from textual.app import SuspendNotSupported
 from chatapp.common.userfiles import UserError
 
 _PATIENCE = 3.0
-"""Seconds such a program may take."""
+"""Seconds that such a program may take."""
 
 
 _FENCED = re.compile(r"^ {0,3}(```+|~~~+)[^\n]*\n(.*?)(?:^ {0,3}\1[`~]*[ \t]*$|\Z)", re.M | re.S)
@@ -36,13 +32,13 @@ def code_blocks(text: str) -> list[str]:
 
 
 class CodeBlocks:
-    """The code blocks of a message one after the other, as often as they are asked for."""
+    """The code blocks of a message in turn, one per call."""
 
     def __init__(self) -> None:
         self._message_id = self._taken = 0
 
     def next_of(self, message_id: int, text: str) -> tuple[str, str]:
-        """The next code block of a message that has some, and in words which one it is."""
+        """The next code block of a message that has some, and its number in words."""
         blocks = code_blocks(text)
         number = self._taken % len(blocks) if message_id == self._message_id else 0
         self._message_id, self._taken = message_id, number + 1
@@ -63,9 +59,9 @@ def programs() -> list[list[str]]:
 
 
 def fill(text: str, commands: Sequence[Sequence[str]]) -> bool:
-    """Put a text into the clipboard by the first command that can; whether one could.
+    """Copy a text with the first command that works; return whether one did.
 
-    Blocks for as long as the commands take. Some go on in the background, to serve the text.
+    Blocks while the commands run. Some continue in the background, to serve the text.
     """
     for command in commands:
         encoding = "utf-16-le" if command[0] == "clip.exe" else "utf-8"
@@ -90,10 +86,10 @@ class EditorError(UserError):
 
 
 def edited(text: str, suspend: Callable[[], AbstractContextManager[None]]) -> str:
-    """`text` after the user has changed it in $VISUAL or $EDITOR.
+    """Let the user change `text` in $VISUAL or $EDITOR; return the result.
 
-    suspend: gives the terminal away for as long as its context lasts.
-    Raises EditorError when no editor is set, it cannot be run, or says that it failed.
+    suspend: releases the terminal while its context lasts. Raises EditorError when no editor is
+    set, it cannot be run, or it reports a failure.
     """
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not command:

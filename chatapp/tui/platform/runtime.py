@@ -1,21 +1,14 @@
-"""When the program reached its milestones, for measuring its start.
+"""Runtime services: milestones of the start, garbage collection, errors in words.
 
-Set the environment variable _CHATAPP_TIMINGS to a file name, and every milestone is appended
-to that file as one JSON line {"event": …, "seconds": …}, in seconds of the system's monotonic
-clock, which whoever starts the program can read as well. (The underscore sets the variable apart
-from the settings, which begin with CHATAPP_.) The milestones: `first_frame` (the screen has been
-drawn), `model_ready`, and `first_token` (the first text of a reply has been drawn).
+Set the environment variable _CHATAPP_TIMINGS to a file name, and every milestone is appended to
+that file as one JSON line {"event": …, "seconds": …}, in seconds of the system's monotonic clock,
+which the parent process can read as well. (The underscore distinguishes the variable from the
+settings, which begin with CHATAPP_.) The milestones: `first_frame` (the screen has been drawn),
+`model_ready`, and `first_token` (the first text of a reply has been drawn).
 
-Keep: without the variable nothing is done.
-
-Python's collector of reference cycles, while models come and go.
-
-Keep: no model that is out of use is in memory when the next one is in use, whatever screens,
-which are full of cycles, referred to it.
-
-Errors in words.
-
-Keep: the words are never empty; they are the only reason the user gets.
+Invariants: without the variable nothing is recorded. When a model is in use, no unused model is in
+memory, even if screens, which are full of cycles, referred to it. The words of an error are never
+empty, because they are the only reason that the user gets.
 """
 
 import gc
@@ -26,7 +19,7 @@ from pathlib import Path
 
 
 def mark(event: str) -> None:
-    """Note that a milestone has been reached."""
+    """Record a milestone."""
     target = os.environ.get("_CHATAPP_TIMINGS")
     if target:
         line = json.dumps({"event": event, "seconds": round(time.monotonic(), 4)})
@@ -35,13 +28,13 @@ def mark(event: str) -> None:
 
 
 def settle(*, is_switch: bool) -> None:
-    """Let the collector pass over all that is in memory, once a model is in use.
+    """Run the garbage collector, once a model is in use, and freeze the rest.
 
-    What has been imported by then stays for good. The collector would look through all of it
-    again and again, and the screen would stand still for that long.
+    All imported objects stay forever. The collector would otherwise scan them again and again, and
+    the screen would freeze for that long.
 
-    is_switch: whether there was a model before, which is collected first: it would stay for
-        good as well.
+    is_switch: whether there was a model before, which is collected first, because it would be
+    frozen, too.
     """
     if is_switch:
         gc.unfreeze()

@@ -1,7 +1,7 @@
-"""What the screens use of Textual beyond its public interface, checked on Textual 8.2.8.
+"""Textual's private interface, as far as the screens use it, checked on Textual 8.2.8.
 
-Keep: no other module of the screens uses a name of Textual's that begins with an underscore
-(`browser` uses one of textual-serve's, 1.1.3). A test names those that another version has not.
+Invariant: no other module of the screens uses a Textual name that begins with an underscore
+(`browser` uses one of textual-serve's, 1.1.3). A test names those that another version lacks.
 """
 
 import codecs
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
 
 
 def keymap_of(app: App[Any]) -> Mapping[str, str]:
-    """The keys that the settings give to bindings, by the binding's id."""
+    """The keys that the settings assign to bindings, by the binding's id."""
     return app._keymap
 
 
 def bindings_for(widget: Widget, key: str) -> Sequence[Binding]:
-    """What a widget does at a key, as the settings have it."""
+    """The bindings of a key in a widget, with the settings applied."""
     bindings = widget._bindings.copy()
     bindings.apply_keymap(widget.app._keymap)
     return bindings.key_to_bindings.get(key, [])
 
 
 def key_of(character: str) -> str:
-    """What Textual calls the key that writes a character."""
+    """Textual's name of the key for a character."""
     return _character_to_key(character)
 
 
 class _MoreKeys(Enum):
-    """Keys that Textual's own list has not."""
+    """Keys that Textual's own list lacks."""
 
     ALT_ENTER = "alt+enter"
 
 
 def know_alt_enter() -> None:
-    """Have Textual tell Alt+Enter, which most terminals send as ESC CR, from Enter."""
+    """Make Textual distinguish Alt+Enter, which most terminals send as ESC CR, from Enter."""
     cast(dict[str, Any], ANSI_SEQUENCES_KEYS)["\x1b\r"] = (_MoreKeys.ALT_ENTER,)
 
 
@@ -63,8 +63,9 @@ _DRIVERS = ("linux_driver", "linux_inline_driver", "web_driver")
 
 
 def know_bad_bytes() -> None:
-    """Have Textual take a byte that is no UTF-8 for U+FFFD: its thread that reads the terminal
-    would end there."""
+    """Make Textual read an invalid UTF-8 byte as U+FFFD: otherwise its thread that reads the
+    terminal would end.
+    """
     for name in _DRIVERS:
         with suppress(ImportError):  # those of another system
             vars(import_module(f"textual.drivers.{name}"))["getincrementaldecoder"] = _lenient
@@ -75,24 +76,24 @@ def _lenient(encoding: str) -> Callable[[], codecs.IncrementalDecoder]:
 
 
 _BULK = 64
-"""Characters that come at once from which on nobody has typed them."""
+"""More characters at once than anybody types."""
 _SEQUENCE = 32
 """Characters within which an escape sequence ends."""
 _SOON = 0.05
 """Seconds within which more of a long text follows."""
 _LONG = 1024
-"""Characters of a text of which more may follow."""
+"""Characters of a text after which more may follow."""
 _TEXT = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
 
 
 @dataclass(slots=True)
 class _Pasting:
-    """How far a terminal has come with a paste.
+    """The state of a terminal's paste.
 
-    before: the last characters before it, which may be the beginning of its mark. text: what has
-    been pasted since the mark; None outside a paste. recent: the last characters before, within
-    which an escape sequence may have begun. more_until: until when what comes belongs to a long
-    text that came without marks.
+    before: the last characters before it, which may be the beginning of its mark. text: the pasted
+    text since the mark; None outside a paste. recent: the last characters before, within which an
+    escape sequence may have begun. more_until: the time until which input belongs to a long text
+    that came without marks.
     """
 
     before: str = ""
@@ -101,7 +102,7 @@ class _Pasting:
     more_until: float = 0.0
 
     def unmarked(self, data: str) -> str:
-        """What of `data` was pasted by a terminal that does not mark it; "" when it was typed."""
+        """The pasted text in `data` from a terminal that does not mark it; "" when it was typed."""
         recent, self.recent = self.recent, (self.recent + data)[-_SEQUENCE:]
         text = data if "\r" in data[:-1] else data.removesuffix("\r")  # Enter sends one line
         now = monotonic()
@@ -116,9 +117,10 @@ _feed = XTermParser.feed
 
 
 def know_pastes() -> None:
-    """Have Textual take what is pasted as it stands: it takes an escape character within, and
-    what follows that, for keys. A text that comes at once without the marks of a paste is one
-    too: as keys, a long one would take minutes."""
+    """Make Textual keep pasted text unchanged: it reads an escape character in it, and the
+    characters after that, as keys. Many characters at once without the marks of a paste are one,
+    too: as keys, a long text would take minutes.
+    """
     XTermParser.feed = _feed_with_pastes  # type: ignore[assignment, method-assign]
 
 
@@ -132,7 +134,7 @@ def _feed_with_pastes(parser: XTermParser, data: str) -> Iterable[Message]:
         data = data[len(text) :]
     while data:
         if pasting.text is None:
-            # The mark of the beginning may come in pieces, each of which Textual wants at once.
+            # The mark of the beginning may arrive in pieces, which Textual needs immediately.
             seen = pasting.before + data
             is_begun, length = False, len(data)
             if (start := seen.find(BRACKETED_PASTE_START)) >= 0:
@@ -153,11 +155,11 @@ def _feed_with_pastes(parser: XTermParser, data: str) -> Iterable[Message]:
 
 
 class FailingApp(App[ReturnType]):
-    """An App that does not print the traceback of what brings it down, but keeps it."""
+    """An App that keeps a fatal exception instead of printing its traceback."""
 
     @property
     def failure(self) -> Exception | None:
-        """What brought the program down, if anything did."""
+        """The exception that ended the program, or None."""
         return self._exception
 
     def _fatal_error(self) -> None:
@@ -165,7 +167,7 @@ class FailingApp(App[ReturnType]):
 
 
 class CountedDocument(WrappedDocument):
-    """A document that need not look at each of its lines to know how high it is."""
+    """A document that computes its height without reading each line."""
 
     @property
     def height(self) -> int:
@@ -173,16 +175,16 @@ class CountedDocument(WrappedDocument):
 
 
 class LongTextArea(TextArea):
-    """A TextArea that a long text does not slow down."""
+    """A TextArea that stays fast with a long text."""
 
     def _set_document(self, text: str, language: str | None) -> None:
         super()._set_document(text, language)
-        # TextArea makes its own; another would have to wrap the whole text once more.
+        # TextArea creates its own; another would have to wrap the whole text again.
         self.wrapped_document.__class__ = CountedDocument
 
 
 def plain_table() -> "type[MarkdownBlock]":
-    """A table in Markdown whose cells have no tooltips: Textual reads theirs as markup."""
+    """A table in Markdown whose cells have no tooltips: Textual parses theirs as markup."""
     from textual.widgets._markdown import (  # few chats need it
         MarkdownTable,
         MarkdownTableCellContents,

@@ -1,1 +1,1 @@
-"""Modal screens, one a file."""
+"""Modal screens, one per file."""

@@ -1,7 +1,7 @@
-"""All branches of a chat at one glance, to go to any of them.
+"""All branches of a chat, to move to any of them.
 
-Keep: a row is one message; rows are indented below a message that was answered or written in
-more than one way, and only there, so that a long chat stays narrow.
+Invariant: a row is one message; rows are indented only below a message with several answers or
+versions, so a long chat stays narrow.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def in_order(messages: "Sequence[StoredMessage]") -> "Iterator[tuple[StoredMessa
 
 
 class BranchScreen(Dialog[int | None]):
-    """Gives the id of the message to go to, or None."""
+    """Returns the id of the message to show, or None."""
 
     BINDING_GROUP_TITLE = "Branches of a chat"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -93,7 +93,7 @@ class BranchScreen(Dialog[int | None]):
         )
         places = [index for index, (message, _) in enumerate(rows) if message.id in shown]
         options.highlighted = places[-1] if places else None
-        options.call_after_refresh(options.scroll_to_highlight)  # now it knows how high it is
+        options.call_after_refresh(options.scroll_to_highlight)  # now it knows its height
 
     def _row(self, message: "StoredMessage", forks: int, shown: bool) -> Content:
         version = f"‹ {message.sibling}/{message.siblings} › " if message.siblings > 1 else ""

@@ -1,7 +1,7 @@
-"""One message answered in two ways, side by side, and which answer is the better one.
+"""One message answered in two ways, side by side, and the user's preference.
 
-Keep: once the message is sent, all that is seen here is in the chat; what the user decides here
-is stored with it, and leaving decides nothing.
+Invariant: once the message is sent, everything shown here is in the chat; the user's decision is
+stored with it, and leaving decides nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,17 +49,18 @@ _KEPT: "dict[Verdict, str]" = {
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How a comparison was left. chat_id: the chat it took place in; None when nothing was
-    sent, and then `text` is what the user had written."""
+    """The result of a comparison. chat_id: its chat; None when nothing was sent, and then `text` is
+    the user's text.
+    """
 
     chat_id: int | None = None
     text: str = ""
 
 
 class Side(Vertical):
-    """One of the two: how its reply is drawn, and the reply, whose display it is in a turn.
+    """One of the two: its parameters, and its reply, which it displays in a turn.
 
-    on_end: gets what is wrong, or "", at the end of its reply.
+    on_end: gets the error, or "", at the end of its reply.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Side(Vertical):
             yield Static(classes="note", markup=False)
 
     def read(self, base: "Variant") -> "Variant":
-        """What the reply is to be drawn with. Raises ValueError in words, and takes the focus."""
+        """The parameters of the reply. Raises ValueError with a sentence, and takes the focus."""
         field = self.query_one(Field)
         try:
             return base.changed(field.value)
@@ -92,7 +93,7 @@ class Side(Vertical):
             raise ValueError(f"{self._title}: {error}") from None
 
     def describe(self, base: "Variant", others: Sequence[str]) -> None:
-        """Say what the reply is drawn with; what is not among `others` stands out."""
+        """Show the parameters of the reply; those not among `others` are highlighted."""
         settings = (
             Content.styled(printable(word), "" if word in others else "$text-accent bold")
             for word in self.words(base)
@@ -101,14 +102,14 @@ class Side(Vertical):
         self.query_one(".variant", Static).update(line)
 
     def words(self, base: "Variant") -> list[str]:
-        """What the reply is drawn with; empty while it is half written."""
+        """The parameters of the reply; empty while the field is incomplete."""
         try:
             return base.changed(self.query_one(Field).value).words()
         except ValueError:
             return []
 
     def ask(self) -> None:
-        """Its reply is about to be generated: there is no more to write, but to scroll."""
+        """Replace the field by the reply, which is about to be generated."""
         self.add_class("-asked")
         self.show_note("thinking · Esc stops")
         self.query_one(VerticalScroll).can_focus = True
@@ -129,7 +130,7 @@ class Side(Vertical):
                 scroll.scroll_end(animate=False)
 
     def show_call(self, call: "Call", *, has_ended: bool) -> None:
-        """There is no room for it: the reply's text alone is compared."""
+        """Nothing: only the reply's text is compared."""
 
     async def end(self, finished: "Finished") -> None:
         failed = finished.reason == "error"
@@ -139,7 +140,7 @@ class Side(Vertical):
         self._end("error", reason)
 
     def _end(self, reason: str, problem: str) -> None:
-        """Show what the store has kept of the reply."""
+        """Show the stored reply."""
         self.show_note("")
         try:
             if self.reply is not None:
@@ -157,21 +158,21 @@ class Side(Vertical):
         return self.query_one(TextBody)
 
     def show_note(self, words: str) -> None:
-        """Say below the reply what becomes of it."""
+        """Show a note below the reply."""
         self.note = words
         self.query_one(".note", Static).update(printable(words))
 
     def show_score(self, words: str) -> None:
-        """Add to that line how the reply is scored, in words."""
+        """Add the reply's score to that line."""
         line = " · ".join(filter(None, (self.note, words)))
         self.query_one(".note", Static).update(printable(line))
 
 
 class CompareScreen(LeftOnce[Compared]):
-    """Asks, shows both replies as they grow, and takes the user's choice.
+    """Generates and shows both replies, and takes the user's choice.
 
-    message: what to say next, which may still be changed; or a message of the user that is
-    in the chat already. change: how the right one is to differ, as `Variant.changed` reads it.
+    message: a text to send next, which may still be changed; or an existing message of the user.
+    change: of the right one, as `Variant.changed` reads it.
     """
 
     BINDING_GROUP_TITLE = "Comparing two replies"
@@ -255,7 +256,7 @@ class CompareScreen(LeftOnce[Compared]):
         self._ask(event.text)
 
     def _ask(self, text: str) -> None:
-        """Have the sides answered that are not, if they can be read.
+        """Generate the missing replies, if their parameters are valid.
 
         text: the message, unless it has been sent before.
         """
@@ -285,7 +286,7 @@ class CompareScreen(LeftOnce[Compared]):
         self.refresh_bindings()
 
     def _ask_again(self) -> None:
-        """Let the user change what could not be answered."""
+        """Let the user change a request that failed."""
         open_sides = [side for side in self._sides if side.reply is None]
         for side in open_sides:
             side.remove_class("-asked")
@@ -297,7 +298,7 @@ class CompareScreen(LeftOnce[Compared]):
         open_sides[0].query_one(Field).focus()
 
     def _earlier_inputs(self) -> Sequence[str]:
-        """What the user wrote before, oldest first."""
+        """The user's earlier inputs, oldest first."""
         try:
             return recent_inputs(self._store)
         except StoreError as error:
@@ -312,7 +313,7 @@ class CompareScreen(LeftOnce[Compared]):
     # Generating
 
     def _side_ended(self, problem: str) -> None:
-        """Say what is wrong, and after the last side let the user go on."""
+        """Show an error, and after the last side let the user choose."""
         if problem and problem not in self._problems:
             self._problems.append(problem)
             self._show_problem(" · ".join(self._problems))
@@ -326,13 +327,13 @@ class CompareScreen(LeftOnce[Compared]):
         self.refresh_bindings()
 
     def _show_scores(self, _: None = None) -> None:
-        """Show below the replies how the reward model scores them, as far as that is known."""
+        """Show the scores of the reward model below the replies, as far as known."""
         for side in self._sides:
             if side.reply is not None:
                 side.show_score(self._scoring.words(side.reply))
 
     def _show_difference(self) -> None:
-        """Mark what differs between the replies."""
+        """Mark the differences between the replies."""
         left, right = (side.body for side in self._sides)
         found = difference(left.text, right.text)
         left.mark(found.left)
@@ -362,7 +363,7 @@ class CompareScreen(LeftOnce[Compared]):
             self.dismiss(Compared(left.chat_id))
 
     def action_stop(self) -> None:
-        """Stop the replies that are being written; with none, leave."""
+        """Stop the running replies; if there are none, leave."""
         if (turn := self._conversation.turn) is not None:
             turn.cancel.set()
             return
@@ -381,5 +382,5 @@ class CompareScreen(LeftOnce[Compared]):
             (scroll.scroll_page_up if step < 0 else scroll.scroll_page_down)(animate=False)
 
     def action_focus_last_message(self) -> None:
-        """Where the prompt's key for the messages leads."""
+        """The target of the prompt's key for messages."""
         self._sides[0].query_one(Field).focus()

@@ -1,7 +1,7 @@
-"""The list of earlier chats, filtered while one types, and what can be done with a chat.
+"""The list of earlier chats with search, and the actions on them.
 
-Keep: only the newest filter's answer is shown, and the store is asked on a thread, so that
-typing never waits for a search.
+Invariant: only the newest search's result is shown, and the store is read on a thread, so typing
+never waits.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _RENAMING = "Enter renames · Esc cancels"
 
 
 def ago(then: float, now: float) -> str:
-    """How long ago a moment was, in its largest unit."""
+    """The time since a moment, in its largest unit."""
     seconds = max(0, int(now - then))
     for name, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if count := seconds // size:
@@ -46,7 +46,7 @@ def ago(then: float, now: float) -> str:
 
 
 def highlighted_words(snippet: str) -> Content:
-    """A snippet of the store, the words that were found standing out."""
+    """A snippet of the store, with the matches highlighted."""
     pieces = _FOUND.split(" ".join(snippet.split()))
     return Content.assemble(
         *(
@@ -57,23 +57,23 @@ def highlighted_words(snippet: str) -> Content:
 
 
 class ChatChoice(NamedTuple):
-    """The chat to open, at the message that was found in it, if any."""
+    """The chat to open, and the search result in it, if any."""
 
     chat_id: int
     message_id: int | None
 
 
 class FoundChats(Options):
-    """The chats that were found, each with how long ago it was changed, and its model."""
+    """The matching chats, each with the time of its last change, and its model."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._hits: dict[int, Hit] = {}
 
     async def find(self, store: "Store", query: str, archive: bool = False) -> int:
-        """Show the chats that match, and return how many do; a search looks into the archive too.
+        """Show the matching chats, and return their number; a search includes the archive.
 
-        archive: whether to show what is there, and nothing else. Raises StoreError.
+        archive: whether to show only archived chats. Raises StoreError.
         """
         archived = archive or (None if query.strip() else False)
         chats = await asyncio.to_thread(store.chats, limit=_MOST, matching=query, archived=archived)
@@ -98,12 +98,12 @@ class FoundChats(Options):
         return Content("\n").join(lines)
 
     def _facts(self, chat: "ChatSummary", now: float) -> list[str]:
-        """What there is to know of a chat, the most important first."""
+        """Facts of a chat, the most important first."""
         return [ago(chat.updated, now), printable(chat.model)]
 
     @property
     def choice(self) -> ChatChoice | None:
-        """What the cursor is on."""
+        """The highlighted chat."""
         option = self.highlighted_option
         if option is None or option.id is None:
             return None
@@ -118,7 +118,7 @@ class FoundChats(Options):
 
 
 class ChatList(FoundChats):
-    """The chats that were found, and what can be done with them."""
+    """The matching chats, and the actions on them."""
 
     BINDING_GROUP_TITLE = "In the list of chats"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -136,7 +136,7 @@ class ChatList(FoundChats):
 
 
 class HistoryScreen(Dialog[ChatChoice | None]):
-    """Gives the chat to open, or None."""
+    """Returns the chat to open, or None."""
 
     BINDING_GROUP_TITLE = "List of chats"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -174,7 +174,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
 
     @work
     async def _empty_bin(self) -> None:
-        with suppress(StoreError):  # listing the chats will say so
+        with suppress(StoreError):  # listing the chats will report it
             await asyncio.to_thread(self._store.empty_bin)
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
@@ -210,7 +210,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
             self.dismiss(self._list.choice)
 
     def _chosen(self) -> int | None:
-        """The chat that the cursor is on."""
+        """The highlighted chat."""
         return self._list.choice.chat_id if self._list.choice is not None else None
 
     def action_leave(self) -> None:
@@ -235,7 +235,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
             index = self._list.highlighted or 0
         self._find(self.query_one("#filter", Field).value, index)
 
-    # What can be done with the chosen chat
+    # Actions on the chosen chat
 
     def action_rename(self) -> None:
         if (chat_id := self._chosen()) is None:
@@ -291,7 +291,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
             self._find_again(0)
 
     def _done(self, change: Callable[..., None], *values: object) -> bool:
-        """Whether the store could be changed; if not, it is said why."""
+        """Whether the store could be changed; if not, the reason is shown."""
         try:
             change(*values)
         except StoreError as error:

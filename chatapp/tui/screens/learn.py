@@ -1,7 +1,6 @@
-"""Learning from what was said of replies, while one waits: `finetune feedback` as a command.
+"""Learning from feedback, with progress: runs `finetune feedback` as a command.
 
-Keep: the command is what a terminal would run, so that what is trained here is trained there; it
-does not outlive the screen.
+Invariant: the command equals the one in a terminal; it does not outlive the screen.
 """
 
 import asyncio
@@ -32,12 +31,12 @@ _DONE_HINT = "Enter goes on with the new model · Esc closes"
 
 
 def command(model: str) -> list[str]:
-    """What teaches a model what was said of replies in all chats."""
+    """The command that trains a model on the feedback in all chats."""
     return [sys.executable, "-m", "finetune", "feedback", "--model", model]
 
 
 class LearnScreen(Dialog[str | None]):
-    """Gives the name of the model that came of it, when the user goes on with it, else None."""
+    """Returns the name of the trained model, when the user accepts it, else None."""
 
     BINDING_GROUP_TITLE = "Learning from feedback"
     BINDINGS: ClassVar[list[BindingType]] = [

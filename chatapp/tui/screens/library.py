@@ -1,7 +1,7 @@
-"""Personas and prompt files to hold a chat with, filtered while one types, with a preview.
+"""Personas and prompt files for a chat, with search and preview.
 
-Keep: the field keeps the keys, and what it shows is always what Enter would choose; a file that
-cannot be used is named, and cannot be chosen.
+Invariant: the field keeps the focus, and Enter always chooses what it shows; a broken file is
+listed, but cannot be chosen.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _HINT = "↑ ↓ choose · PgUp PgDn preview · Enter uses it · Esc closes"
 
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
-    """What to hold the chat with. name: what it was chosen by; `none` is nothing."""
+    """A basis for the chat. name: the entry that was chosen; `none` is nothing."""
 
     name: str
     basis: Basis
@@ -55,7 +55,7 @@ class _Item:
 
 
 def choice_of(name: str) -> PromptChoice:
-    """What the chat would be held with. Raises PromptError when the file cannot be used."""
+    """The basis for a chat by this name. Raises PromptError when the file cannot be used."""
     from chatapp.dialogue.variants import basis_of
     from chatapp.prompting.files.library import name_of
 
@@ -73,7 +73,7 @@ def persona_of(system: str | None) -> str:
 
     if system is None:
         return ""
-    with suppress(PromptError):  # the list of prompts says what is wrong with a file
+    with suppress(PromptError):  # the list of prompts reports the faults of a file
         for name, path in personas().items():
             persona = load_for_chat(path)
             if isinstance(persona, Persona) and persona.system == system:
@@ -82,7 +82,7 @@ def persona_of(system: str | None) -> str:
 
 
 def choosable_names() -> list[str]:
-    """What can be chosen by name. Raises PromptError."""
+    """The names that can be chosen. Raises PromptError."""
     from chatapp.prompting.files.library import for_chats
 
     return [NONE, *for_chats()]
@@ -96,7 +96,7 @@ def _load(name: str) -> "PromptFile | Persona | None":
 
 
 def _rows(basis: Basis) -> list[_Item]:
-    """Everything there is to choose. Raises PromptError when a folder cannot be read."""
+    """All entries. Raises PromptError when a folder cannot be read."""
     from chatapp.prompting.examples import PromptError
     from chatapp.prompting.files.library import for_chats, personas
     from chatapp.prompting.files.promptfile import Persona, describe, load_for_chat
@@ -119,9 +119,9 @@ def _rows(basis: Basis) -> list[_Item]:
 
 
 class LibraryScreen(Dialog[PromptChoice | None]):
-    """Gives what to hold the chat with, or None.
+    """Returns a basis for the chat, or None.
 
-    draft: the message that previews are shown for; "" is one of the file's own inputs.
+    draft: the message for previews; "" is one of the file's own inputs.
     """
 
     BINDING_GROUP_TITLE = "Personas and prompt files"
@@ -137,7 +137,7 @@ class LibraryScreen(Dialog[PromptChoice | None]):
 
     @dataclass
     class _Previewed(Message):
-        """What came of a request for a preview, or in words why there is none."""
+        """The result of a request for a preview, or the reason of its failure."""
 
         number: int
         preview: "Preview | None"
@@ -157,7 +157,7 @@ class LibraryScreen(Dialog[PromptChoice | None]):
             yield Field(placeholder="Filter, or a prompt file's path", compact=True)
             with Container(id="shelf"):
                 choices = MarkedOptions()
-                choices.can_focus = False  # the field keeps the keys; the list follows them
+                choices.can_focus = False  # the field keeps the focus; the list follows it
                 yield choices
                 with VerticalScroll(can_focus=False):
                     yield Static(id="preview-about", markup=False)
@@ -186,7 +186,7 @@ class LibraryScreen(Dialog[PromptChoice | None]):
             self._show_rows(0)
 
     def _show_rows(self, highlighted: int) -> None:
-        """List what matches the field, and the file that it is the path of."""
+        """List the entries that match the field, and the file whose path it contains."""
         typed = self.query_one(Field).value.strip()
         words = typed.casefold().split()
         self._shown = [
@@ -230,13 +230,13 @@ class LibraryScreen(Dialog[PromptChoice | None]):
             try:
                 shown = preview(session, row.name, _load(row.name), draft)
             except BaseException as error:
-                # What a file, an encoder or a model is wrong with is for the user to read.
+                # The errors of a file, an encoder or a model are shown to the user.
                 self.post_message(self._Previewed(number, None, in_words(error)))
             else:
                 self.post_message(self._Previewed(number, shown))
 
         if self._conversation.in_background(compute):
-            # It takes a while when examples have to be embedded.
+            # It takes a while when examples have to be encoded.
             self.query_one("#preview-about", Static).update(Content.styled("Looking …", "dim"))
         else:
             self._show_preview(None, "The preview needs the model, which is not loaded yet.")

@@ -1,7 +1,7 @@
-"""The models one can go on with, filtered while one types, and those that can be brought.
+"""The available models with search, and the downloadable ones.
 
-Keep: whatever is typed can be chosen too, so that a folder, a hub id or a server's address needs
-no list; and nothing is brought before its size and licence have been shown.
+Invariant: typed text can be chosen, too, so a folder, a hub id or a server's address needs no list;
+and a download begins only after its size and licence have been shown.
 """
 
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -30,11 +30,11 @@ _ASKING_HINT = "Enter downloads and uses it · Esc goes back"
 _GETTING_HINT = "Esc stops"
 
 _PATIENCE = 0.3
-"""Seconds that a model being brought gets to clean up when the user quits."""
+"""Seconds that a download has for its cleanup when the user quits."""
 
 
 class _Row(NamedTuple):
-    """A line of the list. to_get: the model that is brought first."""
+    """A line of the list. to_get: the model to download first."""
 
     name: str
     content: Content
@@ -42,7 +42,7 @@ class _Row(NamedTuple):
 
 
 class ModelScreen(Dialog[str | None]):
-    """Gives the name of a model, or None."""
+    """Returns the name of a model, or None."""
 
     BINDING_GROUP_TITLE = "List of models"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -69,7 +69,7 @@ class ModelScreen(Dialog[str | None]):
             yield Static(f"{advice()}.", classes="hint advice")
             yield Field(placeholder="Filter, or a folder, hub id or address", compact=True)
             options = Options()
-            options.can_focus = False  # the field keeps the keys; the list follows them
+            options.can_focus = False  # the field keeps the focus; the list follows it
             yield options
             yield Static("Looking for models …", id="nothing", markup=False)
             yield Static(id="getting", markup=False)
@@ -100,7 +100,7 @@ class ModelScreen(Dialog[str | None]):
         self._show()
 
     def _show(self) -> None:
-        """List what matches the field, and what stands in it."""
+        """List the models that match the field, and its text."""
         typed = self.query_one(Field).value.strip()
         words = typed.casefold().split()
         rows = [_Row(model.name, self._entry(model.name, model.about)) for model in self._models]
@@ -153,7 +153,7 @@ class ModelScreen(Dialog[str | None]):
             self._get(row.to_get)
 
     def action_leave(self) -> None:
-        """Stop what is brought, or go back to the list, or leave."""
+        """Stop the download, or return to the list, or leave."""
         if self._getting is not None and not self._getting.is_stopping:
             self._getting.stop()
             self._tell(f"Stopping {self._getting.name} …", "Esc closes")
@@ -162,7 +162,7 @@ class ModelScreen(Dialog[str | None]):
         else:
             self.dismiss(None)
 
-    # A model to be brought
+    # Downloading a model
 
     def _ask(self, model: KnownModel) -> None:
         self._tell(
@@ -179,7 +179,7 @@ class ModelScreen(Dialog[str | None]):
         self._conversation.start_thread(self._getting.run)
 
     def _tell(self, words: str, hint: str = _HINT) -> None:
-        """Say something below the list, with the keys that go with it."""
+        """Show a notice below the list, with its keys."""
         self._asked = None
         self.query_one("#getting", Static).update(printable(words))
         self.query_one("#getting", Static).display = bool(words)
@@ -208,5 +208,5 @@ class ModelScreen(Dialog[str | None]):
 
 
 def _offer(model: KnownModel) -> str:
-    """What is known of a model that can be brought, in a line."""
+    """The facts of a downloadable model, on one line."""
     return f"to download · {model.size} · {model.licence} · {model.purpose}"

@@ -1,7 +1,7 @@
 """F2: the sampling parameters, template and precision, and presets.
 
-Keep: what the user sees in the fields is what is used or kept, all of it or
-nothing: one value that cannot be is said in words, and then nothing is done.
+Invariant: the visible values are used or stored all together or not at all: one invalid value is
+reported, and nothing is changed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +36,9 @@ HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What can be set. template: "" for the model's own. origins: whose each value is now."""
+    """The parameters on this screen. template: "" for the model's own. origins: of the current
+    values.
+    """
 
     sampling: Sampling
     template: str
@@ -45,10 +47,11 @@ class Parameters:
 
 
 class ParametersScreen(Dialog[None]):
-    """Shows `now`, and gives what the user has made of it to `use`.
+    """Shows `now`, and passes the user's changes to `use`.
 
-    use: is also given whether the sampling is for all chats; raises ValueError or SettingsError in
-    words, and does nothing, when that cannot be. presets: the file of the presets.
+    use: its last argument is whether the sampling is for all chats; raises ValueError or
+    SettingsError with a sentence, and changes nothing, for invalid ones. presets: the file of the
+    presets.
     """
 
     BINDING_GROUP_TITLE = "Sampling settings"
@@ -98,7 +101,7 @@ class ParametersScreen(Dialog[None]):
             yield Static(self._words(name), classes="words", markup=False)
 
     def _words(self, name: str) -> str:
-        """What a field is for, after whose its value is where that is not the program's."""
+        """The description of a field, with the origin of its value if that is not the program."""
         origin = self._now.origins.get(name, "default")
         return HINTS[name] if origin == "default" else f"{origin} · {HINTS[name]}"
 
@@ -106,7 +109,7 @@ class ParametersScreen(Dialog[None]):
         self._show_presets()
 
     def direct(self, event: Key) -> bool:
-        """Go to the field above or below, as the bindings say, but at once."""
+        """Move to the field above or below, according to the bindings, but at once."""
         move = {"up": self.focus_previous, "down": self.focus_next}.get(event.key)
         if move is not None:
             move()
@@ -138,7 +141,8 @@ class ParametersScreen(Dialog[None]):
             self.dismiss()
 
     def _sampling(self) -> Sampling:
-        """What stands in the fields. Raises ValueError in words, with the focus on the field."""
+        """The values in the fields. Raises ValueError with a sentence, with the focus
+        on the field."""
         sampling = self._now.sampling
         for name in PARAMETERS:
             try:
@@ -155,7 +159,7 @@ class ParametersScreen(Dialog[None]):
         return self._field(name).value.strip()
 
     def _tell(self, words: str, *, done: bool = False) -> None:
-        """Say what is wrong, or what was done."""
+        """Report an error, or a success."""
         line = self.query_one("#field-problem", Static)
         line.update(printable(words))
         line.set_class(done, "-done")
@@ -163,12 +167,12 @@ class ParametersScreen(Dialog[None]):
     # Presets
 
     def _presets(self) -> dict[str, tuple[str, Sampling]]:
-        """Name and parameters by what is shown of the name. Raises PresetsError."""
+        """Name and parameters by the displayed name. Raises PresetsError."""
         presets = read_presets(self._path)
         return {printable(name): (name, sampling) for name, sampling in presets.items()}
 
     def _show_presets(self) -> None:
-        """Let the preset's field complete the names there are."""
+        """Update the completions of the preset's field."""
         try:
             names = list(self._presets())
         except PresetsError as error:
@@ -178,7 +182,7 @@ class ParametersScreen(Dialog[None]):
         self._field("preset").placeholder = ", ".join(names) or "none yet"
 
     def _named(self) -> tuple[str, Sampling]:
-        """The preset whose name stands in the field. Raises PresetsError."""
+        """The preset whose name is in the field. Raises PresetsError."""
         presets, name = self._presets(), self._text("preset")
         if name not in presets:
             self._field("preset").focus()
@@ -217,6 +221,6 @@ class ParametersScreen(Dialog[None]):
 
 
 def _texts(sampling: Sampling) -> dict[str, str]:
-    """The values as they stand in the fields, by name."""
+    """The texts in the fields, by name."""
     values = {name: getattr(sampling, name) for name in PARAMETERS}
     return {name: "" if value is None else str(value) for name, value in values.items()}

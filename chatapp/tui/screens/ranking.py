@@ -1,6 +1,6 @@
-"""The replies to one message, put in order by the user.
+"""The replies to one message, ranked by the user.
 
-Keep: an order counts only when the user keeps it.
+Invariant: a ranking counts only when the user saves it.
 """
 
 import math
@@ -28,10 +28,10 @@ _LINE = 200
 
 
 class RankScreen(Dialog[list[int] | None]):
-    """Gives the ids of the replies, the best first, or None when nothing was decided.
+    """Returns the ids of the replies, the best first, or None when nothing was decided.
 
-    replies: two or more. ranks: where the user has put them before, from 1, by id; the others
-        come after these, those that are scored highest first, until the user moves one.
+    replies: two or more. ranks: their current ranks, from 1, by id; the others follow, those with
+    the highest score first, until the user moves one.
     """
 
     BINDING_GROUP_TITLE = "Ranking replies"
@@ -70,14 +70,14 @@ class RankScreen(Dialog[list[int] | None]):
         highlighted = self._replies[index]
         if not self._is_moved:
             self._sort()
-        # Who has not chosen a reply looks at the first.
+        # Without a choice, the user sees the first.
         self._show(self._replies.index(highlighted) if index else 0)
 
     def _sort(self) -> None:
         self._replies.sort(key=self._place)
 
     def _place(self, reply: "StoredMessage") -> tuple[int, float]:
-        """A reply's place among the others: by the user's ranking, then by its score."""
+        """The sort key of a reply: the user's ranking, then its score."""
         score = self._scoring.score(reply)
         rank = self._ranks.get(reply.id, len(self._replies) + 1)
         return rank, math.inf if score is None else -score

@@ -1,7 +1,7 @@
-"""The passages of documents that a reply draws on, to read them.
+"""The passages of documents for a reply, to read them.
 
-Keep: what is shown is what stood in the prompt, kept with the reply; no file is opened, so that
-one that is gone or has changed hides nothing.
+Invariant: the passages are those of the prompt, stored with the reply; no file is opened, so a
+deleted or changed file hides nothing.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class SourceScreen(Dialog[None]):
 
 
 def _near(path: str) -> str:
-    """A path as seen from the folder that the program runs in, where it lies below it."""
+    """A path relative to the current folder, if it is below it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):

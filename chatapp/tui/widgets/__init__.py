@@ -1,1 +1,1 @@
-"""The widgets that the chat screen is made of."""
+"""The widgets of the chat screen."""

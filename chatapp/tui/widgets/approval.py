@@ -1,7 +1,7 @@
-"""The question whether a tool may run, asked in the chat.
+"""The question whether a tool may run, in the chat.
 
-Keep: a key that was meant for something else never says yes: No is highlighted, and a turn that
-is stopped is a no.
+Invariant: a key meant for something else never answers yes: No is highlighted, and stopping a turn
+means no.
 """
 
 import threading
@@ -33,7 +33,7 @@ _ANSWERS: "tuple[tuple[Decision, str], ...]" = (
 
 
 class Question:
-    """Asked on the thread of a turn, answered on the screen. request: what would run."""
+    """Asked on the thread of a turn, answered on the screen. request: the call."""
 
     def __init__(self, request: "PermissionRequest") -> None:
         self.request = request
@@ -41,7 +41,7 @@ class Question:
         self._answered = threading.Event()
 
     def answer(self, decision: "Decision") -> None:
-        """Let the thread go on."""
+        """Set the answer and wake the thread."""
         self._decision = decision
         self._answered.set()
 
@@ -55,7 +55,7 @@ class Question:
 
 @dataclass
 class ToolAsks(Message):
-    """A tool may run only when the user says so."""
+    """A tool needs the user's permission."""
 
     question: Question
 
@@ -63,14 +63,14 @@ class ToolAsks(Message):
 def asked_on(
     listener: MessagePump, request: "PermissionRequest", cancel: threading.Event
 ) -> "Decision":
-    """Ask the user, by way of the screen, whether a tool may run with what it is given."""
+    """Ask the user, through the screen, whether a call may run."""
     question = Question(request)
     listener.post_message(ToolAsks(question))
     return question.wait(cancel)
 
 
 class _Answers(Options):
-    """The answers, of which no key but the arrows leaves No, one line at a time."""
+    """The answers, one line at a time: only the arrows move away from No."""
 
     def action_cursor_up(self) -> None:
         if self.highlighted:
@@ -81,13 +81,13 @@ class _Answers(Options):
             super().action_cursor_down()
 
     def action_last(self) -> None:
-        """Nothing: a cursor that was to go to the end of a message says no yes."""
+        """Nothing: moving to the end of a message must not select yes."""
 
 
 class Approval(Vertical):
     """Shows a question with its answers; nothing while there is none.
 
-    All of what would run can be read before it is answered.
+    The whole call can be read before the answer.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -98,7 +98,7 @@ class Approval(Vertical):
 
     @dataclass
     class Answered(Message):
-        """The user has decided; the question still waits to be told."""
+        """The user has decided; the question's thread still waits."""
 
         question: Question
         decision: "Decision"
@@ -118,7 +118,7 @@ class Approval(Vertical):
         yield self._options
 
     def ask(self, question: Question) -> None:
-        """Show a question, and take the keys."""
+        """Show a question, and take the focus."""
         self._question = question
         self._words.update(question.request.text())
         self._is_cut = question.request.is_cut
@@ -139,18 +139,18 @@ class Approval(Vertical):
         more.display = bool(hints)
 
     def action_expand(self) -> None:
-        """Show all of long arguments."""
+        """Show long arguments completely."""
         if self._question is not None:
             self._words.update(self._question.request.text(is_expanded=True))
             self._is_cut = False
             self.call_after_refresh(self._tell_more)
 
     def action_read(self, step: int) -> None:
-        """Read on in a long question, or back."""
+        """Scroll a long question."""
         self._page.scroll_relative(y=step * (self._page.size.height - 1), animate=False)
 
     def withdraw(self) -> None:
-        """Ask no more: the turn is over."""
+        """Remove the question: the turn is over."""
         if self._question is not None:
             self._question.answer("no")
         self._question, self.display = None, False

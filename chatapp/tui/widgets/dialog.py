@@ -1,15 +1,8 @@
-"""A screen over the chat, which is left with an answer.
+"""Screens over the chat, one-line inputs, and lists of choices.
 
-Keep: it is left once. What asks for that again before it is gone, such as a second Enter, changes
-nothing, and what was opened over it goes with it.
-
-A one-line input for foreign text.
-
-Keep: its value holds nothing that a terminal would obey, however it came there.
-
-Lists of lines to choose from.
-
-Keep: the lines are foreign text, and nothing in them is read as markup.
+Invariants: a dialog closes once; a second request before it is gone, such as a second Enter,
+changes nothing, and screens opened over it close with it. The value of a field never contains what
+a terminal would obey. The lines of a list are foreign text, never parsed as markup.
 """
 
 from collections.abc import Sequence
@@ -25,32 +18,32 @@ from chatapp.common.foreign import printable
 
 
 class LeftOnce(Screen[ScreenResultType]):
-    """A screen that is taken away once, whatever Textual is asked to take away."""
+    """A screen that closes once, even if Textual is asked again."""
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
-        """Leave with a result; nothing when it has been left."""
+        """Close with a result; no effect when it is closed already."""
         if self not in self.app.screen_stack:
             return AwaitComplete()
         while self.app.screen is not self:
             self.app.pop_screen()
-        self.workers.cancel_node(self)  # what they would show in is about to go
+        self.workers.cancel_node(self)  # the screen for their output is about to close
         return super().dismiss(result)
 
 
 # Textual takes a widget's style from the first of its bases.
 class Dialog(ModalScreen[ScreenResultType], LeftOnce[ScreenResultType]):
-    """A box over the chat, whose keys are the only ones."""
+    """A box over the chat, which takes all keys."""
 
 
 class Field(Input):
-    """An Input whose value holds nothing that a terminal would obey."""
+    """An Input whose value contains nothing that a terminal would obey."""
 
     def validate_value(self, value: str) -> str:
         return printable(value)
 
 
 class Options(OptionList):
-    """An OptionList without markup that keeps still while it has no room on the screen.
+    """An OptionList without markup that ignores paging while it has no room on the screen.
 
     Textual's own looks for the line to turn the page from, and there are none yet.
     """
@@ -68,14 +61,14 @@ class Options(OptionList):
 
 
 class MarkedOptions(Options):
-    """Lines to choose from. A mark shows which one is chosen where there are no colours."""
+    """Lines to choose from. A mark shows the chosen one on terminals without colours."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._contents: list[Content] = []
 
     def show(self, lines: Sequence[tuple[str, Content]], highlighted: int = 0) -> None:
-        """Offer other lines, each with an id; one of them is highlighted."""
+        """Show other lines, each with an id; one of them is highlighted."""
         self.clear_options()
         self._contents = [line for _, line in lines]
         self.add_options(Option(Content("  ") + line, id=id) for id, line in lines)

@@ -1,8 +1,8 @@
-"""A reply shown as the Markdown it is written in.
+"""A reply rendered as Markdown.
 
-Keep: it is foreign text. Nothing in it is opened, obeyed or left out: a link is
-shown and never followed, HTML and entities are plain characters, and what is too long to be
-laid out at once stays as it was written.
+Invariant: it is foreign text. Nothing in it is opened, obeyed or left out: a link is shown and
+never followed, HTML and entities are plain characters, and a text that is too long for the layout
+stays plain.
 """
 
 from markdown_it import MarkdownIt
@@ -13,16 +13,16 @@ from chatapp.common.foreign import printable
 from chatapp.tui.platform.textual_internals import plain_table
 
 LONGEST = 20_000
-"""Characters of a reply that is still laid out. A widget is made of each of its blocks."""
+"""Most characters of a rendered reply. Each of its blocks becomes a widget."""
 
 
 def _parser() -> MarkdownIt:
-    # An entity could stand for a character that a terminal obeys, and Textual shows no HTML.
+    # An entity could encode a character that a terminal obeys, and Textual shows no HTML.
     return MarkdownIt("gfm-like", {"html": False}).disable("entity")
 
 
 class RenderedBody(Markdown):
-    """Text laid out as Markdown. Empty until it is given one with `update`."""
+    """Text laid out as Markdown. Empty until the first `update`."""
 
     BLOCKS = {**Markdown.BLOCKS, "table_open": plain_table()}  # noqa: RUF012
 

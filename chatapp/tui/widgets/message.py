@@ -1,7 +1,7 @@
-"""One message of the chat: who speaks, the text, and what became of it.
+"""One message of the chat: speaker, text and status.
 
-Keep: the widget shows exactly one row of the store; text that has not reached the store yet is
-appended, and `show` puts the row's own text in its place.
+Invariant: the widget shows exactly one row of the store; text that is not stored yet is appended,
+and `show` replaces it by the row's own text.
 """
 
 from typing import TYPE_CHECKING, ClassVar
@@ -34,9 +34,9 @@ SPEAKERS = {"user": "You", "assistant": "Assistant", "system": "Instructions"}
 
 
 def status_words(message: "StoredMessage", reason: str) -> str:
-    """In words, what became of a message; empty when there is nothing to say.
+    """The status of a message in words; empty when there is nothing to report.
 
-    reason: why its generation finished, as far as it is known.
+    reason: why its generation finished, if known.
     """
     if message.status == "partial":
         return "interrupted · c continues, r regenerates"
@@ -54,7 +54,7 @@ def status_words(message: "StoredMessage", reason: str) -> str:
 
 
 def verdict_words(feedback: "Feedback | None") -> str:
-    """In words, what the user has said of a reply."""
+    """The user's feedback on a reply, in words."""
     if feedback is None:
         return ""
     words = [{1: "good", 0: "", -1: "bad"}[feedback.thumb]]
@@ -80,7 +80,7 @@ class Waiting(Vertical):
 
 
 class MessageView(Vertical, can_focus=True):
-    """A message that can be focused; its screen acts upon it."""
+    """A message that can be focused; its screen handles its actions."""
 
     BINDING_GROUP_TITLE = "On a message"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -210,7 +210,7 @@ class MessageView(Vertical, can_focus=True):
     def show(self, message: "StoredMessage", note: str, feedback: "Feedback | None") -> None:
         """Show a newer state of the message, or another message of the same role.
 
-        note: the line below the text. feedback: what the user has said of it.
+        note: the line below the text. feedback: the user's.
         """
         if message.text != self.message.text:
             self._body.replace(message.text)
@@ -236,14 +236,14 @@ class MessageView(Vertical, can_focus=True):
         self._show_body()
 
     def set_markdown(self, markdown: bool) -> None:
-        """Show the reply as Markdown, or as it is written."""
+        """Show the reply as Markdown, or as plain text."""
         self._markdown = markdown
         self._show_body()
 
     def _show_body(self) -> None:
-        """Show the text as it is to be shown, and until that is there as it is written."""
+        """Show the text as requested, and as plain text until the layout is ready."""
         message = self.message
-        # A reply that grows would be laid out again at every word.
+        # A growing reply would be laid out again at every word.
         whole = message.role == "assistant" and message.status != "partial"
         wanted = message.text if self._markdown and whole else ""
         if wanted and wanted == self._rendered_text:
@@ -280,7 +280,7 @@ class MessageView(Vertical, can_focus=True):
         self._body.append(text)
 
     def think(self, text: str, tokens: int) -> None:
-        """Add a streamed thought, which has so many tokens by now."""
+        """Add a streamed thought, with its number of tokens so far."""
         self._thoughts.append(text, tokens)
         self.refresh_bindings()
 
@@ -290,7 +290,7 @@ class MessageView(Vertical, can_focus=True):
         self.refresh_bindings()
 
     def end_call(self, call: "Call") -> None:
-        """Show what became of the call."""
+        """Show the result of the call."""
         self._calls.end(call)
 
     def has_command(self, key: str) -> bool:
@@ -298,7 +298,7 @@ class MessageView(Vertical, can_focus=True):
         return bool(bindings_for(self, key))
 
     def on_key(self, event: Key) -> None:
-        # Textual is silent about a command that cannot be had.
+        # Textual does not explain why a command is unavailable.
         for binding in bindings_for(self, event.key):
             _, action, parameters = parse(binding.action)
             if reason := self._reason_against(action, parameters):
@@ -306,7 +306,7 @@ class MessageView(Vertical, can_focus=True):
                 self.notify(reason, markup=False)
 
     def _reason_against(self, action: str, parameters: tuple[object, ...]) -> str:
-        """In words, why an action cannot be had of this message; empty when it can."""
+        """Why an action is unavailable for this message, in words; empty when it is available."""
         name = parameters[0] if action == "act" else action
         if name in ("continue", "rate", "correct", "rank") and self.message.role != "assistant":
             return "This works on replies only; this message is yours."
@@ -325,7 +325,7 @@ class MessageView(Vertical, can_focus=True):
         return not self._reason_against(action, parameters)
 
     async def action_act(self, name: str, *arguments: object) -> None:
-        """Have the screen do something with this message."""
+        """Run an action of the screen with this message."""
         await self.app.run_action(("", name, (self.message, *arguments)), self.screen)
 
     async def action_thoughts(self) -> None:

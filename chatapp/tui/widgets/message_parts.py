@@ -1,18 +1,10 @@
-"""The text of one message, wrapped row by row.
+"""The parts of one message: its text, thoughts and tool calls.
 
-A reply arrives a word at a time, and a Static would wrap all of it anew at each. This widget
-wraps only what can still change, the last row, so that the cost of a reply grows with its
-length and not with its square.
+A reply arrives word by word, and a Static would wrap all of it again each time. `TextBody` wraps
+only the last row, which can still change, so that the cost of a reply is linear in its length.
 
-Keep: the rows are the same as if the whole text had been wrapped at once.
-
-The tools that a reply has called: a line for each, which opens to its result.
-
-Keep: folded until the user asks for it, and what is shown is foreign text, never markup.
-
-What was thought before a reply: one dim line, which opens.
-
-Keep: folded until the user asks for it, and what is shown is foreign text, never markup.
+Invariants: the rows are the same as if the whole text had been wrapped at once. Thoughts and tool
+calls are folded lines that open on request; they are foreign text, never markup.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,10 +39,10 @@ class Row(NamedTuple):
 
 
 def row_bounds(text: str, start: int, width: int) -> Iterator[tuple[int, int]]:
-    """Where the rows of a line begin and end, from character `start` on.
+    """The beginning and end of a line's rows, from character `start` on.
 
-    A row ends before white space, which is not shown, or in the middle of a word that is
-    longer than a row. It depends on nothing that comes after the beginning of the next.
+    A row ends before white space, which is not shown, or in the middle of a word that is longer
+    than a row. It depends only on the text up to the beginning of the next row.
     """
     while True:
         end = start + _fitting(text, start, width)
@@ -69,7 +61,7 @@ def row_bounds(text: str, start: int, width: int) -> Iterator[tuple[int, int]]:
 
 
 def _fitting(text: str, start: int, width: int) -> int:
-    """How many characters from `start` on fit a row."""
+    """The number of characters from `start` on that fit a row."""
     fitting = 0
     # Combining characters take no room, but no script has seven of them on each.
     for reach in (2 * width, 8 * width):
@@ -82,14 +74,14 @@ def _fitting(text: str, start: int, width: int) -> int:
 
 
 def _next_word(text: str, start: int) -> int:
-    """The place of the first character from `start` on that is no white space."""
+    """The position of the first character from `start` on that is not white space."""
     while start < len(text) and text[start].isspace():
         start += 1
     return start
 
 
 class TextBody(Widget):
-    """Foreign text shown as it is, without markup, selectable with the mouse."""
+    """Foreign text shown unchanged, without markup, selectable with the mouse."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
@@ -101,13 +93,13 @@ class TextBody(Widget):
 
     @property
     def text(self) -> str:
-        """The text as it is shown."""
+        """The displayed text."""
         return "\n".join(self._lines)
 
     def mark(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Let some pieces of `text` stand out, until it is replaced.
+        """Highlight some pieces of `text`, until it is replaced.
 
-        spans: where each begins and ends, in characters.
+        spans: the beginning and end of each, in characters.
         """
         self._marks = []
         start = 0
@@ -138,7 +130,7 @@ class TextBody(Widget):
         self.refresh(layout=True)
 
     def _wrap_from(self, line: int, start: int) -> None:
-        """Add the rows from character `start` of a line on, which must begin a row."""
+        """Add the rows from character `start` of a line on, where a row must begin."""
         for index in range(line, len(self._lines)):
             text = self._lines[index]
             for row_start, row_end in row_bounds(text, start, self._wrapped_to):
@@ -186,7 +178,7 @@ _WORDS = {
 
 
 class ToolCalls(Vertical):
-    """The calls of one reply; nothing where there are none."""
+    """The calls of one reply; nothing if there are none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,11 +202,11 @@ class ToolCalls(Vertical):
         self._tell()
 
     def begin(self, call: "Call") -> None:
-        """Show one more call, which is under way."""
+        """Show one more running call."""
         self.show([*self._calls, call])
 
     def end(self, call: "Call") -> None:
-        """Show what became of the last call."""
+        """Show the result of the last call."""
         self.show([*self._calls[:-1], call])
 
     def _tell(self) -> None:
@@ -234,7 +226,7 @@ class ToolCalls(Vertical):
 
 
 class Thoughts(Vertical):
-    """The thoughts of one reply; nothing where there are none."""
+    """The thoughts of one reply; nothing if there are none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +241,7 @@ class Thoughts(Vertical):
         yield self._body
 
     def show(self, text: str, tokens: int) -> None:
-        """Show the thoughts of a reply, of so many tokens; 0 where that is not known."""
+        """Show the thoughts of a reply, with their number of tokens; 0 if unknown."""
         if text != self._text:
             self._body.replace(text.strip())
         self._text = text
@@ -257,7 +249,7 @@ class Thoughts(Vertical):
         self._tell(f"thought for {tokens} tokens" if tokens else "thought")
 
     def append(self, text: str, tokens: int) -> None:
-        """Go on with a thought that is under way, of so many tokens by now."""
+        """Add to the current thought; tokens: their number so far."""
         self._body.append(text if self._text else text.lstrip())
         self._text += text
         self.display = True

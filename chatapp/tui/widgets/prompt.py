@@ -1,11 +1,8 @@
-"""Where the user writes: a text area that grows, sends on Enter and remembers.
+"""The input: a text area that grows, sends on Enter and has a history, with completions.
 
-Keep: no text is ever lost. It leaves the prompt at once, so that what is typed after Enter
-belongs to the next message, and comes back with `give_back` when it could not be sent.
-
-The lines above the prompt that say what a command could become.
-
-Keep: there are at most a few, the chosen one among them, and none while no command is written.
+Invariant: no text is ever lost. It leaves the prompt at once, so that text typed after Enter
+belongs to the next message, and comes back with `give_back` when it could not be sent. The list of
+completions shows a few, including the chosen one, and none unless a command is written.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,8 +37,8 @@ _TASKS = {
 class Prompt(LongTextArea):
     """The input.
 
-    earlier: gives the texts sent before, oldest first, when they are needed. complete: gives
-    what a text could become that is on the way to a command.
+    earlier: returns the texts sent before, oldest first, on demand. complete: returns the
+    completions of an unfinished command.
     """
 
     BINDING_GROUP_TITLE = "Writing"
@@ -88,7 +85,7 @@ class Prompt(LongTextArea):
         super().__init__(compact=True, highlight_cursor_line=False)
         self._wrapped_width = 0
         self._invitations: Sequence[str] = ()
-        """What an empty prompt says, the longest first."""
+        """The hints in an empty prompt, the longest first."""
         self._load_earlier = earlier
         self._complete = complete
         self._typed = ""
@@ -107,12 +104,12 @@ class Prompt(LongTextArea):
         self._invitations = (f"{sending}, {new_line} starts a new line", sending)
 
     def get_line(self, line_index: int) -> Text:
-        # What was pasted is kept as it is; only its picture is made harmless.
+        # Pasted text is kept unchanged; only its display is made safe.
         return Text(printable(self.document.get_line(line_index)), end="", no_wrap=True)
 
     async def on_key(self, event: Key) -> None:
-        # Textual runs bindings only once a key has gone up to the app, when the keys typed
-        # after it have already been written. Here every key takes effect in its turn.
+        # Textual runs bindings only after a key has bubbled to the app, when the keys typed after
+        # it have already been inserted. Here keys take effect in order.
         for binding in bindings_for(self, event.key):
             if await self.app.run_action(binding.action, self):
                 event.stop()
@@ -120,34 +117,34 @@ class Prompt(LongTextArea):
                 return
 
     def on_paste(self, event: Paste) -> None:
-        event.stop()  # the screen hands on what is pasted elsewhere
+        event.stop()  # the screen passes on text pasted elsewhere
 
     def on_resize(self, event: Resize) -> None:
-        # Growing line by line changes nothing about how the text is wrapped.
+        # Growing line by line changes nothing about the wrapping of the text.
         if self.wrap_width == self._wrapped_width:
             event.prevent_default()
         self._wrapped_width = self.wrap_width
         self._invite()
 
     def _invite(self) -> None:
-        """Say what an empty prompt is for; what is edited has its own words above it."""
+        """Show the hint of an empty prompt; an edit has its own hint above it."""
         fitting = (each for each in self._invitations if cell_len(each) <= self.wrap_width)
         self.placeholder = "" if self.editing else next(fitting, "")
 
     def find_matching_bracket(self, bracket: str, search_from: Location) -> Location | None:
-        # In prose it is of no use, and it walks through the whole of a long paste.
+        # It is useless in prose, and it scans the whole of a long paste.
         return None
 
     def give_back(self, text: str, editing: "StoredMessage | None" = None) -> None:
-        """Put a text back that could not be sent, before whatever was written since."""
+        """Put a text back that could not be sent, before anything written since."""
         self._start_over(f"{text}\n{self.text}" if self.text else text, editing)
 
     def edit_message(self, message: "StoredMessage", text: str) -> None:
-        """Take a message's text, or what it was to be before, to be written anew."""
+        """Edit a message's text, or its unsent new version."""
         self._start_over(text, message)
 
     def leave_edit(self) -> None:
-        """Give up writing a message anew."""
+        """Cancel editing a message."""
         self._start_over("")
 
     def _start_over(self, text: str, editing: "StoredMessage | None" = None) -> None:
@@ -173,19 +170,19 @@ class Prompt(LongTextArea):
 
     @property
     def _takes_nothing(self) -> bool:
-        """Whether an empty text means something: a correction that is withdrawn."""
+        """Whether an empty text has a meaning: it withdraws a correction."""
         return self.editing is not None and self.editing.role == "assistant"
 
     def on_text_area_changed(self) -> None:
         self._suggest()
 
     def suggest_again(self) -> None:
-        """Look anew at what a command could become: there is more to choose from."""
+        """Update the completions: there are more values to choose from."""
         self._typed, self._chosen = "", None
         self._suggest()
 
     def _suggest(self) -> None:
-        """Say what a command that is being written could become."""
+        """Show the completions of the current command."""
         text = self.text if self.document.line_count == 1 else ""
         if text not in (self._typed, self._chosen):
             self._typed, self._chosen, self._completed = text, None, -1
@@ -196,15 +193,15 @@ class Prompt(LongTextArea):
         return action != "complete" or bool(self._completions)
 
     def action_complete(self) -> None:
-        """Write the next thing that the command could become."""
+        """Insert the next completion of the command."""
         self._choose(1)
 
     def _choose(self, step: int) -> None:
-        """Write the thing `step` places on that the command could become."""
+        """Insert the completion `step` places on."""
         start = self._completed if self._completed >= 0 or step > 0 else 0
         self._completed = (start + step) % len(self._completions)
         chosen = self._completions[self._completed]
-        # While there is more to choose from, the list stays as it is.
+        # While there is more to choose from, the list stays unchanged.
         self._chosen = chosen if len(self._completions) > 1 else None
         self._show(chosen)
         if self._chosen is not None:
@@ -220,7 +217,7 @@ class Prompt(LongTextArea):
             self._show(text)
 
     async def action_leave(self) -> None:
-        """Quit the program; while something is written, delete the character at the cursor."""
+        """Quit the program; if the prompt is not empty, delete the character at the cursor."""
         if self.text:
             self.action_delete_right()
         else:
@@ -231,7 +228,7 @@ class Prompt(LongTextArea):
 
     @property
     def _has_menu(self) -> bool:
-        """Whether there are commands to choose from: not while earlier texts are gone through."""
+        """Whether completions can be chosen: not while browsing the history."""
         return bool(self._completions) and self._place == 0
 
     def action_cursor_up(self, select: bool = False) -> None:
@@ -263,7 +260,7 @@ class Prompt(LongTextArea):
             self.screen.call_later(self.run_action, "screen.show_version(1)")
 
     def _recall(self, step: int) -> None:
-        """Move through the earlier texts; place 0 is what is being written."""
+        """Move through the history; place 0 is the current text."""
         if self._earlier is None:
             self._earlier = list(self._load_earlier())
         place = self._place + step
@@ -279,7 +276,7 @@ _MOST = 6
 
 
 class Completion(NamedTuple):
-    """A command as it could stand in the prompt: what would follow it, and what it does."""
+    """A command in the prompt: its rest, and its description."""
 
     text: str
     argument: str = ""
@@ -294,7 +291,7 @@ class Completions(Static):
         self.display = False
 
     def show(self, completions: Sequence[Completion], chosen: int) -> None:
-        """Show what a text could become. chosen: which of it stands in the prompt; -1 is none."""
+        """Show completions. chosen: the one in the prompt; -1 is none."""
         first = max(0, min(chosen - _MOST // 2, len(completions) - _MOST))
         rows = [
             self._row(completion, number == chosen)

@@ -1,11 +1,7 @@
-"""A prompt as it is shown: its text coloured by where each part comes from, its examples.
+"""A prompt as displayed: coloured by the origin of its parts, with examples; and word differences.
 
-Keep: it is the text itself that is shown, every character of it, with stand-ins for those that a
-terminal would obey.
-
-What differs between two texts, word by word.
-
-Keep: a span never cuts a word, so that what is marked can be read by itself.
+Invariant: every character of the text is shown, with replacements for those that a terminal would
+obey. A span of a difference never cuts a word, so it can be read by itself.
 """
 
 import re
@@ -45,7 +41,7 @@ def legend(segments: "Iterable[Segment]") -> Content:
 
 
 def colored(segments: "Iterable[Segment]") -> Content:
-    """The text of a prompt."""
+    """The coloured text of a prompt."""
     return Content("").join(
         Content.styled(printable(segment.text), _KINDS[segment.kind]) for segment in segments
     )
@@ -58,7 +54,7 @@ def one_line(text: str) -> str:
 
 
 def shot_lines(shots: "Sequence[Shot]", dropped: "Sequence[Shot]") -> Iterator[Content]:
-    """The examples of a prompt with how near each is, and those that did not fit."""
+    """The examples of a prompt with their similarities, and those that did not fit."""
     if shots:
         ranked = shots[0].similarity is not None
         words = "Examples for this message, nearest first" if ranked else "Examples"
@@ -71,7 +67,7 @@ def shot_lines(shots: "Sequence[Shot]", dropped: "Sequence[Shot]") -> Iterator[C
 
 
 def source_lines(sources: "Sequence[Source]") -> Iterator[Content]:
-    """The passages that were found for a message with how near each is, and those left out."""
+    """The passages for a message with their scores, and those left out."""
     if sources:
         yield Content.styled("Passages for this message, nearest first", "bold")
         yield from (_source(source) for source in sources if source.number)
@@ -106,14 +102,14 @@ def _shot(shot: "Shot") -> Content:
 
 
 Span = tuple[int, int]
-"""Where a piece of a text begins and ends, in characters."""
+"""The beginning and end of a piece of text, in characters."""
 
 _ALIKE = 1 / 3
-"""The least share of common words with which it is worth marking the others."""
+"""The least fraction of common words at which marking the others is useful."""
 
 
 class Difference(NamedTuple):
-    """The spans of two texts that the other has not; none where little is common. And in words."""
+    """The spans of two texts that differ; none if they have little in common. Also in words."""
 
     left: tuple[Span, ...]
     right: tuple[Span, ...]

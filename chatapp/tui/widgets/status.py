@@ -1,10 +1,7 @@
-"""The line that says what is going on: state, model, what the chat is held with, context, speed.
+"""The status line (state, model, basis, context, speed), and the row of main keys.
 
-Keep: it always fits; what matters least is left out first.
-
-The main keys, in the last row.
-
-Keep: it always fits; what stands last is left out first, but never how to get help or to leave.
+Invariant: both always fit; the least important parts are left out first, but never the keys for
+help and for leaving.
 """
 
 from collections.abc import Iterator
@@ -34,9 +31,8 @@ class StatusLine(Widget, can_focus=False):
 
     used and limit: tokens of the prompt and of the context window; a limit of 0 is unknown.
     is_estimate: whether `used` is one. is_kept: whether the chat is stored. speed: tokens per
-    second; 0 is unknown. dropped: messages that no longer fit. template: a template's name, or
-    that of the prompt file that the chat is held with. persona: the name of the one it is held
-    with, if any.
+    second; 0 is unknown. dropped: messages that no longer fit. template: a template's name, or that
+    of the chat's prompt file. persona: the name of the chat's, if any.
     """
 
     state: reactive[str] = reactive("loading")
@@ -92,7 +88,7 @@ class StatusLine(Widget, can_focus=False):
         return Content.assemble(("━" * filled, style), (rest, "$border-blurred"))
 
     def _short(self, name: str) -> Content:
-        # The end of a path or an address tells more than its beginning.
+        # The end of a path or an address is more informative than its beginning.
         short = f"…{name[1 - _LONGEST_NAME :]}" if len(name) > _LONGEST_NAME else name
         return Content(printable(short).replace("\n", " "))
 
@@ -102,14 +98,14 @@ _ALWAYS = ("help", "quit", "stop")
 
 
 class _Key(NamedTuple):
-    """Some keys and what they do, in words, which have to be shown where `stays`."""
+    """Some keys and their description, which is never left out if `stays`."""
 
     words: Content
     stays: bool
 
 
 class KeyBar(Widget, can_focus=False):
-    """A row of keys that can be clicked: those of what has the focus, then the screen's."""
+    """A row of clickable keys: those of the focused widget, then the screen's."""
 
     _keys: tuple[_Key, ...] = ()
 
@@ -122,7 +118,7 @@ class KeyBar(Widget, can_focus=False):
             self.refresh()
 
     def _described(self, screen: Screen[object]) -> Iterator[_Key]:
-        """The keys by what they do; those of one group as one."""
+        """The keys with their descriptions; those of one group together."""
         entries: dict[str, list[Binding]] = {}
         for _, binding, enabled, _ in screen.active_bindings.values():
             if binding.show and enabled:

@@ -1,8 +1,8 @@
-"""The messages of a chat from root to leaf, of which only some are widgets.
+"""The messages of a chat from root to leaf, only some of which are widgets.
 
-Keep: the mounted messages are `path[first:last]` in this order, followed by the message that
-waits to be sent, if any. Scrolling to either end mounts more there and removes what is far away
-at the other end, so that a long chat costs no more than a short one.
+Invariant: the mounted messages are `path[first:last]` in this order, followed by the message that
+waits to be sent, if any. Scrolling to either end mounts more there and removes distant ones at the
+other end, so a long chat costs no more than a short one.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ class Transcript(VerticalScroll, can_focus=False):
         self._reasons: dict[int, str] = {}
         self._feedback: Mapping[int, Feedback] = {}
         self.score_words: Callable[[StoredMessage], str] = lambda message: ""
-        """What stands below a reply about its score."""
+        """The line below a reply on its score."""
         self._first = self._last = 0
         self.markdown = False
         self.live: int | None = None
         """The message that is being written; it stays mounted."""
         self._held: tuple[Widget, int] | None = None
-        # Mounting and removing take a while, and scrolling may ask for more meanwhile.
+        # Mounting and removing take a while, and scrolling may request more in the meantime.
         self._changing = asyncio.Lock()
 
     def on_mount(self) -> None:
@@ -63,7 +63,7 @@ class Transcript(VerticalScroll, can_focus=False):
     ) -> None:
         """Show this path, keeping the widgets of messages that were already shown.
 
-        reasons: why replies finished, by message id; those known before are kept.
+        reasons: finish reasons of replies, by message id; known ones are kept.
         """
         self._reasons.update(reasons or {})
         if self.marked is not None:
@@ -82,7 +82,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.call_after_refresh(self._fill)
 
     async def _show_from(self, same: int) -> None:
-        """Mount the end of the path, of which the first `same` messages were shown before."""
+        """Mount the end of the path, whose first `same` messages were shown before."""
         if self._first < same <= self._last:
             await self._remove(self.views[same - self._first :])
             for message in self.path[self._first : same]:
@@ -97,7 +97,7 @@ class Transcript(VerticalScroll, can_focus=False):
             await self._mount_later(len(self.path))
 
     def refresh_message(self, message: "StoredMessage", reason: str | None = None) -> None:
-        """Take over a message's newer row, and why it finished."""
+        """Update a message to its newer row and finish reason."""
         if reason is not None:
             self._reasons[message.id] = reason
         for index, old in enumerate(self.path):
@@ -107,13 +107,13 @@ class Transcript(VerticalScroll, can_focus=False):
             view.show(message, self._note(message), self._feedback.get(message.id))
 
     def show_feedback(self, feedback: "Mapping[int, Feedback]") -> None:
-        """Take over what the user has said of the chat's replies, by message id."""
+        """Update the user's feedback on the chat's replies, by message id."""
         self._feedback = feedback
         for view in self.views:
             self.refresh_message(view.message)
 
     def show_markdown(self, markdown: bool) -> None:
-        """Show replies as Markdown, or as they are written."""
+        """Show replies as Markdown, or as plain text."""
         self.markdown = markdown
         for view in self.views:
             view.set_markdown(markdown)
@@ -126,7 +126,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def stop_waiting(self) -> None:
-        """Remove what `wait` has shown."""
+        """Remove the message of `wait`."""
         await self.remove_children(Waiting)
 
     async def focus_step(self, message: "StoredMessage", step: int) -> bool:
@@ -146,14 +146,14 @@ class Transcript(VerticalScroll, can_focus=False):
     async def reveal(self, message_id: int) -> None:
         """Mount a message of the path with those around it, scroll to it and mark it.
 
-        The mark stays until something else is shown. The focus stays where it is: what is typed
-        next is a message, no command.
+        The mark stays until something else is shown. The focus stays, so that the next typed text
+        is a message, not a command.
         """
         ids = [shown.id for shown in self.path]
         if message_id not in ids:
             return
         index = ids.index(message_id)
-        self.anchor(False)  # it may stand far above the end
+        self.anchor(False)  # it may be far above the end
         if not self._first <= index < self._last:
             async with self._changing:
                 with self.app.batch_update():
@@ -166,7 +166,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def marked(self) -> MessageView | None:
-        """The message that `reveal` has shown, while it is marked."""
+        """The message that `reveal` has marked, if still marked."""
         return next((view for view in self.views if view.has_class(_MARKED)), None)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
@@ -246,7 +246,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return " · ".join(filter(None, (message.remark, words, score)))
 
     def _hold(self, widget: Widget) -> None:
-        """Keep a widget where it is on the screen through the next layout."""
+        """Keep a widget at its position on the screen through the next layout."""
 
         def let_go() -> None:
             self._held = None
@@ -255,8 +255,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self.call_after_refresh(let_go)
 
     def arrange(self, size: "Size", optimal: bool = False) -> "DockArrangeResult":
-        # Textual keeps an anchored widget at its end in the same way: the scroll position is
-        # set while the layout is made, so that no frame shows the wrong place.
+        # Textual keeps an anchored widget at its end in the same way: the scroll position is set
+        # during the layout, so no frame shows the wrong place.
         result = super().arrange(size, optimal)
         if self._held is not None:
             held, offset = self._held
@@ -267,6 +267,6 @@ class Transcript(VerticalScroll, can_focus=False):
                     self.set_reactive(Widget.scroll_target_y, y)
                     self.vertical_scrollbar.set_reactive(ScrollBar.position, y)
         if self.show_vertical_scrollbar:
-            # Set in this way, the position does not draw the scrollbar anew.
+            # Set in this way, the position does not redraw the scrollbar.
             self.vertical_scrollbar.refresh()
         return result

@@ -1,6 +1,6 @@
-"""What an empty chat shows: what this is, three things to try, and the main keys.
+"""The content of an empty chat: an introduction, three suggestions, and the main keys.
 
-Keep: what it suggests can be done at once, with the keys as the settings have them.
+Invariant: every suggestion works at once, with the keys of the settings.
 """
 
 from typing import NamedTuple
@@ -21,9 +21,9 @@ QUESTION = "Hello! Who are you?"
 
 
 class Suggestion(NamedTuple):
-    """Something to try: the key that does it at once, and the chat's action behind it.
+    """A suggestion: its key, and the chat's action.
 
-    key: as it is unless the settings have another for the action `id`.
+    key: the default, unless the settings have another for the action `id`.
     """
 
     key: str
@@ -55,7 +55,7 @@ _BUNDLED = (
 
 
 class Welcome(VerticalScroll, can_focus=False):
-    """Stands in the place of the messages until there is one."""
+    """Shown instead of the messages until there is one."""
 
     def compose(self) -> ComposeResult:
         yield Static("chatapp", classes="title")
