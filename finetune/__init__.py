@@ -1,7 +1,8 @@
-"""Teach a GPT, from Python as from the command line: `train`, `evaluate` and `predict`.
+"""Train, evaluate and use a GPT, from Python as from the command line: `train`, `evaluate` and
+`predict`.
 
-Keep: a function does what the command of its name does, takes the same keys, and raises
-`chatapp.common.userfiles.UserError` for what the user can put right.
+Invariant: a function does what the command of its name does, takes the same keys, and raises
+`chatapp.common.userfiles.UserError` for faults that the user can correct.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,10 @@ from typing import Any
 
 
 def train(config: Mapping[str, Any] | str | Path, *overrides: str, device: str = "auto") -> Path:
-    """Fine-tune a model; returns the folder of the run, which `evaluate` takes.
+    """Fine-tune a model; return the folder of the run, which `evaluate` takes.
 
-    config: a TOML file, or its tables as dictionaries (`finetune keys` lists them).
-    overrides: key=value, laid over it. device: "auto", "cpu" or "cuda".
+    config: a TOML file, or its tables as dictionaries (`finetune keys` lists them). overrides:
+    key=value, replacing values of it. device: "auto", "cpu" or "cuda".
     """
     from rich.console import Console
 
@@ -36,10 +37,10 @@ def evaluate(
     max_tokens: int = 128,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """What `finetune eval RUN --json` prints of a model, sets of rows by their names.
+    """Evaluate a model: the output of `finetune eval RUN --json`, by the names of the row sets.
 
-    data: rows to measure on; default: the run's held-out rows. overrides: key=value of data
-    and head. replies: greedy replies to make a set, of at most `max_tokens` tokens.
+    data: rows to evaluate on; default: the run's held-out rows. overrides: key=value of data and
+    head. replies: number of greedy replies per set, each of at most `max_tokens` tokens.
     """
     from finetune.evaluation import evaluate as measure
 
@@ -54,7 +55,7 @@ def evaluate(
 def predict(
     run: str | Path, inputs: Sequence[str | Mapping[str, Any]], device: str = "auto"
 ) -> list[dict[str, Any]]:
-    """What a run with a head answers to each input: a text, or the fields of a row.
+    """The answers of a run with a head to each input: a text, or the fields of a row.
 
     Each answer has `output` and `label_probabilities`, or the `score` of regression.
     """

@@ -1,7 +1,7 @@
-"""`finetune check`: what would be trained on what, at which cost, without training.
+"""`finetune check`: the rows and the cost of a training, without training.
 
-Keep: every number is of the very rows, masks and steps that `finetune train`
-would use; nothing is estimated from a sample but the time, which is measured on real steps.
+Invariant: every number is of the very rows, masks and steps that `finetune train` would use; only
+the time is estimated, from real steps.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from finetune.training.trainer_factory import steps_of_run, timed_steps, too_few
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What would be trained, and what it costs. steps: of the whole run."""
+    """The rows and cost of a training. steps: of the whole run."""
 
     setup: RunSetup
     steps: int
@@ -32,14 +32,14 @@ class Examination:
 
     @property
     def kept(self) -> int:
-        """Rows that are trained on or measured."""
+        """Rows for training or evaluation."""
         data = self.setup.data
         if data.report:
             return data.report.kept
         return data.examples + sum(len(rows) for rows in data.held_out.values())
 
     def document(self) -> dict[str, Any]:
-        """The answer of `--json`: tokens are labels of L1 and of L2 in one epoch."""
+        """The output of `--json`: tokens are labels of L2 and of L1 in one epoch."""
         data = self.setup.data
         return {
             "kept": self.kept,
@@ -86,7 +86,7 @@ def show(examination: Examination, console: Console) -> None:
 
 
 def _rows(examination: Examination) -> Iterator[RenderableType]:
-    """What was read, and what became of it."""
+    """The rows that were read, kept and dropped."""
     data = examination.setup.data
     lines = data.report.lines() if data.report else dropped_lines(data.dropped)
     yield from (Text(printable(line)) for line in lines)

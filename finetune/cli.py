@@ -1,6 +1,6 @@
-"""The `finetune` command. Heavy imports happen inside the command that needs them.
+"""The `finetune` command. Heavy modules are imported inside the command that needs them.
 
-Keep: standard output holds the answer alone (a folder, or with --json one document); a wrong
+Invariant: standard output has only the answer (a folder, or with --json one document); invalid
 input is one sentence and exit status 2, failed work 1, an interruption 130.
 """
 
@@ -289,7 +289,7 @@ def pretrain(config: Config, overrides: Overrides = None) -> None:
 
 @contextmanager
 def _errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
-    """A console on standard error, and every error as one sentence there."""
+    """A console on standard error, where every error is one sentence."""
     from rich.console import Console
 
     first = os.environ.get("RANK", "0") == "0"
@@ -304,7 +304,7 @@ def _errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
         code, text = _verdict(error)
     else:
         return
-    # Every process may fail on its own, the others' words are heard too.
+    # Every process may fail differently; all messages are shown.
     Console(stderr=True, highlight=False, soft_wrap=True).print(printable(text), markup=False)
     raise typer.Exit(code) from None
 
@@ -328,7 +328,7 @@ def _verdict(error: BaseException) -> tuple[int, str]:
 
 
 def _made(folder: Path) -> None:
-    """A model's folder on standard output, and among those that `chatapp models list` shows."""
+    """Print a model's folder on standard output, and add it to `chatapp models list`."""
     from chatapp.models.resolving import note_model
 
     note_model(folder)
@@ -336,7 +336,7 @@ def _made(folder: Path) -> None:
 
 
 def _answer(text: str) -> None:
-    """The answer on standard output, from the first of several processes."""
+    """Print the answer on standard output, in the first of several processes."""
     if os.environ.get("RANK", "0") == "0":
         sys.stdout.write(text + "\n")
 

@@ -1,6 +1,6 @@
-"""`finetune feedback`: the feedback on replies in the chat, as rows and a small configuration.
+"""`finetune feedback`: feedback on replies in the chat, as rows and a small configuration.
 
-Keep: nothing is trained that the user could not have written down: the rows and the configuration
+Invariant: the user could have written everything that is trained: the rows and the configuration
 are files, checked and run like any other.
 """
 
@@ -23,15 +23,15 @@ _STEPS = 40
 _BATCH = 4
 _HELD_OUT_FROM = 100
 _SMALL = 200_000_000
-"""Bytes of weights up to which all of a model learns; a larger one gets an adapter."""
+"""Bytes of weights up to which the whole model is trained; a larger one gets an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What can be learnt from feedback.
+    """A way to learn from feedback.
 
-    needed: rows; of verdicts, at least a quarter of them good and a quarter bad. rates:
-    of full tuning and of an adapter.
+    needed: rows; of verdicts, at least a quarter of them good and a quarter bad. rates: of full
+    tuning and of an adapter.
     """
 
     format: FeedbackFormat
@@ -52,7 +52,7 @@ LESSONS = (
     Lesson(FeedbackFormat.SFT, "corrections", 8, 'kind = "l3"\naux_weight = 0.0', (1e-4, 5e-4)),
     Lesson(FeedbackFormat.KTO, "verdicts", 16, 'kind = "kto"', (1e-4, 5e-4)),
 )
-"""In the order in which they are chosen. A correction is also a preference, to its own reply."""
+"""In the order of choice. A correction is also a preference over its own reply."""
 
 
 def write_lesson(
@@ -62,11 +62,12 @@ def write_lesson(
     model: str,
     output: Path | None,
 ) -> tuple[Path, str]:
-    """Write the rows of a lesson and their configuration; returns the latter, and how many rows.
+    """Write the rows of a lesson and their configuration; return the latter, and the number of
+    rows.
 
-    chats: their numbers; all of them when there are none. wanted: the lesson; None for the first
-    that there is enough feedback for. output: the folder of the run; None for a new one in runs.
-    Raises ConfigError, ModelError and StoreError.
+    chats: their numbers; empty for all. wanted: the lesson; None for the first one with enough
+    feedback. output: the folder of the run; None for a new one in runs. Raises ConfigError,
+    ModelError and StoreError.
     """
     ids = list(chats) or [chat.id for chat in store.chats(limit=sys.maxsize)]
     rows: dict[FeedbackFormat, Rows] = {
@@ -80,9 +81,9 @@ def write_lesson(
 
 
 def choose(rows: Mapping[FeedbackFormat, Rows], wanted: FeedbackFormat | None = None) -> Lesson:
-    """The lesson that is wanted, else the first there is enough for.
+    """The wanted lesson, else the first one with enough rows.
 
-    Raises ConfigError that says how much there is and how much is needed.
+    Raises ConfigError with the existing and the required number.
     """
     lessons = [lesson for lesson in LESSONS if wanted in (None, lesson.format)]
     for lesson in lessons:
@@ -106,7 +107,7 @@ def _is_enough(lesson: Lesson, rows: Rows) -> bool:
 
 
 def write_configuration(lesson: Lesson, rows: Rows, model: str, output: Path) -> Path:
-    """Write OUTPUT.jsonl and OUTPUT.toml; returns the latter. Raises ConfigError, ModelError."""
+    """Write OUTPUT.jsonl and OUTPUT.toml; return the latter. Raises ConfigError, ModelError."""
     names = [output.with_name(output.name + ending) for ending in (".jsonl", ".toml")]
     for path in (output, *names):
         if path.exists():
@@ -144,7 +145,7 @@ batch_size = {_BATCH}
 
 
 def _free_output(folder: Path) -> Path:
-    """The first of feedback-1, feedback-2, … in a folder that is not taken."""
+    """The first unused name of feedback-1, feedback-2, … in a folder."""
     number = 1
     while any(folder.glob(f"feedback-{number}*")):
         number += 1

@@ -1,7 +1,7 @@
-"""`finetune merge`: a run with an adapter as one whole model.
+"""`finetune merge`: converts a run with an adapter to a whole model.
 
-Keep: what is written answers as the run does. It has everything that the run has beside its
-weights, and these in the numbers of the base.
+Invariant: the written model answers like the run. It has all other files of the run, and its
+weights in the base's types.
 """
 
 import shutil
@@ -23,7 +23,7 @@ _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 def merge(run: str, out: Path) -> None:
     """Write an adapter and its base model as one whole model, with tokenizer, template and head.
 
-    The weights are merged in float32 and written as the base has them. Raises ConfigError and
+    The weights are merged in float32 and written in the base's type. Raises ConfigError and
     ModelError.
     """
     files = find_model(run)
@@ -40,8 +40,7 @@ def merge(run: str, out: Path) -> None:
 
 
 def _type_of(files: ModelFiles) -> torch.dtype:
-    """What the weights of a model are stored in; float32 where that is several things, or what
-    only a GGUF file has."""
+    """The type of a model's weights; float32 if there are several, or only GGUF has it."""
     if files.is_gguf:
         return torch.float32
     types = {_TYPES.get(header.dtype, torch.float32) for header in files.headers}

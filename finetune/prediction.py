@@ -1,7 +1,8 @@
-"""`finetune predict`: what a run with a head answers to texts of the user, one or a file of them.
+"""`finetune predict`: the answers of a run with a head to texts of the user, one or a file of them.
 
-Keep: row n of the output belongs to row n of the inputs, bad ones included, and a second start
-continues where the output ends; the engine's `HeadModel` reads the texts, as in `chatapp run`.
+Invariant: row n of the output belongs to row n of the inputs, including bad ones, and a second
+start continues after the end of the output; the engine's `HeadModel` reads the texts, as in
+`chatapp run`.
 """
 
 import hashlib
@@ -33,13 +34,14 @@ STRETCH = 256
 """Rows that are answered, and then written, together."""
 
 Input = Labelled | UserError
-"""A row to answer, or what is wrong with it."""
+"""A row to answer, or its error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """A run with a head. columns: where its rows have their fields. identity: tells it from
-    every other."""
+    """A run with a head. columns: the names of its rows' fields. identity: distinguishes it from
+    every other.
+    """
 
     head: HeadModel
     columns: dict[str, str]
@@ -75,7 +77,7 @@ class Predictor:
         yield from read_labelled(source, self.roles, "skip")
 
     def answers(self, rows: list[Labelled]) -> list[dict[str, Any]]:
-        """What the head answers to each row, as `answer_document` has it."""
+        """The head's answer to each row, in the form of `answer_document`."""
         inputs = [[row.fields[role] for role in self.roles] for row in rows]
         outputs = self.head.outputs([self.head.encoder.sequences(texts) for texts in inputs])
         return [
@@ -109,10 +111,10 @@ def answer_file(
     console: Console,
     write: Callable[[str], None],
 ) -> int:
-    """Answer a file of inputs; returns how many were bad, which are named on the console.
+    """Answer a file of inputs; return the number of bad ones, which are reported on the console.
 
-    output: where the rows go, a journal; None calls `write` with them as JSON, a line each.
-    Raises as `predict_all` does, and UserError.
+    output: a journal for the rows; None calls `write` with each as a JSON line. Raises as
+    `predict_all` does, and UserError.
     """
     bad = 0
 
@@ -137,12 +139,12 @@ def predict_all(
     journal: Journal | None,
     report: Callable[[str], None],
 ) -> Iterator[list[JournalRow]]:
-    """Answer every input; yields the new rows some at a time, after they are written.
+    """Answer every input; yield the new rows some at a time, after they are written.
 
-    A row has the number of its input from 1 as `row`, the `input`, what `Predictor.answers` gives
-    or an `error`, and the `run` that it is of. report: is called with the error of a bad row,
-    also of those that an earlier start met.
-    Raises PromptError when the journal is of another run or of other inputs, and NotWritten.
+    A row has the number of its input from 1 as `row`, the `input`, the result of
+    `Predictor.answers` or an `error`, and its `run`. report: called with the error of a bad row,
+    also of those from an earlier start. Raises PromptError when the journal is of another run or of
+    other inputs, and NotWritten.
     """
     numbered = (
         ({"row": number, "input": _shown(given)}, given) for number, given in enumerate(inputs, 1)
@@ -170,14 +172,14 @@ def _choices(row: Labelled) -> list[str]:
 
 
 def _shown(given: Input) -> str | dict[str, Any] | None:
-    """An input as it stands in the output: its text, or its fields where it has several."""
+    """An input in the output: its text, or its fields if it has several."""
     if isinstance(given, UserError):
         return None
     return given.fields if len(given.fields) > 1 else str(next(iter(given.fields.values())))
 
 
 def parsed(text: str, roles: tuple[str, ...]) -> str | dict[str, Any]:
-    """What `--input` gives: a text; where a row has several fields a JSON object of them.
+    """The value of `--input`: a text; if a row has several fields a JSON object of them.
 
     Raises ConfigError.
     """

@@ -1,13 +1,12 @@
 """`finetune pretrain`: a GPT-2 from random weights on plain text and dialogues.
 
-The objective is L1 of Radford et al. (2018): the mean negative log-likelihood of every
-token given those before it, over windows packed from all documents. The run folder is a
-complete model in Hugging Face layout, with the template its dialogues were rendered in.
-pretrain.json in it tells the run from others: the configuration without what changes no step,
-and under `digests` the digest (SHA-256) of each source's documents.
+The objective is L1 of Radford et al. (2018): the mean negative log-likelihood of every token given
+those before it, over windows packed from all documents. The run folder is a complete model in
+Hugging Face layout, with the template of its dialogues. pretrain.json in it identifies the run: the
+configuration without keys that change no step, and under `digests` the digest (SHA-256) of each
+source's documents.
 
-Keep: a run is continued only as the run it was, with the same configuration on the same
-documents.
+Invariant: a run is continued only with the same configuration on the same documents.
 """
 
 import hashlib
@@ -56,7 +55,7 @@ LOSSES_FILE = "losses.jsonl"
 
 
 class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Packed windows as Trainer wants them; every token is a label."""
+    """Packed windows as Trainer requires them; every token is a label."""
 
     def __init__(self, ids: Ids) -> None:
         self.ids = ids
@@ -70,10 +69,10 @@ class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def pretrain(config: PretrainConfig, console: Console) -> Path:
-    """Start or continue a run; returns its folder.
+    """Start or continue a run; return its folder.
 
-    A folder that holds checkpoints of the same configuration and documents is resumed from the
-    last one; of another it is refused. Raises ConfigError for wrong input, NotFinite.
+    A folder with checkpoints of the same configuration and documents is resumed from the last one;
+    another is refused. Raises ConfigError for wrong input, NotFinite.
     """
     output = Path(config.output)
     template = named(config.data.template)
@@ -131,7 +130,7 @@ def _check_shape(config: PretrainConfig) -> None:
 
 
 def _digest(documents: Sequence[Document]) -> str:
-    """A digest of what documents are made of, segment by segment."""
+    """A digest of documents, segment by segment."""
     digest = hashlib.sha256()
     for document in documents:
         digest.update(f"{len(document)}\n".encode())
@@ -142,7 +141,7 @@ def _digest(documents: Sequence[Document]) -> str:
 
 
 def _claim(output: Path, config: PretrainConfig, digests: Mapping[str, str]) -> None:
-    """Make the run folder, or see that the run in it is this one."""
+    """Create the run folder, or check that the run in it is this one."""
     free = {"train": {"save_every", "log_every"}}
     wanted = config.model_dump(exclude=free)
     record = output / CONFIG_FILE
@@ -157,7 +156,7 @@ def _claim(output: Path, config: PretrainConfig, digests: Mapping[str, str]) -> 
                     f"{output} holds a run with another [{key}]: {begun[key]!r}; "
                     "choose another output folder or remove it"
                 )
-        if "digests" in saved:  # not noted by the first versions
+        if "digests" in saved:  # not recorded by the first versions
             check_same_data(output, saved["digests"], dict(digests))
     output.mkdir(parents=True, exist_ok=True)
     write_json(record, {**wanted, "digests": digests})
@@ -178,7 +177,8 @@ def _tokenizer(path: Path, config: PretrainConfig, sources: Sources, console: Co
 def _windows(
     config: PretrainConfig, tokenizer: Tokenizer, sources: Sources, console: Console
 ) -> tuple[Ids, Ids]:
-    """Windows to train on and to measure. Raises ConfigError when there is none to train on."""
+    """Windows for training and for evaluation. Raises ConfigError when there is none
+    for training."""
     train: list[Ids] = []
     held_out: list[Ids] = []
     for source, documents in sources:
@@ -201,7 +201,7 @@ def _windows(
 
 
 def _split(documents: Sequence[Document], share: float) -> tuple[list[Document], list[Document]]:
-    """Documents to train on, and those kept for measuring."""
+    """Documents for training, and held-out ones."""
     sides: tuple[list[Document], list[Document]] = ([], [])
     for document in documents:
         sides[is_held_out(document_key(document), share)].append(document)
@@ -218,7 +218,7 @@ def _gpt2_config(config: PretrainConfig, tokenizer: Tokenizer) -> GPT2Config:
         n_head=config.shape.heads,
         # GPT-2's own function, in one operation where "gelu_new" takes eight.
         activation_function="gelu_pytorch_tanh",
-        # Few passes over much text: dropout would only slow learning.
+        # Few passes over much text: dropout would only slow down learning.
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -280,11 +280,11 @@ def _finish(
 ) -> None:
     """Write the complete model: weights in float16, tokenizer, template, and its held-out loss."""
     loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
-    trainer.model.config.use_cache = True  # off while training
+    trainer.model.config.use_cache = True  # off during training
     end = END_OF_TEXT.text
     tokenizer_config: dict[str, Any] = {
-        # The class that takes tokenizer.json as it stands; GPT2Tokenizer would put
-        # GPT-2's own splitting of digits in its place.
+        # The class that uses tokenizer.json unchanged; GPT2Tokenizer would replace its splitting of
+        # digits by GPT-2's.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end,
         "eos_token": end,

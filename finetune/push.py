@@ -1,6 +1,6 @@
-"""`finetune push`: a finished run, or a merged model, as a repository of the hub.
+"""`finetune push`: uploads a finished run, or a merged model, as a repository of the hub.
 
-Keep: what goes out is what a reader needs to load the model, its weights as safetensors alone:
+Invariant: only files needed to load the model are uploaded, with safetensors as the only weights:
 no checkpoint, no pickle, and no path of this machine.
 """
 
@@ -21,11 +21,11 @@ FILES = (
     HEAD_FILE,
     *COMPANIONS,
 )
-"""What is pushed, as patterns of file names."""
+"""The uploaded files, as name patterns."""
 
 
 class Hub(Protocol):
-    """What of huggingface_hub's HfApi is used."""
+    """The methods of huggingface_hub's HfApi that are used."""
 
     def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
 
@@ -35,7 +35,7 @@ class Hub(Protocol):
 
 
 def push(run: str, repository: str, hub: Hub, *, private: bool = False) -> list[str]:
-    """Make a repository, if there is none of that name, and put a model into it.
+    """Create a repository, if there is none of that name, and upload a model into it.
 
     Returns the names of the files. Raises ConfigError and ModelError, also when the hub refuses.
     """
@@ -52,13 +52,13 @@ def push(run: str, repository: str, hub: Hub, *, private: bool = False) -> list[
             allow_patterns=names,
             commit_message=f"{files.path.name}, trained with chatapp",
         )
-    except Exception as error:  # the library lets many kinds of errors through
+    except Exception as error:  # the library raises many types of errors
         raise ConfigError(f"{repository}: the hub did not take it: {first_line(error)}") from None
     return names
 
 
 def _refuse_local_base(run: str, files: ModelFiles) -> None:
-    """Raises ConfigError for an adapter whose base nobody else can get by its name."""
+    """Raises ConfigError for an adapter whose base has a local name that others cannot use."""
     if files.base is None:
         return
     base = str(files.config.get("base_model_name_or_path"))

@@ -1,8 +1,8 @@
-"""`finetune train` and `finetune resume`: from a configuration to a model one chats with.
+"""`finetune train` and `finetune resume`: from a configuration to a model for chats.
 
-`_run` lists the steps; `set_up_run` makes what they work on.
+`_run` lists the steps; `set_up_run` creates their inputs.
 
-Keep: the run folder's own model files are moved in when all of them are written, so a folder
+Invariant: the run folder's own model files are moved in when all of them are written, so a folder
 that loads is a finished run.
 """
 
@@ -47,14 +47,14 @@ from finetune.training.trainer_factory import build_trainer
 
 BAD_BATCH_FILE = "bad_batch.jsonl"
 
-# What may be another in a resumed run: none of it changes a step already taken.
-# Where the model and the files lie may be another too: digests tell whether they are the same.
+# Keys that may change in a resumed run: none of them affects a step already taken. The locations of
+# the model and the files may change too: digests tell whether they are the same.
 FREE_KEYS = (
     "samples",
     *("train.epochs", "train.max_steps", "train.early_stop", "train.report_to"),
     *("train.eval_every", "train.save_every"),
 )
-# What may be gentler when a run that diverged is continued.
+# Keys that may change when a diverged run is continued.
 GENTLER_KEYS = ("train.learning_rate", "train.max_grad_norm")
 
 
@@ -82,7 +82,7 @@ def _run(
 ) -> Path:
     """The steps of a run: config → rows, model and objective → trainer → training → export.
 
-    earlier: the record of the run that is continued. Returns the folder.
+    earlier: the record of the continued run. Returns the folder.
     """
     output = Path(config.output)
     setup = set_up_run(config, device, begun_on(earlier), runs_code=True)
@@ -106,13 +106,12 @@ def _run(
 
 
 def resume(folder: Path, overrides: Sequence[str], console: Console, device: str = "auto") -> Path:
-    """Continue a run from its last checkpoint; returns the folder.
+    """Continue a run from its last checkpoint; return the folder.
 
-    overrides: key=value, of `FREE_KEYS`, of `GENTLER_KEYS` after a loss that was no number, or
-        where the model or a file lies now.
-    device: see `set_up_run`; products stay in the precision that the run began with. Raises as
-    `train` does, and ConfigError when the data, the template, the objective or the model is not
-    what the run began with.
+    overrides: key=value, of `FREE_KEYS`, of `GENTLER_KEYS` after a loss that was not finite, or a
+    new location of the model or a file. device: see `set_up_run`; the precision stays that of the
+    first start. Raises as `train` does, and ConfigError when the data, the template, the objective
+    or the model have changed since.
     """
     record = read_record(folder)
     config = configuration_of(folder, record)
@@ -140,7 +139,7 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
 
 
 def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
-    """Whether there are steps to take; of a finished run, more than it took."""
+    """Whether there are steps to take; for a finished run, more than it took."""
     if not (folder / RESULT_FILE).exists():
         return True
     if wanted.max_steps > 0:
@@ -150,7 +149,7 @@ def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
 
 
 def _last_whole_checkpoint(output: Path) -> Path | None:
-    """The checkpoint that training continues from; None for the start. Raises ConfigError."""
+    """The checkpoint from which training continues; None for the start. Raises ConfigError."""
     checkpoint = last_checkpoint(output)
     if checkpoint:
         check_whole(checkpoint)
@@ -158,7 +157,9 @@ def _last_whole_checkpoint(output: Path) -> Path | None:
 
 
 def _display(trainer: ObjectiveTrainer, setup: RunSetup, console: Console) -> RunCallback:
-    """What shows the run and writes its log. Raises ConfigError for a sample that does not fit."""
+    """The callback that shows the run and writes its log. Raises ConfigError for a sample that does
+    not fit.
+    """
     output, objective = Path(setup.config.output), setup.objective
     return RunCallback(
         console,
@@ -167,14 +168,14 @@ def _display(trainer: ObjectiveTrainer, setup: RunSetup, console: Console) -> Ru
         trainer,
         objective.figures,
         objective.curves,
-        # One process alone cannot ask a sharded model.
+        # One process alone cannot generate with a sharded model.
         None if trainer.is_fsdp_enabled else sampler(setup),
         setup.config.samples.every,
     )
 
 
 def _begin_folder(setup: RunSetup, output: Path) -> None:
-    """Write the record of a run that is not finished; the chat lists its folder from now on."""
+    """Write the record of an unfinished run; the chat lists its folder from now on."""
     if is_first_process():
         (output / RESULT_FILE).unlink(missing_ok=True)
         write_json(output / RUN_RECORD, setup.record)
@@ -194,7 +195,7 @@ def _take_steps(
     display: RunCallback,
     console: Console,
 ) -> None:
-    """Train to the end. Raises Interrupted and NotFinite, which say how to continue."""
+    """Train to the end. Raises Interrupted and NotFinite, which explain how to continue."""
     output = Path(setup.config.output)
     try:
         with _stops_on_signal(trainer, console):
@@ -221,7 +222,7 @@ def _take_steps(
 
 
 def _load_best(trainer: ObjectiveTrainer, output: Path) -> int:
-    """Load the weights of the best step, if they are not those of the last; returns the step."""
+    """Load the weights of the best step, if that is not the last; return the step."""
     last, best = trainer.state.global_step, trainer.state.best_global_step or 0
     if best and best != last:
         sharded = trainer.model_wrapped if trainer.is_fsdp_enabled else None
@@ -262,7 +263,8 @@ def _write_result(
 def _stops_on_signal(trainer: ObjectiveTrainer, console: Console) -> Iterator[None]:
     """The first Ctrl+C or SIGTERM ends the run after its step; a second ends it at once.
 
-    Only the main thread of a program hears signals; a run on another one goes on without."""
+    Only the main thread of a program receives signals; a run on another thread ignores them.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

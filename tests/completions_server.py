@@ -1,6 +1,6 @@
 """A server of completions and chats inside a test: says and fails as it is told to.
 
-Keep: nothing here depends on time. A handler that waits, waits for the client or
+Invariant: nothing here depends on time. A handler that waits, waits for the client or
 for an event of the test.
 """
 

@@ -2,7 +2,7 @@
 
 `python tests/contrast_table.py` prints the lowest of each, as the theme is shown.
 
-Keep: `tests/tui/test_contrast.py` asserts what is printed here.
+Invariant: `tests/tui/test_contrast.py` asserts what is printed here.
 """
 
 from collections.abc import Mapping

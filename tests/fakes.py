@@ -1,6 +1,6 @@
 """Fakes that the tests of every package share: a scripted model and its tokenizer.
 
-Keep: `ScriptedModel` keeps every promise of the `LanguageModel` protocol (events,
+Invariant: `ScriptedModel` keeps every promise of the `LanguageModel` protocol (events,
 reasons, cancelling, reuse of a common prefix), so that code tested with it meets nothing new
 in a real model but better replies.
 """

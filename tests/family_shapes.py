@@ -1,6 +1,6 @@
 """Tiny models of every family that the decoder computes, in shapes that differ in all that counts.
 
-Keep: each begins with its family's model type, and says after it what is special.
+Invariant: each begins with its family's model type, and says after it what is special.
 """
 
 from pathlib import Path

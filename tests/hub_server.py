@@ -1,6 +1,6 @@
 """A hub inside a test: one model repository, and connections that break off as it is told to.
 
-Keep: nothing here depends on time. Only what huggingface_hub's client asks for is answered.
+Invariant: nothing here depends on time. Only what huggingface_hub's client asks for is answered.
 """
 
 import hashlib

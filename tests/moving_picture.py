@@ -1,7 +1,7 @@
 """Screens of the program, each for its time, as one SVG that moves without a script.
 
-Keep: what stays on the screen is drawn once, and texts above all backgrounds; where nothing can
-move, or a reader wants nothing to, the last screen is seen.
+Invariant: what stays on the screen is drawn once, and texts above all backgrounds; where nothing
+can move, or a reader wants nothing to, the last screen is seen.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Tiny models of an encoder and a decoder with random weights, and the tokenizers they come with.
 
-Keep: each has special tokens where the real ones have them, T5 one after a text and BART one on
-both sides.
+Invariant: each has special tokens where the real ones have them, T5 one after a text and BART one
+on both sides.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """What findings are drawn with on a terminal: titles, tables, tokens, maps of heads.
 
-Keep: text of others becomes `Text` through `printable` or `visible`, never markup.
+Invariant: foreign text becomes `Text` through `printable` or `visible`, never markup.
 """
 
 from collections.abc import Sequence

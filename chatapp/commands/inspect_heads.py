@@ -1,6 +1,6 @@
 """`chatapp inspect --heads`: what the heads of a model do, and how those of another differ.
 
-Keep: nothing of torch is imported before a model is loaded.
+Invariant: nothing of torch is imported before a model is loaded.
 """
 
 from collections.abc import Sequence

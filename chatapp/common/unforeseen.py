@@ -1,7 +1,7 @@
 """Errors that nobody foresaw, as one sentence for the user and a traceback in the log.
 
-Keep: only an interrupt passes. A panic of a Rust library (`PanicException`) is a BaseException and
-no Exception, and is an error like any other.
+Invariant: only an interrupt passes. A panic of a Rust library (`PanicException`) is a BaseException
+and no Exception, and is an error like any other.
 """
 
 import logging

@@ -10,7 +10,7 @@ each part c has its share of the difference of two logits. With u = W_U[:, t] âˆ
 (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; 2211.00593). Where a norm
 follows attention or MLP, the part is what is added after it, with that norm's scale held as well.
 
-Keep: the shares add up to the difference of the logits, before a cap on them.
+Invariant: the shares add up to the difference of the logits, before a cap on them.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ are taken away, the least first, as long as the rest keeps the share that is wan
 (Wang et al. 2023, "Interpretability in the Wild".) What is taken away is replaced by its mean over
 the text's tokens, or by zeros.
 
-Keep: no further single part can be taken away without going below the share.
+Invariant: no further single part can be taken away without going below the share.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,7 +1,7 @@
 """The texts in which one attention head is strongest.
 
-Keep: a weight on the first token, which takes what a head has no use for, and on the token itself
-does not count.
+Invariant: a weight on the first token, which takes what a head has no use for, and on the token
+itself does not count.
 """
 
 from collections.abc import Sequence

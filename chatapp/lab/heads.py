@@ -1,8 +1,8 @@
 """What attention heads do: scores on random tokens, on natural text, and of their weights.
 
-Keep: each measure says in `MEASURES` what it is, with its formula and source. A[i, j] is a head's
-weight of token i on token j, and each score is a mean of such weights; `entropy`, `distance` and
-`spread` have units of their own. Scores on random tokens and on text disagree; both are shown.
+Invariant: each measure says in `MEASURES` what it is, with its formula and source. A[i, j] is a
+head's weight of token i on token j, and each score is a mean of such weights; `entropy`, `distance`
+and `spread` have units of their own. Scores on random tokens and on text disagree; both are shown.
 """
 
 from collections.abc import Callable, Sequence

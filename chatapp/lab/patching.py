@@ -12,8 +12,8 @@ corrupt the first (causal tracing, Meng et al. 2022).
 Estimated by one backward pass instead, a patch counts (a_clean − a_corrupt) · ∂LD/∂a (Nanda 2023):
 good for heads, bad for the residual stream, so that the largest are measured.
 
-Keep: nothing is divided by a difference below 0.5; it says so instead, and so does each patch that
-puts in place what was there.
+Invariant: nothing is divided by a difference below 0.5; it says so instead, and so does each patch
+that puts in place what was there.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""How the bundled model is made: generators, recipes, report."""
+"""Creation of the bundled model: generators, recipes, report."""

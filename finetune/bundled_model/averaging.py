@@ -1,8 +1,8 @@
-"""Average the weights of two stages, which keeps some of what the later one unlearnt.
+"""Average the weights of two stages, which keeps some abilities that the later one lost.
 
     python -m finetune.bundled_model.averaging EARLIER LATER OUT [--share 0.2]
 
-After fine-tuning, weights on the straight line back to those before it often do better on the old
+After fine-tuning, weights on the straight line back to those before it are often better on the old
 tasks and no worse on the new (WiSE-FT; Wortsman et al. 2022, arXiv 2109.01903). OUT is LATER's
 folder with the averaged weights, in float16.
 """

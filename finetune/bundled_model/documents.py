@@ -8,7 +8,7 @@ topical_chat}.jsonl.gz, dialogue/personality_chat, dialogue/chatterbot_corpus, i
 gsm8k/train.jsonl. OUT receives one JSONL file a source or generator, `text`, `messages` or
 `parts` a line, and in OUT/kept_out what serves measuring alone.
 
-Keep: the same data, seed and scale give the same files, byte for byte.
+Invariant: the same data, seed and scale give the same files, byte for byte.
 """
 
 import json
@@ -46,7 +46,7 @@ Rows = Iterable[dict[str, Any]]
 
 TALKS = ("self_dialogue", "persona_chat", "topical_chat")
 
-# What a word is made of, which tokens hide, takes more rows to learn than other tasks.
+# The composition of words, which tokens hide, takes more rows to learn than other tasks.
 LETTERS = {
     "spell",
     "reverse",

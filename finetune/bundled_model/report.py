@@ -12,8 +12,8 @@ What the program measures itself is measured with it: `chatapp eval --task 2D+,â
 arithmetic of the GPT-3 paper, `chatapp eval PROMPT --test FILE` for TREC and MR, `chatapp
 perplexity FILE` for WikiText-2.
 
-Keep: a generation that fails is no wrong answer. It ends the measurement with its reason; in the
-scripted chat it stands beside what was said before it.
+Invariant: a generation that fails is no wrong answer. It ends the measurement with its reason; in
+the scripted chat it stands beside what was said before it.
 """
 
 import json
@@ -75,11 +75,11 @@ _GREEDY = Sampling(temperature=0.0, max_tokens=64)
 
 
 class ReplyFailed(UserError):
-    """A reply that was to be measured broke off; says which and why."""
+    """A measured reply failed; says which and why."""
 
 
 def chat(model: LanguageModel, template: Template, sampling: Sampling) -> str:
-    """The scripted chat, whole: what the user says and what the model makes of it."""
+    """The complete scripted chat: the user's messages and the model's replies."""
     lines = []
     with TemporaryDirectory() as folder, closing(Store(Path(folder) / "chat.sqlite")) as store:
         session = Session(Chat(store), model, template=template, sampling=sampling)
@@ -91,7 +91,8 @@ def chat(model: LanguageModel, template: Template, sampling: Sampling) -> str:
 
 
 def exact(model: LanguageModel, template: Template, problems: Sequence[Problem]) -> float:
-    """The share of problems whose greedy reply, asked as the first message, is the answer.
+    """The fraction of problems whose greedy reply, to the problem as the first message, is the
+    answer.
 
     Raises ReplyFailed.
     """
@@ -105,7 +106,7 @@ def exact(model: LanguageModel, template: Template, problems: Sequence[Problem])
 
 
 def task_rows(model: LanguageModel, template: Template, items: int) -> list[dict[str, Any]]:
-    """Exact match of each generated task: problems kept out, in known and unseen wordings."""
+    """Exact match of each generated task: held-out problems, in training and held-out wordings."""
     rows = []
     for task in all_tasks():
         row: dict[str, Any] = {"task": task.name}
@@ -123,7 +124,7 @@ def in_context_rows(
 ) -> list[dict[str, Any]]:
     """Accuracy on each held-out task by number of demonstrations and selection.
 
-    Beside it the vote of the demonstrations and the commonest label, as in `chatapp eval`.
+    With the vote of the demonstrations and the most common label, as in `chatapp eval`.
     """
     tasks = [
         Task(each.name, each.prompt, [Item(*shot, line) for line, shot in enumerate(each.items, 1)])
@@ -158,7 +159,7 @@ def curve(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw_curves(reports: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
-    """A PNG of the `curve` of one or more models, and the vote of the nearest beside them."""
+    """Write a PNG of the `curve` of one or more models, with the vote of the nearest."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
@@ -168,7 +169,7 @@ def draw_curves(reports: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> 
     for number, (model, rows) in enumerate(reports.items()):
         means = {(row["shots"], row["selection"]): row for row in curve(rows)}
         for line, selection in zip(("--", "-"), GRID.select, strict=True):
-            # What needs no demonstrations is the first point of every curve.
+            # Settings without demonstrations are the first point of every curve.
             points = [means.get((k, selection)) or means[k, NONE] for k in GRID.shots]
             height = [each["mean"] for each in points]
             name = f"{model}, {selection}"
@@ -199,7 +200,7 @@ def measure(
     items: Annotated[int, typer.Option(min=1, help="of each task")] = 200,
     beside: Annotated[Path | None, typer.Option(help="folder of another model's report")] = None,
 ) -> None:
-    """Measure a model on held-out tasks and write the figures."""
+    """Evaluate a model on held-out tasks and write the results."""
     out.mkdir(parents=True, exist_ok=True)
     loaded = load_model(model)
     template = choose_template(loaded, "")

@@ -1,6 +1,6 @@
-"""Small talk: what the model says of itself, and questions and answers chained into chats.
+"""Small talk: facts of the model about itself, and questions and answers chained into chats.
 
-Keep: the model speaks with one voice; no question has answers of two kinds.
+Invariant: the model speaks with one voice; no question has two kinds of answers.
 """
 
 import random
@@ -10,8 +10,8 @@ from typing import Any
 
 from finetune.bundled_model.sources import Pair, chat, chatterbot, personality
 
-# The bot is plain about what it is. Several ways to ask share an answer, so that the
-# answer belongs to the meaning and not to one wording.
+# The bot is honest about what it is. Several wordings share an answer, so that the answer belongs
+# to the meaning and not to one wording.
 ABOUT_ITSELF: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (
         (

@@ -1,10 +1,8 @@
-"""The texts of others that the bundled model learns from, cleaned, as rows.
+"""The cleaned texts of others for the bundled model, as rows, and their sentences in groups.
 
-Keep: a source gives the same rows in the same order every time; nothing here draws.
-
-Sentences of the allowed texts, grouped in ways that can be told from the sentences alone.
-
-Keep: sentences are short enough for several of them to stand in one prompt.
+Invariant: a source gives the same rows in the same order every time; nothing here draws. Groups can
+be recognized from the sentences alone, which are short enough for several of them to fit in one
+prompt.
 """
 
 import csv
@@ -42,7 +40,7 @@ def split(text: str) -> Iterator[str]:
 
 
 def by_service(path: Path) -> Groups:
-    """What users say in the task dialogues of SGD, by the one service a dialogue is about."""
+    """The users' messages in the task dialogues of SGD, by the only service of a dialogue."""
     groups: defaultdict[str, dict[str, None]] = defaultdict(dict)
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
@@ -76,12 +74,15 @@ TYPEWRITER = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—
 
 
 def clean(text: str) -> str:
-    """Typewriter quotes and single spaces: a small model has no entries to spare."""
+    """Normalize to typewriter quotes and single spaces: a small model has no spare vocabulary
+    entries.
+    """
     return re.sub(r"[ \t]+", " ", text.translate(TYPEWRITER)).strip()
 
 
 def chat(turns: Iterable[str], system: str = "") -> dict[str, Any]:
-    """Texts in turn, user first, as one row of `messages`; a last word of the user is cut."""
+    """Alternating texts, user first, as one row of `messages`; a final message of the
+    user is cut."""
     texts = list(turns)
     texts = texts[: len(texts) // 2 * 2]
     messages = [{"role": "system", "content": system}] if system else []
@@ -153,7 +154,7 @@ def personality(folder: Path) -> list[Pair]:
     return [(clean(row["Question"]), clean(row["Answer"])) for row in rows]
 
 
-# What one cannot know from talking, which this model is to say of itself, is left out.
+# Facts that cannot be learned in talking, which this model should admit not to know, are left out.
 _LEFT_OUT = set(
     "botprofile coding gossip history literature money movies politics psychology sports "
     "tech_support trivia".split()
@@ -203,7 +204,7 @@ def groupings(data: Path) -> dict[str, Groups]:
 
 
 def common_words(texts: Iterable[str], count: int) -> list[str]:
-    """The most frequent words of three to nine small letters, the most frequent first."""
+    """The most frequent words of three to nine lower-case letters, the most frequent first."""
     counts = Counter(word for text in texts for word in re.findall(r"\b[a-z]{3,9}\b", text))
     return [
         word for word, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:count]
@@ -211,6 +212,6 @@ def common_words(texts: Iterable[str], count: int) -> list[str]:
 
 
 def _sentences(texts: Iterable[str]) -> list[str]:
-    """The sentences of texts, each once."""
+    """The sentences of texts, without repetitions."""
     lines = (line for text in texts for line in text.split("\n"))
     return list(dict.fromkeys(each for line in lines for each in split(line)))

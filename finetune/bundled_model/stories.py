@@ -1,6 +1,6 @@
-"""Talks of people and stories, most for training and some for measuring alone.
+"""Talks of people and stories, most for training and some held out.
 
-Keep: what serves measuring alone is told by its own text, so that no training file ever has it:
+Invariant: the text itself decides whether it is held out, so no training file ever contains it:
 talks by their first message, stories by their title.
 """
 
@@ -14,14 +14,14 @@ from typing import Any
 from finetune.bundled_model.generators.words import is_kept_out
 from finetune.bundled_model.sources import chat, clean, packed_rows, passages
 
-# The shares of talks and stories that serve measuring alone.
+# The fractions of held-out talks and stories.
 KEPT_OUT_TALKS, KEPT_OUT_STORIES = 0.15, 0.05
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 def stories(path: Path, *, kept_out: bool = False) -> Iterator[dict[str, Any]]:
-    """Fairy tales or short stories, cut at sentences: those for training or for measuring."""
+    """Fairy tales or short stories, cut at sentences: those for training, or the held-out ones."""
     for row in packed_rows(path):
         if is_kept_out(["story", row["title"]], KEPT_OUT_STORIES) == kept_out:
             yield from passages(_SENTENCE_END.split(clean(row["text"])), " ")
@@ -30,10 +30,10 @@ def stories(path: Path, *, kept_out: bool = False) -> Iterator[dict[str, Any]]:
 def talks(
     path: Path, names: Sequence[str], seed: int, *, kept_out: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Talks of two people, the second as the assistant: those for training or for measuring.
+    """Talks of two people, the second as the assistant: those for training, or the held-out ones.
 
-    Turns are texts, or pairs of a speaker and a text. names: drawn from where the text leaves a
-        place for a speaker's; a talk ends before a turn with a place for something else.
+    Turns are texts, or pairs of a speaker and a text. names: fill the places for speakers' names; a
+    talk ends before a turn with a place for something else.
     """
     draw = random.Random(seed)
     for row in packed_rows(path):
@@ -51,7 +51,7 @@ def talks(
 
 
 def is_first_message_kept_out(text: str) -> bool:
-    """Whether talks that begin with this message serve measuring alone, however it is written."""
+    """Whether talks that begin with this message are held out, in any spelling."""
     words = re.findall(r"[a-z0-9]+", text.lower())
     return is_kept_out(["first message", words], KEPT_OUT_TALKS)
 
@@ -64,10 +64,10 @@ _OWN = re.compile(r"(?:I'm|I am|name is|name's|call me|this is)\s*$", re.I)
 
 
 def with_names(text: str, names: Sequence[str], speaker: int) -> str:
-    """The text with the places for the two speakers' names filled.
+    """Fill the places for the two speakers' names in a text.
 
-    names: of both speakers. speaker: 0 or 1, who says it. A place that does not tell whose name
-        it is for is the speaker's own after words such as "I'm", else the other's.
+    names: of both speakers. speaker: 0 or 1, the one who speaks. A place without a speaker is the
+    speaker's own after words such as "I'm", else the other's.
     """
 
     def name(found: re.Match[str]) -> str:
@@ -80,7 +80,7 @@ def with_names(text: str, names: Sequence[str], speaker: int) -> str:
 
 
 def written_out(text: str) -> str:
-    """A text as typed in haste, in sentences: capitals where they begin, a mark at the end."""
+    """Turn a hastily typed text into sentences: capitals at the beginning, a mark at the end."""
     text = re.sub(r"\bi\b(?=[ ',.?!]|$)", "I", text)
     text = re.sub(r"(^|[.!?] +)([a-z])", lambda found: found[1] + found[2].upper(), text)
     return text + "." if text and text[-1].isalnum() else text

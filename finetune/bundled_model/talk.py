@@ -8,7 +8,7 @@ this; questions that cannot be answered come in wordings kept out, those that ca
 tasks of the generators. Sampling is the model's own, except the seed. With a judge, the median over
 replies of the mean log-probability that it gives their tokens.
 
-Keep: nothing here was seen in training, and no reply is chosen.
+Invariant: no test text was used in training, and replies are not selected.
 """
 
 import json
@@ -46,7 +46,7 @@ _NOT_KNOWING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What was said, what came back, and why it ended."""
+    """A message, the reply, and why it ended."""
 
     said: str
     text: str
@@ -54,12 +54,12 @@ class Reply:
 
     @property
     def declines(self) -> bool:
-        """Whether it says that it does not know or cannot do it."""
+        """Whether it admits not to know or not to be able to do something."""
         return bool(_NOT_KNOWING.search(self.text))
 
 
 def first_messages(data: Path, count: int, seed: int) -> list[str]:
-    """The messages written for measuring, and as many of kept-out talks as make `count`."""
+    """The written test messages, and held-out talks' messages up to `count`."""
     own: list[str] = table("first_messages")["said"]
     spoken = {
         json.loads(line)["messages"][0]["content"]: None
@@ -71,7 +71,7 @@ def first_messages(data: Path, count: int, seed: int) -> list[str]:
 
 
 def known_questions(count: int, seed: int) -> list[str]:
-    """Questions of the generated tasks whose answer is taught, each task as often."""
+    """Questions of the generated tasks whose answer is in training, each task equally often."""
     tasks = [task for task in all_tasks() if task.name != "unknown"]
     each = -(-count // len(tasks))
     questions = [
@@ -83,7 +83,7 @@ def known_questions(count: int, seed: int) -> list[str]:
 def replies(
     model: LanguageModel, template: Template, said: Sequence[str], sampling: Sampling
 ) -> Iterator[Reply]:
-    """The reply to each as the first message of a chat."""
+    """The reply to each message as the first one of a chat."""
     for each in said:
         events = list(ask(model, template, each, sampling=sampling))
         end = events[-1]
@@ -94,7 +94,7 @@ def replies(
 def likelihoods(judge: LanguageModel, said: Sequence[Reply]) -> list[float]:
     """The mean log-probability of each reply's tokens under another model, in nats.
 
-    The reply stands where the judge's own would, in its own template. Empty replies have none.
+    The reply takes the place of the judge's own, in its own template. Empty replies have none.
     """
     writer = writer_for(judge, choose_template(judge, ""))
     pairs = [
@@ -112,7 +112,7 @@ def share(kept: Sequence[bool]) -> float:
 def measured(
     model: LanguageModel, data: Path, judge: LanguageModel | None = None
 ) -> tuple[dict[str, float], list[Reply]]:
-    """The figures by name, and the replies of the first seed to first messages and questions."""
+    """The results by name, and the replies of the first seed to first messages and questions."""
     own = Choices().of("model", read_generation_config(model.files).sampling).sampling
     samplings = [replace(own, seed=seed) for seed in range(_SEEDS)]
 
@@ -141,7 +141,7 @@ def measure(
     model: Annotated[str, typer.Option(help="bundled, or a model's folder")] = "bundled",
     judge: Annotated[str, typer.Option(help="model whose likelihood of replies is told")] = "",
 ) -> None:
-    """Measure how a model talks."""
+    """Evaluate how a model talks."""
     out.mkdir(parents=True, exist_ok=True)
     figures, some = measured(load_model(model), data, load_model(judge) if judge else None)
     (out / "talk.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

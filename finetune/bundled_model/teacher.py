@@ -7,7 +7,7 @@ gguf. OUT receives one line an answer that is kept: question, answer, the thing 
 ("" for other questions), and the mean log-probability of its tokens under the model. Answers are
 greedy, so the same model gives the same file; questions that OUT holds already are not asked again.
 
-Keep: an answer is a whole sentence that the model itself holds likely, or it is left out.
+Invariant: an answer is a whole sentence that is likely under the model itself, or it is left out.
 """
 
 import json
@@ -30,7 +30,7 @@ _INSTRUCTION = "Answer in one short, simple sentence."
 _BATCH, _MOST_TOKENS = 16, 48
 _LONGEST, _LEAST_LIKELY = 150, -1.0
 _SENTENCE = re.compile(r"[A-Z][^\n]*?[.!](?=\s|$)")
-# A list begun, a model that speaks of itself, or a sentence that goes round in circles.
+# The beginning of a list, a model that speaks of itself, or a sentence that repeats itself.
 _BAD = re.compile(
     r"[*#:\[\]]|\b(?:I|I'm|AI|assistant|sorry)\b"
     r"|\b(\w+ \w+ \w+)\b.*\b\1\b|\b(\w{6,})\b.*\b\2\b.*\b\2\b"
@@ -39,7 +39,7 @@ _BAD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A question with the teacher's answer. thing: what it tells what it is, or ""."""
+    """A question with the teacher's answer. thing: the thing that it defines, or ""."""
 
     question: str
     answer: str
@@ -48,7 +48,7 @@ class Taught:
 
 
 def questions() -> list[tuple[str, str]]:
-    """Each question and the thing it asks what it is, or ""."""
+    """Each question and the thing that it asks about, or ""."""
     rows = table("questions")
     things = [" ".join(each.split()) for each in rows["things"].split("|")]
     asked = [(filled(rows["ask"][0], {"x": thing}), thing) for thing in things]
@@ -56,7 +56,7 @@ def questions() -> list[tuple[str, str]]:
 
 
 def kept(reply: str, logprob: float) -> str:
-    """The first sentence of a reply; "" when it is not worth learning.
+    """The first sentence of a reply; "" when it is not good enough for training.
 
     logprob: mean of the reply's tokens, in nats.
     """
@@ -117,7 +117,7 @@ class Teacher:
 
 
 def teach(teacher: Teacher, asked: Sequence[tuple[str, str]]) -> Iterator[Taught]:
-    """The answers worth learning, batch by batch. asked: questions and their things."""
+    """Yield the answers that are good enough, batch by batch. asked: questions and their things."""
     for start in range(0, len(asked), _BATCH):
         some = asked[start : start + _BATCH]
         replies = teacher.answers([question for question, _ in some])
@@ -127,14 +127,14 @@ def teach(teacher: Teacher, asked: Sequence[tuple[str, str]]) -> Iterator[Taught
 
 
 def read_taught(path: Path) -> list[Taught]:
-    """What a file of answers holds; nothing when there is none."""
+    """The contents of a file of answers; empty when there is none."""
     if not path.exists():
         return []
     return [Taught(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def chats(taught: Sequence[Taught], count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """`count` chats of one to three of the questions, what a thing is in several wordings."""
+    """Yield `count` chats of one to three of the questions, those on things in several wordings."""
     draw = random.Random(seed)
     ask = table("questions")["ask"]
     for _ in range(count):
@@ -150,7 +150,7 @@ def write(
     out: Annotated[Path, typer.Argument(help="the file of answers")],
     limit: Annotated[int, typer.Option(min=0, help="questions to ask; 0: all")] = 0,
 ) -> None:
-    """Ask what OUT does not hold yet."""
+    """Answer the questions that OUT does not contain yet."""
     known = {each.question for each in read_taught(out)}
     asked = [each for each in questions() if each[0] not in known]
     taught = 0

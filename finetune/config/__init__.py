@@ -1,1 +1,1 @@
-"""What a config file may say, and what it means."""
+"""The keys of a configuration file, and their meaning."""

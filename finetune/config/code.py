@@ -1,7 +1,7 @@
-"""Code that a configuration names, and the user's permission to run it.
+"""Code named in a configuration, and the user's permission to run it.
 
-Keep: code runs only in training, or in a check with --run-rewards. Before it runs, the user is
-asked on a terminal, unless it lies in a folder that the user has listed as trusted.
+Invariant: code runs only in training, or in a check with --run-rewards. Before it runs, the user is
+asked on a terminal, unless it is in a folder that the user has listed as trusted.
 """
 
 import sys
@@ -15,7 +15,7 @@ from finetune.config.sections import ConfigError, FinetuneConfig
 
 
 def withhold_code(config: FinetuneConfig) -> FinetuneConfig:
-    """The configuration with every reward function as one that does not run."""
+    """The configuration with every reward function replaced by one that does not run."""
     settings = config.objective
     if not _functions(config):
         return config
@@ -28,7 +28,7 @@ def withhold_code(config: FinetuneConfig) -> FinetuneConfig:
 
 
 def require_permission(config: FinetuneConfig) -> None:
-    """Ask the user whether the code of a configuration may run, where that is not known yet.
+    """Ask the user whether the code of a configuration may run, unless that is known.
 
     Raises ConfigError when it may not, or when there is no terminal to ask on.
     """
@@ -50,7 +50,7 @@ def require_permission(config: FinetuneConfig) -> None:
 
 
 def _functions(config: FinetuneConfig) -> list[str]:
-    """The places of the reward functions, file.py:function."""
+    """The reward functions, each as file.py:function."""
     checks = config.objective.rewards if isinstance(config.objective, GrpoSettings) else []
     return list(dict.fromkeys(each.function for each in checks if isinstance(each, Function)))
 

@@ -1,6 +1,6 @@
-"""`finetune keys`: every key of a configuration with its values, its default and what it does.
+"""`finetune keys`: every key of a configuration with its values, its default and its meaning.
 
-Keep: nothing is described here: everything comes from the fields of `finetune.config`.
+Invariant: all descriptions come from the fields of `finetune.config`.
 """
 
 import json
@@ -22,9 +22,9 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key. default: as TOML writes it; empty for one that must be set.
+    """A key. default: in TOML; empty for a required one.
 
-    kind: of a table that comes in kinds the one whose key it is, such as "dpo".
+    kind: for tables with kinds the one that has the key, such as "dpo".
     """
 
     name: str
@@ -41,7 +41,7 @@ class Key:
 def keys(section: str = "") -> list[Key]:
     """All keys, or those of a section, in the order of the configuration.
 
-    Raises ConfigError that names the sections when there is no such one.
+    Raises ConfigError that names the sections for an unknown one.
     """
     found = list(_keys(FinetuneConfig, ""))
     if not section:
@@ -54,7 +54,7 @@ def keys(section: str = "") -> list[Key]:
 
 
 def lines(chosen: Sequence[Key]) -> list[str]:
-    """Keys as TOML would set them, each below what it does. Required ones have no value."""
+    """Keys as TOML would set them, each below its description. Required ones have no value."""
     told = []
     for key in chosen:
         of_kind = f" (of kind {key.kind})" if key.kind else ""
@@ -77,7 +77,7 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
         if inner is None or inner is TrainSource:
             values = _values(field.annotation) + _bounds(field)
             yield Key(prefix + name, values, _default(field), field.description or "")
-        if inner is not None and name != "held_out":  # its tables are as those of train
+        if inner is not None and name != "held_out":  # its tables are those of train
             yield from _keys(inner, f"{prefix}{name}." + ("N." if inner is TrainSource else ""))
 
 
@@ -85,15 +85,15 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "objective": (Objectives, "what is minimised"),
     "rewards": (Check, "what a reply is checked for"),
 }
-"""Tables that come in kinds, and what their kind says."""
+"""Tables that come in kinds, and the meaning of their kind."""
 
 
 def _keys_of_kinds(
     annotation: Any, meaning: str, prefix: str, *, has_default: bool
 ) -> Iterator[Key]:
-    """The key `kind`, which means `meaning`, then the keys of each kind.
+    """The key `kind` with its meaning, then the keys of each kind.
 
-    has_default: whether the first kind is what there is without it.
+    has_default: whether the first kind is the default.
     """
     union, _ = get_args(annotation)
     kinds = {get_args(branch)[1].tag: get_args(branch)[0] for branch in get_args(union)}
@@ -107,7 +107,7 @@ def _keys_of_kinds(
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The table that a key holds, or holds a list of."""
+    """The table in a key, or in the key's list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     sections = (_section_in(each) for each in get_args(annotation))

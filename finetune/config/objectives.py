@@ -1,11 +1,11 @@
-"""What an objective is told: the tables [objective] and [head], and the table of all objectives.
+"""The settings of objectives: the tables [objective] and [head], and the table of all objectives.
 
-Keep: `OBJECTIVES` is the only list of objectives. The values that `kind` takes, `finetune keys` and
-what is trained and measured follow from it. A kind has only the keys that mean something to it, so
-that what is set is also used; the defaults are those of TRL where it has the objective.
+Invariant: `OBJECTIVES` is the only list of objectives. The values of `kind`, `finetune keys`,
+training and evaluation follow from it. A kind has only the keys that it uses, so no setting is
+ignored; the defaults are those of TRL if it has the objective.
 
-A check of [[objective.rewards]] gives a reply a number by itself, from 0 to 1 unless it is a
-model's or the user's own; what is worth more has a larger weight.
+A check of [[objective.rewards]] gives a reply a number of its own, from 0 to 1 unless it is a model
+or the user's function; `weight` sets its importance.
 """
 
 import re
@@ -24,8 +24,9 @@ from pydantic import (
 
 
 class Section(BaseModel):
-    """A table of a configuration file. A key that is not in it is an error that names the key, so
-    that a misspelt option never trains something else in silence."""
+    """A table of a configuration file. An unknown key is an error that names the key, so that a
+    misspelt option never silently trains something else.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -49,24 +50,24 @@ class _Check(Section):
     weight: float = Field(1.0, ge=-1000, le=1000, description="weight of the check's result")
 
     def relocated(self, there: Callable[[str], str]) -> Self:
-        """The same with the paths that it names as `there` gives them."""
+        """A copy with its paths mapped by `there`."""
         return self
 
 
 class ExactMatch(_Check):
-    """1 where the reply is that of the row but for white space, else 0."""
+    """1 if the reply equals that of the row, ignoring white space, else 0."""
 
     kind: Literal["exact_match"]
 
 
 class NumericMatch(_Check):
-    """1 where the last number in the reply is the last one in the row's reply, else 0."""
+    """1 if the last number in the reply is the last one in the row's reply, else 0."""
 
     kind: Literal["numeric_match"]
 
 
 class Regex(_Check):
-    """1 where the expression is found in the reply, else 0."""
+    """1 if the expression is found in the reply, else 0."""
 
     kind: Literal["regex"]
     pattern: Annotated[str, AfterValidator(_compiles)] = Field(
@@ -75,8 +76,7 @@ class Regex(_Check):
 
 
 class Length(_Check):
-    """1 between the bounds; outside it falls in a straight line, to 0 at nothing and at twice the
-    most."""
+    """1 between the bounds; outside it falls linearly, to 0 at nothing and at twice the most."""
 
     kind: Literal["length"]
     least: int = Field(0, ge=0, description="minimum length in tokens")
@@ -90,7 +90,7 @@ class Length(_Check):
 
 
 class Format(_Check):
-    """1 where the whole reply has the form, else 0."""
+    """1 if the whole reply has the form, else 0."""
 
     kind: Literal["format"]
     form: Literal["number", "json", "line"] = Field(
@@ -109,7 +109,7 @@ class Model(_Check):
 
 
 class Function(_Check):
-    """What a function of the user's own gives, which runs as any program of theirs."""
+    """The result of a user's function, which runs like any program of theirs."""
 
     kind: Literal["function"]
     function: Annotated[str, AfterValidator(_names_function)] = Field(
@@ -151,11 +151,11 @@ class ObjectiveSettings(Section):
 
     @property
     def stops(self) -> Sequence[str]:
-        """Texts that end a reply, beside those of the template."""
+        """Texts that end a reply, in addition to those of the template."""
         return ()
 
     def relocated(self, there: Callable[[str], str]) -> Self:
-        """The same with the paths that it names as `there` gives them."""
+        """A copy with its paths mapped by `there`."""
         return self
 
 
@@ -179,7 +179,7 @@ class L3Settings(ObjectiveSettings):
 
 
 class DpoSettings(ObjectiveSettings):
-    """Direct preference optimization, beside λ·L1 of the chosen replies."""
+    """Direct preference optimization, plus λ·L1 of the chosen replies."""
 
     kind: Literal["dpo"]
     loss: Literal["sigmoid", "ipo", "hinge"] = Field(
@@ -203,7 +203,7 @@ class DpoSettings(ObjectiveSettings):
 
 
 class KtoSettings(ObjectiveSettings):
-    """Kahneman-Tversky optimization, of replies that are good or bad each for itself."""
+    """Kahneman-Tversky optimization, of replies with independent verdicts."""
 
     kind: Literal["kto"]
     beta: float = Field(0.1, gt=0, le=100, description="β: higher stays closer to the reference")
@@ -311,8 +311,9 @@ OBJECTIVES: Mapping[type[Section], str] = {
     Head: "heads:HeadObjective",
 }
 """Every objective: its table of the configuration, and its module and class in
-`finetune.objectives`, by name because they import torch, for which `finetune keys` does not wait.
-A configuration with a [head] has that objective; else `kind` of [objective] chooses."""
+`finetune.objectives`, by name because they import torch, which `finetune keys` must not wait for. A
+configuration with a [head] has that objective; else `kind` of [objective] chooses.
+"""
 
 
 def _kind(value: object) -> str:
@@ -333,4 +334,4 @@ else:
         ],
         Discriminator(_kind),
     ]
-    """The tables [objective]; one without `kind` is that of l3."""
+    """The tables [objective]; without `kind` it is that of l3."""

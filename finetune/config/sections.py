@@ -1,7 +1,7 @@
-"""Configurations: typed models which are the TOML file, the `key=value` flags and the help.
+"""Configurations: typed models for the TOML file, the `key=value` flags and the help.
 
-Keep: a key that is not in the model is an error that names it, so a misspelt option never
-trains something else in silence.
+Invariant: an unknown key is an error that names it, so a misspelt option never silently trains
+something else.
 """
 
 import tomllib
@@ -24,7 +24,7 @@ from finetune.config.objectives import Head, L3Settings, Objectives, Section
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration or its rows cannot be used: the file, the key and what was expected."""
+    """An unusable configuration or row: the file, the key and the expected value."""
 
 
 class Interrupted(Exception):
@@ -39,7 +39,7 @@ class Source(Section):
 
 
 class PretrainData(Section):
-    """Where the text comes from."""
+    """The source of the text."""
 
     train: list[Source] = Field(min_length=1, description="files of documents")
     held_out: float = Field(
@@ -105,7 +105,7 @@ BadRows = Literal["raise", "skip"]
 
 
 class TrainSource(Section):
-    """Rows to learn from."""
+    """Rows for training."""
 
     path: str = Field(min_length=1, description="a file, a folder of files, or a hub id")
     weight: float = Field(1.0, gt=0, le=1000, description="passes over these rows in one epoch")
@@ -121,7 +121,7 @@ class TrainSource(Section):
 
 
 def _as_sources(value: object) -> object:
-    """A path, or a list with paths in it, as the list of tables it stands for."""
+    """Expand a path, or a list with paths in it, to the list of tables that it abbreviates."""
     rows = [value] if isinstance(value, str | dict) else value
     if not isinstance(rows, list):
         return rows
@@ -137,7 +137,7 @@ def _share_or_files(value: object) -> str:
 
 
 class Data(Section):
-    """Where the rows come from and how they become tokens."""
+    """The source of the rows and their conversion to tokens."""
 
     train: Sources = Field(description="a path, or a list of {path, weight, columns, template, …}")
     held_out: Annotated[
@@ -174,7 +174,7 @@ Method = Literal["full", "embeddings-and-head", "last-blocks", "lora", "dora", "
 
 
 class Train(Section):
-    """What is trained, by which steps, and how often it is measured and saved."""
+    """What is trained, in which steps, and how often it is evaluated and saved."""
 
     method: Method = Field("full", description="which parameters are trained")
     last_blocks: int = Field(2, ge=1, description="number of blocks trained by method last-blocks")
@@ -259,7 +259,7 @@ class Adapter(Section):
 
 
 class Samples(Section):
-    """Greedy replies to fixed prompts, shown while the model learns."""
+    """Greedy replies to fixed prompts, shown during training."""
 
     prompts: list[str] = Field(
         [], description="prompts to reply to; default: those of held-out rows"
@@ -299,19 +299,19 @@ ConfigModel = TypeVar("ConfigModel", bound=BaseModel)
 
 
 def load_config(model: type[ConfigModel], path: Path, overrides: Sequence[str]) -> ConfigModel:
-    """Read a TOML file and lay `section.key=value` overrides over it.
+    """Read a TOML file and apply `section.key=value` overrides.
 
-    A value is read as TOML (`3`, `0.1`, `true`, `[1, 2]`, `"text"`); what is not TOML is
-    taken as a string. Raises ConfigError.
+    A value is parsed as TOML (`3`, `0.1`, `true`, `[1, 2]`, `"text"`); anything else is a string.
+    Raises ConfigError.
     """
     source = read_required(path, ConfigError)
     data = parse_toml(source, path, ConfigError)
-    # What is laid over it may be what is wrong; it stands on no line.
+    # The fault may be in an override, which has no line.
     return _laid_over(model, data, overrides, str(path), "" if overrides else source)
 
 
 def lay_over(config: ConfigModel, overrides: Sequence[str]) -> ConfigModel:
-    """A configuration with `section.key=value` laid over it. Raises ConfigError."""
+    """A configuration with `section.key=value` overrides. Raises ConfigError."""
     data = config.model_dump(mode="json")
     return _laid_over(type(config), data, overrides, "the run's configuration")
 
@@ -331,9 +331,9 @@ def _laid_over(
 def validated(
     model: type[ConfigModel], data: dict[str, Any], origin: str, source: str = ""
 ) -> ConfigModel:
-    """Plain data as a configuration. Raises ConfigError that begins with `origin`.
+    """Validate plain data as a configuration. Raises ConfigError that begins with `origin`.
 
-    source: the TOML that the data is read from, for the line.
+    source: the TOML text of the data, for the line.
     """
     return validation.validated(
         model, data, ConfigError, origin=origin, what="configuration", source=source

@@ -1,7 +1,7 @@
 """Rows to batches: the order of an epoch, the micro-batches of each process, padding.
 
-Keep: the order depends on the seed and the epoch alone, every row is dealt out exactly once an
-epoch, and padding carries no label.
+Invariant: the order depends only on the seed and the epoch, every row is used exactly once per
+epoch, and padding has no labels.
 """
 
 import math
@@ -21,15 +21,15 @@ Tensors = dict[str, Tensor]
 Collate = Callable[[list[Tensors]], Tensors]
 
 MASKS = ("response_mask", "aux_mask")
-"""The keys that say which tokens are labels."""
+"""The keys of the label masks."""
 
 
 class TrainingRows(Protocol):
-    """Rows to learn from, each one example or several."""
+    """Training rows, each one example or several."""
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Tokens of each row, the longest sequence's of several."""
+        """Tokens of each row, or of the longest of its sequences."""
         ...
 
     def __len__(self) -> int: ...
@@ -44,7 +44,7 @@ class RowOrder(Protocol):
 
 
 class ByLength:
-    """Longest first: the least padding, and what does not fit the memory fails at once."""
+    """Longest first: the least padding, and a row that exceeds the memory fails at once."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._order = np.argsort(lengths, kind="stable")[::-1].tolist()
@@ -56,7 +56,7 @@ class ByLength:
 
 
 class ProbeOrder:
-    """One step of the longest rows, then a short, a middling and a long step of an order."""
+    """One step of the longest rows, then a short, a middle and a long step of an order."""
 
     steps = 4
 
@@ -74,11 +74,11 @@ class ProbeOrder:
         chosen = [steps[len(steps) * part // 6] for part in (1, 3, 5)]
         longest = list(ByLength(self._lengths))[: self._step_rows]
         probed = [row for step in (longest, *chosen) for row in step]
-        # As many rows as there are: a short set may hold one twice and another never.
+        # As many rows as there are: a short set may repeat one and omit another.
         return iter((probed + rows)[: len(rows)])
 
     def tokens(self) -> list[int]:
-        """Of each step, as this order gives them out."""
+        """The number of tokens of each step, in this order."""
         rows, size = list(self), self._step_rows
         return [
             sum(self._lengths[row] for row in rows[start : start + size])
@@ -90,10 +90,10 @@ class ProbeOrder:
 
 
 class BucketSampler(Sampler[int]):
-    """Shuffled, with rows of like length beside each other.
+    """Shuffled, with rows of similar length next to each other.
 
-    Rows are shuffled, sorted by length within stretches of some fifty batches, and the batches
-    shuffled again, so that little is padded and lengths come in no order.
+    Rows are shuffled, sorted by length within groups of about fifty batches, and the batches
+    shuffled again, so that there is little padding and lengths come in no order.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
@@ -118,17 +118,17 @@ class BucketSampler(Sampler[int]):
             part = order[start : start + stretch]
             part = part[np.argsort(-self._lengths[part], kind="stable")]
             batches += np.split(part, range(self._batch_size, len(part), self._batch_size))
-        # Batches are cut again from the order given out: a short one must stay the last.
+        # The order is cut into batches again: a short one must stay the last.
         last = [batches.pop()] if batches and len(batches[-1]) < self._batch_size else []
         shuffled = [batches[i] for i in draw.permutation(len(batches))]
         return iter(np.concatenate([*shuffled, *last, np.empty(0, np.int64)]).tolist())
 
 
 class MicroBatches(Sampler[list[int]]):
-    """The micro-batches of one process: `size` rows of `order` at a time, dealt out in turn.
+    """The micro-batches of one process: `size` rows of `order` at a time, dealt in turn.
 
-    All processes get the same number. One that gets no rows in the last turn gets -1, which
-    is row 0 without labels.
+    All processes get the same number. A process without rows in the last turn gets -1, which is row
+    0 without labels.
     """
 
     def __init__(self, order: RowOrder, rows: int, size: int, process: int, processes: int) -> None:
@@ -149,12 +149,12 @@ class MicroBatches(Sampler[list[int]]):
 
 
 def micro_batches(rows: int, size: int, processes: int) -> int:
-    """How many micro-batches of `size` rows each process takes in an epoch."""
+    """The number of micro-batches of `size` rows of each process in an epoch."""
     return math.ceil(rows / (size * processes))
 
 
 class WithUnlabelled(Dataset[Tensors]):
-    """Rows, and at -1 - i row i without labels."""
+    """Rows, where index -1 - i is row i without labels."""
 
     def __init__(self, rows: TrainingRows) -> None:
         self.rows = rows
@@ -185,10 +185,10 @@ def loader(
 
 
 def collate(rows: Sequence[Tensors], pad_id: int) -> Tensors:
-    """Rows padded at the right to the longest and put below each other: each key (sequences, T).
+    """Pad rows at the right to the longest and stack them: each key (sequences, T).
 
-    A row is one sequence, or several; of a key without tokens, a number a row: (rows,).
-    Padding has the token `pad_id`, and 0 or False under every other key.
+    A row is one sequence, or several; a key without tokens has one number per row: (rows,). Padding
+    has the token `pad_id`, and 0 or False under every other key.
     """
     width = max(row["input_ids"].shape[-1] for row in rows)
 

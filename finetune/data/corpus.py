@@ -1,7 +1,7 @@
 """Documents to tokens: reads training files, trains a byte-level BPE, encodes.
 
-Keep: dialogues go through the same template, segment by segment, as a chat
-does, so a model sees in training the very tokens it will be prompted with.
+Invariant: dialogues go through the same template, segment by segment, as a chat, so a model sees in
+training the same tokens as in its prompts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,17 +19,17 @@ from finetune.data.tables import BadRow, tables, text_key
 
 Ids = NDArray[np.int32]
 Document = list[Segment]
-"""One text to learn from; the end-of-text token stands after it."""
+"""A training text; the end-of-text token follows it."""
 
-# GPT-2's own pattern with one change: digits stand alone and without a leading space, so
-# that a number is always spelled in the same ten tokens.
+# GPT-2's own pattern with one change: digits are separate and without a leading space, so that a
+# number is always spelled in the same ten tokens.
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def read_documents(path: Path, template: DialogueTemplate) -> Iterator[Document]:
     """The documents of a file: of any layout of `formats`, or one plain text.
 
-    Raises ConfigError naming file, line and what was expected.
+    Raises ConfigError naming file, line and the expected content.
     """
     for table in tables(TrainSource.model_validate({"path": str(path)})):
         for row in table.rows():
@@ -41,7 +41,7 @@ def read_documents(path: Path, template: DialogueTemplate) -> Iterator[Document]
                 yield [Segment("instruction", text) for text in texts]
                 continue
             document = template.render(example.messages)
-            # The end-of-text token that closes every document would stand twice.
+            # Otherwise the end-of-text token that closes every document would come twice.
             if document[-1].kind == "end":
                 document.pop()
             yield document
@@ -103,8 +103,8 @@ def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> lis
 def cut_windows(documents: Sequence[Ids], length: int, seed: int) -> Ids:
     """Shuffle, join and cut into windows.
 
-    Returns (windows, length) token ids. Documents run across window borders, as in
-    GPT-2's own training; the rest at the end, shorter than a window, is left out.
+    Returns (windows, length) token ids. Documents cross window borders, as in GPT-2's own training;
+    the rest at the end, shorter than a window, is left out.
     """
     order = np.random.default_rng(seed).permutation(len(documents))
     stream = np.concatenate([np.empty(0, dtype=np.int32), *(documents[i] for i in order)])

@@ -1,8 +1,8 @@
 """A chat or a text to token ids, with the span of every token, through the one renderer.
 
-Keep: the ids before a reply are those that a chat would prompt with at that point, and no text of a
-message becomes a special token. A response is never cut: an example that does not fit is shortened
-in its prompt or by its oldest turns, and counted, or dropped.
+Invariant: the ids before a reply are the prompt of a chat at that point, and no text of a message
+becomes a special token. A response is never cut: an example that does not fit is shortened in its
+prompt or by its oldest turns, and counted, or dropped.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,19 +27,20 @@ from finetune.data.tables import BadRow, content_key
 
 
 class Span(IntEnum):
-    """Where a token comes from."""
+    """The origin of a token."""
 
     TEMPLATE = 0
     """Instruction, markers and delimiters of the template."""
     PROMPT = 1
-    """Text of system and user messages, and of replies that another example teaches."""
+    """Text of system and user messages, and of replies that another example trains."""
     RESPONSE = 2
-    """Text of the assistant, and what the template closes it with. A plain text is all
-    response; of a few-shot prompt the answers are."""
+    """Text of the assistant, and the template's end of it. A plain text is all response; of a
+    few-shot prompt the answers are.
+    """
 
 
 class Piece(NamedTuple):
-    """Tokens of one origin. may_be_cut: whether a row that is too long can do with fewer."""
+    """Tokens of one origin. may_be_cut: whether a row that is too long can be shortened here."""
 
     span: Span
     ids: list[int]
@@ -49,27 +50,26 @@ class Piece(NamedTuple):
 class ChatEncoder:
     """Encodes chats in a template.
 
-    start: special tokens that the model puts before each sequence itself; they are left out.
+    start: special tokens that the model itself puts before each sequence; they are left out.
     """
 
     def __init__(self, template: Template, tokenizer: Tokenizer, start: Sequence[int] = ()) -> None:
         self.template = template
         self.tokenizer = tokenizer
         self.start = start
-        # Markers are the same few texts in every chat, and earlier turns come again.
+        # Markers are the same few texts in every chat, and earlier turns recur.
         self._encoded = lru_cache(maxsize=256)(tokenizer.encode)
 
     def encode(self, messages: Sequence[Message]) -> list[list[Piece]]:
-        """The chat as the examples that teach its replies: one, unless turns are rewritten.
+        """The chat as the examples that train its replies: one, unless turns are rewritten.
 
-        In the patterns of this program, which rewrite nothing, a chat is one example. In a
-        model's own template each reply is taught in the text that it would be generated in: the
-        prompt as a chat would write it at that turn, then what the template adds for the reply,
-        up to the next turn, as TRL's `assistant_only_loss` has it. Where that goes on from the
-        reply before token by token it is the same example; where the template writes earlier
-        turns differently now (it drops what was thought in them), a new one begins, in which
-        they are part of the prompt.
-        Raises ChatTemplateError when a model's own template refuses the chat.
+        In the patterns of this program, which rewrite nothing, a chat is one example. In a model's
+        own template each reply is trained in the text in which it would be generated: the prompt of
+        a chat at that turn, then the template's text of the reply, up to the next turn, as in TRL's
+        `assistant_only_loss`. If that continues the example of the reply before, token by token, it
+        is the same example; if the template renders earlier turns differently now (it drops their
+        thoughts), a new one begins, in which they are part of the prompt. Raises ChatTemplateError
+        when a model's own template refuses the chat.
         """
         if isinstance(self.template, DialogueTemplate):
             return [self._whole(self.template, messages)]
@@ -89,7 +89,7 @@ class ChatEncoder:
 
     def _whole(self, template: DialogueTemplate, messages: Sequence[Message]) -> list[Piece]:
         segments = template.render(messages)
-        # Even where replies run on to the next marker, the last one of a chat must end.
+        # Even if replies run on to the next marker, the last one of a chat must end.
         if segments[-1].kind != "end":
             segments.append(END_OF_TEXT)
         return [
@@ -99,7 +99,7 @@ class ChatEncoder:
 
     def _pieces(self, segments: Sequence[Segment], messages: Sequence[Message]) -> list[Piece]:
         """A prompt segment by segment."""
-        # The instruction is the template's own where the chat has none.
+        # The instruction is the template's own if the chat has none.
         texts = ("user", "assistant", *(["instruction"] if messages[0].role == "system" else []))
         pieces: list[Piece] = []
 
@@ -115,10 +115,10 @@ class ChatEncoder:
     def _reply(
         self, template: ChatTemplate, messages: Sequence[Message], prompt: str
     ) -> list[Piece]:
-        """What a template adds to a prompt for the last message, closed.
+        """The template's text of the last message after a prompt, closed.
 
-        Where the chat with its reply does not begin with the prompt for it (which opens a
-        thought that the reply has not), it is the text of the reply and what comes after it.
+        If the chat with its reply does not begin with the prompt (which opens a thought that the
+        reply lacks), it is the text of the reply and the text after it.
         """
         segments = template.render(messages)
         asked = [i for i, segment in enumerate(segments) if segment.kind == "user"]
@@ -137,7 +137,8 @@ class ChatEncoder:
 
     @property
     def _end(self) -> int:
-        """The token that ends a reply which the template leaves open: the one chats stop at."""
+        """The token that ends a reply which the template leaves open: the one at which
+        chats stop."""
         special = self.tokenizer.special
         return next(
             (special[text] for text in self.template.stop if text in special),
@@ -154,7 +155,7 @@ def count(pieces: Sequence[Piece]) -> int:
 
 
 def _from(segments: Sequence[Segment], start: int) -> list[Segment]:
-    """The segments from a character on, the one it stands in cut there."""
+    """The segments from a character on, cutting the one that contains it."""
     rest = []
     for segment in segments:
         if start < len(segment.text):
@@ -164,7 +165,7 @@ def _from(segments: Sequence[Segment], start: int) -> list[Segment]:
 
 
 def _after(before: Sequence[Piece], prompt: Sequence[Piece]) -> list[Piece] | None:
-    """What a prompt holds beyond an example that it begins with; None when it does not."""
+    """The rest of a prompt after an example that it begins with; None when it does not."""
     known = [id for piece in before for id in piece.ids]
     if [id for piece in prompt for id in piece.ids][: len(known)] != known:
         return None
@@ -180,8 +181,8 @@ def _after(before: Sequence[Piece], prompt: Sequence[Piece]) -> list[Piece] | No
 class Encoded:
     """An example as tokens.
 
-    ids: int32, spans: uint8 (see `Span`), equally long. key: that of the row it comes from.
-    is_window: whether it is a part of a plain text, which another tokenizer would cut elsewhere.
+    ids: int32, spans: uint8 (see `Span`), equally long. key: that of its row. is_window: whether it
+    is a part of a plain text, which another tokenizer would cut elsewhere.
     """
 
     ids: NDArray[np.int32]
@@ -191,17 +192,17 @@ class Encoded:
 
     @property
     def split_key(self) -> str:
-        """By which it is trained on or measured."""
+        """The key that decides between training and evaluation."""
         return self.key
 
     @property
     def content(self) -> bytes:
-        """What is learnt from it, for a digest."""
+        """Its trained content, for a digest."""
         return self.ids.tobytes() + self.spans.tobytes()
 
 
 def last_response(spans: NDArray[np.uint8]) -> slice:
-    """Where the last response stands; empty where there is none, or nothing before it."""
+    """The position of the last response; empty if there is none, or nothing before it."""
     responses = np.flatnonzero(spans == Span.RESPONSE)
     if not len(responses):
         return slice(0, 0)
@@ -211,20 +212,19 @@ def last_response(spans: NDArray[np.uint8]) -> slice:
 
 
 class ExampleTooLong(ConfigError):
-    """An example that does not fit and, under the policy chosen, cannot be made to."""
+    """An example that does not fit and, under the chosen policy, cannot be shortened."""
 
 
-# A prompt cut to less than this tells nothing of what was asked.
+# A prompt cut to less than this loses the question.
 _SHORTEST_PROMPT = 8
 
 
 class ExampleEncoder:
-    """Encodes examples one by one, and counts what it had to shorten.
+    """Encodes examples one by one, and counts the shortened ones.
 
-    length: the most tokens an example may have.
-    start: see `ChatEncoder`.
-    truncated: rows made to fit, by how: "prompt", "history", "windows" (of a plain text).
-    turns_left_out: messages that "history" took away.
+    length: the most tokens of an example. start: see `ChatEncoder`. truncated: shortened rows, by
+    how: "prompt", "history", "windows" (of a plain text). turns_left_out: messages removed by
+    "history".
     """
 
     def __init__(
@@ -245,9 +245,9 @@ class ExampleEncoder:
     def encode(self, example: TrainingExample, spare: int = 0) -> list[Encoded]:
         """A row as examples: a plain text as many windows as it fills, else see `ChatEncoder`.
 
-        Those of one chat have one key, so that they are trained on or measured together.
-        spare: tokens of the length that are left free.
-        Raises ExampleTooLong, and BadRow when the template refuses the chat.
+        Those of one chat have one key, so that they are trained on or evaluated together. spare:
+        tokens of the length that stay free. Raises ExampleTooLong, and BadRow when the template
+        refuses the chat.
         """
         if example.text:
             return self._windows(example)
@@ -263,7 +263,7 @@ class ExampleEncoder:
             raise BadRow("refused by the chat template", f"{example.location}: {error}") from None
 
     def _parts(self, example: TrainingExample) -> list[Piece]:
-        """A few-shot prompt as it stands, without the template; the last answer is closed."""
+        """A few-shot prompt unchanged, without the template; the last answer is closed."""
         pieces = [
             Piece(Span.RESPONSE, self.tokenizer.encode(part, begins=False))
             if number % 2
@@ -289,7 +289,7 @@ class ExampleEncoder:
     def _shorten(
         self, example: TrainingExample, examples: list[list[Piece]], length: int
     ) -> list[list[Piece]]:
-        """The examples made to fit by the policy. Raises ExampleTooLong."""
+        """Shorten the examples by the policy. Raises ExampleTooLong."""
         shorter: list[list[Piece]] | None = None
         if self.too_long == "truncate-prompt":
             cut = [_cut_prompts(pieces, length) for pieces in examples]
@@ -332,8 +332,8 @@ def _encoded(pieces: Sequence[Piece], key: str) -> Encoded:
 
 
 def _cut_prompts(pieces: list[Piece], length: int) -> list[Piece] | None:
-    """The longest prompts cut to one length, in the middle: a request often stands at the
-    beginning of a long text or at its end. None when hardly anything would be left of them.
+    """The longest prompts cut to one length, in the middle: a request is often at the beginning of
+    a long text or at its end. None when hardly anything would remain.
     """
     lengths = [len(piece.ids) for piece in pieces if piece.may_be_cut]
     budget = length - count(pieces) + sum(lengths)

@@ -1,8 +1,8 @@
 """Rows of every common layout to chats: the layout is detected, and every field is checked.
 
-Keep: a row either becomes a `TrainingExample` or a `BadRow` that names its location, what
-is missing and what was found. Text is never made of anything but text: a label `yes` stays a
-string, and a number where text belongs is an error.
+Invariant: a row becomes either a `TrainingExample` or a `BadRow` that names its location, the
+missing part and the present fields. Only text becomes text: a label `yes` stays a string, and a
+number in place of text is an error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +17,10 @@ from finetune.data.tables import BadRow, Row, content_key, either, names, rename
 
 @dataclass(frozen=True, slots=True)
 class TrainingExample:
-    """What a row teaches: a chat that ends in a reply, a plain text, or a few-shot prompt.
+    """A training example: a chat that ends in a reply, a plain text, or a few-shot prompt.
 
-    key: sixteen hex digits of the content. parts: texts that follow one another as they stand,
-    in turn given and to be answered. One of messages, text and parts is not empty.
+    key: sixteen hex digits of the content. parts: consecutive texts, alternately given and to be
+    answered. One of messages, text and parts is not empty.
     """
 
     location: str
@@ -31,7 +31,7 @@ class TrainingExample:
 
     @property
     def reply(self) -> str:
-        """The last one; "" of a plain text."""
+        """The last reply; "" for a plain text."""
         return self.messages[-1].text if self.messages else "".join(self.parts[-1:])
 
 
@@ -40,9 +40,9 @@ Read = TypeVar("Read", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Layout(Generic[Read]):
-    """A common set of fields and how it is read. `read` raises BadRow.
+    """A common set of fields and its reader. `read` raises BadRow.
 
-    fields: all that it uses. needs: those by which a row is known to have it.
+    fields: all that it uses. needs: those that identify it.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Layout(Generic[Read]):
     needs: tuple[str, ...] = ()
 
     def fits(self, row: Row) -> bool:
-        """Whether a row is known to have this layout."""
+        """Whether a row has the fields that identify this layout."""
         return all(name in row.fields for name in self.needs)
 
 
 def text_field(row: Row, name: str) -> str:
-    """The text of a field that must have one. Raises BadRow."""
+    """The text of a required field. Raises BadRow."""
     if name not in row.fields:
         raise BadRow(
             f"no {name}", f"{row.location}: {name!r} is missing; there are {names(row.fields)}"
@@ -73,7 +73,7 @@ def text_field(row: Row, name: str) -> str:
 
 
 def _optional_text(row: Row, name: str) -> str:
-    """The same for a field that may be absent, null or empty."""
+    """The text of a field that may be absent, null or empty."""
     return text_field(row, name) if row.fields.get(name) not in (None, "") else ""
 
 
@@ -105,12 +105,12 @@ def _pair_layout(name: str, request: str, given: str, reply: str) -> Layout[Trai
     return Layout(name, (*fields, *BESIDE), read, needs=(request, reply))
 
 
-# What may stand beside a request and its reply: instructions, and the turns before.
+# Optional fields of a request and its reply: instructions, and earlier turns.
 BESIDE = ("system", "history")
 
 
 def request_of(row: Row, request: str, given: str) -> list[Message]:
-    """What is asked by the field `request` and its input `given`, behind what stands beside.
+    """The chat that ends in the field `request` and its input `given`, after the optional fields.
 
     Raises BadRow.
     """
@@ -126,7 +126,7 @@ def _system(row: Row) -> list[Message]:
 
 
 def _history(row: Row) -> list[Message]:
-    """Earlier turns, written as pairs: [[request, reply], …]."""
+    """Earlier turns, as pairs: [[request, reply], …]."""
     pairs = row.fields.get("history") or []
     messages = []
     for pair in pairs if isinstance(pairs, list) else [pairs]:
@@ -149,7 +149,7 @@ _CHAT_FIELDS = ("messages", "conversations")
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """How the turns of a chat are written down."""
+    """The notation of a chat's turns."""
 
     name: str
     speaker: str
@@ -179,7 +179,7 @@ _SHAREGPT = _Turns(
 
 @dataclass(frozen=True, slots=True)
 class _ChatLayout(Layout[TrainingExample]):
-    """A list of turns. kind: how they are written down."""
+    """A list of turns. kind: their notation."""
 
     kind: _Turns = _OPENAI
 
@@ -207,7 +207,7 @@ def _chat_layout(field: str, kind: _Turns) -> Layout[TrainingExample]:
 
 
 def turns_of(row: Row, field: str) -> list[Message]:
-    """The turns that a field lists, in the way of OpenAI or ShareGPT, in any order of roles.
+    """The turns in a field, in the notation of OpenAI or ShareGPT, in any order of roles.
 
     Raises BadRow.
     """
@@ -333,7 +333,7 @@ def detect(row: Row) -> Layout[TrainingExample]:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A row of labelled data: each field that was asked for as text, or as a list of texts."""
+    """A row of labelled data: each requested field as text, or as a list of texts."""
 
     location: str
     key: str
@@ -343,10 +343,10 @@ class Labelled:
 def read_labelled(
     source: TrainSource, roles: Sequence[str], bad_rows: BadRows = "raise"
 ) -> Iterator[Labelled | BadRow]:
-    """The rows of a source with the fields that a task needs, as text.
+    """The rows of a source with the fields of a task, as text.
 
-    roles: such as ("text", "label"). "choices" is a list of texts; "label" may also be a
-    number. Bad rows are raised, or with `bad_rows` = "skip" given out to be counted.
+    roles: such as ("text", "label"). "choices" is a list of texts; "label" may also be a number.
+    Bad rows are raised, or with `bad_rows` = "skip" yielded to be counted.
     """
     for table in tables(source):
         for row in renamed(table, source.columns):
@@ -363,7 +363,7 @@ def read_labelled(
 
 
 def read_fields(row: Row, roles: Sequence[str]) -> Labelled:
-    """The fields of a row that a task needs. Raises BadRow."""
+    """The fields of a row for a task. Raises BadRow."""
     fields = {role: _labelled_field(row, role) for role in roles}
     return Labelled(row.location, content_key(fields), fields)
 

@@ -1,8 +1,8 @@
-"""Encoded examples to rows of tensors, one or several examples a row.
+"""Encoded examples to rows of tensors, one or several examples per row.
 
-Keep: whatever the arrangement, rows carry exactly the tokens and labels of their examples.
-Positions restart with each example, a first token is never a label, and padding is told by
-length (example id 0), never by a token's id.
+Invariant: whatever the arrangement, rows have exactly the tokens and labels of their examples.
+Positions restart with each example, a first token is never a label, and padding is marked by its
+example id 0, never by a token's id.
 """
 
 from bisect import bisect_left, insort
@@ -22,12 +22,12 @@ ROW_KEYS = ("input_ids", "position_ids", "example_ids", "response_mask", "aux_ma
 
 
 def response_labels(example: Encoded) -> NDArray[np.bool_]:
-    """Which tokens are labels of L2: the responses, but never a first token."""
+    """The labels of L2: the responses, but never a first token."""
     return _labels(example.spans == Span.RESPONSE)
 
 
 def aux_labels(example: Encoded, span: SupervisedSpan) -> NDArray[np.bool_]:
-    """Which tokens are labels of L1."""
+    """The labels of L1."""
     if span == "full":
         return _labels(np.ones(len(example.ids), np.bool_))
     if span == "response":
@@ -65,7 +65,7 @@ class Rows(Dataset[Tensors]):
     def packed(
         cls, examples: Sequence[Encoded], aux_span: SupervisedSpan, length: int, seed: int
     ) -> "Rows":
-        """Several examples a row, at most `length` tokens together."""
+        """Several examples per row, at most `length` tokens together."""
         return cls(examples, aux_span, pack([len(each.ids) for each in examples], length, seed))
 
     def __len__(self) -> int:
@@ -85,18 +85,18 @@ class Rows(Dataset[Tensors]):
 
 
 def pack(lengths: Sequence[int], length: int, seed: int) -> list[list[int]]:
-    """Bins of indices, each at most `length` tokens: best fit, longest first.
+    """Pack indices into bins of at most `length` tokens: best fit, longest first.
 
-    Examples of one length are taken in an order drawn by the seed, so that neighbours in
-    the data do not end up in one bin. Raises ValueError when one alone does not fit.
+    Examples of one length are taken in a random order by the seed, so that neighbours in the data
+    do not end up in one bin. Raises ValueError when one alone does not fit.
     """
     if lengths and max(lengths) > length:
         raise ValueError(f"an example of {max(lengths)} tokens does not fit a row of {length}")
     shuffled = np.random.default_rng(seed).permutation(len(lengths))
     order = shuffled[np.argsort(-np.asarray(lengths)[shuffled], kind="stable")]
     bins: list[list[int]] = []
-    bins_by_space: defaultdict[int, list[int]] = defaultdict(list)  # by the tokens still free
-    spaces: list[int] = []  # the keys of bins_by_space that have a bin, sorted
+    bins_by_space: defaultdict[int, list[int]] = defaultdict(list)  # by the number of free tokens
+    spaces: list[int] = []  # the keys of bins_by_space with a bin, sorted
     for index in order.tolist():
         need = lengths[index]
         tightest = bisect_left(spaces, need)

@@ -1,8 +1,8 @@
 """Instruction templates of a task (Wei et al. 2021): several phrasings, one drawn per example.
 
-Keep: a field's value is put in once and never read again, so braces in data are
-plain characters. Which phrasing a row gets depends on the seed, the row's content and the
-pass, never on the order of the rows.
+Invariant: a field's value is inserted once and never parsed, so braces in data are plain
+characters. The phrasing of a row depends on the seed, the row's content and the pass, never on the
+order of the rows.
 """
 
 import math
@@ -23,7 +23,7 @@ from finetune.data.tables import BadRow, Row, content_key, names
 
 
 class _Template(Section):
-    """One phrasing: a prompt, and the response to it; `{name}` stands for a field."""
+    """One phrasing: a prompt, and the response to it; `{name}` is a field."""
 
     prompt: str = Field(min_length=1)
     response: str = Field("", description="`{answer's field}` when absent")
@@ -53,9 +53,9 @@ class Pattern:
         return tuple(name for _, name in self.parts if name)
 
     def fill(self, row: Row) -> str:
-        """The text with the row's values in place of the fields.
+        """Replace the fields in the text by the row's values.
 
-        Raises BadRow, naming the template, the field and the fields there are.
+        Raises BadRow, naming the template, the field and the existing fields.
         """
         return "".join(text + (self._value(row, name) if name else "") for text, name in self.parts)
 
@@ -71,7 +71,7 @@ class Pattern:
 
 
 def _field(row: Row, name: str, location: str) -> Any:
-    """A field that a file of templates names, at `location`. Raises BadRow."""
+    """The value of a field that a template file names, at `location`. Raises BadRow."""
     if name not in row.fields:
         raise BadRow(
             f"no {name}",
@@ -86,7 +86,7 @@ def _is_number(value: object) -> bool:
 
 
 def parse_pattern(text: str, location: str) -> Pattern:
-    """A text with `{name}` for fields and `{{`, `}}` for braces. Raises ConfigError."""
+    """Parse a text with `{name}` for fields and `{{`, `}}` for braces. Raises ConfigError."""
     try:
         parsed = list(string.Formatter().parse(text))
     except ValueError as error:
@@ -101,8 +101,8 @@ def parse_pattern(text: str, location: str) -> Pattern:
 class Phrasings:
     """The phrasings of one task.
 
-    templates: pairs of prompt and response. options: the answers there are, or the name of
-    the field that lists them, or () for a task without.
+    templates: pairs of prompt and response. options: the possible answers, or the name of the field
+    that lists them, or () for a task without.
     """
 
     path: Path
@@ -136,7 +136,7 @@ class Phrasings:
                 raise BadRow(
                     f"empty {name}", f"{prompt.location}: the {name} is empty at {row.location}"
                 )
-        # A template that asks for the text of a given class has no answers to choose from.
+        # A template that asks for the text of a given class has no answer options.
         if options and self.answer in response.fields:
             request += "\n\nOPTIONS:" + "".join(f"\n- {option}" for option in options)
         messages = (Message("user", request), Message("assistant", reply))

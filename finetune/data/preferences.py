@@ -2,12 +2,12 @@
 
 Preferences have the fields `chosen` and `rejected`, and may have a `margin`: how much better
 (Bradley-Terry of `reward`). Verdicts have `completion` and `label`. The prompt of either is a
-request as in `formats`, or a list of turns under `prompt`. A preference may leave it out when both
-replies begin with it: as lists of turns, or as texts, which are then learnt without a template.
+request as in `formats`, or a list of turns under `prompt`. A preference may omit it when both
+replies begin with it: as lists of turns, or as texts, which are then trained without a template.
 These are the layouts of TRL's documentation (dataset formats), and the rows that the chat exports.
 
-Keep: both replies of a preference stand behind the same prompt, token for token, however it had to
-be cut; neither is empty or equal to the other. Only the last reply of a sequence is a response.
+Invariant: both replies of a preference follow the same prompt, token for token, however it was cut;
+neither is empty or equal to the other. Only the last reply of a sequence is a response.
 """
 
 import re
@@ -57,7 +57,7 @@ class Preference:
         return self.chosen, self.rejected
 
     def encoded(self, sequences: Sequence[Encoded]) -> "EncodedPair":
-        """The same as the tokens of its examples."""
+        """The pair with the tokens of its examples."""
         chosen, rejected = sequences
         return EncodedPair(chosen, rejected, self.key, self.prompt_key, self.margin)
 
@@ -80,7 +80,7 @@ class Verdict:
         return (self.reply,)
 
     def encoded(self, sequences: Sequence[Encoded]) -> "EncodedVerdict":
-        """The same as the tokens of its reply."""
+        """The verdict with the tokens of its reply."""
         (reply,) = sequences
         return EncodedVerdict(reply, self.desirable, self.key, self.prompt_key)
 
@@ -119,7 +119,7 @@ def detect_preference(row: Row) -> Layout[Judged]:
 
 
 def detect_judged(row: Row) -> Layout[Judged]:
-    """The layout of a row that is a verdict or a preference, which is two. Raises BadRow."""
+    """The layout of a verdict, or of a preference, which is two verdicts. Raises BadRow."""
     if "chosen" in row.fields or "rejected" in row.fields:
         return detect_preference(row)
     if "completion" not in row.fields:
@@ -136,7 +136,7 @@ _PAIR = ("chosen", "rejected", "margin")
 
 
 def prompt_fields(row: Row) -> tuple[str, ...]:
-    """The fields that hold the prompt; none where the replies have it in them."""
+    """The fields of the prompt; none if the replies include it."""
     for request, given in _REQUESTS:
         if request in row.fields:
             return (request, given) if given in row.fields else (request,)
@@ -144,7 +144,7 @@ def prompt_fields(row: Row) -> tuple[str, ...]:
 
 
 def prompt_of(row: Row) -> list[Message]:
-    """What a row asks: a request, or a list of turns under `prompt`. Raises BadRow."""
+    """The prompt of a row: a request, or a list of turns under `prompt`. Raises BadRow."""
     fields = prompt_fields(row)
     if not fields:
         raise BadRow(
@@ -183,7 +183,7 @@ def _preference(row: Row, prompt: Sequence[Message], pair: Sequence[list[Message
 
 
 def _read_implicit(row: Row) -> Preference:
-    """Both replies begin with the prompt: with the same turns, or the same text."""
+    """Split off a prompt with which both replies begin: the same turns, or the same text."""
     if isinstance(row.fields["chosen"], list):
         pair = [turns_of(row, name) for name in ("chosen", "rejected")]
         prompt = pair[0][:-1]
@@ -214,8 +214,9 @@ def _read_implicit(row: Row) -> Preference:
 
 
 def _shared_words(texts: Sequence[str]) -> str:
-    """What the texts begin with alike, up to the last whole word; a word brings the space before
-    it."""
+    """The common beginning of texts, up to the last whole word; a word includes the space before
+    it.
+    """
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
     shared = "".join(letter for letter, _ in alike)
     if not any(len(text) == len(shared) for text in texts):
@@ -308,7 +309,7 @@ class EncodedPair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedVerdict:
-    """A reply that was judged as tokens. split_key: of its prompt."""
+    """A reply with a verdict, as tokens. split_key: of its prompt."""
 
     reply: Encoded
     desirable: bool
@@ -333,7 +334,7 @@ EncodedJudged = EncodedPair | EncodedVerdict
 
 
 class PairEncoder:
-    """Encodes feedback row by row; see `ExampleEncoder` for what is given and counted."""
+    """Encodes feedback row by row; see `ExampleEncoder` for its attributes."""
 
     def __init__(
         self,
@@ -360,12 +361,12 @@ class PairEncoder:
         return [judged.encoded(self._encode(judged.examples))]
 
     def _encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
-        """The sequences behind one prompt, which is cut for the longest if it has to be."""
+        """The sequences with one prompt, which is cut for the longest if necessary."""
         whole = [_last_reply(self._whole.encode(example)[-1]) for example in examples]
         if max(len(each.ids) for each in whole) <= self.length:
             return whole
         replies = [_reply_tokens(each) for each in whole]
-        order = np.argsort(replies)[::-1].tolist()  # the longest reply says how it is cut
+        order = np.argsort(replies)[::-1].tolist()  # the longest reply decides how it is cut
         cut = dict(enumerate(whole))
         counted = Counter(self.truncated), self.turns_left_out
         for number in order:
@@ -373,7 +374,7 @@ class PairEncoder:
             cut[number] = _last_reply(encoded[-1])
             if number == order[0]:
                 counted = Counter(self.truncated), self.turns_left_out
-        # What is cut for both is one row.
+        # A cut of both counts as one row.
         self._fitting.truncated, self._fitting.turns_left_out = counted
         return [cut[number] for number in range(len(examples))]
 

@@ -1,7 +1,7 @@
 """The [data] section to encoded examples: read, phrase, split, encode, mix, and count.
 
-Keep: every row read is either kept or counted under the reason it was dropped for, and no row that
-is measured is ever trained on.
+Invariant: every row is either kept or counted under the reason for dropping it, and no evaluation
+row is ever trained on.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ LONGEST = 1024
 
 @dataclass(slots=True)
 class TableReport:
-    """What became of one file. digest: over the tokens and spans made of its rows."""
+    """The statistics of one file. digest: over the tokens and spans of its rows."""
 
     name: str
     layout: str = "no usable row"
@@ -47,12 +47,11 @@ class TableReport:
 
 @dataclass(slots=True)
 class Report:
-    """What became of the rows, in numbers.
+    """Statistics of the rows.
 
-    tables: the files in their order, those to measure on included. dropped: rows by reason.
-    truncated: examples by how they were made to fit. turns_left_out: messages lost by that.
-    clusters: rows of each cluster of tasks that was named. repeated: training rows that
-    occurred before.
+    tables: the files in their order, including those for evaluation. dropped: rows by reason.
+    truncated: examples by how they were shortened. turns_left_out: messages lost by that. clusters:
+    rows of each named cluster of tasks. repeated: training rows that occurred before.
     """
 
     tables: list[TableReport] = field(default_factory=list)
@@ -64,7 +63,7 @@ class Report:
 
     @property
     def kept(self) -> int:
-        """Rows that are trained on or measured."""
+        """Rows for training or evaluation."""
         return sum(table.kept for table in self.tables)
 
     @property
@@ -76,7 +75,7 @@ class Report:
         return digests
 
     def lines(self) -> list[str]:
-        """The report in words: what was detected, dropped and shortened. Foreign text inside."""
+        """The report in words: layouts, dropped and shortened rows. Contains foreign text."""
         lines = []
         for table in self.tables:
             fields = [", ".join(table.fields)]
@@ -97,7 +96,7 @@ class Report:
 
 
 def dropped_lines(dropped: Mapping[str, int]) -> list[str]:
-    """How many rows were dropped, by reason."""
+    """The number of dropped rows, by reason."""
     return [f"rows dropped, {reason}: {count:,}" for reason, count in dropped.items()]
 
 
@@ -111,8 +110,8 @@ _TRUNCATED = {
 class Example(Protocol):
     """A row as tokens.
 
-    key: tells it from other rows. split_key: by which it is trained on or measured. content:
-    what is learnt from it, for a digest.
+    key: distinguishes it from other rows. split_key: decides between training and evaluation.
+    content: its trained content, for a digest.
     """
 
     @property
@@ -127,7 +126,7 @@ Encodes = TypeVar("Encodes", bound=Example)
 
 
 class Encoder(Protocol[Encodes]):
-    """Makes examples of what a layout has read, and counts what it had to shorten."""
+    """Converts the results of a layout to examples, and counts the shortened ones."""
 
     @property
     def too_long(self) -> TooLong: ...
@@ -143,10 +142,10 @@ class Encoder(Protocol[Encodes]):
 
 @dataclass(frozen=True, slots=True)
 class RowKind(Generic[Encodes]):
-    """What rows there may be, and what is made of them.
+    """The kind of rows and the conversion to examples.
 
     fields: those of all layouts. detect: the layout of a row. phrased: whether instruction
-    templates can make a row of one.
+    templates can produce such a row.
     """
 
     fields: tuple[str, ...]
@@ -159,8 +158,8 @@ class RowKind(Generic[Encodes]):
 class ExampleSets(Generic[Encodes]):
     """Examples ready for collation.
 
-    train: one pass, as often in it as the weights say; not shuffled. held_out: "held_out",
-    when there is any, and each cluster that is held out by its name.
+    train: one pass, repeated according to the weights; not shuffled. held_out: "held_out", if there
+    is any, and each held-out cluster by its name.
     """
 
     train: list[Encodes]
@@ -169,10 +168,10 @@ class ExampleSets(Generic[Encodes]):
 
 
 def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> Template:
-    """The template of a run: the one named, else the model's own.
+    """The template of a run: the named one, else the model's own.
 
-    files: of the model. special: the names of its tokenizer's special tokens.
-    Raises ConfigError when the name is unknown, or none is named and the model brings none.
+    files: of the model. special: the names of its tokenizer's special tokens. Raises ConfigError
+    for an unknown name, or when none is named and the model has none.
     """
     if data.template in TEMPLATES:
         return TEMPLATES[data.template]
@@ -195,7 +194,7 @@ def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> 
 
 
 def on_day(template: Template, day: date) -> Template:
-    """A template that writes the date as it did on that day."""
+    """A template that writes the date of that day."""
     return replace(template, today=day) if isinstance(template, ChatTemplate) else template
 
 
@@ -217,11 +216,11 @@ def encode_chats(
     seed: int,
     start: Sequence[int] = (),
 ) -> ExampleSets[Encoded]:
-    """Read and encode everything that `data` names: chats, plain texts, few-shot prompts.
+    """Read and encode everything in `data`: chats, plain texts, few-shot prompts.
 
-    window: the model's context in tokens. seed: for phrasings and for fractions of weights.
-    start: special tokens that the model puts before each example; the examples are without.
-    Raises ConfigError, at the first bad row unless they are skipped.
+    window: the model's context in tokens. seed: for phrasings and for fractions of weights. start:
+    special tokens that the model puts before each example; the examples do not contain them. Raises
+    ConfigError, at the first bad row unless they are skipped.
     """
     encoder = ExampleEncoder(template, tokenizer, length_of(data, window), data.too_long, start)
     return encode_rows(data, RowKind(FIELDS, detect, encoder, phrased=True), seed)
@@ -385,7 +384,7 @@ def _cluster(row: Row, source: TrainSource, phrasings: Phrasings | None) -> str:
 def _describe(
     report: TableReport, row: Row, layout: Layout[Any] | None, phrasings: Phrasings | None
 ) -> None:
-    """State what was detected, by the first row that could be used."""
+    """Record the detected layout, from the first usable row."""
     if phrasings:
         report.layout = f"{len(phrasings.templates)} instruction templates of {phrasings.path}"
         fields: Sequence[str] = phrasings.fields

@@ -1,9 +1,9 @@
-"""Rows that ask: a prompt and, where the row has one, the reply that is looked for.
+"""Rows with a prompt and, optionally, the reference reply.
 
-Rows are those of `formats`, whose last reply is the reference that checks compare with, and rows
-of a prompt alone: its fields are those of a request, or a list of turns under `prompt`.
+Rows are those of `formats`, whose last reply is the reference that checks compare with, and rows of
+a prompt alone: its fields are those of a request, or a list of turns under `prompt`.
 
-Keep: a prompt is the tokens that a chat would have before that reply.
+Invariant: a prompt has the tokens that a chat would have before that reply.
 """
 
 from collections import Counter
@@ -20,15 +20,15 @@ from finetune.data.preferences import prompt_fields, prompt_of
 from finetune.data.tables import BadRow, Row, content_key
 
 PROMPT_FIELDS = FIELDS
-"""The fields of all layouts of rows that ask."""
+"""The fields of all layouts of prompt rows."""
 
-# Templates write a reply only where there is one; the prompt hangs on no word of it.
+# Templates render a reply only if there is one; the prompt does not depend on its text.
 _ANY_REPLY = Message("assistant", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOnly(TrainingExample):
-    """A request without a reply: the last message stands there for the template alone."""
+    """A request without a reply: the last message is only there for the template."""
 
     @property
     def reply(self) -> str:
@@ -39,8 +39,8 @@ class PromptOnly(TrainingExample):
 class EncodedPrompt:
     """A prompt.
 
-    ids: its tokens, without those that start every sequence. text: what the user wrote.
-    messages: the chat before the reply. reference: the row's own reply, or "". key: of the row.
+    ids: its tokens, without those that start every sequence. text: the user's text. messages: the
+    chat before the reply. reference: the row's own reply, or "". key: of the row.
     """
 
     ids: list[int]
@@ -52,13 +52,14 @@ class EncodedPrompt:
 
     @property
     def split_key(self) -> str:
-        """By which it is trained on or measured."""
+        """The key that decides between training and evaluation."""
         return self.key
 
 
 class PromptEncoder:
-    """Makes prompts of rows. length: the most tokens a row may have, its reply included; start: see
-    `ChatEncoder`."""
+    """Makes prompts of rows. length: the most tokens of a row, including its reply; start: see
+    `ChatEncoder`.
+    """
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class PromptEncoder:
 
 
 def detect_prompt(row: Row) -> Layout[TrainingExample]:
-    """The layout of a row that asks. Raises BadRow."""
+    """The layout of a prompt row. Raises BadRow."""
     try:
         return detect(row)
     except BadRow:

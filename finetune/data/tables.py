@@ -1,9 +1,9 @@
-"""Files, folders and hub data sets to rows, streamed where the file allows it; and which rows are
-measured or drawn.
+"""Reads rows from files, folders and hub data sets, as streams if possible; and splits and draws
+them.
 
-Keep: every row knows its location ("data.jsonl, line 3"), and what cannot be read is one sentence
-that begins with it; `formats` says what the fields mean. Content and seed alone decide whether a
-row is trained on or measured, whatever stands beside it and in whatever order rows are read.
+Invariant: every row knows its location ("data.jsonl, line 3"), and a fault is one sentence that
+begins with it; `formats` interprets the fields. Only content and seed decide whether a row is
+trained on or evaluated, whatever the other rows and their order.
 """
 
 import gzip
@@ -26,7 +26,7 @@ from finetune.config.sections import ConfigError, TrainSource
 
 
 class BadRow(ConfigError):
-    """A row that cannot be used. reason: what it is counted as, the same for like rows."""
+    """A row that cannot be used. reason: its category for counting, the same for similar rows."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class BadRow(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a file, its fields as the file holds them."""
+    """One row of a file, with the fields of the file."""
 
     location: str
     fields: Mapping[str, Any]
@@ -46,7 +46,7 @@ FileRows = Iterator[Row | BadRow]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of one file, or of one split of a hub data set. `rows` can be read once and again."""
+    """Rows of one file, or of one split of a hub data set. `rows` can be read repeatedly."""
 
     name: str
     rows: Callable[[], FileRows] = field(repr=False)
@@ -56,9 +56,9 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def tables(source: TrainSource) -> list[Table]:
-    """The files of a source: one, those of a folder in the order of their names, or a split.
+    """The files of a source: one, those of a folder sorted by name, or a split.
 
-    Raises ConfigError when there is no such thing, or nothing in it that could be read.
+    Raises ConfigError when it does not exist, or nothing in it can be read.
     """
     if "\0" in source.path:
         raise ConfigError(f"{quoted(source.path)}: holds a NUL character and is not a valid path")
@@ -82,7 +82,7 @@ def tables(source: TrainSource) -> list[Table]:
 
 
 def _suffix(path: Path) -> str:
-    """What a file holds, by its name: ".jsonl" also of "rows.jsonl.gz"."""
+    """The type of a file, by its name: ".jsonl" also of "rows.jsonl.gz"."""
     return Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
 
 
@@ -116,7 +116,7 @@ def _text_rows(path: Path) -> FileRows:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """A file, unpacked. Raises ConfigError for what cannot be read of it."""
+    """Open a file, decompressed. Raises ConfigError when it cannot be read."""
     try:
         with _open(path) as file:
             yield file
@@ -141,7 +141,7 @@ def _text_of(data: bytes, location: str) -> str:
 
 
 def _json_records(file: IO[bytes], location: str) -> Iterator[Record]:
-    # Whether an array or an object a line, the content says more truly than the name.
+    # The content distinguishes an array from one object per line more reliably than the name.
     head = file.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip()
     file.seek(0)
     if head.startswith(b"["):
@@ -155,9 +155,9 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def _array_records(text: str, location: str) -> Iterator[Record]:
-    """The elements of a JSON array one at a time, each with the line it begins on.
+    """The elements of a JSON array one at a time, each with the line where it begins.
 
-    Raises ConfigError where the array itself is broken, since nothing after that can be read.
+    Raises ConfigError if the array itself is broken, because nothing after that can be read.
     """
     decode = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode
     line, counted = 1, 0
@@ -224,7 +224,7 @@ READERS: Mapping[str, Callable[[Path], FileRows]] = {
     ".parquet": _parquet_rows,
     ".txt": _text_rows,
 }
-"""Every kind of file by the end of its name, and what reads its rows."""
+"""Every type of file by its suffix, and the reader of its rows."""
 
 
 def _hub_table(source: TrainSource) -> Table:
@@ -232,7 +232,7 @@ def _hub_table(source: TrainSource) -> Table:
 
     try:
         rows = datasets.load_dataset(source.path, source.subset or None, split=source.split)
-    except Exception as error:  # the library lets many kinds of errors through
+    except Exception as error:  # the library raises many types of errors
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"{source.path}: there is no such file or folder, and as a data set of the hub it "
@@ -247,9 +247,9 @@ def _hub_table(source: TrainSource) -> Table:
 
 
 def renamed(table: Table, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
-    """The rows of a table with each field under the name that `columns` gives it.
+    """The rows of a table with the field names that `columns` maps them to.
 
-    Raises ConfigError when the first row lacks a column that is named.
+    Raises ConfigError when the first row lacks a named column.
     """
     checked = False
     for row in table.rows():
@@ -286,7 +286,7 @@ def text_key(text: str) -> str:
 
 
 def is_held_out(key: str, share: float) -> bool:
-    """Whether the row with this key belongs to the `share` kept for measuring."""
+    """Whether the row with this key belongs to the held-out `share`."""
     return int(key, 16) < share * 2.0**64
 
 

@@ -1,1 +1,1 @@
-"""What a model or a run is worth: metrics, results, reports."""
+"""Evaluation of models and runs: metrics, results, reports."""

@@ -1,7 +1,7 @@
-"""A model that is to be measured, and the rows it is measured on, before its weights are read.
+"""A model to be evaluated, and its rows, before its weights are read.
 
-Keep: a run is measured on the rows that its training measured. A file in their place is read as
-the run's own rows were.
+Invariant: a run is evaluated on the held-out rows of its training. A file given instead is read
+with the run's settings.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,8 +26,8 @@ from finetune.training.record import begun_on, configuration_of, read_record
 class Subject:
     """A model with its rows.
 
-    evaluator: what measures it. sets: rows by name. left_out: how many of each set another model
-    cannot hold.
+    evaluator: evaluates it. sets: rows by name. left_out: the number of rows per set that another
+    model cannot hold.
     """
 
     files: ModelFiles
@@ -43,12 +43,11 @@ class Subject:
 def open_subject(
     model: str, run: str, data_file: str = "", overrides: Sequence[str] = ()
 ) -> Subject:
-    """A model in its own template; one that has none, in that of the run.
+    """Open a model in its own template; without one, in that of the run.
 
-    run: the run whose held-out rows are measured when there is no `data_file`; of a run, the
-        file is read as its rows were. overrides: key=value of its data and head.
-    Rows that another model than the run cannot hold are left out, not refused.
-    Raises ConfigError and ModelError.
+    run: its held-out rows are used when there is no `data_file`; the file is read with the settings
+    of its rows. overrides: key=value of its data and head. Rows that another model than the run
+    cannot hold are left out, not refused. Raises ConfigError and ModelError.
     """
     files = find_model(model)
     tokenizer, start = chat_tokenizer(files)
@@ -72,7 +71,7 @@ def open_subject(
 
 
 def on_shared_rows(subjects: Sequence[Subject]) -> list[Subject]:
-    """The models with those rows that each of them holds whole, in the same order."""
+    """Restrict the models to the rows that each of them holds completely, in the same order."""
     shared: dict[str, Collection[str]] = {}
     left_out = {}
     for name in subjects[0].sets:
@@ -101,7 +100,7 @@ def on_shared_rows(subjects: Sequence[Subject]) -> list[Subject]:
 
 
 def _configuration(run: str, data_file: str, overrides: Sequence[str]) -> FinetuneConfig:
-    """The run's own configuration; with a data file, its rows in place of the run's."""
+    """The run's own configuration; with a data file, its rows instead of the run's."""
     folder = model_folder(run)
     if (folder / RUN_RECORD).is_file():
         config = configuration_of(folder, read_record(folder))
@@ -129,7 +128,7 @@ def _begun(run: str) -> date | None:
 
 
 def _common(sources: Sequence[TrainSource]) -> dict[str, Any]:
-    """How rows are read, as far as all sources agree."""
+    """The settings for rows on which all sources agree."""
     first, *others = (each.model_dump(include={"columns", "template"}) for each in sources)
     return {
         key: value for key, value in first.items() if all(each[key] == value for each in others)

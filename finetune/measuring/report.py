@@ -1,6 +1,6 @@
-"""What a run says of itself: its first lines, and at its end report.md and loss.png.
+"""The report of a run: its first lines, and at its end report.md and loss.png.
 
-Keep: every number in it comes from the run's own log and record.
+Invariant: every number in it comes from the run's own log and record.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _HELD_OUT_LOSS = {"eval_loss": "held-out loss"}
 
 
 def header(setup: RunSetup) -> list[str]:
-    """What is about to be trained on what, in a few lines."""
+    """A summary of the planned training, in a few lines."""
     config, data = setup.config, setup.data
     settings = config.train
     trained = trained_parameters(setup.model)
@@ -98,7 +98,7 @@ def write_report(
 
 
 def _result(result: dict[str, Any], metric: str) -> list[str]:
-    """The result of a run as a table. metric: by which the best step was chosen."""
+    """The result of a run as a table. metric: chose the best step."""
     figures = [
         (key.removeprefix("eval_").replace("_", " ") + ", held out", f"{value:.4f}")
         for key, value in result.items()
@@ -117,7 +117,7 @@ def _result(result: dict[str, Any], metric: str) -> list[str]:
 
 
 def _course(rows: Sequence[dict[str, Any]], objective: Objective) -> list[str]:
-    """The measurements of a log, each with the figures of its step."""
+    """The evaluations in a log, each with the figures of its step."""
     names = objective.names
     shown = {key: title for key, title in objective.figures.items() if key in names}
     train = {row["step"]: row for row in rows if names[0] in row}
@@ -137,13 +137,15 @@ def _course(rows: Sequence[dict[str, Any]], objective: Objective) -> list[str]:
 
 
 def _held_out(key: str, objective: Objective) -> str:
-    """What a measurement's key is called."""
+    """The label of an evaluation's key."""
     name = key.removeprefix("eval_")
     return f"held-out {objective.figures.get(name, name.replace('_', ' '))}"
 
 
 def _plot(rows: Sequence[dict[str, Any]], objective: Objective, path: Path) -> bool:
-    """Whether there is a plot: the objective's curves, and below them the length of replies."""
+    """Draw the objective's curves, and below them the length of replies; return whether there are
+    any.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,7 +1,7 @@
-"""What was measured of models: figures with their intervals, replies, and both as tables.
+"""Results of evaluations: figures with their intervals, replies, and both as tables.
 
-Keep: models stand side by side in figures that mean the same for each. A loss a token does not
-where text is cut into other tokens.
+Invariant: models are compared only by figures with the same meaning for each. A loss per token is
+not, if tokenizers differ.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ NAMES = {"loss_per_byte": "loss a byte", "rouge_l": "ROUGE-L"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A greedy reply beside what the row has."""
+    """A greedy reply with the row's own."""
 
     prompt: str
     reference: str
     reply: Reply
 
     def document(self) -> dict[str, str]:
-        """Plain data for --json; an error only where the reply failed."""
+        """Plain data for --json; an error only if the reply failed."""
         plain = {"prompt": self.prompt, "reference": self.reference, "reply": self.reply.text}
         return plain | ({"error": self.reply.error} if self.reply.error else {})
 
@@ -38,10 +38,9 @@ class Answer:
 class Measured:
     """A model on one set of rows.
 
-    figures: by name; loss in nats a token, loss_per_byte in nats a byte of the replies as UTF-8.
-    intervals: of 95 %, over the rows, of those figures that have one. left_out: rows that
-    another model cannot hold. predictions: of a head, what it answers to each row beside the
-    row's label.
+    figures: by name; loss in nats per token, loss_per_byte in nats per byte of the replies as
+    UTF-8. intervals: of 95 %, over the rows, of those figures that have one. left_out: rows that
+    another model cannot hold. predictions: of a head, its answer to each row with the row's label.
     """
 
     examples: int
@@ -53,7 +52,7 @@ class Measured:
 
     @property
     def failed(self) -> list[Answer]:
-        """The answers whose generation broke off, which no figure counts."""
+        """The answers whose generation failed, which no figure counts."""
         return [answer for answer in self.answers if answer.reply.error]
 
     def document(self) -> dict[str, Any]:
@@ -72,7 +71,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A model on every set. vocabulary: tells one way to cut text into tokens from another."""
+    """A model on every set. vocabulary: a hash of its tokenizer's pieces."""
 
     model: str
     template: str
@@ -89,7 +88,7 @@ class Evaluation:
 
 
 def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
-    """Tables of one model, or of two side by side, with some of their replies."""
+    """Tables of one model, or of several side by side, with some of their replies."""
     parts: list[RenderableType] = []
     for name in evaluations[0].sets:
         columns = [(each, each.sets[name]) for each in evaluations if name in each.sets]
@@ -108,7 +107,7 @@ def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
 
 
 Columns = Sequence[tuple[Evaluation, Measured]]
-"""The models that have a set of rows, and what was measured of each."""
+"""The models that have a set of rows, and the results of each."""
 
 
 def _figures(name: str, columns: Columns) -> Table:

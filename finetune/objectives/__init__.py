@@ -1,1 +1,1 @@
-"""Objectives: each a loss, what it counts, and the rows it needs."""
+"""Objectives: each has a loss, its counts, and its rows."""

@@ -14,7 +14,7 @@ A reply's reward is β times its log-ratio. Beside it stands λ·L1, the negativ
 the chosen replies (Pang et al., 2024, arXiv 2404.19733, without their lengths): DPO alone lets the
 probability of both replies fall as long as that of the rejected falls more.
 
-Keep: the reference is the model that the run begins with, and no dropout blurs the ratio to it.
+Invariant: the reference is the initial model of the run, and dropout is off, so the ratio is exact.
 """
 
 from dataclasses import dataclass

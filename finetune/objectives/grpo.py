@@ -16,8 +16,9 @@ it one of π and not of π_old, as in TRL (`use_bias_correction_kl`). Probabilit
 temperature that replies are drawn with. Defaults and all this are TRL's (`loss_type` dapo), but
 that dropout is off. A reply's end token is a token of it; one that was cut at its longest has none.
 
-Keep: a reply's advantage comes from its own group, and a token's weight is one through the tokens
-of the whole optimizer step, so the loss is the same however the step is cut, padded or packed.
+Invariant: a reply's advantage comes from its own group, and a token's weight is one through the
+tokens of the whole optimizer step, so the loss is the same however the step is cut, padded or
+packed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,9 +63,9 @@ _SMALLEST_DEVIATION = 1e-4
 
 
 class PromptRows(Dataset[Tensors]):
-    """Prompts as rows, each key (T,), and `row`, the number of the row: which prompt it is.
+    """Prompts as rows, each key (T,), and `row`, the number of the row, to identify the prompt.
 
-    The response mask says that replies are to be drawn. start: tokens before each sequence.
+    The response mask marks rows whose replies are to be drawn. start: tokens before each sequence.
     """
 
     def __init__(self, prompts: Sequence[EncodedPrompt], start: Sequence[int]) -> None:
@@ -88,12 +89,13 @@ class PromptRows(Dataset[Tensors]):
 
 
 REPLY_FIGURES = ("advantage", "reward", "no_signal")
-"""The figures of each drawn reply; no_signal is 1 where its whole group has one reward."""
+"""The figures of each drawn reply; no_signal is 1 if all rewards of its group are equal."""
 
 
 class ReplyRows(Dataset[Tensors]):
-    """Drawn replies behind their prompts: rows as those of `Rows`, and on all tokens of a reply
-    its figures, under the keys of `REPLY_FIGURES` (float)."""
+    """Drawn replies after their prompts: rows like those of `Rows`, and on all tokens of a reply
+    its figures, under the keys of `REPLY_FIGURES` (float).
+    """
 
     def __init__(
         self,
@@ -118,14 +120,16 @@ class ReplyRows(Dataset[Tensors]):
 
 
 def advantages(rewards: Tensor, scaled: bool) -> Tensor:
-    """Of replies in their groups, (groups, replies) -> the same shape."""
+    """The advantages of replies in their groups, (groups, replies) -> the same shape."""
     centred = rewards - rewards.mean(1, keepdim=True)
     return centred / (rewards.std(1, keepdim=True) + _SMALLEST_DEVIATION) if scaled else centred
 
 
 def with_signal(batch: Tensors) -> Tensors:
     """The sequences of a batch that have an advantage; the first, if none has, so that there is a
-    loss. Without a KL the others' gradient is 0, and on easy and on hard prompts they are most."""
+    loss. Without a KL the gradient of the others is 0, and on easy and on hard prompts they are the
+    majority.
+    """
     has_signal = (batch["advantage"] != 0).any(1)
     has_signal[0] |= ~has_signal.any()
     return {key: value[has_signal] for key, value in batch.items()}
@@ -135,9 +139,9 @@ def with_signal(batch: Tensors) -> Tensors:
 class Grpo(Objective):
     """See above. config: its table of the configuration.
 
-    A batch is of `ReplyRows`, with two keys more where they are needed: `old` and `reference`,
+    A batch is of `ReplyRows`, with two more keys if needed: `old` and `reference`,
     log-probabilities of the tokens by π_old and by the reference. Without `old` the model has not
-    moved since.
+    changed since.
     """
 
     config: GrpoSettings
@@ -207,7 +211,7 @@ class Grpo(Objective):
         return figures
 
     def summary(self, data: RowSets) -> str:
-        """What is minimised, and over how much."""
+        """A description of the loss and the amount of data."""
         text = (
             f"GRPO: {self.config.replies} replies of at most {self.config.max_tokens:,} tokens to "
             f"each of {data.examples:,} prompts, rewards by {', '.join(self.rewards.names)}"
@@ -218,7 +222,7 @@ class Grpo(Objective):
         return text
 
     def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
-        """Tokens of replies, and replies."""
+        """The number of tokens of replies, and of replies."""
         counts = torch.zeros(2, dtype=torch.float64)
         for batch in batches:
             tokens = reply_sums(batch["response_mask"], batch)
@@ -259,7 +263,8 @@ class Grpo(Objective):
     def _of_tokens(
         self, logps: Tensor, ratios: Tensor, batch: Tensors
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each token, (sequences, tokens): the loss, the KL, and whether its ratio is cut."""
+        """For each token, (sequences, tokens): the loss, the KL, and whether its ratio
+        is clipped."""
         config, advantage = self.config, batch["advantage"]
         high = config.epsilon if config.epsilon_high is None else config.epsilon_high
         plain = ratios * advantage
@@ -313,8 +318,9 @@ class Grpo(Objective):
         return ChatEvaluator(config, text)
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """The mean reward and length of greedy replies; loss, by which the best is chosen, is minus
-        the reward."""
+        """The mean reward and length of greedy replies; loss, which selects the best, is minus the
+        reward.
+        """
         return {
             "loss": -means["reward"],
             "reward": means["reward"],
@@ -333,7 +339,7 @@ def _references(rows: PromptRows, tokenizer: Tokenizer) -> list[tuple[EncodedPro
 
 
 def _as_drawn(reply: str, tokenizer: Tokenizer, *, ends: bool) -> DrawnReply:
-    """A text as if it were drawn. ends: whether its end token belongs to it."""
+    """A text in the form of a drawn reply. ends: whether its end token is included."""
     ids = tokenizer.encode(reply, begins=False)
     return DrawnReply([*ids, tokenizer.end_id] if ends else ids, reply)
 
@@ -341,7 +347,7 @@ def _as_drawn(reply: str, tokenizer: Tokenizer, *, ends: bool) -> DrawnReply:
 def _show_rewards(
     rows: PromptRows, rewards: Rewards, lengths: Sequence[int], tokenizer: Tokenizer
 ) -> Table:
-    """Three prompts with what each check gives the row's own reply."""
+    """Three prompts with the value of each check for the row's own reply."""
     table = Table(show_edge=False, padding=(0, 1), header_style="dim")
     for name in ("prompt", "its own reply"):
         table.add_column(name, ratio=1, overflow="fold")

@@ -1,7 +1,7 @@
 """Labelled rows as the token sequences that a head reads, with their labels.
 
-Keep: the sequences are those of the engine's `HeadEncoder`, by which the trained head reads the
-texts of a user. Nothing is added to the vocabulary, so any causal model takes a head and keeps its
+Invariant: the sequences come from the engine's `HeadEncoder`, which also encodes a user's texts for
+the trained head. Nothing is added to the vocabulary, so any causal model takes a head and keeps its
 tokenizer.
 """
 
@@ -32,14 +32,14 @@ ROLES: dict[HeadTask, tuple[str, ...]] = {
     "similarity": ("first", "second", "label"),
     "multiple-choice": ("context", "choices", "label"),
 }
-"""The fields of a row, by task; rewards are learnt from preferences."""
+"""The fields of a row, by task; rewards are trained on preferences."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadExample:
-    """A row as tokens: one sequence, two orders of a pair, or one sequence a choice.
+    """A row as tokens: one sequence, two orders of a pair, or one sequence per choice.
 
-    label: which class or choice; of regression the number itself.
+    label: the index of the class or choice; for regression the number itself.
     """
 
     sequences: Sequences
@@ -48,10 +48,10 @@ class HeadExample:
 
 
 class HeadRows:
-    """Examples as rows of tensors, each (sequences, tokens); padding stands at the right.
+    """Examples as rows of tensors, each (sequences, tokens); padding is at the right.
 
     response_mask marks the extract tokens, where the head reads; aux_mask all tokens that L1
-    predicts. Scalars of a row: its label, and how many sequences it has.
+    predicts. Scalars of a row: its label, and its number of sequences.
     """
 
     def __init__(self, examples: Sequence[HeadExample], pad_id: int) -> None:
@@ -81,7 +81,7 @@ class HeadRows:
 
 
 class RowEncoder:
-    """Labelled rows to what a head reads of them, under a policy for those that are too long.
+    """Labelled rows to a head's sequences, under a policy for those that are too long.
 
     start, window: see `HeadEncoder`.
     """
@@ -160,7 +160,7 @@ def read_labelled_rows(
 ) -> tuple[HeadSpec, RowSets]:
     """The labelled rows of a configuration with a [head]. Raises ConfigError.
 
-    spec: of the head that is to read them; a new one when there is none.
+    spec: of an existing head; None defines a new one.
     """
     data, head = config.data, config.head
     assert head is not None
@@ -203,7 +203,7 @@ def read_labelled_rows(
 
 
 def _spec(head: Head, rows: Sequence[Labelled], length: int) -> HeadSpec:
-    """The classes as they are named, else those that occur, or the scale of the numbers.
+    """The named classes, else those that occur, or the scale of the numbers.
 
     Raises ConfigError.
     """
@@ -229,7 +229,7 @@ def _spec(head: Head, rows: Sequence[Labelled], length: int) -> HeadSpec:
 def _encoded(
     rows: Iterable[Labelled], encoder: RowEncoder, data: Data, dropped: Counter[str]
 ) -> Iterator[HeadExample]:
-    """The rows that can be used; the others are raised or counted."""
+    """The usable rows; the others are raised or counted."""
     for row in rows:
         try:
             example = encoder.encode(row)

@@ -4,9 +4,10 @@ A linear layer reads the last block's state at the last token. As in the paper t
 here the cross-entropy of the labels, or the mean squared error of numbers, plus λ·L1 over the
 sequences.
 
-Keep: `l3` alone computes L1, so that a head's auxiliary loss is that of a chat, and the engine's
-`HeadModel` alone reads texts with a trained head. The layer is a child of the model, `task_head`,
-and is saved beside the model's files, never in them, so the folder loads as a language model too.
+Invariant: only `l3` computes L1, so a head's auxiliary loss is that of a chat, and only the
+engine's `HeadModel` reads texts with a trained head. The layer is a child of the model,
+`task_head`, and is stored next to the model's files, never in them, so the folder loads as a
+language model too.
 """
 
 from collections import Counter
@@ -57,13 +58,13 @@ from finetune.objectives.objective import (
 )
 
 _STRETCH = 256
-"""Rows between two reports of what is done."""
+"""Rows between two progress reports."""
 
 MODULE = "task_head"
 
 
 def add_head(model: Any, spec: HeadSpec, seed: int) -> None:
-    """Put a new head on a model, with the paper's initial weights, N(0, 0.02)."""
+    """Add a new head to a model, with the paper's initial weights, N(0, 0.02)."""
     width = model.get_output_embeddings().weight.shape[1]
     model.task_head = nn.Linear(width, spec.outputs)
     draw = torch.Generator().manual_seed(seed)
@@ -72,14 +73,14 @@ def add_head(model: Any, spec: HeadSpec, seed: int) -> None:
 
 
 def save_head(model: Any, spec: HeadSpec, folder: Path) -> None:
-    """Write the head beside the model's own files."""
+    """Write the head next to the model's own files."""
     state = {key: value.contiguous().cpu() for key, value in model.task_head.state_dict().items()}
     save_file(state, folder / HEAD_WEIGHTS)
     spec.save(folder)
 
 
 def load_head(model: Any, folder: Path) -> None:
-    """Put the head saved in a folder on a model. Raises ModelError."""
+    """Add the head in a folder to a model. Raises ModelError."""
     add_head(model, HeadSpec.load(folder), seed=0)
     load_head_weights(model, folder)
 
@@ -97,8 +98,9 @@ def load_head_weights(model: Any, folder: Path) -> None:
 def class_logits(
     head: nn.Module, hidden: Tensor, batch: Tensors, task: HeadTask
 ) -> tuple[Tensor, Tensor]:
-    """Logits (examples, classes or choices), see `head_logits`, and which examples count,
-    (examples,) bool."""
+    """Logits (examples, classes or choices), see `head_logits`, and a mask of the examples that
+    count, (examples,) bool.
+    """
     read = batch["response_mask"].any(1)
     example, states = owners(batch)[read], hidden[batch["response_mask"]].float()
     examples = len(batch["label"])
@@ -108,19 +110,19 @@ def class_logits(
 
 
 def owners(batch: Tensors) -> Tensor:
-    """Which example of the batch each sequence belongs to, (sequences,)."""
+    """The example of each sequence in the batch, (sequences,)."""
     sizes = batch["sequences"]
     return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
 
 
 Output = Sequence[float]
-"""Probabilities of the labels or choices of one row; of regression the number alone."""
+"""Probabilities of the labels or choices of one row; for regression only the number."""
 
 
 def answer_document(spec: HeadSpec, output: Output, choices: Sequence[str] = ()) -> dict[str, Any]:
     """An answer as plain data: `output` and `label_probabilities`, or the `score` of regression.
 
-    choices: of a row of multiple choice; two may be alike, so its probabilities are a list.
+    choices: of a multiple-choice row; two may be equal, so its probabilities are a list.
     """
     if spec.scale:
         return {"score": output[0]}
@@ -134,8 +136,8 @@ def answer_document(spec: HeadSpec, output: Output, choices: Sequence[str] = ())
 def head_figures(
     spec: HeadSpec, outputs: Sequence[Output], examples: Sequence[HeadExample]
 ) -> dict[str, float]:
-    """Of classes: loss in nats a row, accuracy, the share of the most frequent label, and, where
-    rows have labels in common, macro-F1. Of regression: mse, Pearson's and Spearman's correlation.
+    """For classes: loss in nats per row, accuracy, the fraction of the most frequent label, and, if
+    rows have labels in common, macro-F1. For regression: mse, Pearson's and Spearman's correlation.
     """
     golds = [example.label for example in examples]
     if spec.scale:
@@ -158,14 +160,14 @@ def head_figures(
 
 
 def _correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
-    """Pearson's; 0 where one of them is constant and has no correlation."""
+    """Pearson's; 0 if one of them is constant and has no correlation."""
     first, second = first - first.mean(), second - second.mean()
     scale = float(np.sqrt((first @ first) * (second @ second)))
     return float(first @ second) / scale if scale else 0.0
 
 
 def _ranks(values: NDArray[Any]) -> NDArray[Any]:
-    """From 1; equal values share the mean of theirs, as Spearman's correlation has it."""
+    """From 1; equal values share their mean rank, as in Spearman's correlation."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[which]
@@ -173,9 +175,9 @@ def _ranks(values: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadObjective(L3):
-    """L2 of the labels plus λ·L1 of the text; accuracy is the share of right labels.
+    """L2 of the labels plus λ·L1 of the text; accuracy is the fraction of correct labels.
 
-    Of regression L2 is the mean squared error in variances of the labels learnt from.
+    For regression L2 is the mean squared error in variances of the training labels.
     """
 
     spec: HeadSpec
@@ -212,7 +214,7 @@ class HeadObjective(L3):
         load_head_weights(model, folder)
 
     def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
-        """Examples, and tokens or sequences of L1."""
+        """The number of examples, and of tokens or sequences of L1."""
         batches = list(batches)
         counts = count_labels(batches, self.aux_norm)
         counts[0] = sum(map(_examples_read, batches))
@@ -238,7 +240,8 @@ class HeadObjective(L3):
         return losses
 
     def _of_labels(self, logits: Tensor, label: Tensor) -> tuple[Tensor, ...]:
-        """The loss of examples, and of classes how many are right; sums over the examples."""
+        """The loss of examples, and for classes the number of correct ones; sums over
+        the examples."""
         if self.spec.scale:
             mean, deviation = self.spec.scale
             return ((logits[:, 0] - (label - mean) / deviation).square().sum(),)
@@ -281,14 +284,15 @@ class HeadObjective(L3):
         return HeadEvaluator(config, text)
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """loss in nats a row and accuracy, or loss and mse, in squares of what is counted; l1 in
-        nats a token."""
+        """loss in nats per row and accuracy, or loss and mse, in squared units; l1 in nats per
+        token.
+        """
         if self.spec.scale:
             mse = means["l2"] * self.spec.scale[1] ** 2
             l1 = {"l1": means["l1"]} if self.weight(done) else {}
             return {"loss": means["l2"], "mse": mse, **l1}
         metrics = super().metrics(means, done)
-        del metrics["perplexity"]  # of labels it says nothing
+        del metrics["perplexity"]  # meaningless for labels
         return metrics
 
 
@@ -304,7 +308,7 @@ def _examples_read(batch: Tensors) -> int:
 
 @dataclass(frozen=True)
 class HeadEvaluator(Evaluator):
-    """Measures a model with a head on labelled rows, which it reads as its own spec has them."""
+    """Evaluates a model with a head on labelled rows, encoded by its own spec."""
 
     def __post_init__(self) -> None:
         assert self.config.head is not None
@@ -330,7 +334,7 @@ class HeadEvaluator(Evaluator):
         load_head(model, self.text.files.path)
 
     def measure(self, model: Any, rows: Sequence[HeadExample], tell: Tell) -> Figures:
-        """Accuracy, macro-F1 and loss of a head, beside the share of the most frequent label."""
+        """Accuracy, macro-F1 and loss of a head, with the fraction of the most frequent label."""
         head = head_model(model, self.spec, self.text)
         outputs: list[Output] = []
         for start in range(0, len(rows), _STRETCH):

@@ -14,8 +14,8 @@ step of all rows has TRL's z. A pair cut to fit is cut at the end of its reply, 
 λ_D and λ_U are by the counts unless they are set: the rarer kind weighs as much altogether as the
 other (equation 8 with a ratio of 1); TRL has 1 for both and says so where the counts differ.
 
-Keep: what a reply is worth hangs on its own verdict and on the step, never on its neighbours in a
-micro-batch.
+Invariant: the value of a reply depends on its own verdict and on the step, never on its neighbours
+in a micro-batch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -94,7 +94,7 @@ class Kto(Objective):
 
     @classmethod
     def of(cls, settings: KtoSettings, verdicts: Sequence[EncodedVerdict]) -> "Kto":
-        """The objective that a table of the configuration asks for, on these verdicts."""
+        """The objective for a table of the configuration and these verdicts."""
         desirable, undesirable = weights(settings, verdicts)
         return cls(beta=settings.beta, desirable=desirable, undesirable=undesirable)
 
@@ -115,14 +115,16 @@ class Kto(Objective):
         return {"kto": "KTO", "kl": "KL"} | REWARD_FIGURES | right | LOGP_FIGURES
 
     def summary(self, data: RowSets) -> str:
-        """What is minimised, and over how much."""
+        """A description of the loss and the amount of data."""
         return (
             f"KTO over {data.examples:,} replies; a good one weighs {self.desirable:.3g}, a bad "
             f"one {self.undesirable:.3g}"
         )
 
     def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
-        """Good replies, bad ones, and the sum of the log-ratios of the mismatched ones."""
+        """The number of good and of bad replies, and the sum of the log-ratios of the mismatched
+        ones.
+        """
         counts = torch.zeros(3, dtype=torch.float64)
         device = next(call.parameters()).device
         for batch in batches:
@@ -147,7 +149,7 @@ class Kto(Objective):
             ratios = replies.logps - replies.reference
             sign = good.float() - bad.float()
             weight = self.desirable * good.float() + self.undesirable * bad.float()
-            # 1 - σ(x) as σ(-x), which is exact where it is small.
+            # 1 - σ(x) as σ(-x), which is exact if it is small.
             loss = (weight * torch.sigmoid(-self.beta * sign * (ratios - kl))).sum() / n
             learnt = ratios.detach()
             shares = (good / max(1.0, n_good), bad / max(1.0, n_bad))
@@ -162,7 +164,7 @@ class Kto(Objective):
         return losses
 
     def _log_ratios(self, call: nn.Module, model: Any, rows: Tensors) -> Tensor:
-        """Of each reply of a side of a batch."""
+        """For each reply of a side of a batch."""
 
         def compute(hidden: Tensor) -> Tensor:
             replies = replies_of(_log_probs(hidden, model, rows), rows)
@@ -217,7 +219,9 @@ def _log_probs(hidden: Tensor, model: Any, rows: Tensors) -> Tensor:
 
 
 def _kinds(rows: Tensors) -> tuple[Tensor, Tensor]:
-    """Which replies of a side of a batch are good, and which bad; those without labels neither."""
+    """Masks of the good and of the bad replies of a side of a batch; those without labels are in
+    neither.
+    """
     replies = replies_of(torch.zeros(rows["input_ids"].shape, device=rows["value"].device), rows)
     labelled = replies.tokens > 0
     return labelled & (replies.value > 0.5), labelled & (replies.value <= 0.5)
@@ -229,7 +233,7 @@ def as_verdicts(judged: Sequence[EncodedJudged]) -> list[EncodedVerdict]:
 
 
 def verdict_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRows:
-    """Rows of verdicts: the reply, the one before it behind the same prompt, and the label."""
+    """Rows of verdicts: the reply, the one before it with the same prompt, and the label."""
     verdicts = as_verdicts(judged)
     replies = [each.reply for each in verdicts]
     mismatched = [
@@ -249,7 +253,7 @@ def _mismatched(prompt_of: Encoded, reply_of: Encoded, longest: int) -> Encoded:
 
 
 def weights(settings: KtoSettings, verdicts: Sequence[EncodedVerdict]) -> tuple[float, float]:
-    """λ_D and λ_U, by the counts where they are not set."""
+    """λ_D and λ_U, computed from the counts unless they are set."""
     good = sum(each.desirable for each in verdicts)
     bad = len(verdicts) - good
     by_count = (max(1.0, bad / max(1, good)), max(1.0, good / max(1, bad)))
@@ -262,13 +266,14 @@ def weights(settings: KtoSettings, verdicts: Sequence[EncodedVerdict]) -> tuple[
 
 @dataclass(frozen=True)
 class VerdictEvaluator(FeedbackEvaluator):
-    """Measures a model on verdicts by KTO, and on preferences by DPO, which ranks their replies."""
+    """Evaluates a model on verdicts by KTO, and on preferences by DPO, which ranks
+    their replies."""
 
     def detect(self, row: Row) -> Layout[Judged]:
         return detect_judged(row)
 
     def measure(self, model: Any, rows: Sequence[EncodedJudged], tell: Tell) -> Figures:
-        """The means over the replies; the share of right verdicts with Wilson's interval."""
+        """The means over the replies; the fraction of correct verdicts with Wilson's interval."""
         settings = cast(KtoSettings, self.config.objective)
         if all(isinstance(each, EncodedPair) for each in rows):
             ranking = PairEvaluator(self.config, self.text, Dpo(beta=settings.beta))

@@ -1,9 +1,9 @@
 """The training objective of Radford et al. (2018): L3 = L2 + λ·L1.
 
-L2 is the negative log-likelihood of the response tokens, L1 that of the tokens of the chosen
-span, each a mean over its own labels.
+L2 is the negative log-likelihood of the response tokens, L1 that of the tokens of the chosen span,
+each a mean over its own labels.
 
-Keep: a label's weight depends on the counts of its whole optimizer step and on nothing else.
+Invariant: a label's weight depends only on the counts of its whole optimizer step.
 """
 
 import math
@@ -45,7 +45,7 @@ AuxNorm = Literal["token", "sequence"]
 class Losses(NamedTuple):
     """Scalars in nats, except accuracy. Their sums over a step's micro-batches are the step's.
 
-    l3 carries the gradient. accuracy: the share of response tokens that were most probable.
+    l3 has the gradient. accuracy: the fraction of response tokens that were most probable.
     """
 
     l3: Tensor
@@ -55,10 +55,10 @@ class Losses(NamedTuple):
 
 
 def count_labels(batches: Iterable[Tensors], aux_norm: AuxNorm) -> Tensor:
-    """What L2 and L1 are divided by: (response tokens, span tokens), float64, shape (2,).
+    """The divisors of L2 and L1: (response tokens, span tokens), float64, shape (2,).
 
-    With `aux_norm` "sequence" the second is the number of examples that have a span token.
-    Counts of processes are to be summed.
+    With `aux_norm` "sequence" the second is the number of examples with a span token. Sum the
+    counts over processes.
     """
     counts = torch.zeros(2, dtype=torch.float64)
     for batch in batches:
@@ -70,7 +70,7 @@ def count_labels(batches: Iterable[Tensors], aux_norm: AuxNorm) -> Tensor:
 
 
 def perplexity(loss: float) -> float:
-    """exp of a mean loss in nats, at most what a float holds."""
+    """exp of a mean loss in nats, at most the largest float."""
     return math.exp(min(loss, 700.0))
 
 
@@ -86,13 +86,14 @@ def l3_losses(
 ) -> Losses:
     """L3, L2 and L1 of a micro-batch.
 
-    hidden: (rows, tokens, width), what the language-model head reads; the state at t - 1
+    hidden: (rows, tokens, width), the input of the language-model head; the state at t - 1
         predicts token t.
     head, bias: (vocabulary, width) and (vocabulary,), the head's parameters.
     counts: of `count_labels`, over the whole step and all processes.
     aux_weight: λ. With 0 the span's tokens are not computed.
     aux_norm: "token": L1 is the mean over span tokens. "sequence": the mean over examples of
         each example's mean, as in the paper's own code.
+
     """
     response, aux = batch["response_mask"], batch["aux_mask"]
     n_response, n_aux = counts.clamp(min=1).tolist()
@@ -113,7 +114,7 @@ def l3_losses(
         response_weights + aux_weight * aux_weights,
         torch.is_grad_enabled(),
     )
-    # Sums of products and not `@`, which autocast would round to bfloat16.
+    # Sums of products instead of `@`, which autocast would round to bfloat16.
     return Losses(
         l3,
         (nll * response_weights).sum(),
@@ -131,9 +132,9 @@ def _labels_of_example(batch: Tensors) -> Tensor:
 
 @dataclass(frozen=True)
 class L3(Objective):
-    """L2 of the responses plus λ times L1, computed by the language-model head alone.
+    """L2 of the responses plus λ times L1, computed only with the language-model head.
 
-    aux_weight: λ. aux_norm: see `l3_losses`. aux_decays: λ falls to 0 in a straight line.
+    aux_weight: λ. aux_norm: see `l3_losses`. aux_decays: λ falls linearly to 0.
     """
 
     aux_weight: float
@@ -146,7 +147,7 @@ class L3(Objective):
 
     @classmethod
     def of(cls, settings: L3Settings, **fields: Any) -> Self:
-        """The objective that a configuration asks for."""
+        """The objective for a table of the configuration."""
         decays = settings.aux_decay == "linear"
         return cls(settings.aux_weight, settings.aux_norm, decays, **fields)
 
@@ -166,16 +167,16 @@ class L3(Objective):
         return {"l3": "L3", "l2": "L2", "l1": "L1"} if self.aux_weight else {"l2": "L2"}
 
     def weight(self, done: float) -> float:
-        """λ after this share of the run."""
+        """λ after this fraction of the run."""
         return self.aux_weight * (1 - done) if self.aux_decays else self.aux_weight
 
     def prompt_weight(self, data: RowSets) -> float:
-        """How much a token of L1 counts beside one of L2: λ · N_response / N_prompt, or 0."""
+        """The weight of a token of L1 relative to one of L2: λ · N_response / N_prompt, or 0."""
         tokens = data.aux_labels
         return self.aux_weight * data.response_labels / tokens if tokens else 0.0
 
     def summary(self, data: RowSets) -> str:
-        """What is minimised, and over how many labels."""
+        """A description of the loss and the number of labels."""
         if not self.aux_weight:
             return f"L3 = L2, over {data.response_labels:,} response tokens; λ is 0"
         if not data.aux_labels:
@@ -207,7 +208,7 @@ class L3(Objective):
     def of_hidden(
         self, hidden: Tensor, head: Any, batch: Tensors, counts: Tensor, done: float
     ) -> Losses:
-        """The losses of what the language-model head reads; see `l3_losses`."""
+        """The losses of the language-model head's input; see `l3_losses`."""
         return l3_losses(
             hidden,
             head.weight,
@@ -249,7 +250,7 @@ class L3(Objective):
         return ChatEvaluator(config, text)
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """loss and l1 in nats a token, perplexity, accuracy on response tokens."""
+        """loss and l1 in nats per token, perplexity, accuracy on response tokens."""
         loss = means["l2"]
         measured = {"loss": loss, "perplexity": perplexity(loss), "accuracy": means["accuracy"]}
         return measured | ({"l1": means["l1"]} if self.weight(done) else {})
@@ -257,7 +258,7 @@ class L3(Objective):
 
 @dataclass(frozen=True)
 class ChatEvaluator(Evaluator):
-    """Measures how well a model predicts the replies of chats; their prompts can be asked."""
+    """Evaluates how well a model predicts the replies of chats, and provides their prompts."""
 
     def __post_init__(self) -> None:
         if (self.text.files.path / HEAD_FILE).is_file():
@@ -277,7 +278,8 @@ class ChatEvaluator(Evaluator):
 
     @torch.inference_mode()
     def measure(self, model: Any, rows: Sequence[Encoded], tell: Tell) -> Figures:
-        """Loss, perplexity and accuracy of the response tokens, and the loss a byte of replies."""
+        """Loss, perplexity and accuracy of the response tokens, and the loss per byte
+        of replies."""
         objective, tokenizer = L3(aux_weight=0.0), self.text.tokenizer
         behind_start = Rows(with_start(list(rows), self.text.start), "prompt")
         pad = partial(collate, pad_id=tokenizer.end_id)

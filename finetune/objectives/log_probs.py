@@ -1,13 +1,8 @@
-"""Log-probabilities of tokens and of replies, in little memory and with their gradients.
+"""Log-probabilities of tokens and of replies, and cross-entropy, in little memory.
 
-Keep: the gradients are those of the plain formula; only how much of the logits exists at one
-time differs. A reply's log-probability is the sum over its own labels, wherever in a row it
-stands.
-
-The cross-entropy of a language-model head over a large vocabulary, in little memory.
-
-Keep: the gradients are those of the plain formula; only how much of the logits exists at one
-time differs.
+Invariant: the gradients are those of the plain formula; only the amount of logits that exists at
+one time differs. A reply's log-probability is the sum over its own labels, at any position in a
+row.
 """
 
 from collections.abc import Mapping
@@ -26,9 +21,9 @@ CHUNK_LOGITS = 2**24
 class LinearCrossEntropy(torch.autograd.Function):
     """Weighted cross-entropy of a linear layer's outputs, which never exist all at once.
 
-    A chunk's logits become its gradients while they are there: with p the softmax and y the
-    label, the gradient with respect to the logits is weight · (p - y). That is one product
-    with the head's weights less than computing the logits again in the backward pass.
+    A chunk's logits become its gradients immediately: with p the softmax and y the label, the
+    gradient with respect to the logits is weight · (p - y). That saves one product with the head's
+    weights compared to computing the logits again in the backward pass.
     """
 
     @staticmethod
@@ -88,8 +83,8 @@ class LinearCrossEntropy(torch.autograd.Function):
 class LinearLogProbs(torch.autograd.Function):
     """Log-probabilities of labels under a linear layer's outputs, which never exist all at once.
 
-    With p the softmax, y the label and g the gradient of its log-probability, that of the logits
-    is g · (y - p). g is known only when all losses are, so the logits are computed again.
+    With p the softmax, y the label and g the gradient of its log-probability, that of the logits is
+    g · (y - p). g is known only after all losses, so the logits are computed again.
     """
 
     @staticmethod
@@ -159,7 +154,7 @@ def token_log_probs(
 
 
 def reply_sums(values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """Sums of the values of tokens over each example of a batch, in their order, (examples,).
+    """Sums of the tokens' values over each example of a batch, in their order, (examples,).
 
     values: (sequences, tokens).
     """

@@ -1,9 +1,9 @@
-"""What an objective provides: its rows, its loss, its preview, its metrics and its evaluation.
+"""The interface of an objective: its rows, loss, preview, metrics and evaluation.
 
-Keep: what distinguishes one objective from another stands in its own file; everything outside
-calls what is declared here. A label's weight is fixed before the first micro-batch of an optimizer
-step, from counts over the whole step, so the sum over micro-batches and processes is the same loss
-however the step is cut.
+Invariant: everything specific to an objective is in its own file; other code calls the methods
+declared here. A label's weight is fixed before the first micro-batch of an optimizer step, from
+counts over the whole step, so the sum over micro-batches and processes is the same loss however the
+step is cut.
 """
 
 # ruff: noqa: B027 (what most objectives need not do is empty here)
@@ -29,10 +29,10 @@ from finetune.data.prompts import EncodedPrompt
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """How rows become the tokens of one model.
+    """The conversion of rows to the tokens of one model.
 
-    name, files: of the model. template: of its chats; None for an objective that has none.
-    window: tokens of the longest sequence, without `start`, the special tokens before each one.
+    name, files: of the model. template: of its chats; None for an objective without one. window:
+    tokens of the longest sequence, without `start`, the special tokens before each one.
     """
 
     name: str
@@ -51,11 +51,11 @@ class ModelText:
 
 @dataclass(frozen=True, slots=True)
 class RowSets:
-    """The rows an objective needs: what is trained on and measured.
+    """The rows of an objective, for training and evaluation.
 
-    examples: of training, several of which may share a row. dropped: rows by reason.
-    hashes: name -> digest of what was made of each source. response_labels, aux_labels: over
-    the training rows. report: what became of every row; None for a head.
+    examples: of training, several of which may share a row. dropped: rows by reason. hashes: name
+    -> digest of the examples of each source. response_labels, aux_labels: over the training rows.
+    report: statistics of all rows; None for a head.
     """
 
     train: TrainingRows
@@ -71,9 +71,9 @@ class RowSets:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt that a row asks. ids: its tokens, without those that start every sequence.
+    """A prompt of a row. ids: its tokens, without those that start every sequence.
 
-    text: what the user wrote. reference: the row's own reply, or "". prompt: of the row, of an
+    text: the user's text. reference: the row's own reply, or "". prompt: of the row, for an
     objective that rewards replies.
     """
 
@@ -84,7 +84,7 @@ class Question:
 
 
 class MeasuredRow(Protocol):
-    """A row that an evaluator has read. key: tells it from other rows."""
+    """A row for evaluation. key: distinguishes it from other rows."""
 
     @property
     def key(self) -> str: ...
@@ -92,10 +92,10 @@ class MeasuredRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured of a set of rows.
+    """The results for a set of rows.
 
-    values: by name. intervals: of 95 %, of those that have one. predictions: of a head, what it
-    answers to each row beside the row's label.
+    values: by name. intervals: of 95 %, of those that have one. predictions: of a head, its answer
+    to each row with the row's label.
     """
 
     values: dict[str, float]
@@ -104,18 +104,18 @@ class Figures:
 
 
 MEASURED_AT_ONCE = 8
-"""Rows of a batch that is measured, not learnt from."""
+"""Rows of a batch in evaluation."""
 
 Tell = Callable[[str, int], None]
-"""Called with what is being done, and how many rows are done."""
+"""Called with the current work, and the number of finished rows."""
 
 
 @dataclass(frozen=True)
 class Evaluator(ABC):
-    """Reads the rows of a run for one model, and measures that model on them.
+    """Reads the rows of a run for one model, and evaluates that model on them.
 
     config: of the run. text: of the model, which need not be the run's. Raises ConfigError for a
-    model that cannot be measured so.
+    model that cannot be evaluated so.
     """
 
     config: FinetuneConfig
@@ -123,25 +123,25 @@ class Evaluator(ABC):
 
     @abstractmethod
     def read_rows(self) -> tuple[Sequence[MeasuredRow], Mapping[str, Sequence[MeasuredRow]]]:
-        """The rows to train on, and the held-out ones by the name of their set.
+        """The training rows, and the held-out ones by the name of their set.
 
         Raises ConfigError.
         """
 
     @abstractmethod
     def measure(self, model: Any, rows: Sequence[Any], tell: Tell) -> Figures:
-        """What a network makes of some of the rows."""
+        """Evaluate a network on some of the rows."""
 
     @property
     def title(self) -> str:
-        """In what the model was measured: the name of its template."""
+        """The label of the evaluation: the name of the model's template."""
         return self.text.chat_template.name
 
     def extend(self, model: Any) -> None:
-        """Put on a network what was saved beside it. Raises ModelError."""
+        """Add the module stored with a network. Raises ModelError."""
 
     def is_whole(self, row: Any) -> bool:
-        """Whether a row was read without being cut for this model's window."""
+        """Whether a row fits this model's window without cuts."""
         return True
 
     def questions(self, rows: Sequence[Any]) -> Iterator[Question]:
@@ -150,13 +150,13 @@ class Evaluator(ABC):
 
 
 class Objective(ABC):
-    """A loss with the rows it is of. `done` is the share of the run's steps already taken, 0 to 1.
+    """A loss with its rows. `done` is the finished fraction of the run's steps, 0 to 1.
 
-    uses_template: whether its rows are chats. added: the name of the module that the model gets
-    for it, or "". replies: whether what is trained is to reply; a head only judges. dropout:
-    whether the model's own dropout stays on. needs_reference: whether rows need what the model at
-    the beginning gave them, see `reference`. draws_replies: whether a step learns from replies that
-    are drawn in it, see `finetune.training.rollouts`.
+    uses_template: whether its rows are chats. added: the name of the module that it adds to the
+    model, or "". replies: whether the trained model replies; a head does not. dropout: whether the
+    model's own dropout stays on. needs_reference: whether rows need values of the initial model,
+    see `reference`. draws_replies: whether a step trains on replies drawn in it, see
+    `finetune.training.rollouts`.
     """
 
     uses_template: ClassVar[bool] = True
@@ -171,7 +171,7 @@ class Objective(ABC):
     @classmethod
     @abstractmethod
     def build(cls, config: FinetuneConfig, text: ModelText) -> tuple["Objective", RowSets]:
-        """The objective that a configuration asks for, and its rows.
+        """The objective of a configuration, and its rows.
 
         Raises ConfigError and ModelError.
         """
@@ -180,11 +180,12 @@ class Objective(ABC):
         self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
     ) -> Iterator[Question]:
         """The prompts of rows, each with room for a reply. skip: tokens at the start of a row that
-        the model puts there itself."""
+        the model itself puts there.
+        """
         return iter(())
 
     def reward(self, question: Question, reply: str, tokenizer: Tokenizer) -> float | None:
-        """What a reply to a question earns; None where nothing rewards replies."""
+        """The reward of a reply; None without rewards."""
         return None
 
     # --- its loss ---
@@ -192,103 +193,103 @@ class Objective(ABC):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """Of the scalars that `losses` computes; the first is minimised."""
+        """The names of the scalars of `losses`; the first is minimized."""
 
     @abstractmethod
     def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
-        """What the losses of a step of these micro-batches are divided by, float64.
+        """The divisors of a step's losses over these micro-batches, float64.
 
-        The counts of processes are summed. call, model: as in `losses`, for what hangs on the
-        weights and has to be known of the whole step before its first loss; the batches may be
-        on the CPU.
+        The counts of processes are summed. call, model: as in `losses`, for values that depend on
+        the weights and are needed for the whole step before its first loss; the batches may be on
+        the CPU.
         """
 
     @abstractmethod
     def losses(
         self, call: nn.Module, model: Any, batch: Tensors, counts: Tensor, done: float
     ) -> Tensor:
-        """The share of a micro-batch in the step's scalars, (names,). The first has a gradient.
+        """The part of a micro-batch in the step's scalars, (names,). The first has a gradient.
 
-        call: the model as it is called, which may be wrapped for several processes. model: the
-        language model inside. counts: of `count`, over the whole step and all processes.
+        call: the callable model, which may be wrapped for several processes. model: the language
+        model inside. counts: of `count`, over the whole step and all processes.
         """
 
     def extend(self, model: Any, seed: int) -> None:
-        """Put the added module on a model, with weights drawn by the seed."""
+        """Add the objective's module to a model, with weights drawn by the seed."""
 
     def save(self, model: Any, folder: Path) -> None:
-        """Write the added module beside the model's own files."""
+        """Write the added module next to the model's own files."""
 
     def load(self, model: Any, folder: Path) -> None:
         """Read the weights that `save` wrote. Raises ModelError."""
 
-    # --- what is shown of it ---
+    # --- its display ---
 
     @property
     @abstractmethod
     def figures(self) -> Mapping[str, str]:
-        """What the terminal shows: key of the log -> its name there."""
+        """The figures in the terminal: key of the log -> label."""
 
     @property
     @abstractmethod
     def curves(self) -> Sequence[str]:
-        """Those of the figures that are drawn over the steps."""
+        """The figures that are drawn over the steps."""
 
     @abstractmethod
     def summary(self, data: RowSets) -> str:
-        """What is minimised, and over how much, in one line."""
+        """A description of the loss and the amount of data, in one line."""
 
     @abstractmethod
     def preview(
         self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
     ) -> Mapping[str, Sequence[RenderableType]]:
-        """What `finetune check` shows of the training rows: lines by their heading.
+        """The part of `finetune check` on the training rows: lines by their heading.
 
-        marked: brackets stand around responses, for where there is no colour.
+        marked: brackets around responses, for terminals without colours.
         """
 
     def preview_figures(self, data: RowSets, tokenizer: PieceTokenizer) -> dict[str, Any]:
-        """What its --json adds."""
+        """The additional data of --json."""
         return {}
 
     # --- its metrics and its evaluation ---
 
     @property
     def best_metrics(self) -> tuple[Metric, ...]:
-        """The held-out figures by which the weights to keep can be chosen."""
+        """The held-out figures that can select the weights to keep."""
         return ("loss", "accuracy")
 
     @abstractmethod
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """The figures of rows that were measured. means: of the scalars, by name."""
+        """The figures of evaluated rows. means: of the scalars, by name."""
 
     def answer_figures(self, model: Any, rows: TrainingRows, text: ModelText) -> dict[str, float]:
         """Those of `best_metrics` that no loss gives."""
         return {}
 
     def settings(self, done: float) -> dict[str, float]:
-        """The weights that may change in the course of a run, by their keys in the log."""
+        """The weights that may change during a run, by their keys in the log."""
         return {}
 
     @classmethod
     @abstractmethod
     def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
-        """What `finetune eval` measures a model with. Raises ConfigError."""
+        """The evaluator of `finetune eval`. Raises ConfigError."""
 
 
 def objective_class(config: FinetuneConfig) -> type[Objective]:
-    """The objective that a configuration asks for, by the table `OBJECTIVES`."""
+    """The objective of a configuration, from the table `OBJECTIVES`."""
     module, name = OBJECTIVES[type(config.head or config.objective)].split(":")
     found: type[Objective] = getattr(import_module(f"finetune.objectives.{module}"), name)
     return found
 
 
 def model_inputs(batch: Tensors) -> dict[str, Any]:
-    """What the model is called with.
+    """The arguments of the model for a batch.
 
-    Rows of several examples need their positions, from which transformers makes the
-    block-causal mask in each model's own way; this works only without a cache. A row of one
-    example needs nothing: padding stands at its right, where causal attention cannot see it.
+    Rows of several examples need their positions, from which transformers makes the block-causal
+    mask in each model's own way; this works only without a cache. A row of one example needs
+    nothing: padding is at its right, where causal attention cannot see it.
     """
     inputs = {"input_ids": batch["input_ids"], "use_cache": False}
     if int(batch["example_ids"].max()) > 1:
@@ -299,7 +300,7 @@ def model_inputs(batch: Tensors) -> dict[str, Any]:
 def has_adapter(model: Any) -> bool:
     """Whether peft has wrapped a model.
 
-    Decided by what the wrapper holds, not by the method that is needed of it, so that a wrapper
-    without that method is an error and never taken for a model without an adapter.
+    Decided by the contents of the wrapper, not by the method that callers need, so that a wrapper
+    without that method is an error and not taken for a model without an adapter.
     """
     return hasattr(model, "peft_config")

@@ -8,7 +8,7 @@ odds = p / (1 - p), the loss is L1 of the chosen sequences plus β times the mea
 As in TRL, L1 is over the whole chosen sequence, its prompt included (`span` chooses otherwise), and
 a reply's reward is β times its mean log-probability.
 
-Keep: there is no reference; what keeps the model from forgetting is L1.
+Invariant: there is no reference; what keeps the model from forgetting is L1.
 """
 
 from dataclasses import dataclass

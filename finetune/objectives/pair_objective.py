@@ -1,11 +1,11 @@
-"""What the objectives on pairs of replies share: DPO, ORPO and reward models.
+"""The common part of objectives on pairs of replies: DPO, ORPO and reward models.
 
-A pair's loss comes of what the two replies are worth, and the step's loss is the mean over its
-pairs, beside a supervised term if there is one: weight · L1, the mean negative log-likelihood of
-tokens of the chosen sequences.
+A pair's loss depends on the values of the two replies, and the step's loss is the mean over its
+pairs, plus an optional supervised term: weight · L1, the mean negative log-likelihood of tokens of
+the chosen sequences.
 
-Keep: a pair's weight is one through the pairs of the whole optimizer step, so the loss is the
-same however the step is cut, padded or packed.
+Invariant: a pair's weight is 1 / the number of pairs of the whole optimizer step, so the loss is
+the same however the step is cut, padded or packed.
 """
 
 import math
@@ -75,7 +75,7 @@ class Replies(NamedTuple):
     """The replies of one side of a batch, each (pairs,).
 
     logps: log-probability, a sum over the reply's tokens. reference: the same by the reference.
-    tokens: how many. value: see `PairRows`.
+    tokens: their number. value: see `PairRows`.
     """
 
     logps: Tensor
@@ -85,9 +85,9 @@ class Replies(NamedTuple):
 
 
 class Worth(NamedTuple):
-    """What pairs are worth, each (pairs,). loss has a gradient, the others are figures.
+    """The results of pairs, each (pairs,). loss has a gradient, the others are figures.
 
-    counts: False for a pair without labels, which is there to fill a batch.
+    counts: False for a pair without labels, which fills a batch.
     """
 
     loss: Tensor
@@ -128,10 +128,10 @@ def replies_of(logps: Tensor, batch: Tensors) -> Replies:
 
 @dataclass(frozen=True, kw_only=True)
 class PairObjective(Objective):
-    """Losses of pairs, and weight · L1. Each kind computes what pairs are worth, in `of_replies`.
+    """Losses of pairs, and weight · L1. Each kind computes the results of pairs, in `of_replies`.
 
-    weight, span: of the supervised term, and the tokens of the chosen sequences that it is over.
-    name: of what is minimised, in the log; title: in words.
+    weight, span: of the supervised term, and its tokens in the chosen sequences. name: of the loss
+    in the log; title: in words.
     """
 
     weight: float = 0.0
@@ -143,10 +143,10 @@ class PairObjective(Objective):
     @classmethod
     @abstractmethod
     def of(cls, settings: Any) -> "PairObjective":
-        """The objective that a table of the configuration asks for."""
+        """The objective for a table of the configuration."""
 
     def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
-        """What pairs are worth by the log-probabilities of their replies."""
+        """The results of pairs from the log-probabilities of their replies."""
         raise NotImplementedError
 
     @classmethod
@@ -174,14 +174,14 @@ class PairObjective(Objective):
         return (self.name,)
 
     def summary(self, data: RowSets) -> str:
-        """What is minimised, and over how much."""
+        """A description of the loss and the amount of data."""
         text = f"{self.title} over {data.examples:,} pairs"
         if self.weight:
             text += f", and {self.weight:g} · L1 over {data.aux_labels:,} tokens of chosen replies"
         return text
 
     def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
-        """Pairs, and tokens of L1."""
+        """The number of pairs, and of tokens of L1."""
         counts = torch.zeros(2, dtype=torch.float64)
         for batch in batches:
             pairs = reply_sums(side(batch, 0)["response_mask"], side(batch, 0)) > 0
@@ -224,9 +224,9 @@ class PairObjective(Objective):
         return figures
 
     def worth(self, hidden: Tensor, logps: Tensor, model: Any, batch: Tensors) -> Worth:
-        """What the pairs of a batch are worth.
+        """The results of a batch's pairs.
 
-        hidden: what the language-model head reads. logps: of the labels, see `token_log_probs`.
+        hidden: the input of the language-model head. logps: of the labels, see `token_log_probs`.
         """
         chosen, rejected = (
             replies_of(each, side(batch, number))
@@ -271,7 +271,7 @@ class PairObjective(Objective):
         return PairEvaluator(config, text, cls.of(config.objective))
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """loss in nats a pair, and the figures of the pairs."""
+        """loss in nats per pair, and the figures of the pairs."""
         measured = {"loss": means[self.name]}
         measured |= {name: means[name] for name in (*REWARD_FIGURES, *self.logp_figures)}
         return measured | ({"l1": means["l1"]} if self.weight else {})
@@ -279,11 +279,12 @@ class PairObjective(Objective):
 
 @dataclass(frozen=True)
 class FeedbackEvaluator(Evaluator):
-    """Measures a model on feedback; rewards are those against the reference of the run, the model
-    that it began with, whichever model is measured."""
+    """Evaluates a model on feedback; rewards are relative to the reference of the run, its initial
+    model, whichever model is evaluated.
+    """
 
     def detect(self, row: Row) -> Layout[Judged]:
-        """What a row is. Raises BadRow."""
+        """The layout of a row. Raises BadRow."""
         return detect_preference(row)
 
     def read_rows(self) -> tuple[list[EncodedJudged], dict[str, list[EncodedJudged]]]:
@@ -291,7 +292,7 @@ class FeedbackEvaluator(Evaluator):
         return sets.train, sets.held_out
 
     def questions(self, rows: Sequence[EncodedJudged]) -> Iterator[Question]:
-        """The prompts of the better replies, and of those that are good."""
+        """The prompts of the better replies, and of the good ones."""
         liked = [each.liked for each in rows if each.liked is not None]
         return row_questions(liked, self.text.tokenizer, self.text.window)
 
@@ -303,7 +304,7 @@ class FeedbackEvaluator(Evaluator):
     def batches(
         self, model: Any, rows: PairRows, needs_reference: bool, tell: Tell
     ) -> Iterator[Tensors]:
-        """The rows where the model is, with the reference in them if that is needed."""
+        """The rows on the model's device, with the reference in them if needed."""
         pad = partial(collate, pad_id=self.text.tokenizer.end_id)
         if needs_reference:
             reference = load_causal(find_model(self.config.model)).eval()
@@ -321,7 +322,7 @@ class FeedbackEvaluator(Evaluator):
 
 @dataclass(frozen=True)
 class PairEvaluator(FeedbackEvaluator):
-    """Measures a model on pairs by an objective."""
+    """Evaluates a model on pairs by an objective."""
 
     objective: PairObjective
 
@@ -339,8 +340,9 @@ class PairEvaluator(FeedbackEvaluator):
         return super().questions(rows) if self.objective.replies else iter(())
 
     def measure(self, model: Any, rows: Sequence[EncodedJudged], tell: Tell) -> Figures:
-        """Means over pairs; the share of right ones with Wilson's interval, the margin with that
-        of a normal mean."""
+        """Means over pairs; the fraction of correct ones with Wilson's interval, the margin with
+        that of a normal mean.
+        """
         made = self.pair_rows(rows, preference_rows)
         found: dict[str, list[Tensor]] = {}
         for batch in self.batches(model, made, self.objective.needs_reference, tell):

@@ -1,7 +1,7 @@
-"""Training rows as `finetune check` shows them: lengths, masked examples, pairs side by side.
+"""Training rows for `finetune check`: lengths, masked examples, pairs side by side.
 
-Keep: what is shown are the tokens and masks that are learnt. Foreign text stays plain characters,
-and control characters never reach the terminal.
+Invariant: the display shows the trained tokens and masks. Foreign text stays plain characters, and
+control characters never reach the terminal.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,19 +28,19 @@ BAR = 14
 """Characters of the longest bar."""
 
 ALIKE = 0.9
-"""Share of tokens in common from which two replies are called alike."""
+"""Fraction of common tokens from which two replies count as alike."""
 
 Item = TypeVar("Item")
 
 
 def short_middling_long(by_length: Sequence[Item]) -> list[Item]:
-    """Of rows in the order of their length a short, a middling and a long one, each once."""
+    """A short, a middle and a long row from rows sorted by length, without repetitions."""
     places = dict.fromkeys(int(share * len(by_length)) for share in (0.1, 0.5, 0.9))
     return [by_length[place] for place in places]
 
 
 def legend(marked: bool) -> Text:
-    """What the styles mean; see `masked`."""
+    """The meaning of the styles; see `masked`."""
     text = Text("template", STYLES[Span.TEMPLATE])
     text.append(" · ").append("prompt", STYLES[Span.PROMPT]).append(" · ")
     text.append("⟦response⟧" if marked else "response", STYLES[Span.RESPONSE])
@@ -50,7 +50,7 @@ def legend(marked: bool) -> Text:
 def masked(example: Encoded, tokenizer: PieceTokenizer, marked: bool = False) -> Text:
     """An example as text, each span in its style; a long span is shown by its ends.
 
-    marked: brackets stand around responses, for where there is no colour.
+    marked: brackets around responses, for terminals without colours.
     """
     text = Text()
     start = 0
@@ -78,7 +78,7 @@ def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
 
 
 def show_lengths(examples: Sequence[Encoded]) -> Iterator[RenderableType]:
-    """How long examples, prompts and responses are."""
+    """The distributions of the lengths of examples, prompts and responses."""
     lengths = np.array([np.bincount(each.spans, minlength=len(Span)) for each in examples])
     shown = {
         "whole": lengths.sum(1),
@@ -117,7 +117,7 @@ def _bar(count: int, most: int) -> Text:
 def show_masks(
     examples: Sequence[Encoded], tokenizer: PieceTokenizer, marked: bool
 ) -> Iterator[RenderableType]:
-    """A short, a middling and a long example, span by span; see `masked`."""
+    """A short, a middle and a long example, span by span; see `masked`."""
     yield legend(marked)
     for example in short_middling_long(sorted(examples, key=lambda each: len(each.ids))):
         yield Text(f"── {len(example.ids):,} tokens", "dim")
@@ -127,7 +127,7 @@ def show_masks(
 def show_pairs(
     rows: PairRows, titles: Sequence[tuple[str, str]], tokenizer: PieceTokenizer, marked: bool
 ) -> Iterator[RenderableType]:
-    """A short, a middling and a long pair, side by side. titles: of the two sides of each pair."""
+    """A short, a middle and a long pair, side by side. titles: of the two sides of each pair."""
     yield legend(marked)
     sides = rows.first.examples, rows.second.examples
     lengths = [max(len(first.ids), len(second.ids)) for first, second in zip(*sides, strict=True)]
@@ -156,13 +156,13 @@ def lengths_document(lengths: Any) -> dict[str, float]:
 
 
 def cut_line(data: RowSets) -> Text:
-    """How many rows were cut to fit."""
+    """The number of rows that were cut to fit."""
     truncated = sum(data.report.truncated.values()) if data.report else 0
     return Text(f"rows cut to fit: {truncated:,}")
 
 
 def count_alike(rows: PairRows) -> int:
-    """How many pairs have nine tokens in ten in common."""
+    """The number of pairs with nine tokens in ten in common."""
     return sum(map(_are_alike, rows.first.examples, rows.second.examples))
 
 

@@ -1,10 +1,10 @@
-"""What the reference gives the labels of a run's rows: computed once, kept on the disk.
+"""The log-probabilities of a run's labels under the reference: computed once, stored on disk.
 
-The reference is the model that a run begins with. Of an adapter that is the base with the
-adapter switched off; of full tuning it is gone after the first step, so a run keeps what it said.
+The reference is the model with which a run begins. For an adapter that is the base with the adapter
+switched off; with full tuning it is gone after the first step, so a run stores its values.
 
-Keep: log-probabilities are of the very rows, weights and precision that the digest tells; others
-are computed again.
+Invariant: stored log-probabilities are of the rows, weights and precision in the digest; others are
+computed again.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ REFERENCE_FILE = "reference.safetensors"
 _BATCH = 8
 
 Progress = Callable[[int, int], None]
-"""Told how many rows are done, of how many."""
+"""Called with the number of finished rows, and the total."""
 
 
 def give_reference(
@@ -41,9 +41,9 @@ def give_reference(
     path: Path | None = None,
     digest: str = "",
 ) -> None:
-    """Put the reference into row sets: as it was kept in a file, else computed, and kept there.
+    """Add the reference to row sets: from a file, else computed, and stored there.
 
-    model: what a run begins with, on its device. digest: of rows and weights.
+    model: the initial model of the run, on its device. digest: of rows and weights.
     """
     shapes = {name: [row_shape(rows, i) for i in range(len(rows))] for name, rows in sets.items()}
     described = sha256(repr((digest, precision, shapes)).encode()).hexdigest()
@@ -103,7 +103,7 @@ def _adapter_off(model: Any) -> AbstractContextManager[Any]:
 
 
 def _read(path: Path, described: str) -> dict[str, Tensor] | None:
-    """None when there is no such file, or it is of another run or broken."""
+    """None when the file is missing, of another run or broken."""
     try:
         with safe_open(path, "pt") as file:
             if (file.metadata() or {}).get("of") != described:

@@ -5,10 +5,10 @@ arXiv 2307.09288, equation 2), a pair's loss is that of Bradley and Terry (1952)
 
     -log σ(r(chosen) - r(rejected) - m) + c·(r(chosen) + r(rejected))²
 
-The second term centres scores around 0, which the first leaves free (Eisenstein et al., 2023,
-arXiv 2312.09244, equation 2).
+The second term centres scores around 0, which the first leaves free (Eisenstein et al., 2023, arXiv
+2312.09244, equation 2).
 
-Keep: a reply is scored behind its prompt, closed as the template closes it, at its last token;
+Invariant: a reply is scored after its prompt, closed as the template closes it, at its last token;
 the engine's `RewardModel` reads it there too.
 """
 
@@ -72,6 +72,6 @@ class Reward(PairObjective):
 
 
 def _last_tokens(batch: Tensors) -> Tensor:
-    """Which tokens end an example, (sequences, tokens) bool."""
+    """The tokens that end an example, (sequences, tokens) bool."""
     ids = batch["example_ids"]
     return (ids > 0) & (ids != functional.pad(ids, (0, 1))[:, 1:])

@@ -1,10 +1,9 @@
-"""The user's own reward function in a process of its own: `python -m … FILE FUNCTION`.
+"""A user's reward function in a separate process: `python -m … FILE FUNCTION`.
 
-Reads {"prompt", "reply", "reference"} a line from standard input and writes {"value"} or {"error"}
-a line to standard output, first {"ready": true} when the function is there.
+Reads {"prompt", "reply", "reference"} per line from standard input and writes {"value"} or
+{"error"} per line to standard output, first {"ready": true} when the function is loaded.
 
-Keep: whatever the function prints, it does not mix with the answers; the process ends with its
-input.
+Invariant: the function's own output does not mix with the answers; the process ends with its input.
 """
 
 import importlib.util
@@ -20,7 +19,7 @@ from typing import IO, Any
 
 
 def load_function(file: str, name: str) -> Callable[[str, str, str], Any]:
-    """The function of a file, beside which its other files can be imported."""
+    """Load a function from a file, which can import other files of its folder."""
     sys.path.insert(0, str(Path(file).absolute().parent))
     spec = importlib.util.spec_from_file_location("reward_function", file)
     assert spec is not None
@@ -34,7 +33,7 @@ def load_function(file: str, name: str) -> Callable[[str, str, str], Any]:
 
 
 def value_of(answer: object) -> float:
-    """What a function gave, as a number. Raises ValueError."""
+    """The result of a function, as a number. Raises ValueError."""
     if not isinstance(answer, numbers.Real):
         raise ValueError(f"gave {answer!r:.60}, expected a number")
     try:
@@ -65,10 +64,10 @@ def main() -> None:
     """See above."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C lets the run finish its step
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the function prints goes where errors go
+    os.dup2(2, 1)  # the function's output goes to standard error
     try:
         function = load_function(sys.argv[1], sys.argv[2])
-    except Exception as error:  # whatever the user's file does
+    except Exception as error:  # whatever the user's file raises
         _write(answers, {"error": f"{type(error).__name__}: {error}"})
         return
     _write(answers, {"ready": True})

@@ -1,10 +1,8 @@
-"""The rewards of replies, by the checks of a configuration.
+"""The rewards of replies, by the checks of a configuration, including a user's function.
 
-Keep: a reply's reward hangs on its prompt, its text and its length alone, never on other replies.
-
-A reward function of the user's own: called in another process, which can be given up.
-
-Keep: however the function misbehaves, what comes of it here is a number or one sentence.
+Invariants: a reply's reward depends only on its prompt, its text and its length, never on other
+replies. A user's function runs in another process, which can be ended, and whatever it does, the
+result here is a number or one sentence.
 """
 
 import json
@@ -37,16 +35,16 @@ from finetune.config.sections import ConfigError
 from finetune.data.prompts import EncodedPrompt
 
 STARTING = 60.0
-"""Seconds in which a file has to be loaded, with all that it imports."""
+"""Seconds in which a file must load, with all its imports."""
 
 _LONGEST_LINE = 10_000
-"""Characters of what a function prints that are read at once."""
+"""Characters of a function's output that are read at once."""
 
 WORKER = "finetune.objectives.reward_worker"
 
 
 class RewardError(UserError):
-    """A reply got no reward: which check, which reply, and why."""
+    """A reply got no reward: the check, the reply, and the reason."""
 
 
 class RewardFunction:
@@ -61,7 +59,7 @@ class RewardFunction:
         self._start()
 
     def __call__(self, prompt: str, reply: str, reference: str) -> float:
-        """What it gives a reply. Raises RewardError."""
+        """The function's reward of a reply. Raises RewardError."""
         if self._process is None:
             self._start()
         request = {"prompt": prompt, "reply": reply, "reference": reference}
@@ -93,7 +91,7 @@ class RewardFunction:
             raise ConfigError(f"objective.rewards: {self.place} cannot be loaded: {reason}")
 
     def _exchange(self, request: dict[str, str] | None, seconds: float) -> dict[str, Any]:
-        """The next line of the process, or why there is none."""
+        """The next line of the process, or an error."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -121,7 +119,7 @@ class RewardFunction:
 
     @staticmethod
     def _pass_on(process: "subprocess.Popen[str]") -> None:
-        """Show what the function prints, without what a terminal would obey."""
+        """Show the function's output, without what a terminal would obey."""
         assert process.stderr is not None
         while line := process.stderr.readline(_LONGEST_LINE):
             sys.stderr.write(printable(line))
@@ -134,7 +132,7 @@ class RewardFunction:
         lines.put("")
 
     def close(self) -> None:
-        """End the process; the next call begins another."""
+        """End the process; the next call starts another."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -146,8 +144,9 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class DrawnReply:
-    """A reply. ids: its tokens as they were drawn, the one that ended it included. text: without
-    the space around it and what stopped it."""
+    """A reply. ids: its drawn tokens, including the one that ended it. text: without the space
+    around it and the stop string.
+    """
 
     ids: list[int]
     text: str
@@ -158,7 +157,7 @@ Give = Callable[[EncodedPrompt, DrawnReply], float]
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """A check that is ready: its name, its weight, and what it gives a reply."""
+    """A check that is ready: its name, its weight, and its function."""
 
     name: str
     weight: float
@@ -166,9 +165,9 @@ class _Judge:
 
 
 class Rewards:
-    """What replies are worth. Raises ConfigError and ModelError for a check that cannot be made.
+    """The rewards of replies. Raises ConfigError and ModelError for an invalid check.
 
-    functions: of the user's own. withheld: whether they do not run, and give 0.
+    functions: of the user. withheld: whether they do not run, and give 0.
     """
 
     def __init__(self, checks: Sequence[Check]) -> None:
@@ -183,11 +182,11 @@ class Rewards:
         return [judge.name for judge in self._judges]
 
     def each(self, prompt: EncodedPrompt, reply: DrawnReply) -> list[float]:
-        """What each check gives a reply, before its weight. Raises RewardError."""
+        """The value of each check for a reply, before its weight. Raises RewardError."""
         return [judge.give(prompt, reply) for judge in self._judges]
 
     def of(self, prompt: EncodedPrompt, reply: DrawnReply) -> float:
-        """The reward: what the checks give by their weights, added up. Raises RewardError."""
+        """The reward: the weighted sum of the checks. Raises RewardError."""
         return sum(
             judge.weight * given
             for judge, given in zip(self._judges, self.each(prompt, reply), strict=True)
@@ -261,7 +260,7 @@ _FORMS: dict[str, Callable[[str], bool]] = {
 def _by_model(scorer: ReplyScorer) -> Give:
     def give(prompt: EncodedPrompt, reply: DrawnReply) -> float:
         try:
-            # Templates leave an empty reply out, and nothing would be left to score.
+            # Templates leave out an empty reply, and there would be nothing to score.
             return scorer.score(prompt.messages, reply.text or ".")
         except ValueError as error:
             raise RewardError(f"{error}, for a reply to {quoted(prompt.text)}") from None

@@ -1,8 +1,8 @@
 """The rows of objectives on replies: chats, plain texts and few-shot prompts, and pairs.
 
-Keep: every row begins with the special tokens that the model is prompted with in a chat. A row of
-pairs has two sequences, chosen and rejected or a reply and a mismatched one, and the examples of
-the one stand beside those of the other in the same order.
+Invariant: every row begins with the special tokens of the model's prompts. A row of pairs has two
+sequences, chosen and rejected or a reply and a mismatched one, with their examples in the same
+order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,8 @@ from finetune.data.preparation import ExampleSets, RowKind, encode_chats, encode
 from finetune.data.tables import Row
 from finetune.objectives.objective import ModelText, Question, RowSets
 
-# Rows of several examples are made this long when no example is longer: attention costs more
-# the longer a row, and at this length hardly any of it stays empty.
+# Rows of several examples are made this long when no example is longer: attention costs more the
+# longer a row, and at this length hardly any of it stays empty.
 PACKED_LENGTH = 512
 
 
@@ -66,10 +66,10 @@ def read_chat_rows(config: FinetuneConfig, text: ModelText, span: AuxSpan) -> Ro
 def row_questions(
     examples: Sequence[Encoded], tokenizer: Tokenizer, context: int, skip: int = 0
 ) -> Iterator[Question]:
-    """The questions of examples, in their order; of each the last.
+    """The last question of each example, in their order.
 
-    A plain text asks nothing and is left out, as is a prompt that fills the window.
-    skip: tokens at the start of a row that the model puts there itself.
+    A plain text has none, and a prompt that fills the window is left out. skip: tokens at the start
+    of a row that the model itself puts there.
     """
     for example in examples:
         ids, spans = example.ids[skip:], example.spans[skip:]
@@ -84,7 +84,7 @@ def row_questions(
 
 
 def with_start(examples: list[Encoded], start: list[int]) -> list[Encoded]:
-    """The examples behind the special tokens that the model is prompted with in a chat."""
+    """Add the special tokens of the model's prompts before the examples."""
     if not start:
         return examples
     ids = np.array(start, dtype=np.int32)
@@ -96,12 +96,12 @@ def with_start(examples: list[Encoded], start: list[int]) -> list[Encoded]:
 
 
 class PairRows(Dataset[Tensors]):
-    """Rows of one pair or several, each key (2, T); see `Rows` for what they hold.
+    """Rows of one pair or several, each key (2, T); see `Rows` for their keys.
 
-    Beside it `value`, the verdict on each pair, on all its tokens (float): the margin of a
-    preference; of a verdict 1 for a good reply, 0 for a bad one. And `reference`: what the
-    reference gives each label, its log-probability (float), zeros until it was computed.
-    L1 has no labels in the second sequence.
+    In addition `value`, the verdict on each pair, on all its tokens (float): the margin of a
+    preference; of a verdict 1 for a good reply, 0 for a bad one. And `reference`: the
+    log-probability of each label under the reference (float), zeros until it is computed. L1 has no
+    labels in the second sequence.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class PairRows(Dataset[Tensors]):
         pad_id: int,
         packed: tuple[int, int] | None = None,
     ) -> None:
-        """packed: tokens of a row with several pairs, at least, and the seed of their order."""
+        """packed: the least tokens of a row with several pairs, and the seed of their order."""
         lengths = [max(len(a.ids), len(b.ids)) for a, b in zip(first, second, strict=True)]
         bins = None
         if packed:
@@ -143,7 +143,7 @@ class PairRows(Dataset[Tensors]):
 def encode_judged(
     config: FinetuneConfig, text: ModelText, detect: Callable[[Row], Layout[Judged]]
 ) -> ExampleSets[EncodedJudged]:
-    """The rows of feedback of a configuration as tokens. Raises ConfigError."""
+    """The feedback rows of a configuration as tokens. Raises ConfigError."""
     data = config.data
     length = length_of(data, text.window)
     encoder = PairEncoder(text.chat_template, text.tokenizer, length, data.too_long, text.start)
@@ -151,7 +151,7 @@ def encode_judged(
 
 
 class RowMaker:
-    """Makes rows of pairs in the way of a configuration. start: tokens before each sequence."""
+    """Makes rows of pairs as configured. start: tokens before each sequence."""
 
     def __init__(
         self, span: SupervisedSpan, pad_id: int, start: list[int], packed: tuple[int, int] | None
@@ -176,9 +176,9 @@ def pair_row_sets(
     span: SupervisedSpan,
     make: MakeRows,
 ) -> RowSets:
-    """What an objective makes of its rows, to learn from (packed, if so configured) and to measure.
+    """The rows of an objective, for training (packed, if configured) and evaluation.
 
-    span: the tokens of the first sequences that L1 is over.
+    span: the tokens of L1 in the first sequences.
     """
     pad_id = text.tokenizer.end_id
     packed = (config.data.max_length or PACKED_LENGTH, config.seed) if config.data.packing else None

@@ -1,8 +1,8 @@
-"""Recipes: configurations and data builders that can be run as they stand.
+"""Recipes: configurations and data builders that can be run unchanged.
 
-Builders of data as commands of their own: `python -m finetune.recipes.arithmetic …`.
+Builders of data are commands of their own: `python -m finetune.recipes.arithmetic …`.
 
-Keep: what is wrong with the input is one sentence on standard error and exit status 2.
+Invariant: a fault in the input is one sentence on standard error and exit status 2.
 """
 
 import sys
@@ -15,7 +15,7 @@ from chatapp.common.userfiles import UserError, reason
 
 
 def run(build: Callable[..., None]) -> None:
-    """Run a builder whose parameters are the command line's."""
+    """Run a builder whose parameters are those of the command line."""
     try:
         typer.run(build)
     except OSError as error:

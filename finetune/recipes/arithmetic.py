@@ -5,7 +5,7 @@
 OUT receives arithmetic_train.jsonl and arithmetic_test.jsonl, a prompt and its completion a
 line.
 
-Keep: no problem is in both, in whatever wording, and the same options give the same files.
+Invariant: no problem is in both, in whatever wording, and the same options give the same files.
 """
 
 import json
@@ -32,8 +32,8 @@ WORDINGS = {
 def worked(sign: str, a: int, b: int) -> str:
     """A sum or difference as on paper, the last digits first, and the result after a colon.
 
-    27 + 45 is "7+5=12, 2+4+1=7: 72"; 52 - 27 is "12-7=5, 5-2-1=2: 25". A small model learns
-    each of these steps from far fewer examples than the result alone.
+    27 + 45 is "7+5=12, 2+4+1=7: 72"; 52 - 27 is "12-7=5, 5-2-1=2: 25". A small model learns each of
+    these steps from far fewer examples than the result alone.
     """
     steps = []
     carried = 0
@@ -61,7 +61,8 @@ def problem(sign: str, a: int, b: int, wording: str) -> dict[str, str]:
 
 
 def problems(digits: int, count: int, seed: int) -> list[dict[str, str]]:
-    """`count` different problems with numbers of up to `digits` digits, each length as likely."""
+    """`count` different problems with numbers of up to `digits` digits, each length
+    equally likely."""
     draw = random.Random(seed)
     seen: set[tuple[str, int, int]] = set()
     rows: list[dict[str, str]] = []
@@ -82,9 +83,9 @@ def build(
     test: Annotated[int, typer.Option(min=1, help="problems to measure on")] = 200,
     seed: int = 0,
 ) -> None:
-    """Write problems to learn from and others to measure on."""
-    # As many as there are pairs of numbers, of which there are a sum and a difference: up to
-    # half of all problems are drawn quickly.
+    """Write training and test problems."""
+    # As many as there are pairs of numbers, each with a sum and a difference: up to half of all
+    # problems are drawn quickly.
     numbers = 10**digits
     most = numbers * (numbers + 1) // 2
     if train + test > most:

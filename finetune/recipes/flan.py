@@ -7,7 +7,7 @@ template's name begins with its data set's, as in the Public Pool of Prompts. QU
 TREC file of question types, `COARSE:fine question` a line. OUT receives prompts.jsonl (with
 the cluster of Sanh et al. 2021 a row) and questions.jsonl.
 
-Keep: every prompt has its cluster, because clusters are held out whole.
+Invariant: every prompt has its cluster, because clusters are held out whole.
 """
 
 import json
@@ -88,7 +88,7 @@ def build(
     question_file: Annotated[Path, typer.Argument(help="TREC's questions", exists=True)],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
 ) -> None:
-    """Write both files and say how many rows each cluster has."""
+    """Write both files and print the number of rows per cluster."""
     out.mkdir(parents=True, exist_ok=True)
     phrased = list(prompts(prompt_file))
     for name, rows in (("prompts", phrased), ("questions", list(questions(question_file)))):

@@ -6,7 +6,7 @@
 TASKS is JSONL with an `instruction` and its `instances`, each an `input` and an `output`, a line.
 OUT receives JSONL with `instruction`, `input` and `output` a line.
 
-Keep: every instance is a row, as it stands.
+Invariant: every instance is a row, unchanged.
 """
 
 import json
@@ -48,7 +48,7 @@ def build(
     tasks: Annotated[Path, typer.Argument(help="seed tasks", exists=True)],
     out: Annotated[Path, typer.Argument(help="the JSONL file to write")],
 ) -> None:
-    """Write one row an instance."""
+    """Write one row per instance."""
     made = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows(tasks)]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, "".join(made))

@@ -5,7 +5,7 @@
 POSITIVE and NEGATIVE are plain text, one sentence a line, as in the movie reviews of Pang and
 Lee (2005). OUT receives JSONL with `text` and `label` a line.
 
-Keep: no sentence stands there twice, and none with two labels.
+Invariant: no sentence is repeated, and none has two labels.
 """
 
 import json
@@ -20,8 +20,8 @@ from finetune.recipes import run
 
 
 def sentences(path: Path, encoding: str) -> list[str]:
-    """The sentences of a file, without repeats."""
-    # Not splitlines: it also splits at characters that stand inside sentences.
+    """The sentences of a file, without repetitions."""
+    # Not splitlines: it also splits at characters that occur within sentences.
     lines = path.read_text(encoding=encoding).split("\n")
     return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
 
@@ -32,7 +32,7 @@ def build(
     out: Annotated[Path, typer.Argument(help="the JSONL file to write")],
     encoding: Annotated[str, typer.Option(help="of the two files")] = "latin-1",
 ) -> None:
-    """Write one row a sentence."""
+    """Write one row per sentence."""
     labelled = [
         (text, label)
         for label, path in (("positive", positive), ("negative", negative))

@@ -5,8 +5,8 @@
 OUT receives subtraction_train.jsonl and subtraction_test.jsonl, a problem and its answer a line, in
 the wording of the GPT-3 paper.
 
-Keep: no problem is in both; the test is that of `chatapp.evaluation.gpt3_tasks`, none of which the
-bundled model has seen.
+Invariant: no problem is in both; the test is that of `chatapp.evaluation.gpt3_tasks`, none of which
+the bundled model has seen.
 """
 
 import json
@@ -24,7 +24,7 @@ TASK = "3D-"
 
 
 def problems(train: int, test: int, seed: int) -> dict[str, list[Example]]:
-    """So many different problems to learn from, and others to measure on."""
+    """Different problems for training and for the test."""
     tested = generate(TASK, test, 0)
     asked = {problem.input for problem in tested}
     drawn = generate(TASK, train + test, seed + 1)
@@ -37,7 +37,7 @@ def build(
     test: Annotated[int, typer.Option(min=1, max=700, help="problems to measure on")] = 200,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """Write problems to learn from and others to measure on."""
+    """Write training and test problems."""
     out.mkdir(parents=True, exist_ok=True)
     for name, part in problems(train, test, seed).items():
         path = out / f"subtraction_{name}.jsonl"

@@ -1,7 +1,7 @@
-"""What of a model is trained, and adapters made for it.
+"""Chooses the trained part of a model, and creates adapters for it.
 
-Keep: every parameter outside the chosen part has requires_grad off, so that the optimizer, the
-checkpoint and the count of trained parameters agree on what is learned.
+Invariant: every parameter outside the chosen part has requires_grad off, so that the optimizer, the
+checkpoint and the count of trained parameters agree.
 """
 
 import shutil
@@ -25,7 +25,7 @@ LOW_RANK = ("lora", "dora", "rslora")
 def choose_trained(
     model: Any, train: Train, adapter: Adapter, files: ModelFiles, *, name: str
 ) -> Any:
-    """The model with only the chosen part trainable; of a low-rank method, wrapped by peft.
+    """The model with only the chosen part trainable; for a low-rank method, wrapped by peft.
 
     files, name: of the model. Raises ConfigError.
     """
@@ -36,7 +36,7 @@ def choose_trained(
         )
     if train.method in LOW_RANK:
         return _with_adapter(model, train, adapter, files, name)
-    # All of it: the base of a merged adapter comes frozen.
+    # All of it: the base of a merged adapter is frozen.
     model.requires_grad_(train.method == "full")
     if train.method == "full":
         return model
@@ -55,7 +55,9 @@ def choose_trained(
 
 
 def fuse_activations(model: nn.Module) -> None:
-    """Compute GPT-2's GELU in one kernel: the same function, and one tensor kept, not eight."""
+    """Compute GPT-2's GELU in one kernel: the same function, but one stored tensor instead of
+    eight.
+    """
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
@@ -63,9 +65,9 @@ def fuse_activations(model: nn.Module) -> None:
 
 
 def switch_off_dropout(model: nn.Module, config: FinetuneConfig) -> None:
-    """Let every unit count in every step, as an objective needs that compares probabilities.
+    """Switch dropout off, for an objective that compares probabilities.
 
-    Raises ConfigError when dropout is asked for.
+    Raises ConfigError when dropout is configured.
     """
     if config.adapter.dropout:
         raise ConfigError(
@@ -75,14 +77,14 @@ def switch_off_dropout(model: nn.Module, config: FinetuneConfig) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        # Attention has it as a number that it hands on.
+        # Attention has it as a number that it passes on.
         for name, value in vars(module).items():
             if isinstance(value, float) and name.endswith("dropout"):
                 setattr(module, name, 0.0)
 
 
 def trained_parameters(model: nn.Module) -> int:
-    """How many numbers are learned; tied ones count once."""
+    """The number of trained parameters; tied ones count once."""
     return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
@@ -102,22 +104,22 @@ def _with_adapter(model: Any, train: Train, adapter: Adapter, files: ModelFiles,
         target_modules=_targets(model, adapter.targets),
         modules_to_save=_modules_to_save(model, adapter.modules_to_save),
         ensure_weight_tying=_are_tied(model, adapter.modules_to_save),
-        # GPT-2's linear layers hold their weights as (in, out).
+        # GPT-2's linear layers store their weights as (in, out).
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         use_dora=train.method == "dora",
         use_rslora=train.method == "rslora",
     )
     with warnings.catch_warnings():
-        # peft asks transformers by names that are about to go.
+        # peft calls transformers by deprecated names.
         warnings.simplefilter("ignore", FutureWarning)
         wrapped = peft.get_peft_model(model, settings)
-    # While it is saved, peft would ask a hub about any other name.
+    # During saving, peft would look up any other name on a hub.
     wrapped.peft_config["default"].base_model_name_or_path = str(files.path.absolute())
     return wrapped
 
 
 def _targets(model: Any, names: Sequence[str]) -> list[str] | str:
-    """The linear layers that get an adapter, as peft takes them. Raises ConfigError."""
+    """The linear layers that get an adapter, in peft's notation. Raises ConfigError."""
     if not names:
         return "all-linear"
     linear = {
@@ -129,7 +131,7 @@ def _targets(model: Any, names: Sequence[str]) -> list[str] | str:
 
 
 def _modules_to_save(model: Any, names: Sequence[str]) -> list[str] | None:
-    """The modules learnt whole, as peft takes them. Raises ConfigError."""
+    """The modules trained completely, in peft's notation. Raises ConfigError."""
     modules = {
         name
         for name, module in model.named_modules()
@@ -140,7 +142,7 @@ def _modules_to_save(model: Any, names: Sequence[str]) -> list[str] | None:
 
 
 def _check_named(key: str, names: Sequence[str], modules: Collection[str]) -> None:
-    """Raises ConfigError for a name that is no module's, nor the end of one."""
+    """Raises ConfigError for a name that is neither a module's nor the end of one."""
     ends = sorted({module.rpartition(".")[2] for module in modules} - {""})
     for name in names:
         if not any(module == name or module.endswith(f".{name}") for module in modules):
@@ -160,7 +162,7 @@ def _are_tied(model: Any, names: Sequence[str]) -> bool:
 
 
 def _blocks(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
-    """The decoder's blocks, first to last, and the modules that come after them."""
+    """The decoder's blocks, first to last, and the modules after them."""
     decoder = model.get_decoder()
     children = list(decoder.children())
     count = model.config.get_text_config().num_hidden_layers
@@ -175,13 +177,15 @@ def _blocks(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
 
 
 def require_new_folder(out: Path) -> None:
-    """Raises ConfigError where a whole model cannot be written without mixing it with files."""
+    """Raises ConfigError if a whole model cannot be written there without mixing it with other
+    files.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists already; name a new folder")
 
 
 def copy_companions(files: ModelFiles, target: Path) -> None:
-    """Copy what a model has beside config and weights; an adapter's over its base's."""
+    """Copy the files of a model other than config and weights; an adapter's over its base's."""
     if files.base is not None:
         copy_companions(files.base, target)
     if files.is_gguf:

@@ -1,6 +1,6 @@
-"""The held-out figure by which a run keeps its best weights, where its loss does not give it.
+"""The held-out figure by which a run selects its best weights, if the loss does not give it.
 
-Keep: answers are made by the code that `finetune eval` and `finetune predict` make them by.
+Invariant: answers come from the same code as in `finetune eval` and `finetune predict`.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from finetune.training.sample_replies import greedy_replies
 Figures = Callable[[], dict[str, float]]
 
 REPLIES = 100
-"""Held-out rows that are replied to, at most."""
+"""The most held-out rows that get replies."""
 
 
 def best_figure(setup: RunSetup) -> Figures | None:
-    """What computes train.metric_for_best_model; None where the objective's own metrics have it.
+    """Computes train.metric_for_best_model; None if the objective's own metrics include it.
 
-    Raises ConfigError for a metric that there is not.
+    Raises ConfigError for an unknown metric.
     """
     metric, known = setup.config.train.metric_for_best_model, setup.objective.best_metrics
     if metric not in known:

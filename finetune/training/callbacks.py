@@ -1,6 +1,6 @@
-"""What a run shows and writes while it runs: the terminal's display, the log, sample replies.
+"""The output of a run while it trains: the terminal's display, the log, sample replies.
 
-Keep: only the first of several processes shows and writes anything.
+Invariant: only the first of several processes shows and writes anything.
 """
 
 import time
@@ -19,17 +19,16 @@ HELD_OUT_FIGURE = "held-out"
 
 
 class CountsTokens(Protocol):
-    """A trainer that says how many tokens this process has learnt from in this session."""
+    """A trainer that counts the training tokens of this process in this session."""
 
     tokens_seen: int
 
 
 class RunCallback(TrainerCallback):  # type: ignore[misc]
-    """On a terminal a live panel; elsewhere a line now and then.
+    """On a terminal a live panel; elsewhere a line at intervals.
 
-    figures, curves: what is shown of the log, see `Objective`.
-    sample: makes the sample replies; called every `sample_every` steps, or with each
-        measurement when that is 0.
+    figures, curves: the displayed keys of the log, see `Objective`. sample: makes the sample
+    replies; called every `sample_every` steps, or with each evaluation when that is 0.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
-        # Measurements and samples are no steps, but they take their time.
+        # Evaluations and samples are no steps, but they take time.
         self.stepping += time.monotonic() - self.step_begun
         seconds = time.monotonic() - self.begun
         steps = state.global_step - self.first_step
@@ -99,7 +98,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
             self._take_samples(state.global_step)
 
     def stop(self) -> None:
-        """Leave the terminal as it was, the last display above."""
+        """Restore the terminal, with the last display above."""
         if self.live is not None:
             self.live.stop()
             self.live = None

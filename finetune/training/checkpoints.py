@@ -1,6 +1,6 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are complete or absent.
 
-Keep: a folder named checkpoint-N is complete. It is written aside and renamed, so a killed
+Invariant: a folder named checkpoint-N is complete. It is written elsewhere and renamed, so a killed
 process or a full disk leaves the last one untouched.
 """
 
@@ -18,7 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from finetune.config.sections import ConfigError
 
-# Bytes free on a disk that is called full.
+# Free bytes of a disk that counts as full.
 _NO_ROOM = 2**24
 
 
@@ -29,14 +29,14 @@ UNFINISHED = "unfinished"
 
 
 class SaveError(OSError):
-    """A checkpoint could not be written. The one before it is whole."""
+    """A checkpoint could not be written. The one before it is complete."""
 
 
 class CheckpointingTrainer(Trainer):  # type: ignore[misc]
-    """A Trainer that writes each checkpoint aside, flushes it to the disk and renames it.
+    """A Trainer that writes each checkpoint elsewhere, flushes it to the disk and renames it.
 
-    It keeps the last `save_total_limit` checkpoints and the best one.
-    complete: puts beside the weights of a checkpoint what makes a model of it.
+    It keeps the last `save_total_limit` checkpoints and the best one. complete: adds the files that
+    make a model of a checkpoint's weights.
     """
 
     complete: Callable[[Path], None] = staticmethod(lambda folder: None)
@@ -81,13 +81,13 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run, or None."""
+    """The newest complete checkpoint of a run, or None."""
     checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
     return Path(checkpoint) if checkpoint else None
 
 
 def check_whole(checkpoint: Path) -> None:
-    """Read what a checkpoint consists of. Raises ConfigError that names a damaged file."""
+    """Read the files of a checkpoint. Raises ConfigError that names a damaged one."""
     if not any(checkpoint.glob("optimizer*")):
         raise ConfigError(
             f"{checkpoint}: the state of the optimizer is not kept with it; train another run from "
@@ -113,14 +113,15 @@ def check_whole(checkpoint: Path) -> None:
 
 
 def drop_optimizer_states(folder: Path) -> None:
-    """Remove those of a finished run, which are twice the size of its model, except the last, from
-    which it can be continued."""
+    """Remove the optimizer states of a finished run, which are twice the size of its model, except
+    the last, from which it can be continued.
+    """
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step)[:-1]:
         (checkpoint / OPTIMIZER_FILE).unlink(missing_ok=True)
 
 
 def _reason(error: Exception, folder: Path) -> str:
-    """Why a file could not be written, in words; torch tells of a full disk in its own."""
+    """Why a file could not be written, in words; torch reports a full disk in its own."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if shutil.disk_usage(folder).free < _NO_ROOM:
@@ -138,7 +139,7 @@ def _step(checkpoint: Path) -> int:
 
 
 def flush(path: Path) -> None:
-    """Have a file or folder on the disk before going on."""
+    """Flush a file or folder to the disk."""
     if os.name == "nt" and path.is_dir():  # Windows opens no folders
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,7 +1,7 @@
-"""What a run looks like in a terminal: figures, a loss curve, sample replies; and its peak memory.
+"""The terminal display of a run: figures, a loss curve, sample replies; and its peak memory.
 
-Keep: text of models and users is shown as plain characters, never as markup. A system that does not
-report a peak gives the memory that is held now.
+Invariant: text of models and users is shown as plain characters, never as markup. A system that
+does not report a peak gives the current memory.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from rich.text import Text
 from chatapp.common.foreign import printable
 
 Points = Sequence[tuple[float, float]]
-"""(step, nats a token), by rising step."""
+"""(step, nats per token), by rising step."""
 
 STYLES = {"L3": "dim", "L2": "cyan", "L1": "magenta", "held-out": "yellow"}
 CURVE_ROWS = 8
@@ -28,10 +28,10 @@ CURVE_ROWS = 8
 
 @dataclass(slots=True)
 class View:
-    """What is known of a run at one moment.
+    """The state of a run at one moment.
 
-    figures: name -> text, in the order they are shown. curves: name -> points.
-    samples: (prompt, reply) of the last time. seconds_left: None while unknown.
+    figures: name -> text, in display order. curves: name -> points. samples: (prompt, reply) of the
+    last time. seconds_left: None while unknown.
     """
 
     title: str = ""
@@ -88,10 +88,10 @@ def _figures(view: View) -> RenderableType:
 
 
 def draw_curves(curves: Mapping[str, Points], width: int, rows: int) -> Text:
-    """Curves as dots of braille, two by four a character, with a scale and a legend.
+    """Curves as braille dots, two by four per character, with a scale and a legend.
 
-    Two values in a hundred may lie above the scale: a first loss far higher than the rest
-    would flatten all that follows.
+    Two values in a hundred may be above the scale: a first loss far higher than the rest would
+    flatten the curve.
     """
     shown = {name: points for name, points in curves.items() if points}
     values = sorted(y for points in shown.values() for _, y in points if math.isfinite(y))
@@ -132,7 +132,7 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 def _filled(points: Points, first: float, last: float, columns: int) -> list[tuple[int, float]]:
-    """One value a dot column from a curve's first to its last point, straight in between."""
+    """One value per dot column from a curve's first to its last point, interpolated linearly."""
     span = max(last - first, 1e-9)
     known: dict[int, list[float]] = {}
     for x, y in points:
@@ -166,7 +166,7 @@ def memory(size: float) -> str:
 
 
 def peak_memory() -> int:
-    """Most bytes held so far: of the GPU where there is one, else of this process."""
+    """Most bytes held so far: of the GPU if there is one, else of this process."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     try:

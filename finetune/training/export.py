@@ -1,7 +1,7 @@
-"""A model into a folder, complete: weights, tokenizer, template.
+"""Writes a complete model into a folder: weights, tokenizer, template.
 
-Keep: everything is written aside first, and config.json (or the adapter's) is moved in last, so
-a folder that looks like a model is one.
+Invariant: everything is written elsewhere first, and config.json (or the adapter's) is moved in
+last, so a folder that looks like a model is one.
 """
 
 import os
@@ -25,15 +25,15 @@ from finetune.training.trainer import ObjectiveTrainer
 
 
 def publish(setup: RunSetup, trainer: ObjectiveTrainer, output: Path) -> None:
-    """Write the model; called by all processes, files come from the first."""
+    """Write the model; called by all processes, the first one writes the files."""
     is_first = trainer.is_world_process_zero()
     with whole_model(output) if is_first else nullcontext(output / UNFINISHED) as aside:
         trainer.accelerator.wait_for_everyone()
-        # Training works without the cache; whoever loads the model wants it.
+        # Training works without the cache; other programs need it.
         setup.model.config.use_cache = True
         trainer.save_model(str(aside))
         if is_first:
-            # Neither is of use to a reader: a pickle, and peft's blank model card.
+            # Neither is useful to a reader: a pickle, and peft's blank model card.
             for name in ("training_args.bin", "README.md"):
                 (aside / name).unlink(missing_ok=True)
             complete(setup, aside)
@@ -42,8 +42,9 @@ def publish(setup: RunSetup, trainer: ObjectiveTrainer, output: Path) -> None:
 
 @contextmanager
 def whole_model(output: Path) -> Iterator[Path]:
-    """A folder aside, for the files of a model, which move into `output` when the block has
-    ended, the config last. After an error none has moved."""
+    """A temporary folder for the files of a model, which move into `output` when the block has
+    ended, the config last. After an error none has moved.
+    """
     aside = output / UNFINISHED
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -58,7 +59,7 @@ def whole_model(output: Path) -> Iterator[Path]:
 
 
 def complete(setup: RunSetup, folder: Path) -> None:
-    """Put tokenizer and template beside the weights that were written into a folder."""
+    """Add tokenizer and template to the weights in a folder."""
     copy_companions(setup.files, folder)
     if setup.template:
         start = "".join(map(setup.tokenizer.piece, setup.start))
@@ -68,15 +69,16 @@ def complete(setup: RunSetup, folder: Path) -> None:
 
 
 def save_chat(template: Template, folder: Path, start: str = "") -> None:
-    """Write the template of a run into a folder; one of our own also in Jinja, in which other
-    programs chat. start: see `as_jinja`."""
+    """Write the template of a run into a folder; one of our own also in Jinja, for chats in other
+    programs. start: see `as_jinja`.
+    """
     save_template(template, folder)
     if isinstance(template, DialogueTemplate):
         write_whole(folder / CHAT_TEMPLATE, as_jinja(template, start))
 
 
 def _name_base(path: Path, setup: RunSetup) -> None:
-    """Let the adapter name its base model as the user did, files by their absolute path."""
+    """Store the user's name of the base model in the adapter, files by their absolute path."""
     name = setup.config.model
     if name != BUNDLED and Path(name).expanduser().exists():
         name = str(setup.files.path.absolute())

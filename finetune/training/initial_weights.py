@@ -13,7 +13,7 @@ begin ready made, in the first two blocks:
 
 Sinusoids (Vaswani et al. 2017) make one step back the same rotation everywhere.
 
-Keep: every weight stays free to learn; only its first value is chosen.
+Invariant: every weight stays free to learn; only its first value is chosen.
 """
 
 import math
@@ -23,41 +23,41 @@ import torch
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
-# Radians a token of the fastest and the slowest pair of dimensions.
+# Radians per token of the fastest and the slowest pair of dimensions.
 _FASTEST, _SLOWEST = 2.5, 0.001
 # How sharply a head looks one or two tokens back.
 _SHARPNESS = 2.2
-# The head that notes many words reads slow pairs, so softly that it looks at about the ten
-# tokens around the one so many tokens back.
+# The head that notes many words reads slow pairs, so softly that it covers about ten tokens around
+# its target.
 _WIDE_SPEEDS, _WIDE_BACK, _WIDE_SHARPNESS = (0.004, 0.25), 5, 1.46
-# How loud the notes of one token and of many are beside the token itself.
+# The amplitude of the notes of one token and of many relative to the token itself.
 _NOTE, _WORDS_NOTE = 0.2, 0.8
-# How sharply the same token is looked for, how sharply the same two tokens, and like words.
+# The sharpness of the search for the same token, for the same two tokens, and for similar words.
 _SAME_TOKEN, _SAME_PLACE, _LIKE_WORDS = 2.5, (3.2, 2.2), 2.4
-# How loud the copies are: after the same token softer, so that other text is not drowned.
+# The amplitude of the copies: after the same token lower, so that other text is not drowned.
 _COPY_TOKEN, _COPY_LABEL = 1.0, 2.0
 
 
 def deviation(hidden: int) -> float:
     """Of the first token vectors, so that logits begin at about 1.
 
-    GPT-2's 0.02 is for wide models. Here token vectors would soon grow to four times that and
-    drown the positions beside them, and with them the heads that look back.
+    GPT-2's 0.02 is for wide models. Here token vectors would soon grow to four times that and drown
+    the positions, and with them the heads that look back.
     """
     return 1 / math.sqrt(hidden)
 
 
 def position_dimensions(hidden: int) -> int:
-    """How many dimensions tell the position, the first ones: even, about a third.
+    """The number of dimensions for the position, the first ones: even, about a third.
 
-    In these no token begins with anything, and no position in the others: what stands where
-    and what it is do not disturb each other.
+    Initially tokens are zero in these, and positions in the others: position and content do not
+    disturb each other.
     """
     return max(2, 2 * (hidden // 6))
 
 
 def frequencies(hidden: int) -> Tensor:
-    """Radians a token of each pair of dimensions, falling: (position_dimensions // 2,)."""
+    """Radians per token of each pair of dimensions, falling: (position_dimensions // 2,)."""
     pairs = position_dimensions(hidden) // 2
     return _FASTEST * (_SLOWEST / _FASTEST) ** (torch.arange(pairs) / pairs)
 
@@ -73,11 +73,11 @@ def sinusoids(positions: int, hidden: int) -> Tensor:
 
 
 def _look_back(query: Tensor, key: Tensor, speeds: Tensor, back: int, sharpness: float) -> None:
-    """Let a head look at the token so many tokens back; in place.
+    """Make a head attend to the token so many positions back; in place.
 
-    query, key: (hidden, width), the head's weights. It turns the query back by so many steps,
-        so that it meets the key of that position.
-    speeds: (position_dimensions // 2,), 0 for pairs that it does not read.
+    query, key: (hidden, width), the head's weights. The query is rotated back by so many steps, so
+    that it matches the key of that position. speeds: (position_dimensions // 2,), 0 for pairs that
+    it does not read.
     """
     query.zero_()
     key.zero_()
@@ -92,7 +92,7 @@ def _look_back(query: Tensor, key: Tensor, speeds: Tensor, back: int, sharpness:
 
 
 def _head(attention: Any, head: int, width: int) -> tuple[Tensor, ...]:
-    """Views of a head: query, key and value (hidden, width), and what it adds (width, hidden)."""
+    """Views of a head: query, key and value (hidden, width), and its output (width, hidden)."""
     own = slice(head * width, (head + 1) * width)
     parts = attention.c_attn.weight.chunk(3, dim=1)
     return *(part[:, own] for part in parts), attention.c_proj.weight[own]
@@ -100,10 +100,10 @@ def _head(attention: Any, head: int, width: int) -> tuple[Tensor, ...]:
 
 @torch.no_grad()
 def copying_heads(model: GPT2LMHeadModel) -> None:
-    """Give the first heads of the first two blocks the two circuits above; in place.
+    """Initialize the first heads of the first two blocks with the two circuits above; in place.
 
-    Notes stand in spaces of their own, at right angles to each other and to the positions. A
-    model too small for them begins without.
+    Notes have spaces of their own, orthogonal to each other and to the positions. A model too small
+    for them begins without.
     """
     blocks, hidden = model.transformer.h, model.config.n_embd
     width = hidden // model.config.n_head
@@ -134,8 +134,8 @@ def copying_heads(model: GPT2LMHeadModel) -> None:
     key[:, :size] = _SAME_TOKEN * before.T
     value[:, :size] = token.T
     added[:size] = _COPY_TOKEN * token
-    # Half of a head tells whether the two tokens before are the same, half whether the words
-    # are alike; two heads read different words.
+    # Half of a head tells whether the two tokens before are the same, half whether the words are
+    # alike; two heads read different words.
     half = size // 2
     for head, read_words in ((1, words[:half]), (2, words[half : 2 * half])):
         query, key, value, added = _head(blocks[1].attn, head, width)
@@ -153,7 +153,7 @@ def copying_heads(model: GPT2LMHeadModel) -> None:
 
 @torch.no_grad()
 def begin(model: GPT2LMHeadModel) -> None:
-    """Give a GPT-2 with random weights these positions and first heads."""
+    """Initialize a GPT-2 with random weights with these positions and first heads."""
     decoder = model.transformer
     hidden = model.config.n_embd
     decoder.wte.weight.mul_(deviation(hidden) / model.config.initializer_range)

@@ -1,8 +1,8 @@
-"""The optimizers of a run: AdamW, or Muon for the matrices inside the blocks with AdamW beside it;
-and the course of their learning rate.
+"""The optimizers of a run: AdamW, or Muon for the matrices inside the blocks with AdamW for the
+rest; and the schedule of their learning rate.
 
-Keep: every parameter that learns is in exactly one group, and a resumed run's next step is the
-one that the run broken off would have taken.
+Invariant: every trained parameter is in exactly one group, and a resumed run takes the same next
+step that the interrupted run would have taken.
 """
 
 import math
@@ -39,11 +39,11 @@ class MuonBesideAdamW(torch.optim.Optimizer):
         self._share()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # loading puts other groups and states in place
+        super().__setstate__(state)  # loading replaces groups and states
         self._share()
 
     def _share(self) -> None:
-        """Let the parts have the groups and states of this optimizer, not copies of them."""
+        """Share the groups and states of this optimizer with its parts, instead of copies."""
         muon, adamw = self._parts
         count = len(muon.param_groups)
         muon.param_groups, adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
@@ -63,9 +63,9 @@ class MuonBesideAdamW(torch.optim.Optimizer):
 def muon_beside_adamw(
     model: nn.Module, decayed: Collection[str], *, weight_decay: float, **settings: Any
 ) -> MuonBesideAdamW:
-    """The optimizer of what learns in a model: Muon for its hidden matrices.
+    """The optimizer of a model's trained parameters: Muon for its hidden matrices.
 
-    decayed: names of the parameters that weight decay is for. settings: of MuonBesideAdamW.
+    decayed: names of the parameters with weight decay. settings: of MuonBesideAdamW.
     """
     matrices = hidden_matrices(model)
     others = {name for name, _ in model.named_parameters()} - matrices
@@ -92,7 +92,7 @@ def hidden_matrices(model: nn.Module) -> set[str]:
 def _groups(
     model: nn.Module, names: Collection[str], decayed: Collection[str], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """The named parameters that learn, those with weight decay and those without."""
+    """The named trained parameters, those with weight decay and those without."""
     groups = []
     for decay in (True, False):
         chosen = [
@@ -115,8 +115,8 @@ _FALLING: dict[str, Callable[[float], float]] = {
 def schedule(kind: str, warmup: int, steps: int) -> Callable[[int], float]:
     """The factor of the learning rate before each step, counted from 0.
 
-    It rises over the first `warmup` steps, of which none is lost at a rate of 0, and falls to 0
-    after the last. kind: of `Train.schedule`.
+    It rises over the first `warmup` steps, none of which has a rate of 0, and falls to 0 after the
+    last. kind: of `Train.schedule`.
     """
     falling = _FALLING[kind]
 

@@ -4,7 +4,7 @@ run.json is an object with these keys:
 
 - config: the whole configuration, defaults included. folder: the one that its relative paths
   are read from.
-- begun: the day that chat templates write where they write one; absent in older runs.
+- begun: the day for chat templates that write a date; absent in older runs.
 - template: the dialogue template as chatapp_template.json has it; null for a head.
 - data: name of a source -> digest (SHA-256) of the tokens and spans made of its rows.
 - weights: digest of the weights that training starts from.
@@ -32,8 +32,8 @@ log.jsonl (losses.jsonl of `pretrain`) has one JSON object a line, in the order 
 - of sample replies: samples, a list of {prompt, reply}, with an error where a reply failed, and of
   grpo with its reward.
 
-Keep: a run is resumed only as the run it was; what differs is refused in words. A step stands in
-the log once, however often the run was interrupted and continued.
+Invariant: a run is resumed only with an equal record; a difference is refused with a sentence. A
+step is in the log once, however often the run was interrupted and continued.
 """
 
 import json
@@ -178,7 +178,7 @@ class RunLog:
         self._keys = {*losses, *_COSTS}
 
     def begin(self, step: int) -> list[dict[str, Any]]:
-        """Go on from a step: the rows up to it, which stay. Later ones will come again."""
+        """Continue from a step: the rows up to it, which stay. Later ones will come again."""
         self._begun = time.monotonic()
         if not self.path.exists():
             return []
@@ -189,7 +189,7 @@ class RunLog:
         return rows
 
     def keep(self, step: int, logs: dict[str, Any]) -> None:
-        """Write what belongs into the log of the things that transformers logs."""
+        """Write the relevant values of transformers' log into the log."""
         row = {
             key: value
             for key, value in logs.items()
@@ -200,7 +200,7 @@ class RunLog:
 
     @property
     def seconds(self) -> float:
-        """That the sessions of the run have taken so far."""
+        """The seconds of all sessions of the run so far."""
         return round(time.monotonic() - self._begun, 2)
 
     def write(self, step: int, row: dict[str, Any]) -> None:

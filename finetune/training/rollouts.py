@@ -1,8 +1,8 @@
-"""Replies drawn while a model learns from them, with their rewards: the batches of GRPO.
+"""Replies drawn during training, with their rewards: the batches of GRPO.
 
-Keep: what is drawn in a step depends on the weights as they are now, the seed, the step and the
-prompt alone, not on how the step is cut, so that a run that is continued draws the same. The
-weights that learn are only read.
+Invariant: the replies of a step depend only on the current weights, the seed, the step and the
+prompt, not on how the step is cut, so a continued run draws the same. The trained weights are only
+read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ AT_ONCE = 64
 
 
 class Policy:
-    """The model of a run as it is now."""
+    """The current model of a run."""
 
     def __init__(self, setup: RunSetup) -> None:
         self._model: LocalModel | TransformersModel
@@ -87,7 +87,8 @@ def current_tensors(model: Any) -> Mapping[str, Tensor]:
         return dict(model.state_dict())
     with _merged(model):
         state = model.get_base_model().state_dict()
-    # An adapter wraps the layers that it changes, and keeps those it learns whole beside the old.
+    # An adapter wraps the layers that it changes, and stores fully trained modules next to the old
+    # ones.
     return {
         name.replace(".base_layer.", ".").replace(".modules_to_save.default.", "."): tensor
         for name, tensor in state.items()
@@ -97,8 +98,9 @@ def current_tensors(model: Any) -> Mapping[str, Tensor]:
 
 @contextmanager
 def _merged(model: Any) -> Iterator[None]:
-    """The adapters' layers with merged weights; afterwards they have the very tensors that they
-    had, since taking an update off again would round."""
+    """The adapters' layers with merged weights; afterwards they have exactly their old tensors,
+    because subtracting an update would round.
+    """
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     kept = [layer.get_base_layer().weight.data for layer in layers]
     try:
@@ -136,10 +138,10 @@ class Rollouts:
     def __call__(
         self, batches: Sequence[Tensors], rows: TrainingRows, step: int | None
     ) -> list[Tensors]:
-        """Batches of prompts as batches of replies to them.
+        """Convert batches of prompts to batches of replies.
 
-        step: of the run, from 0; None to measure, by one greedy reply to each prompt.
-        Raises RewardError, and ModelError when a reply cannot be drawn.
+        step: of the run, from 0; None to evaluate, by one greedy reply to each prompt. Raises
+        RewardError, and ModelError when a reply cannot be drawn.
         """
         if step is not None and step % self.config.iterations and self._kept:
             return self._kept
@@ -157,9 +159,9 @@ class Rollouts:
         return made
 
     def _sampling(self, step: int | None, number: int) -> list[Sampling]:
-        """How each reply to a prompt is drawn."""
+        """The sampling parameters of each reply to a prompt."""
         config, seed = self.config, self.setup.config.seed
-        # What ends a text that repeats itself would be no choice of the model's.
+        # The end of a text that repeats itself would not be the model's choice.
         whole = Sampling(temperature=0.0, top_p=1.0, max_tokens=config.max_tokens, max_repeats=0)
         if step is None:
             return [whole]
@@ -179,7 +181,7 @@ class Rollouts:
     def _groups(
         self, prompts: Sequence[EncodedPrompt], draws: Sequence[Sequence[Sampling]]
     ) -> Iterator[_Group]:
-        """The replies to prompts, each drawn as often as it says, with their rewards."""
+        """The replies to prompts, each drawn as often as it specifies, with their rewards."""
         self.setup.model.eval()
         requests = (
             Request(prompt.ids, sampling, self.stop)
@@ -193,9 +195,9 @@ class Rollouts:
             yield _Group(prompt, group, rewards)
 
     def _batch(self, groups: Sequence[_Group], prompts: Tensors) -> Tensors:
-        """The replies of a micro-batch as rows, several in one where rows are packed.
+        """The replies of a micro-batch as rows, several in one if rows are packed.
 
-        prompts: what they are replies to, which stands in for a micro-batch without any.
+        prompts: of the replies, used for a micro-batch without any.
         """
         if not groups:
             zeros = torch.zeros(prompts["input_ids"].shape)
@@ -217,15 +219,15 @@ class Rollouts:
     def _figures(self, group: _Group) -> Tensor:
         """The `REPLY_FIGURES` of each reply, (names, replies)."""
         rewards = torch.tensor(group.rewards, dtype=torch.float32)[None]
-        if len(group.rewards) == 1:  # to measure
+        if len(group.rewards) == 1:  # in evaluation
             return torch.stack([torch.zeros(1), rewards[0], torch.zeros(1)])
         is_alike = (rewards == rewards[0, 0]).all().expand(len(group.rewards))
         advantage = advantages(rewards, self.config.scale_rewards)[0]
-        # Equal rewards may differ from their mean by a rounding, which says nothing of them.
+        # Equal rewards may differ from their mean by rounding errors.
         return torch.stack([advantage * ~is_alike, rewards[0], is_alike.float()])
 
     def _reference(self, batch: Tensors) -> Tensor:
-        """log-probabilities of the tokens by the model that the run began with."""
+        """Log-probabilities of the tokens under the initial model of the run."""
         model = self.setup.model
         if has_adapter(model):
             with model.disable_adapter():
@@ -248,18 +250,18 @@ class Rollouts:
         return logps.float().cpu()
 
     def save(self, checkpoint: Path, process: int) -> None:
-        """Keep the replies that the steps after a checkpoint still learn from."""
+        """Store the replies that the steps after a checkpoint still need."""
         if self._kept:
             torch.save(self._kept, checkpoint / KEPT_FILE.format(process=process))
 
     def load(self, checkpoint: Path, process: int) -> None:
-        """Go on with what `save` has kept."""
+        """Load the replies that `save` has stored."""
         path = checkpoint / KEPT_FILE.format(process=process)
         self._kept = torch.load(path, weights_only=True) if path.exists() else []
 
 
 def drawn_replies(policy: Policy, requests: Iterator[Request]) -> Iterator[DrawnReply]:
-    """The replies in the order of their requests, as soon as all of them are there.
+    """The replies in the order of their requests, once all of them are finished.
 
     Raises ModelError when one cannot be drawn.
     """
@@ -280,7 +282,7 @@ def drawn_replies(policy: Policy, requests: Iterator[Request]) -> Iterator[Drawn
 
 
 def _numbers(batch: Tensors) -> list[int]:
-    """Which prompts of a batch are to be replied to."""
+    """The indices of the prompts that need replies."""
     wanted = batch["response_mask"].any(1)
     return [int(number) for number in batch["row"][wanted]]
 

@@ -1,9 +1,9 @@
-"""A configuration to what a run is made of: model, rows, and the record that identifies it; and
-the reference that some objectives compare a model with.
+"""From a configuration to the parts of a run: model, rows, its identifying record, and the
+reference.
 
-Keep: two runs with equal records learn from the same tokens, in the same template, on the same
-objective, from the same weights. The reference is computed from the weights that the run begins
-with, whichever checkpoint follows.
+Invariant: two runs with equal records train on the same tokens, in the same template, on the same
+objective, from the same weights. The reference is computed from the initial weights of the run,
+whichever checkpoint follows.
 """
 
 import json
@@ -54,9 +54,9 @@ from finetune.training.adapters import (
 class RunSetup:
     """Everything that a run needs before its first step.
 
-    files: of the model as named, an adapter's included. text: how rows become its tokens.
-    record: plain data that tells this run from another, see `finetune.training.record`. device:
-    what it is trained on, "cpu" or a GPU.
+    files: of the named model, including an adapter's. text: the conversion of rows to its tokens.
+    record: plain data that identifies this run, see `finetune.training.record`. device: for
+    training, "cpu" or a GPU.
     """
 
     config: FinetuneConfig
@@ -84,7 +84,7 @@ class RunSetup:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """What ends a reply: the template's texts, and those that the objective has."""
+        """The strings that end a reply: the template's, and those of the objective."""
         return (*self.text.chat_template.stop, *self.config.objective.stops)
 
     @property
@@ -102,9 +102,9 @@ def set_up_run(
 ) -> RunSetup:
     """Load the model and read the rows. Raises ConfigError and ModelError.
 
-    device: as in `load_model`, but that "auto" takes a GPU for any model.
-    begun: the day of a run that is continued; rows are laid out as on that day. runs_code: whether
-        code that the configuration names may run, which the user is asked for.
+    device: as in `load_model`, except that "auto" takes a GPU for any model. begun: the day of a
+    continued run, which its rows contain. runs_code: whether code named in the configuration may
+    run, after asking the user.
     """
     if runs_code:
         require_permission(config)
@@ -141,7 +141,7 @@ def set_up_run(
 def _choose_weights(
     config: FinetuneConfig, model: Any, objective: Objective, files: ModelFiles
 ) -> Any:
-    """The model with the weights that learn: all, some, an adapter's, a head's."""
+    """The model with its trained weights: all, some, an adapter's, a head's."""
     set_seed(config.seed)  # an adapter's first weights are drawn
     model = choose_trained(model, config.train, config.adapter, files, name=config.model)
     if not objective.dropout:
@@ -151,7 +151,7 @@ def _choose_weights(
 
 
 def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
-    """The model, in four bits if the configuration says so. Raises ConfigError and ModelError."""
+    """The model, in four bits if configured. Raises ConfigError and ModelError."""
     if not config.adapter.load_in_4bit:
         return load_causal(files)
     if config.train.method not in LOW_RANK:
@@ -189,10 +189,10 @@ def _device(wanted: str) -> str:
 
 
 def _precision(config: FinetuneConfig, device: str) -> str:
-    """Of the products of a run: bfloat16 where it is faster.
+    """The precision of a run's products: bfloat16 if it is faster.
 
-    A CPU is faster in it with matrix units alone (AMX); with vector instructions (AVX-512) what
-    is gained in the products is lost again in casting weights, copies of which take memory.
+    A CPU is faster in it only with matrix units (AMX); with vector instructions (AVX-512) the gain
+    in the products is lost in casting weights, whose copies take memory.
     """
     if config.train.precision != "auto":
         return config.train.precision
@@ -203,19 +203,19 @@ def _precision(config: FinetuneConfig, device: str) -> str:
 
 
 def processes() -> int:
-    """How many processes torchrun or accelerate started."""
+    """The number of processes that torchrun or accelerate started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that writes files."""
+    """Whether this process writes the files."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _check_model(
     config: FinetuneConfig, model: Any, tokenizer: PieceTokenizer, template: Template | None
 ) -> None:
-    """See that a model can be trained on such rows. Raises ConfigError."""
+    """Check that a model can be trained on such rows. Raises ConfigError."""
     entries = model.get_input_embeddings().weight.shape[0]
     if tokenizer.size > entries:
         raise ConfigError(
@@ -227,7 +227,7 @@ def _check_model(
 
 
 def check_head(model: Any) -> None:
-    """See that the logits are the head's plain product, which the objective computes itself.
+    """Check that the logits are the head's plain product, which the objective computes itself.
 
     Raises ConfigError for models that change them afterwards.
     """
@@ -253,7 +253,7 @@ def check_head(model: Any) -> None:
 
 
 def check_packing(model: Any) -> None:
-    """See that two examples in one row do not see each other. Raises ConfigError."""
+    """Check that two examples in one row do not see each other. Raises ConfigError."""
     entries = model.get_input_embeddings().weight.shape[0]
     first, second = torch.arange(3) % entries, torch.arange(3, 8) % entries
     first, second = first.to(model.device), second.to(model.device)
@@ -283,9 +283,9 @@ def _versions() -> dict[str, str]:
 
 
 def keep_reference(setup: RunSetup, folder: Path, console: Console) -> None:
-    """Give the rows of a run what the reference says of them, kept in the run's folder.
+    """Add the reference's log-probabilities to the rows of a run, stored in the run's folder.
 
-    Each of several processes computes it for itself, and the first one keeps it.
+    Each of several processes computes them, and the first one stores them.
     """
     data, record = setup.data, setup.record
     sets = {"train": data.train, **{f"held out, {k}": v for k, v in data.held_out.items()}}

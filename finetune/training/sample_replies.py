@@ -1,9 +1,8 @@
-"""Greedy replies to the prompts of rows: what a run shows while it learns, and what eval counts.
+"""Greedy replies to the prompts of rows: samples of a run, and replies for eval.
 
-Keep: the chat's own code makes them, from the weights of that moment, and leaves nothing behind
-that training would see. A prompt is the row's own tokens up to its last response, so a reply begins
-exactly where the row was trained; a generation that failed is named as one, never taken for a
-reply.
+Invariant: the chat's own code generates them, from the current weights, and leaves nothing behind
+that affects training. A prompt is the row's own tokens up to its last response, so a reply begins
+exactly where the trained one does; a failed generation is reported as one, never taken for a reply.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,8 +24,7 @@ from finetune.training.run_setup import RunSetup
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model replied. error: why the generation broke off, or nothing. reward: None where
-    nothing gives one."""
+    """A model's reply. error: why the generation failed, or "". reward: None without rewards."""
 
     text: str
     error: str = ""
@@ -40,7 +38,7 @@ class Reply:
 def greedy_replies(
     model: LanguageModel, stop: Sequence[str], prompts: Iterable[Sequence[int]], max_tokens: int
 ) -> Iterator[Reply]:
-    """To each prompt the most probable next token again and again, until the reply ends.
+    """The greedy reply to each prompt.
 
     stop: texts that end a reply.
     """
@@ -51,7 +49,7 @@ def greedy_replies(
 
 
 def whole_reply(events: Iterable[Event]) -> Reply:
-    """The reply that a generation makes, without the space around it."""
+    """The complete reply of a generation, without the space around it."""
     texts, error = [], ""
     for event in events:
         texts.append(event.text)
@@ -65,7 +63,7 @@ Samples = list[tuple[str, Reply]]
 
 
 def sampler(setup: RunSetup) -> Callable[[], Samples] | None:
-    """What makes the sample replies of a run; None without prompts.
+    """Makes the sample replies of a run; None without prompts.
 
     Raises ConfigError for a prompt that does not fit.
     """
@@ -96,7 +94,7 @@ def sampler(setup: RunSetup) -> Callable[[], Samples] | None:
 def _own_prompts(
     settings: SampleSettings, template: Template, model: TransformersModel
 ) -> list[Question]:
-    """Those that the configuration names. Raises ConfigError."""
+    """The prompts in the configuration. Raises ConfigError."""
     prompts = []
     for text in settings.prompts:
         try:
@@ -110,7 +108,7 @@ def _own_prompts(
 
 
 def _prompts_of_rows(setup: RunSetup, model: TransformersModel) -> list[Question]:
-    """Those of the first held-out rows."""
+    """The prompts of the first held-out rows."""
     rows = next(iter(setup.data.held_out.values()), None)
     if rows is None:
         return []
@@ -119,7 +117,7 @@ def _prompts_of_rows(setup: RunSetup, model: TransformersModel) -> list[Question
 
 
 def _rewarded(reply: Reply, prompt: Question, setup: RunSetup) -> Reply:
-    """The reply with its reward, where there is one to give."""
+    """The reply with its reward, if any."""
     if reply.error:
         return reply
     return replace(reply, reward=setup.objective.reward(prompt, reply.text, setup.tokenizer))

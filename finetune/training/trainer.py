@@ -1,6 +1,6 @@
 """transformers' Trainer with an objective of this program.
 
-Keep: an optimizer step is defined by its rows alone. Gradients do not depend on how the rows
+Invariant: an optimizer step is defined by its rows alone. Gradients do not depend on how the rows
 are cut into micro-batches and processes, nor on padding or packing.
 """
 
@@ -34,9 +34,9 @@ from finetune.training.optimizer import muon_beside_adamw, schedule
 
 
 class NotFinite(FloatingPointError):
-    """The loss or its gradient is no longer a number.
+    """The loss or its gradient is no longer finite.
 
-    batches: the micro-batches it was computed from.
+    batches: its micro-batches.
     """
 
     def __init__(self, message: str, batches: Sequence[Tensors]) -> None:
@@ -45,9 +45,9 @@ class NotFinite(FloatingPointError):
 
 
 class FiniteTrainer(CheckpointingTrainer):
-    """A Trainer that stops before a loss or a gradient that is no number spoils the weights.
+    """A Trainer that stops before an infinite loss or gradient damages the weights.
 
-    tokens_seen: tokens that this process has learnt from in this session, padding not counted.
+    tokens_seen: training tokens of this process in this session, without padding.
     """
 
     optimizer: torch.optim.Optimizer | None
@@ -60,7 +60,7 @@ class FiniteTrainer(CheckpointingTrainer):
         self._step_batches: Sequence[Tensors] = ()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW as Trainer makes it, or Muon beside it. Raises ConfigError."""
+        """AdamW as in Trainer, or Muon with it. Raises ConfigError."""
         if self.optimizer is None and self.optimizer_name == "muon":
             if self.is_fsdp_enabled:
                 raise ConfigError(
@@ -81,7 +81,7 @@ class FiniteTrainer(CheckpointingTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Tensors], num_batches: int, device: Any
     ) -> tuple[list[Tensors], Any]:
-        """The micro-batches of an optimizer step, and how many labels transformers counts."""
+        """The micro-batches of an optimizer step, and transformers' count of labels."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         batches = self.made_of(batches)
         self._step_batches = batches
@@ -89,7 +89,7 @@ class FiniteTrainer(CheckpointingTrainer):
         return batches, items
 
     def made_of(self, batches: list[Tensors]) -> list[Tensors]:
-        """What a step learns from: its micro-batches, unless something is made of them first."""
+        """The micro-batches that a step trains on, by default unchanged."""
         return batches
 
     def training_step(
@@ -101,7 +101,7 @@ class FiniteTrainer(CheckpointingTrainer):
         return loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        # Before the optimizer spoils the weights with it.
+        # Before the optimizer damages the weights with it.
         grad_norm = super()._get_grad_norm(model, grad_norm)
         if not np.isfinite(float(grad_norm)):
             raise NotFinite(
@@ -115,14 +115,14 @@ class FiniteTrainer(CheckpointingTrainer):
 
 
 def _real_tokens(batch: Tensors) -> int:
-    """Tokens of a batch; rows that say whose each token is have padding, id 0."""
+    """Tokens of a batch; in rows with example ids, padding has id 0."""
     if "example_ids" in batch:
         return int((batch["example_ids"] > 0).sum())
     return batch["input_ids"].numel()
 
 
 class Draws(Protocol):
-    """Makes batches of replies of batches of prompts; see `Rollouts`."""
+    """Converts batches of prompts to batches of replies; see `Rollouts`."""
 
     def __call__(
         self, batches: Sequence[Tensors], rows: TrainingRows, step: int | None
@@ -132,14 +132,12 @@ class Draws(Protocol):
 
 
 class ObjectiveTrainer(FiniteTrainer):
-    """Trains a causal language model on an objective and measures it on held-out rows.
+    """Trains a causal language model on an objective and evaluates it on held-out rows.
 
-    order: of the training rows. Make it for all rows of an optimizer step together, so that
-        a step holds the same rows however they are cut.
-    held_out: row sets by name; `HELD_OUT`, else the first, is what the best checkpoint is
-        chosen by.
-    answer_figures: gives figures of that set that no loss tells; None for none.
-    draws: what makes replies of prompts, where rows are prompts; else None.
+    order: of the training rows. Create it for all rows of an optimizer step together, so that a
+    step has the same rows however they are cut. held_out: row sets by name; `HELD_OUT`, else the
+    first, selects the best checkpoint. answer_figures: returns figures of that set that no loss
+    gives; None for none. draws: makes replies to prompts, if rows are prompts; else None.
     """
 
     loss_is_scaled_for_ga = True
@@ -170,7 +168,7 @@ class ObjectiveTrainer(FiniteTrainer):
 
     @property
     def done(self) -> float:
-        """The share of the run's steps already taken."""
+        """The finished fraction of the run's steps."""
         return self.state.global_step / self.state.max_steps if self.state.max_steps else 0.0
 
     def create_scheduler(
@@ -187,7 +185,7 @@ class ObjectiveTrainer(FiniteTrainer):
         return self.lr_scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Go on at the rate that is configured now, which after a divergence may be a lower one."""
+        """Continue at the configured rate, which may be lower after a divergence."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint and self.draws:
             self.draws.load(Path(checkpoint), self.args.process_index)
@@ -205,7 +203,7 @@ class ObjectiveTrainer(FiniteTrainer):
             self.draws.save(Path(output_dir), self.args.process_index)
 
     def save_checkpoint(self) -> None:
-        """Save the weights after the last whole step, from which the run can continue."""
+        """Save the weights after the last complete step, from which the run can continue."""
         self._save_checkpoint(self.model, trial=None)
 
     def get_train_dataloader(self) -> Loader:
@@ -214,7 +212,7 @@ class ObjectiveTrainer(FiniteTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Tensors], num_batches: int, device: Any
     ) -> tuple[list[Tensors], Tensor]:
-        """The micro-batches of an optimizer step, and what its losses are divided by."""
+        """The micro-batches of an optimizer step, and the divisors of its losses."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._step_done = self.done
         return batches, self.summed(self._count(batches, self.model_wrapped))
@@ -231,11 +229,11 @@ class ObjectiveTrainer(FiniteTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Tensor:
-        """The loss of a micro-batch, as its share of the step's."""
+        """The loss of a micro-batch, as its part of the step's."""
         assert num_items_in_batch is not None
         losses = self._objective_losses(model, inputs, num_items_in_batch)
         self._losses.append(losses.detach())
-        # Gradients are averaged over the processes; their sum is wanted.
+        # Gradients are averaged over the processes, but their sum is needed.
         return losses[0] * float(self.accelerator.num_processes)
 
     def _count(self, batches: Sequence[Tensors], model: nn.Module) -> Tensor:
@@ -263,8 +261,8 @@ class ObjectiveTrainer(FiniteTrainer):
     ) -> dict[str, float]:
         """Exact means over all labels of each held-out set, as if it were one step.
 
-        eval_loss and the objective's other metrics are of `HELD_OUT`, else of the first set;
-        those of another end in its name: eval_loss_NAME. Raises NotFinite.
+        eval_loss and the objective's other metrics are of `HELD_OUT`, else of the first set; those
+        of another end in its name: eval_loss_NAME. Raises NotFinite.
         """
         metrics = self.measure_all(eval_dataset or self.eval_dataset, metric_key_prefix)
         loss = metrics[f"{metric_key_prefix}_loss"]
@@ -292,7 +290,7 @@ class ObjectiveTrainer(FiniteTrainer):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Whether these weights are the best so far, which are then saved whatever the step."""
+        """Whether these weights are the best so far, which are then saved at any step."""
         is_best = bool(super()._determine_best_metric(metrics, trial))
         self.control.should_save |= is_best
         return is_best
@@ -316,7 +314,7 @@ class ObjectiveTrainer(FiniteTrainer):
         return self.objective.metrics(means, self.done)
 
     def summed(self, values: Tensor) -> Tensor:
-        """Summed over all processes."""
+        """Sum over all processes."""
         if self.accelerator.num_processes == 1:
             return values
         total: Tensor = self.accelerator.reduce(values.to(self.args.device), "sum")
@@ -329,7 +327,7 @@ class ObjectiveTrainer(FiniteTrainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        """The model's own weights in its files, what the objective added beside them."""
+        """Write the model's own weights in its files, and the objective's module next to them."""
         if added := self.objective.added:
             state = self.model.state_dict() if state_dict is None else state_dict
             state_dict = {k: v for k, v in state.items() if not k.startswith(f"{added}.")}

@@ -1,6 +1,6 @@
-"""The steps of a run: who takes them, how many there are, and what they cost.
+"""Creates the trainer of a run, and counts and times its steps.
 
-Keep: what `finetune check` counts and times are the steps that `finetune train` takes.
+Invariant: `finetune check` counts and times the same steps that `finetune train` takes.
 """
 
 import math
@@ -28,7 +28,7 @@ from finetune.training.run_setup import RunSetup, processes
 from finetune.training.trainer import ObjectiveTrainer
 
 FEW_STEPS = 20
-"""A run of fewer steps is warned of."""
+"""Below this number of steps, a run is warned about."""
 
 
 def steps_per_epoch(config: FinetuneConfig, data: RowSets) -> int:
@@ -45,7 +45,7 @@ def steps_of_run(config: FinetuneConfig, data: RowSets) -> int:
 
 
 def too_few(steps: int) -> str:
-    """A warning when a run takes so few steps that it hardly learns; else nothing."""
+    """A warning when a run has too few steps to learn; else ""."""
     if steps >= FEW_STEPS:
         return ""
     return (
@@ -55,11 +55,11 @@ def too_few(steps: int) -> str:
 
 
 def timed_steps(setup: RunSetup) -> tuple[int, float, int]:
-    """Parameters trained, seconds a step, and peak memory in bytes, from four real steps.
+    """Parameters trained, seconds per step, and peak memory in bytes, from four real steps.
 
-    The first step takes the longest rows, which decide the memory, and is not timed; the others
-    are a short, a middling and a long one of the epoch, which tell the seconds a token. Nothing
-    is written; the model has learned a little.
+    The first step takes the longest rows, which determine the memory, and is not timed; the others
+    are a short, a middle and a long one of the epoch, which give the seconds per token. Nothing is
+    written; the model has learned a little.
     """
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +67,7 @@ def timed_steps(setup: RunSetup) -> tuple[int, float, int]:
         trainer.add_callback(clock)
         trainer.train()
     assert isinstance(trainer.order, ProbeOrder)
-    # A set of few steps comes round again.
+    # A set of few steps repeats.
     steps = list(zip(clock.seconds, cycle(trainer.order.tokens()), strict=False))
     seconds, tokens = map(sum, zip(*(steps[1:] or steps), strict=True))
     lengths = setup.data.train.lengths
@@ -76,7 +76,7 @@ def timed_steps(setup: RunSetup) -> tuple[int, float, int]:
 
 
 class _Clock(TrainerCallback):  # type: ignore[misc]
-    """Times a few steps, with all that is done for their rows before them, and ends the run."""
+    """Times a few steps, including the preparation of their rows, and ends the run."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -144,7 +144,7 @@ def _check_trackers(names: Sequence[str]) -> None:
 
 
 def quiet_transformers() -> None:
-    """A run has its own display and its own words."""
+    """A run has its own display and its own messages."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
 
@@ -188,6 +188,6 @@ def _arguments(setup: RunSetup, output: Path, probe: bool, measures: bool) -> Tr
         seed=config.seed,
         dataloader_pin_memory=setup.device == "cuda",
     )
-    # Several GPUs in one process would be DataParallel, which cuts a batch behind our back.
+    # Several GPUs in one process would use DataParallel, which splits a batch without our control.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments

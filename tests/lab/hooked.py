@@ -1,6 +1,6 @@
 """transformers' models with parts changed by hooks: what our own changes are compared with.
 
-Keep: nothing here uses chatapp's decoder.
+Invariant: nothing here uses chatapp's decoder.
 """
 
 from collections.abc import Callable, Iterator

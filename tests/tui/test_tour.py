@@ -1,6 +1,6 @@
 """The tour is walked: every command of it, in order, with the files that it has one write.
 
-Keep: each command has a function here that asserts what the tour promises of it, not how the
+Invariant: each command has a function here that asserts what the tour promises of it, not how the
 bundled model of today happens to word it.
 """
 

@@ -5,8 +5,8 @@ every leaf of a table, and the pages on which a long row goes on. So they are th
 become of the header, the schema, the inner pages and the index. To which table a row belongs is
 known by the types of its columns.
 
-Keep: the damaged file is only read. What was deleted stays deleted: pages that are free are not
-read.
+Invariant: the damaged file is only read. What was deleted stays deleted: pages that are free are
+not read.
 """
 
 import json

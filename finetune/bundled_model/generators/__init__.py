@@ -1,5 +1,5 @@
-"""Training text made from tables and seeds: the tasks that the bundled model is taught.
+"""Training text from tables and seeds: the tasks of the bundled model.
 
-Keep: what is measured is never taught. Which content is kept out is decided by
-its hash alone, so it never depends on the seed or on what else was drawn.
+Invariant: test content is never used in training. Only the hash of a content decides whether it is
+held out, never the seed or other draws.
 """

@@ -1,6 +1,6 @@
-"""Questions that the bundled model cannot answer, and ways to say so in a sentence.
+"""Questions that the bundled model cannot answer, and replies that admit it in a sentence.
 
-Keep: a wording kept for measuring is in no training row, whatever it asks about.
+Invariant: a held-out wording is in no training row, whatever it asks about.
 """
 
 import random
@@ -13,7 +13,7 @@ from finetune.bundled_model.generators.dialogues import Asides, Turns, aside, ch
 from finetune.bundled_model.generators.tasks import Fields, QuestionTask, filled
 from finetune.bundled_model.generators.words import made_up_word, table
 
-# What of the names is made up, so that it is the question that tells, and not the name.
+# The names are partly made up, so that the question decides, not the name.
 _MADE_UP = 0.25
 _LISTS = {
     "p": "people",
@@ -33,7 +33,7 @@ _NAMES = "pcwo"
 def rows(
     asides: Asides, tasks: Sequence[QuestionTask], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """`count` chats in which something is asked that cannot be known, among what can.
+    """Yield `count` chats that contain unanswerable questions among others.
 
     asides: questions and the replies to any of them.
     """
@@ -48,7 +48,7 @@ def rows(
 
 
 def declined(draw: random.Random) -> Turns:
-    """A question in a wording of training, and a reply that does not answer it."""
+    """A question in a training wording, and a reply that does not answer it."""
     kind = draw.choice(list(table("abstention")["kinds"].values()))
     fields = _fields(draw)
     reply = draw.choice(table("abstention")["replies"][kind["reply"]])
@@ -56,7 +56,7 @@ def declined(draw: random.Random) -> Turns:
 
 
 def measured(count: int, seed: int) -> list[str]:
-    """`count` different questions in wordings that training has not, of the kinds in turn."""
+    """`count` different questions in held-out wordings, of the kinds in turn."""
     draw = random.Random(seed)
     questions: dict[str, None] = {}
     for kind in cycle(table("abstention")["kinds"].values()):

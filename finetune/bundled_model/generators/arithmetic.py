@@ -1,12 +1,11 @@
-"""Sums in the GPT-3 paper's phrasing, few-shot prompts of them, and in other words.
+"""Arithmetic in the GPT-3 paper's phrasing, in few-shot prompts, and in everyday words.
 
-Keep: no problem that the evaluation asks (the first ones of seed 0, see
+Problems in words are worked out with calculator calls: <<48+76=124>>; the answer is computed from
+the numbers in the question.
+
+Invariant: no problem of the evaluation (the first ones of seed 0, see
 chatapp.evaluation.gpt3_tasks) is in a row of this module. Chats and single questions of other
-modules do hold such sums and products.
-
-Sums in everyday words, and problems worked out with calculator calls: <<48+76=124>>.
-
-Keep: the answer is computed from the numbers that stand in the question.
+modules do contain such sums and products.
 """
 
 import random
@@ -31,19 +30,19 @@ SHARES = {
     "2Dx": 4,
     "1DC": 3,
 }
-# What a model of four million parameters can learn of it in an hour comes first.
+# The tasks that a model of four million parameters can learn in an hour come first.
 SHORT = {"2D+": 12, "2D-": 12, "2Dx": 4, "1DC": 4, "3D+": 4, "3D-": 4}
 _TESTED = 700
 
 
 @cache
 def tested(name: str) -> frozenset[str]:
-    """The inputs of a task that are for measuring."""
+    """The held-out inputs of a task."""
     return frozenset(item.input for item in generate(name, _TESTED, 0))
 
 
 def problem(name: str, draw: random.Random) -> tuple[str, str]:
-    """A problem of a task of the paper that is not among those tested, and its answer."""
+    """A training problem of a task of the paper, and its answer."""
     while True:
         item = generate(name, 1, draw.randrange(1, 2**32))[0]
         if item.input not in tested(name):
@@ -51,7 +50,7 @@ def problem(name: str, draw: random.Random) -> tuple[str, str]:
 
 
 def rows(count: int, seed: int, shares: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Few-shot prompts of 1 to 24 problems: of one task, or, as often, of several."""
+    """Few-shot prompts of 1 to 24 problems: of one task, or, equally often, of several."""
     draw = random.Random(seed)
     names, weights = list(shares), list(shares.values())
     for _ in range(count):

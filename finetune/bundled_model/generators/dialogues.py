@@ -1,7 +1,7 @@
-"""Chats whose turns build on earlier ones, and chats of questions from the tasks.
+"""Chats whose turns refer to earlier ones, and chats of questions from the tasks.
 
-Keep: a follow-up cannot be answered without an earlier turn, and the problems
-kept out of training stay out here as well.
+Invariant: a follow-up cannot be answered without an earlier turn, and held-out problems do not
+occur.
 """
 
 import random
@@ -13,7 +13,7 @@ from finetune.bundled_model.generators.tasks import QuestionTask, all_tasks, fil
 from finetune.bundled_model.generators.words import table
 
 Turns = list[str]
-"""Texts in turn, the user's first."""
+"""Alternating texts, the user's first."""
 
 Asides = Sequence[tuple[Sequence[str], Sequence[str]]]
 """Questions, and the replies to any of them."""
@@ -87,7 +87,7 @@ def owning(draw: random.Random) -> list[Turns]:
 
 
 def place(draw: random.Random) -> list[Turns]:
-    """Where somebody lives, and what its capital is: the country is not named again."""
+    """Where somebody lives, and its capital, without naming the country again."""
     facts = table("facts")["capital"]["pairs"]
     country = draw.choice(sorted(facts))
     said = _pick(draw, f"I live in {country}.", f"I am from {country}.", f"I come from {country}.")
@@ -102,7 +102,7 @@ def place(draw: random.Random) -> list[Turns]:
 
 
 def capitals(draw: random.Random) -> list[Turns]:
-    """A question, then the same with another country alone; a correction."""
+    """A question, then the same with only another country; a correction."""
     facts = table("facts")["capital"]["pairs"]
     asked = "What is the capital of {x}?"
     while True:
@@ -123,7 +123,7 @@ def capitals(draw: random.Random) -> list[Turns]:
 
 
 def sums(draw: random.Random, below: int = 50) -> list[Turns]:
-    """A sum of numbers below a bound, and others that go on from its result."""
+    """A sum of numbers below a bound, and others that continue from its result."""
     while True:
         a, b, c = (draw.randrange(1, below) for _ in range(3))
         if not _tasks()["sum"].keeps_out({"x": str(a), "y": str(b)}, ""):
@@ -137,7 +137,7 @@ def sums(draw: random.Random, below: int = 50) -> list[Turns]:
     return turns
 
 
-# What `letters` asks of a word.
+# The questions of `letters` on a word.
 _OF_LETTERS = ("spell", "reverse", "count_letters", "upper", "first_letter")
 
 
@@ -161,7 +161,7 @@ def letters(draw: random.Random) -> list[Turns]:
 
 
 def repetition(draw: random.Random) -> list[Turns]:
-    """What was said is asked for again."""
+    """A request to repeat an earlier message."""
     said = word(draw)
     turns = [[_pick(draw, f"Say {said}.", f"Please say {said}."), said]]
     return [*turns, [_pick(draw, "Again, please.", "Say it again.", "Once more."), said]]
@@ -195,7 +195,7 @@ _TALKS: tuple[Callable[[random.Random], list[Turns]], ...] = (
     remembering,
 )
 
-# Talks whose turns lose their sense when others come between them.
+# Talks whose turns make no sense with others between them.
 _CLOSE = (capitals, sums, letters, repetition)
 
 
@@ -226,30 +226,30 @@ def aside(draw: random.Random, asides: Asides, tasks: Sequence[QuestionTask]) ->
 def rows(
     asides: Asides, tasks: Sequence[QuestionTask], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """`count` chats that follow up on earlier turns."""
+    """Yield `count` chats with follow-ups on earlier turns."""
     draw = random.Random(seed)
     for _ in range(count):
         yield chat_row(follow_ups(asides, tasks, draw))
 
 
 def close_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """`count` chats of one talk that goes on from a result: sums below 100, or letters."""
+    """Yield `count` chats of one talk that continues from a result: sums below 100, or letters."""
     draw = random.Random(seed)
     for _ in range(count):
         turns = sums(draw, 100) if draw.random() < 0.5 else letters(draw)
         yield chat_row([text for pair in turns for text in pair])
 
 
-# Tasks that hand back what they are given.
+# Tasks that return their input.
 _TO_THE_LETTER = {"copy", "quote", "first_word", "last_word", "grammar", "summary", "made_up"}
 
 
 def question_rows(
     tasks: Sequence[QuestionTask], count: int, seed: int, *, loosely: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """`count` chats of one to six questions of the tasks, each task as often.
+    """Yield `count` chats of one to six questions of the tasks, each task equally often.
 
-    loosely: some questions as people type them, in small letters or without a mark at the end.
+    loosely: some questions in lower case or without a mark at the end, as people type them.
     """
     draw = random.Random(seed)
     for _ in range(count):
@@ -263,7 +263,7 @@ def question_rows(
 
 
 def typed(draw: random.Random, question: str) -> str:
-    """A question as it may be typed: in small letters, or without a mark at the end."""
+    """A question as people type it: in lower case, or without a mark at the end."""
     if draw.random() < 0.3:
         question = question.lower()
     return question.rstrip("?.") if draw.random() < 0.3 else question

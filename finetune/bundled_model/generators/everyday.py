@@ -1,6 +1,6 @@
-"""Small talk of every day in whole sentences.
+"""Everyday small talk in whole sentences.
 
-Keep: a reply fits every wording of what it replies to, so that it belongs to the meaning.
+Invariant: a reply fits every wording of its message, so that it belongs to the meaning.
 """
 
 import random
@@ -14,12 +14,12 @@ from finetune.bundled_model.generators.words import table
 
 @cache
 def talks() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """What somebody may say, in several wordings, and the replies to any of them."""
+    """Messages, in several wordings, and the replies to any of them."""
     return [(tuple(each["said"]), tuple(each["replies"])) for each in table("everyday")["talk"]]
 
 
 def rows(asides: Asides, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """`count` chats of one to five turns, some of them `asides`."""
+    """Yield `count` chats of one to five turns, some of them `asides`."""
     draw = random.Random(seed)
     for _ in range(count):
         turns: Turns = []

@@ -1,10 +1,10 @@
-"""Few-shot prompts as rows to learn from: demonstrations and a query in one sequence.
+"""Few-shot prompts as training rows: demonstrations and a query in one sequence.
 
-MetaICL's layout (Min et al. 2022), with a loss on the answer of every demonstration that the
-ones before it explain, not on the last alone.
+MetaICL's layout (Min et al. 2022), with a loss on the answer of every demonstration that the ones
+before it explain, not only on the last.
 
-Keep: the text is that of prompting.files.layout, so the tokens are those which `chatapp run`
-and `eval` prompt with.
+Invariant: the text is rendered by prompting.files.layout, so the tokens are those of `chatapp run`
+and `eval`.
 """
 
 import random
@@ -28,8 +28,8 @@ def draw_layout(
 ) -> PromptFile:
     """A prompt file without examples: prefixes, separator and instruction drawn.
 
-    named: how often the instruction lists the labels. arrows: how often an output stands on
-    the line of its input.
+    named: how often the instruction lists the labels. arrows: how often an output is on the line of
+    its input.
     """
     layouts = table("layouts")
     instruction = ""
@@ -58,9 +58,9 @@ def few_shot_row(
 ) -> dict[str, Any] | None:
     """One row of `parts`: demonstrations, and the last of `shots` as the query.
 
-    guessable: whether an output can be known without demonstrations. If not, an answer is
-    learnt only where the same stands before it: what cannot be known is not to be learnt.
-    None when nothing would be learnt.
+    guessable: whether an output can be known without demonstrations. If not, an answer is trained
+    only if the same one occurs before it, because unknowable answers must not be learned. None when
+    nothing would be trained.
     """
     *demonstrations, (query, answer) = shots
     pool = Pool([given for given, _ in demonstrations], [output for _, output in demonstrations])
@@ -68,10 +68,10 @@ def few_shot_row(
     segments = render(prompt, range(len(pool)), query)
     segments.append(Segment("assistant", continuation(prompt, answer)))
     texts = [segment.text for segment in segments]
-    # Inputs and outputs of demonstrations take turns.
+    # Inputs and outputs of demonstrations alternate.
     answers = [index for index, each in enumerate(segments) if each.kind == "example"][1::2]
     for index in answers:
-        # The line break that ends an answer is learnt with it.
+        # The line break that ends an answer is trained with it.
         if texts[index + 1].startswith("\n"):
             texts[index] += "\n"
             texts[index + 1] = texts[index + 1][1:]

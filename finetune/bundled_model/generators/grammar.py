@@ -1,6 +1,6 @@
-"""Sentences with a mistake of the kind that the GPT-3 paper corrects, and without it.
+"""Pairs of sentences with and without a mistake of the kind in the GPT-3 paper.
 
-Keep: the two sentences of a pair differ by one mistake.
+Invariant: the two sentences of a pair differ by one mistake.
 """
 
 import random
@@ -12,7 +12,7 @@ from finetune.bundled_model.generators.words import table
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence as it is wrong, and as it is right."""
+    """A wrong and a correct sentence."""
 
     wrong: str
     right: str
@@ -20,7 +20,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What sentences are made of. one, many: persons; forms: see tables/language.toml."""
+    """The vocabulary of sentences. one, many: persons; forms: see tables/language.toml."""
 
     one: str
     many: str
@@ -93,7 +93,7 @@ _MISTAKES: tuple[Callable[[_Parts], Pair], ...] = (
 
 
 def sentence(draw: random.Random) -> Pair:
-    """A sentence with one mistake; now and then it has none."""
+    """A sentence with one mistake, occasionally with none."""
     language = table("language")
     verb = draw.choice(sorted(language["verbs"]))
     past, participle, third, wrong_past = language["verbs"][verb]

@@ -1,12 +1,11 @@
-"""In-context tuning: tasks whose labels can only be read from the demonstrations.
+"""In-context tuning: tasks whose labels follow only from the demonstrations.
 
-A task is a few classes of texts, told apart by topic word, by form, by where a sentence comes
-from, or by which sentence it resembles; each class gets a label drawn at random. Demonstrations
-are drawn evenly, at random, or as the nearest to the query in nearest-last order, as `chatapp`
-chooses them.
+A task is a few classes of texts, which differ in topic word, in form, in source, or in the sentence
+that they resemble; each class gets a label drawn at random. Demonstrations are drawn evenly, at
+random, or as the nearest to the query in nearest-last order, as `chatapp` chooses them.
 
-Keep: classes and label words of held-out tasks, and sentences kept out by their hash, are in no
-training row.
+Invariant: classes and label words of held-out tasks, and sentences held out by their hash, are in
+no training row.
 """
 
 import random
@@ -24,14 +23,14 @@ from finetune.bundled_model.generators.tasks import QuestionTask
 from finetune.bundled_model.generators.words import draw_labels, is_kept_out, made_up_word, table
 
 Groups = Mapping[str, Sequence[str]]
-"""Sentences by class, of one way to group them."""
+"""Sentences by class, for one way to group them."""
 
-# The share of sentences that serve measuring alone.
+# The fraction of held-out sentences.
 KEPT_OUT = 0.1
 MOST_SHOTS = 16
-# Of a text that comes again.
+# Of a repeated text.
 _RECALLED_WORDS = 14
-# Of texts unlike each other.
+# Of dissimilar texts.
 _VOTED_WORDS = 30
 # Few-shot prompts leave room in a window of 1,024 tokens.
 _MOST_WORDS = 450
@@ -52,7 +51,7 @@ def topics(draw: random.Random, lists: Mapping[str, str], classes: int, each: in
     texts = []
     known: set[str] = set()
     for name in chosen:
-        # An orange is a fruit and a colour; here it is one of them.
+        # An orange is a fruit and a colour; here it is only one of them.
         words = [word for word in lists[name].split() if word not in known]
         known.update(words)
         words = draw.sample(words, min(each, len(words)))
@@ -75,7 +74,7 @@ def pattern(
 def grouped(
     draw: random.Random, groupings: Mapping[str, Groups], classes: int, each: int
 ) -> Classes:
-    """Sentences by where they come from or how they begin."""
+    """Sentences by their source or their beginning."""
     name = draw.choice(sorted(groupings))
     groups = groupings[name]
     chosen = draw.sample(sorted(groups), min(classes, len(groups)))
@@ -84,7 +83,7 @@ def grouped(
 
 
 def look_up(draw: random.Random, words: Sequence[str], classes: int) -> Classes:
-    """Things to remember: every class is one thing, which comes again as it was."""
+    """Things to remember: every class is one thing, repeated unchanged."""
     things = draw.sample(words, classes)
     if draw.random() < 0.5:
         things = [made_up_word(draw, 2) for _ in range(classes)]
@@ -92,7 +91,7 @@ def look_up(draw: random.Random, words: Sequence[str], classes: int) -> Classes:
 
 
 def variations(draw: random.Random, sentences: Sequence[str], classes: int, each: int) -> Classes:
-    """Each class is one sentence in several versions: words left out, doubled or put in."""
+    """Each class is one sentence in several versions: words removed, doubled or inserted."""
     originals = draw.sample(sentences, classes)
     others = draw.choice(sentences).split()
     texts = [[_varied(draw, original, others) for _ in range(each)] for original in originals]
@@ -120,8 +119,8 @@ def shots_of(
 ) -> list[Shot] | None:
     """k demonstrations and, last, the query. None when the task has too few texts.
 
-    selection: "random", "balanced", "repeated" (texts may come twice) or "nearest", in
-        nearest-last order. noise: the share of demonstrations with another label.
+    selection: "random", "balanced", "repeated" (texts may repeat) or "nearest", in nearest-last
+    order. noise: the fraction of demonstrations with another label.
     """
     texts = [
         (text, label) for group, label in zip(task.texts, labels, strict=True) for text in group
@@ -152,10 +151,10 @@ def training_rows(
     most: int,
     noises: Sequence[float] = (0.0, 0.0, 0.1, 0.25),
 ) -> Iterator[dict[str, Any]]:
-    """`count` rows of training tasks with at most `most` demonstrations.
+    """Yield `count` rows of training tasks with at most `most` demonstrations.
 
-    groupings: ways to group sentences. words: any common ones. noises: of which one is the
-    share of wrong labels where demonstrations are the nearest, so that several count.
+    groupings: ways to group sentences. words: any common ones. noises: one of them is the fraction
+    of wrong labels if demonstrations are the nearest, so that several count.
     """
     draw = random.Random(seed)
     groupings = _side(groupings, kept_out=False, least=20)
@@ -186,7 +185,7 @@ def training_rows(
         shots = shots_of(draw, task, labels, k, selection, noise)
         if shots is None or sum(len(text.split()) for text, _ in shots) > _MOST_WORDS:
             continue
-        # Demonstrations of one label are learnt from a few.
+        # Demonstrations of one label need only a few examples.
         if len({label for _, label in shots}) == 1 and draw.random() < 0.75:
             continue
         row = few_shot_row(draw_layout(draw, labels), shots, guessable=False)
@@ -198,9 +197,9 @@ def training_rows(
 def _side(
     groupings: Mapping[str, Groups], *, kept_out: bool, least: int
 ) -> dict[str, dict[str, list[str]]]:
-    """The sentences for training, or those for measuring, of groups that have enough of them.
+    """The sentences for training, or the held-out ones, of groups that have enough of them.
 
-    A way to group them that leaves fewer than two groups is left out.
+    A grouping that leaves fewer than two groups is left out.
     """
     sides = {
         name: {
@@ -214,7 +213,7 @@ def _side(
 
 
 def _to_learn_from(sentences: Sequence[str], words: int) -> list[str]:
-    """Those of at most so many words that do not serve measuring."""
+    """The sentences of at most so many words that are not held out."""
     return [
         text for text in sentences if len(text.split()) <= words and not is_kept_out(text, KEPT_OUT)
     ]
@@ -223,10 +222,10 @@ def _to_learn_from(sentences: Sequence[str], words: int) -> list[str]:
 def recall_rows(
     sentences: Sequence[str], words: Sequence[str], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """`count` rows in which a few texts come again and again, nearly as they were, each with
-    its label: nothing to generalise, only the place to find again.
+    """Yield `count` rows in which a few texts recur, nearly unchanged, each with its label: nothing
+    to generalize, only the place to find again.
 
-    Texts are sentences, or words in a row, from one on: short ones are found again sooner.
+    Texts are sentences, or one or more words: short ones are found again sooner.
     """
     draw = random.Random(seed)
     sentences = _to_learn_from(sentences, _RECALLED_WORDS)
@@ -249,8 +248,8 @@ def recall_rows(
 
 
 def majority_rows(sentences: Sequence[str], count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """`count` rows of unlike texts, most of one label: what to answer where no demonstration is
-    like the query, or several nearest ones disagree.
+    """Yield `count` rows of dissimilar texts, most of one label: the answer where no demonstration
+    is like the query, or several nearest ones disagree.
     """
     draw = random.Random(seed)
     sentences = _to_learn_from(sentences, _VOTED_WORDS)
@@ -269,13 +268,13 @@ def majority_rows(sentences: Sequence[str], count: int, seed: int) -> Iterator[d
 
 
 def task_rows(tasks: Sequence[QuestionTask], count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """`count` few-shot prompts of single questions: one task a prompt, answers in full."""
+    """Yield `count` few-shot prompts of single questions: one task per prompt, complete answers."""
     draw = random.Random(seed)
     made = 0
     while made < count:
         task = draw.choice(tasks)
         problems = [task.training(draw) for _ in range(draw.randint(1, 9))]
-        # A prompt file may hold the question in words, or its changing part alone.
+        # A prompt file may contain the question in words, or only its changing part.
         bare = not task.taught and draw.random() < 0.5
         shots = [(each.given if bare else each.question, each.answer) for each in problems]
         row = few_shot_row(draw_layout(draw, (), named=0.0), shots, guessable=True)
@@ -284,12 +283,12 @@ def task_rows(tasks: Sequence[QuestionTask], count: int, seed: int) -> Iterator[
             yield row
 
 
-# --- measuring ---------------------------------------------------------------------------
+# --- held-out tasks ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A task for measuring: a prompt with labels and a pool, and items of (input, label)."""
+    """A held-out task: a prompt with labels and a pool, and items of (input, label)."""
 
     name: str
     prompt: PromptFile
@@ -301,8 +300,8 @@ def held_out_tasks(
 ) -> list[HeldOut]:
     """Twenty tasks with label words, classes and sentences that no training row has.
 
-    Five by topic, five by form, five by which sentence it is a version of, and five of
-    sentences by where they come from; of the last the classes are known and the sentences not.
+    Five by topic, five by form, five by the sentence that a text is a version of, and five of
+    sentences by their source; of the last only the sentences are held out, not the classes.
     """
     draw = random.Random(f"held out {seed}")
     kept_out = _side(groupings, kept_out=True, least=60)
@@ -321,7 +320,7 @@ def held_out_tasks(
 
 
 def _measured(draw: random.Random, number: int, task: Classes, items: int) -> HeldOut:
-    """A task with labels, in a layout of its own; every text but the query can be shown."""
+    """A task with labels, in a layout of its own; every text except the query can be shown."""
     labels = draw_labels(draw, len(task.texts), kept_out=True)
     shots = [
         (text, label)

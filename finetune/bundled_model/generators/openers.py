@@ -1,10 +1,10 @@
-"""What people open a talk with, and a reply by rules that takes up what was said.
+"""Openings of talks, with replies by rules that refer to their content.
 
-In talks of people the reply to an opener is one of hundreds that would do, which teaches a small
-model the commonest one, whatever was said. The rules of tables/openers.toml give each kind of
-opener its own few replies, most of which name what the opener names.
+In talks of people the reply to an opener is one of hundreds of suitable ones, which teaches a small
+model the most common one, whatever the opener. The rules of tables/openers.toml give each kind of
+opener a few replies, most of which name what the opener names.
 
-Keep: an opener is a first message of a talk for training, never of one kept out.
+Invariant: an opener is the first message of a training talk, never of a held-out one.
 """
 
 import random
@@ -19,7 +19,7 @@ from finetune.bundled_model.generators.words import table
 
 _SENTENCE = re.compile(r"[^.?!]+[.?!]*")
 _LONGEST_NAME = 6
-"""Words of what is named; more is half of a sentence."""
+"""Words of a name; more would be half of a sentence."""
 
 
 @cache
@@ -29,8 +29,8 @@ def _kinds() -> list[tuple[re.Pattern[str], tuple[str, ...]]]:
 
 
 def replies_to(opener: str) -> list[str]:
-    """The replies that fit an opener: to its last question, or where it asks none to its last
-    sentence. Empty where other generators reply to it.
+    """The replies that fit an opener: to its last question, or without one to its last sentence.
+    Empty if other generators reply to it.
     """
     sentences = [each.strip() for each in _SENTENCE.findall(opener) if each.strip()]
     if not sentences:
@@ -49,7 +49,7 @@ def replies_to(opener: str) -> list[str]:
 
 
 def _name(text: str) -> str:
-    """What is named, without the words around it; empty where it names nothing."""
+    """The name in a text, without the words around it; empty if there is none."""
     rules = table("openers")
     text = re.sub(r"\B'|'\B|\"", "", text).strip()
     cut = None
@@ -66,12 +66,12 @@ _TURNED = {"your": "my", "my": "your", "you": "me", "me": "you", "i": "you", "ou
 
 
 def _turned_round(text: str) -> str:
-    """A text as the other speaker says it."""
+    """A text from the other speaker's perspective."""
     return re.sub(r"[A-Za-z']+", lambda found: _TURNED.get(found[0].lower(), found[0]), text)
 
 
 def rows(openers: Sequence[str], asides: Asides, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """`count` chats that begin with an opener and its reply, some with a turn more.
+    """Yield `count` chats that begin with an opener and its reply, some with one more turn.
 
     asides: questions and the replies to any of them.
     """

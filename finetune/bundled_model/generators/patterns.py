@@ -1,15 +1,11 @@
-"""Ways to tell texts apart by their form: classes of makers of texts.
+"""Classes of texts that differ in form, and texts that repeat themselves.
 
-A pattern maps a class to a function that makes a text of that class from a draw and some words.
+A pattern maps a class to a function that makes a text of that class from a draw and some words. A
+model that continues a sequence as before (an induction head, Olsson et al. 2022) can copy a label;
+repeating rows teach it from many labels per row.
 
-Keep: the classes of a pattern differ by form alone; their words are drawn alike.
-
-Texts that repeat themselves: what attention needs to learn before any demonstration helps.
-
-A model that continues a sequence as it went on before (an induction head, Olsson et al. 2022)
-can copy a label; these rows teach it from many labels a row.
-
-Keep: sequences are random, so that nothing but the repetition predicts them.
+Invariants: the classes of a pattern differ only in form; their words are drawn alike. Repeated
+sequences are random, so that only the repetition predicts them.
 """
 
 import random
@@ -112,7 +108,7 @@ HELD_OUT: dict[str, Pattern] = {
 
 
 def _items(draw: random.Random, words: Sequence[str], sentences: Sequence[str]) -> list[str]:
-    """Some things in a row: words, made-up words, numbers, or the words of a sentence."""
+    """Some items: words, made-up words, numbers, or the words of a sentence."""
     count = draw.randint(3, 24)
     match draw.choice(("words", "words", "made up", "numbers", "sentence", "mixed")):
         case "words":
@@ -127,7 +123,7 @@ def _items(draw: random.Random, words: Sequence[str], sentences: Sequence[str]) 
 
 
 def repeated(draw: random.Random, words: Sequence[str], sentences: Sequence[str]) -> list[str]:
-    """A sequence once, and then again: one given and one answer."""
+    """A sequence twice: one prompt and one answer."""
     items = _items(draw, words, sentences)
     between = draw.choice((" ", " ", "\n", ", "))
     gap = draw.choice(("\n", "\n\n", between))
@@ -137,7 +133,9 @@ def repeated(draw: random.Random, words: Sequence[str], sentences: Sequence[str]
 
 
 def looked_up(draw: random.Random, words: Sequence[str]) -> list[str]:
-    """Pairs to remember, then the same again in another order, each asked for by its first."""
+    """Pairs to remember, then the same in another order, each to be completed from its first
+    element.
+    """
     count = draw.randint(2, 8)
     keys = draw.sample(words, count)
     if draw.random() < 0.3:

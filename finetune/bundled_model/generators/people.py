@@ -1,9 +1,9 @@
 """Chats in which somebody says who they are or what they like, and asks for it later.
 
-Keep: nobody here is called by a name that is kept out (what is asked in between may
-hold it). Half of the names are made up, so that a name is copied from the chat, and not known.
-`dialogues.name` and `dialogues.liking` are the same talks with the few names of the stories; they
-stay as the earlier stages were trained on them.
+Invariant: nobody here has a held-out name (questions in between may contain one). Half of the names
+are made up, so that a name must be copied from the chat. `dialogues.name` and `dialogues.liking`
+are the same talks with the few names of the stories; they stay because the earlier stages were
+trained on them.
 """
 
 import random
@@ -55,7 +55,7 @@ _ASKED_LIKED = (
 
 @cache
 def names(*, kept_out: bool = False) -> list[str]:
-    """First names: those for training, or those for measuring alone."""
+    """First names: those for training, or the held-out ones."""
     listed: list[str] = table("people")["names"].split()
     return [name for name in listed if is_kept_out(["name", name], KEPT_OUT) == kept_out]
 
@@ -79,7 +79,7 @@ def _thing(draw: random.Random) -> str:
 def rows(
     asides: Asides, tasks: Sequence[QuestionTask], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """`count` chats, with small talk and single questions between their turns.
+    """Yield `count` chats, with small talk and single questions between their turns.
 
     asides: questions and the replies to any of them.
     """

@@ -1,9 +1,9 @@
-"""Single questions with one right answer, by task: facts, spelling, counting, grammar, …
+"""Single questions with one correct answer, by task: facts, spelling, counting, grammar, …
 
-A task draws its problems; `tables/tasks.toml` and `tables/facts.toml` hold the wordings for
-training and those for measuring alone, `tables/wordings.toml` more for training.
+A task draws its problems; `tables/tasks.toml` and `tables/facts.toml` contain the wordings for
+training and the held-out ones, `tables/wordings.toml` more for training.
 
-Keep: a problem that is kept out, by its content or by its wording, is in no training row.
+Invariant: a problem that is held out, by its content or by its wording, is in no training row.
 """
 
 import random
@@ -17,20 +17,20 @@ from finetune.bundled_model.generators.arithmetic import calculator, difference,
 from finetune.bundled_model.generators.words import is_kept_out, made_up_word, table
 
 Fields = dict[str, str]
-"""What is put into a wording, by name."""
+"""The values inserted into a wording, by name."""
 
 Make = Callable[[random.Random], tuple[Fields, str]]
 """Draws a problem: its fields and the answer."""
 
-# The share of problems that serve measuring alone.
+# The fraction of held-out problems.
 KEPT_OUT = 0.1
-# How often a held-out problem is drawn for before there are taken to be no more.
+# Draws of a held-out problem after which there are assumed to be no more.
 _PATIENCE = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question as it is asked, and the answer. given: its changing part alone."""
+    """A question in its wording, and the answer. given: only its changing part."""
 
     question: str
     answer: str
@@ -39,10 +39,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class QuestionTask:
-    """A task: its wordings and how its problems are drawn.
+    """A task: its wordings and its problems.
 
-    taught: all content is taught, for it cannot be guessed (facts); what is kept out is a
-        wording of each problem instead.
+    taught: all content is used in training, because it cannot be guessed (facts); instead, a
+    wording of each problem is held out.
     """
 
     name: str
@@ -52,7 +52,7 @@ class QuestionTask:
     taught: bool = False
 
     def training(self, draw: random.Random) -> Problem:
-        """A problem to learn from."""
+        """A training problem."""
         while True:
             fields, answer = self.make(draw)
             wording = draw.choice(self.ask)
@@ -60,13 +60,13 @@ class QuestionTask:
                 return Problem(filled(wording, fields), answer, ", ".join(fields.values()))
 
     def held_out(self, count: int, seed: int, *, unseen: bool) -> list[Problem]:
-        """`count` problems at most that are in no training row, no two alike.
+        """At most `count` different held-out problems.
 
-        unseen: in wordings that training has not; else in those of training.
+        unseen: in held-out wordings; else in training wordings.
         """
         draw = random.Random(f"{self.name} {seed}")
         problems: dict[str, Problem] = {}
-        # Of facts there may be fewer than asked for.
+        # There may be fewer facts than requested.
         for _ in range(_PATIENCE * count):
             if len(problems) == count:
                 break
@@ -78,13 +78,13 @@ class QuestionTask:
         return list(problems.values())
 
     def keeps_out(self, fields: Fields, wording: str) -> bool:
-        """Whether a problem, asked in one of the task's wordings, serves measuring alone."""
+        """Whether a problem, in one of the task's wordings, is held out."""
         content = [self.name, sorted(fields.items())]
         return is_kept_out([*content, wording] if self.taught else content, KEPT_OUT)
 
 
 def filled(wording: str, fields: Fields) -> str:
-    """A wording with its fields put in, each once; what is put in is not looked at again."""
+    """Insert fields into a wording, each once; inserted text is not parsed again."""
     pieces = [wording]
     for name, value in fields.items():
         pieces = [
@@ -129,7 +129,7 @@ def _of_word(
 
 
 def _letter_makers(words: Sequence[str] | None = None) -> dict[str, Make]:
-    """The tasks whose answer is all letters of a word."""
+    """The tasks on all letters of a word."""
     return {
         "spell": _of_word("-".join, words=words),
         "reverse": _of_word(lambda text: text[::-1], 7, words),
@@ -248,7 +248,7 @@ def _made_up(draw: random.Random) -> tuple[Fields, str]:
     language = table("language")
     meaning = draw.choice(sorted(language["made_up"]))
     new = made_up_word(draw, 2)
-    # One sentence a meaning, so that there is one right answer.
+    # One sentence per meaning, so that there is one correct answer.
     sentence = language["made_up"][meaning][-1]
     return {"x": new, "y": meaning}, filled(sentence, {"w": new})
 
@@ -338,12 +338,12 @@ def all_tasks() -> list[QuestionTask]:
 
 
 def letter_tasks(words: Sequence[str]) -> list[QuestionTask]:
-    """Spelling, reversing and capitals of other words than `word` draws."""
+    """Spelling, reversing and capitals of other words than those of `word`."""
     return _tasks(_letter_makers(words))
 
 
 def in_more_words(tasks: Sequence[QuestionTask]) -> list[QuestionTask]:
-    """The tasks with all ways to ask for them."""
+    """The tasks with all their wordings."""
     more = table("wordings")
     return [replace(task, ask=(*task.ask, *more[task.name])) for task in tasks]
 

@@ -1,11 +1,8 @@
-"""Label words drawn at random, so that what a label means stands in the demonstrations alone.
+"""Label words drawn at random, tables as data, and the choice of held-out content.
 
-Keep: out of training stay the label words of the evaluation sets, and a share of all others by
-their hash (see `content.is_kept_out`), for measuring.
-
-What the generators share: tables as data, and which content is kept out of training.
-
-Keep: whether a content is kept out depends on its own words alone, so that every generator agrees.
+Invariant: the label words of the evaluation sets, and a fraction of all others by their hash (see
+`content.is_kept_out`), are not used in training. Whether a content is held out depends only on its
+own words, so every generator agrees.
 """
 
 import random
@@ -20,13 +17,13 @@ from finetune.data.tables import is_held_out, text_key
 
 @cache
 def table(name: str) -> dict[str, Any]:
-    """The table of that name: a TOML file beside this module."""
+    """The table of that name: a TOML file next to this module."""
     source = files("finetune.bundled_model.generators").joinpath("tables", f"{name}.toml")
     return tomllib.loads(source.read_text(encoding="utf-8"))
 
 
 def is_kept_out(content: object, share: float) -> bool:
-    """Whether content is for measuring alone: by its hash, so it never changes sides."""
+    """Whether content is held out: by its hash, so it never changes sides."""
     return is_held_out(text_key(repr(content)), share)
 
 
@@ -38,7 +35,7 @@ _CODAS = "b ck d f g l m n nd nk p rk rt s sh st t x".split()
 
 
 def made_up_word(draw: random.Random, syllables: int = 1) -> str:
-    """A word that English could have and has not, such as "blick"."""
+    """A word that does not exist in English but could, such as "blick"."""
     parts = [draw.choice(_ONSETS) + draw.choice(_VOWELS) for _ in range(syllables)]
     return "".join(parts) + draw.choice(_CODAS)
 
@@ -55,7 +52,7 @@ def _words(kept_out: bool) -> list[str]:
 def draw_labels(draw: random.Random, count: int, *, kept_out: bool = False) -> list[str]:
     """`count` different labels of one kind: words, made-up words, letters or numbers.
 
-    kept_out: labels for measuring, which are words alone.
+    kept_out: held-out labels, which are only words.
     """
     chance = 0.0 if kept_out else draw.random()
     if chance < 0.6:

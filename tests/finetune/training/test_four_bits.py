@@ -1,7 +1,7 @@
 """A base in four bits (QLoRA), with fakes where transformers would ask bitsandbytes and a GPU.
 
-Keep: nothing of `finetune` is replaced but the question whether there is a GPU. What is faked is
-`from_pretrained`, which gives the base in float32 and marked as one in four bits.
+Invariant: nothing of `finetune` is replaced but the question whether there is a GPU. What is faked
+is `from_pretrained`, which gives the base in float32 and marked as one in four bits.
 """
 
 from pathlib import Path
