@@ -23,6 +23,7 @@ from chatapp.evaluation.batch import unanswered
 from chatapp.evaluation.inputs import read_inputs
 from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.models.resolving import find_model
+from chatapp.prompting.examples import item_of
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import Labelled, read_fields, read_labelled
 from finetune.data.tables import Row
@@ -71,7 +72,10 @@ class Predictor:
         if path.suffix.lower() == ".txt" and len(self.roles) == 1:
             for line, text in read_inputs(path):
                 place = f"{path}, line {line}"
-                yield text if isinstance(text, UserError) else self.row(text, place)
+                if isinstance(text, UserError):
+                    yield text
+                else:
+                    yield self.row(item_of(text).input, place)
             return
         source = TrainSource.model_validate({"path": str(path), "columns": self.columns})
         yield from read_labelled(source, self.roles, "skip")

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -33,10 +33,12 @@ _NO_USE = {
     "task": ("test", "strict"),
     "lambada": (
         *("test", "words", "generate", "shots", "select", "order", "score", "style", "report"),
-        "strict",
+        *("instruction", "strict"),
     ),
 }
 """Options without a meaning, for each kind of measurement."""
+
+_Name = TypeVar("_Name", bound=str)
 
 FilesArgument = Annotated[
     list[str] | None,
@@ -83,6 +85,9 @@ StyleOption = Annotated[
     str | None,
     typer.Option(help="text (one text), turns (a chat in the model's own template), or both."),
 ]
+InstructionOption = Annotated[
+    str | None, typer.Option(help="on,off: with the instruction of the prompt file, and without.")
+]
 LimitOption = Annotated[
     int | None, typer.Option(min=1, help="Use at most this many test items, sampled with the seed.")
 ]
@@ -104,6 +109,7 @@ def evaluate(
     order: OrderOption = None,
     score: ScoreOption = None,
     style: StyleOption = None,
+    instruction: InstructionOption = None,
     seeds: SeedsOption = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first seed, also used by --limit.")] = 0,
     limit: LimitOption = None,
@@ -128,7 +134,7 @@ def evaluate(
     if generate is not None:
         _write_items(tasks, generate)
         return
-    grid = _grid(shots, select, order, score, style, seeds, seed)
+    grid = _grid(context.params)
     hint = f"; run the same command again to continue {report}" if report else ""
     with interruptible(f"interrupted{hint}"):
         results = _measured(tasks, grid, settings, report)
@@ -160,34 +166,31 @@ def _config(options: dict[str, Any], settings: "Settings", grid: "Grid") -> dict
         "order": grid.order,
         "score": grid.scoring,
         "style": grid.style,
+        "instruction": grid.instruction,
         "seeds": grid.seeds,
         "seed": grid.seed,
         "limit": options["limit"],
     }
 
 
-def _grid(
-    shots: str | None,
-    select: str | None,
-    order: str | None,
-    score: str | None,
-    style: str | None,
-    seeds: int,
-    seed: int,
-) -> "Grid":
+def _grid(options: dict[str, Any]) -> "Grid":
     from chatapp.evaluation.evaluate import Grid
-    from chatapp.fewshot.options import ORDERS, SCORINGS, STYLES, method_of, one_of
+    from chatapp.fewshot.options import ORDERS, SCORINGS, STYLES, SWITCHES, method_of, one_of
 
-    for selection in _listed(select):
+    def among(name: str, known: tuple[_Name, ...]) -> tuple[_Name, ...]:
+        return tuple(one_of(value, known, f"--{name}") for value in _listed(options[name]))
+
+    for selection in _listed(options["select"]):
         method_of(selection)
     return Grid(
-        shots=tuple(map(_number, _listed(shots))),
-        select=_listed(select),
-        order=tuple(one_of(name, ORDERS, "--order") for name in _listed(order)),
-        scoring=tuple(one_of(name, SCORINGS, "--score") for name in _listed(score)),
-        style=tuple(one_of(name, STYLES, "--style") for name in _listed(style)),
-        seeds=seeds,
-        seed=seed,
+        shots=tuple(map(_number, _listed(options["shots"]))),
+        select=_listed(options["select"]),
+        order=among("order", ORDERS),
+        scoring=among("score", SCORINGS),
+        style=among("style", STYLES),
+        instruction=among("instruction", SWITCHES),
+        seeds=options["seeds"],
+        seed=options["seed"],
     )
 
 
@@ -220,7 +223,7 @@ def _from_files(
         if name in tasks:
             raise UserError(f"{file}: another prompt file is named {name!r} as well; rename one")
         report_pool(prompt.pool, strict=strict)
-        items = subset(read_test(test, prompt.labels), limit, seed)
+        items = subset(read_test(test, prompt.labels, prompt.form.columns), limit, seed)
         tasks[name] = Task(name, prompt, items, str(test))
     return list(tasks.values())
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chatapp.fewshot.answering import Answer, Answerer, Answering, LookUp, Question
     from chatapp.prompting.files.promptfile import PromptFile
 
-_HOW = ("shots", "select", "order", "score", "style")
+_HOW = ("shots", "select", "order", "score", "style", "instruction")
 """The options on the prompt for an input."""
 
 _STYLES = {
@@ -84,12 +84,18 @@ StyleOption = Annotated[
     str | None,
     typer.Option(help="text: as one text. turns: as a chat in the model's own template."),
 ]
+InstructionOption = Annotated[
+    str | None, typer.Option(help="off: without the instruction of the prompt file.")
+]
 
 
 def run(
     context: typer.Context,
     file: FileArgument = None,
-    text: Annotated[str | None, typer.Option("--input", help="The input to answer.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--input", help="The input; where it has several fields, a JSON object."),
+    ] = None,
     inputs: InputsOption = None,
     output: OutputOption = None,
     shots: Annotated[int | None, typer.Option(min=0, help="Number of examples to show.")] = None,
@@ -97,6 +103,7 @@ def run(
     order: OrderOption = None,
     score: ScoreOption = None,
     style: StyleOption = None,
+    instruction: InstructionOption = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of selection and sampling.")] = None,
     strict: StrictOption = False,
     model: ModelOption = None,
@@ -117,7 +124,14 @@ def run(
     prompt = load_prompt(prompt_path(file))
     _refuse(prompt, context.params)
     prompt = changed(
-        prompt, shots=shots, select=select, order=order, scoring=score, seed=seed, style=style
+        prompt,
+        shots=shots,
+        select=select,
+        order=order,
+        scoring=score,
+        seed=seed,
+        style=style,
+        instruction=instruction,
     )
     report_pool(prompt.pool, strict=strict)
     hint = f"; run the same command again to continue {output}" if output else ""
@@ -240,9 +254,11 @@ def _one(
 ) -> None:
     from chatapp.engine.events import REPEATED
     from chatapp.evaluation.batch import document
+    from chatapp.evaluation.inputs import query_of
 
+    query = text if prompt.text is not None else query_of(text, prompt.form.columns, "--input")
     answerer, _ = _answerer(prompt, options)
-    question = answerer.prepare(text)
+    question = answerer.prepare(query)
     if show_prompt:
         _show(question)
     (answer,) = answerer.answer([question])
@@ -270,7 +286,12 @@ def _many(prompt: "PromptFile", options: dict[str, Any], inputs: str, output: Pa
     from chatapp.evaluation.journal import Journal
 
     is_stream = inputs == "-"
-    texts = read_stream(sys.stdin.buffer) if is_stream else read_inputs(Path(inputs))
+    columns = prompt.form.columns
+    texts = (
+        read_stream(sys.stdin.buffer, columns=columns)
+        if is_stream
+        else read_inputs(Path(inputs), columns)
+    )
     total = None if is_stream else _lines(Path(inputs))
     answerer, identity = _answerer(prompt, options)
     answered = bad = 0

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from chatapp.evaluation.inputs import Inputs
 from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.fewshot.answering import Answer, Answering, Question
-from chatapp.prompting.examples import PromptError
+from chatapp.prompting.examples import PromptError, Query, item_of
 from chatapp.prompting.files.layout import Demonstration
 from chatapp.prompting.messages import text_of
 
@@ -70,10 +70,7 @@ def answer_all(
     model and options. report: called with the error of each bad row, also of those from an earlier
     start. Raises PromptError when the journal is of another run or of other inputs.
     """
-    numbered = (
-        ({"line": line, "input": text if isinstance(text, str) else None}, text)
-        for line, text in inputs
-    )
+    numbered = (({"line": line, "input": _text_of(query)}, query) for line, query in inputs)
     waiting = unanswered(numbered, journal, identity, report)
     for rows in _answered(answerer, waiting, source):
         for row in rows:
@@ -119,24 +116,28 @@ def unanswered(
         raise PromptError(f"{_place(journal)}: has more rows than there are inputs")
 
 
+def _text_of(query: Query | PromptError) -> str | None:
+    return None if isinstance(query, PromptError) else item_of(query).input
+
+
 def _place(journal: Journal | None) -> str:
     return str(journal.path) if journal else ""
 
 
 def _answered(
-    answerer: Answering, inputs: Iterable[tuple[JournalRow, str | PromptError]], source: str
+    answerer: Answering, inputs: Iterable[tuple[JournalRow, Query | PromptError]], source: str
 ) -> Iterator[list[JournalRow]]:
     """The row of each input, in order, after its beginning."""
     taken: deque[JournalRow] = deque()
 
     def questions() -> Iterator[Question]:
-        for row, text in inputs:
+        for row, query in inputs:
             taken.append(row)
-            if isinstance(text, PromptError):
-                row["error"] = str(text)
+            if isinstance(query, PromptError):
+                row["error"] = str(query)
                 continue
             try:
-                yield answerer.prepare(text)
+                yield answerer.prepare(query)
             except PromptError as error:
                 row["error"] = f"{source}, line {row['line']}: {error}"
 

@@ -20,12 +20,13 @@ from chatapp.evaluation.journal import (
     NONE,
     Journal,
     JournalRow,
+    instruction_of,
     prompt_identity,
     read_answers,
     style_of,
 )
 from chatapp.fewshot.answering import Answer, Answerer
-from chatapp.fewshot.options import changed, method_of, selector_for
+from chatapp.fewshot.options import Switch, changed, method_of, selector_for
 from chatapp.models.resolving import model_identity
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.examples import PromptError
@@ -63,13 +64,15 @@ class Grid:
     order: tuple[str, ...] = ()
     scoring: tuple[Scoring, ...] = ()
     style: tuple[Style, ...] = ()
+    instruction: tuple[Switch, ...] = ()
     seeds: int = 1
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run over the items of a task. layout, style: see `answers`."""
+    """One run over the items of a task. layout, style: see `answers`. instruction: whether the
+    prompt has one."""
 
     task: str
     shots: int
@@ -78,6 +81,7 @@ class Cell:
     layout: str
     seed: int
     style: str = "text"
+    instruction: Switch = "on"
 
 
 def subset(items: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
@@ -106,9 +110,11 @@ def plan(task: Task, grid: Grid) -> list[Cell]:
             settings = [(NONE, NONE)] if not shots else [(select, _order(prompt, select, order))]
             for selection, printed in settings:
                 scorings, styles = grid.scoring or (prompt.scoring,), grid.style or (prompt.style,)
-                for style, layout in product(styles, _layouts(prompt, selection, scorings)):
-                    asked = NONE if layout == "vote" else style
-                    cell = Cell(task.name, shots, selection, printed, layout, grid.seed, asked)
+                layouts = _layouts(prompt, selection, scorings)
+                for style, switch, layout in product(styles, _switches(prompt, grid), layouts):
+                    setting = (task.name, shots, selection, printed, layout, grid.seed)
+                    ways = (NONE,) if layout == "vote" else (style, switch)
+                    cell = Cell(*setting, *ways)
                     is_drawn = _is_drawn(prompt_of(task, cell), cell)
                     for seed in range(grid.seeds if is_drawn else 1):
                         cells[replace(cell, seed=grid.seed + seed)] = None
@@ -126,7 +132,13 @@ def prompt_of(task: Task, cell: Cell) -> PromptFile:
         scoring=cell.layout if cell.layout in ("calibrated", "channel") else "direct",
         seed=cell.seed,
         style="text" if cell.style == NONE else cell.style,
+        instruction=cell.instruction,
     )
+
+
+def _switches(prompt: PromptFile, grid: Grid) -> Sequence[Switch]:
+    """Whether the instruction is there; a prompt without one has nothing to switch off."""
+    return grid.instruction if grid.instruction and prompt.instruction else ("on",)
 
 
 def _order(prompt: PromptFile, select: str, order: str | None) -> str:
@@ -228,7 +240,7 @@ def evaluate(
         prompt = prompt_of(task, cell)
         selector = selectors[task.name].of(prompt)
         answerer = Answerer(model, prompt, selector, template=template)
-        asked = (answerer.prepare(task.items[number].input) for number in missing)
+        asked = (answerer.prepare(task.items[number]) for number in missing)
         numbers = iter(missing)
         for answers in answerer.answers(asked):
             new = [_row(task, cell, next(numbers), answer) for answer in answers]
@@ -255,7 +267,7 @@ def _check_fit(
         answerer = Answerer(model, prompt_of(task, cell), None, template=template)
         for item in task.items:
             try:
-                answerer.prepare(item.input)
+                answerer.prepare(item)
             except PromptError as error:
                 raise PromptError(f"{task.source}, line {item.line}: {error}") from None
 
@@ -273,6 +285,7 @@ def _row(task: Task, cell: Cell, number: int, answer: Answer) -> JournalRow:
         "layout": cell.layout,
         "seed": cell.seed,
         "style": cell.style,
+        "instruction": cell.instruction,
         "item": number,
         "line": item.line,
         "input": item.input,
@@ -309,7 +322,7 @@ def _bare(prompt: PromptFile) -> PromptFile:
 def _items_identity(items: Sequence[Item]) -> str:
     digest = hashlib.sha256()
     for item in items:
-        for text in (item.input, item.output):
+        for text in (item.input, item.output, *item.values.values()):
             digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()[:12]
 
@@ -329,6 +342,7 @@ def _earlier(journal: Journal, head: JournalRow) -> dict[Cell, dict[int, Journal
     done: dict[Cell, dict[int, JournalRow]] = {}
     for row in rows:
         names = ("task", "shots", "selection", "order", "layout", "seed")
-        cell = Cell(**{name: row[name] for name in names}, style=style_of(row))
+        ways = {"style": style_of(row), "instruction": instruction_of(row)}
+        cell = Cell(**{name: row[name] for name in names}, **ways)
         done.setdefault(cell, {})[row["item"]] = row
     return done

@@ -12,20 +12,38 @@ from pathlib import Path
 from chatapp.common.userfiles import did_you_mean, quoted
 from chatapp.prompting.examples import (
     INPUT_FIELDS,
+    PLAIN_COLUMNS,
     POOL_SUFFIXES,
+    Columns,
     Example,
+    PoolRow,
     PromptError,
+    Query,
     parse_row,
     read_rows,
 )
 
 _BOM = b"\xef\xbb\xbf"
 
-Inputs = Iterator[tuple[int, str | PromptError]]
+Inputs = Iterator[tuple[int, Query | PromptError]]
 """Line numbers, and on each line an input or its error."""
 
 
-def read_inputs(path: Path) -> Inputs:
+def query_of(text: str, columns: Columns, location: str) -> Query:
+    """The input that a text stands for: itself, or a JSON object where there are several fields.
+
+    Raises PromptError, beginning with `location`.
+    """
+    if len(columns.inputs) == 1:
+        return text
+    record = _record(text)
+    if not isinstance(record, dict):
+        names = ", ".join(columns.inputs)
+        raise PromptError(f"{location}: expected a JSON object with the fields {names}")
+    return parse_row(record, location, columns, output_required=False)
+
+
+def read_inputs(path: Path, columns: Columns = PLAIN_COLUMNS) -> Inputs:
     """The inputs in a file, one at a time.
 
     JSONL and CSV have the format of pools, with or without outputs; in any other file each line
@@ -33,19 +51,26 @@ def read_inputs(path: Path) -> Inputs:
     file itself cannot be read.
     """
     if path.suffix.lower() in POOL_SUFFIXES:
-        for line, row in read_rows(path, output_required=False):
-            yield line, row if isinstance(row, PromptError) else row.input
+        for line, row in read_rows(path, columns, output_required=False):
+            yield line, row if isinstance(row, PromptError) else _query(row)
         return
     try:
         with path.open("rb") as file:
-            yield from (_plain if path.is_file() else read_stream)(file, str(path))
+            if not path.is_file():
+                yield from read_stream(file, str(path), columns)
+                return
+            for line, text in _plain(file, str(path)):
+                yield line, _parsed(text, columns, f"{path}, line {line}")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise PromptError(f"{path}: cannot be read: {reason}") from None
 
 
-def read_stream(lines: Iterable[bytes], source: str = "standard input") -> Inputs:
+def read_stream(
+    lines: Iterable[bytes], source: str = "standard input", columns: Columns = PLAIN_COLUMNS
+) -> Inputs:
     """The inputs in a stream: JSON Lines if the first line is such a row, else plain."""
+    fields = INPUT_FIELDS if columns.inputs == ("input",) else columns.inputs
     is_json: bool | None = None
     for number, text in _plain(lines, source):
         if isinstance(text, PromptError):
@@ -53,21 +78,32 @@ def read_stream(lines: Iterable[bytes], source: str = "standard input") -> Input
             continue
         record = _record(text)
         if is_json is None:
-            is_json = isinstance(record, dict) and any(name in record for name in INPUT_FIELDS)
+            is_json = isinstance(record, dict) and any(name in record for name in fields)
         if not is_json:
-            yield number, text
+            yield number, _parsed(text, columns, f"{source}, line {number}")
             continue
         location = f"{source}, line {number}"
         if not isinstance(record, dict):
             yield number, PromptError(f"{location}: expected a JSON object like those before it")
             continue
         try:
-            yield number, parse_row(record, location, output_required=False).input
+            yield number, _query(parse_row(record, location, columns, output_required=False))
         except PromptError as error:
             yield number, error
 
 
-def _plain(lines: Iterable[bytes], source: str) -> Inputs:
+def _query(row: PoolRow) -> Query:
+    return row if row.values else row.input
+
+
+def _parsed(text: str | PromptError, columns: Columns, location: str) -> Query | PromptError:
+    try:
+        return text if isinstance(text, PromptError) else query_of(text, columns, location)
+    except PromptError as error:
+        return error
+
+
+def _plain(lines: Iterable[bytes], source: str) -> Iterator[tuple[int, str | PromptError]]:
     for number, line in enumerate(lines, 1):
         try:
             text = (line.removeprefix(_BOM) if number == 1 else line).decode("utf-8").strip()
@@ -94,14 +130,16 @@ class Item(Example):
     line: int
 
 
-def read_test(path: Path, labels: tuple[str, ...] = ()) -> list[Item]:
+def read_test(
+    path: Path, labels: tuple[str, ...] = (), columns: Columns = PLAIN_COLUMNS
+) -> list[Item]:
     """The test items in a JSONL or CSV file; unlike in a pool, items may repeat.
 
     labels: the only allowed outputs, if given. Raises PromptError at the first bad row, because a
     score over a part of the items is no score of the file.
     """
     items = []
-    for line, row in read_rows(path):
+    for line, row in read_rows(path, columns):
         if isinstance(row, PromptError):
             raise row
         if labels and row.output not in labels:
@@ -109,7 +147,7 @@ def read_test(path: Path, labels: tuple[str, ...] = ()) -> list[Item]:
                 f"{path}, line {line}: {quoted(row.output)} is not one of the labels"
                 f"{did_you_mean(row.output, labels) or '; there are ' + ', '.join(labels)}"
             )
-        items.append(Item(row.input, row.output, line))
+        items.append(Item(row.input, row.output, line, values=row.values))
     if not items:
         raise PromptError(f"{path}: contains no test items")
     return items

@@ -22,6 +22,7 @@ the answer to one item in one setting:
     layout          of the request: direct, calibrated (direct with content-free inputs),
                     channel, text (generated) or vote (no model)
     style           text, turns (of a chat), or none for a vote; text if missing
+    instruction     on or off; on if missing
     label_tokens    number of tokens by label, if turns differ from the head
     item            the number of the item among the evaluated ones; line: in its file
     input, gold     the item
@@ -37,6 +38,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -153,8 +155,11 @@ def prompt_identity(prompt: PromptFile) -> str:
         "text": prompt.text,
         "layout": [
             prompt.instruction,
-            prompt.input_prefix,
-            prompt.output_prefix,
+            *(
+                [prompt.example, prompt.query]
+                if prompt.example or prompt.query
+                else [prompt.input_prefix, prompt.output_prefix]
+            ),
             prompt.separator,
         ],
         "stop": prompt.stop,
@@ -168,7 +173,8 @@ def prompt_identity(prompt: PromptFile) -> str:
     if prompt.documents is not None:
         keys["documents"] = prompt.documents.to_dict()
     digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode())
-    for text in (*prompt.pool.inputs, *prompt.pool.outputs):
+    columns = prompt.pool.columns.values()
+    for text in (*prompt.pool.inputs, *prompt.pool.outputs, *chain.from_iterable(columns)):
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()[:12]
 
@@ -178,18 +184,23 @@ FORMAT = 1
 NONE = "none"
 """The selection and the order of a prompt without demonstrations, and the style of a vote."""
 
-Setting = tuple[str, int, str, str, str, str]
-"""Task, shots, selection, order, layout and style."""
+Setting = tuple[str, int, str, str, str, str, str]
+"""Task, shots, selection, order, layout, style and instruction."""
 
 
 def setting_of(row: JournalRow) -> Setting:
     setting = row["task"], row["shots"], row["selection"], row["order"], row["layout"]
-    return *setting, style_of(row)
+    return *setting, style_of(row), instruction_of(row)
 
 
 def style_of(row: JournalRow) -> str:
     """The style of a row; older rows have none."""
     return str(row.get("style", NONE if row["layout"] == "vote" else "text"))
+
+
+def instruction_of(row: JournalRow) -> Any:
+    """Whether the prompt had its instruction; rows of before there was a choice had it."""
+    return row.get("instruction", "on")
 
 
 def likelihoods_of(row: JournalRow) -> Likelihoods:

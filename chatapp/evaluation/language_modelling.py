@@ -171,7 +171,7 @@ def read_passages(path: Path) -> list[Item]:
     for line, text in read_inputs(path):
         if isinstance(text, PromptError):
             raise text
-        if not is_passage(text):
+        if not (isinstance(text, str) and is_passage(text)):
             raise PromptError(f"{path}, line {line}: expected a passage of two words or more")
         passages.append(Item(text, "", line))
     if not passages:

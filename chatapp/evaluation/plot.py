@@ -154,8 +154,9 @@ def _shots(group: Sequence[Result]) -> list[int]:
 
 
 def _asked(result: Result) -> str:
-    """How labels were scored, and whether in turns of a chat."""
-    return f"{result.scoring}, in turns" if result.style == "turns" else result.scoring
+    """How labels were scored, whether in turns of a chat, and whether without the instruction."""
+    turns = ", in turns" if result.style == "turns" else ""
+    return f"{result.scoring}{turns}" + ", no instruction" * (result.instruction == "off")
 
 
 def _scorings(group: Sequence[Result]) -> list[str]:

@@ -29,9 +29,9 @@ Vote = Callable[[Cell], list[str] | None]
 class Result:
     """One measure in one setting.
 
-    task, shots, selection, order, style, scoring: the setting; selection and order are "none"
-        where there are no demonstrations, style is for a vote. scoring: also "text" (generated)
-        and "vote".
+    task, shots, selection, order, style, instruction, scoring: the setting; selection and
+        order are "none" where there are no demonstrations, style is for a vote. scoring: also
+        "text" (generated) and "vote".
     mean, spread, interval, interval_of: over seeds, see `metrics.Estimate`.
     n: items. seeds: runs, one where nothing is drawn.
     majority: the measure of always giving the commonest gold answer of these items.
@@ -50,6 +50,7 @@ class Result:
     selection: str
     order: str
     style: str
+    instruction: str
     scoring: str
     metric: Measure
     mean: float
@@ -85,7 +86,7 @@ def results(
     for row in rows:
         settings[setting_of(row)].append(row)
     measured = []
-    for (name, shots, selection, order, layout, style), group in settings.items():
+    for (name, shots, selection, order, layout, style, instruction), group in settings.items():
         task = by_name[name]
         cell = Cell(name, shots, selection, order, layout, group[0]["seed"], style)
         beside = _beside(task, group, votes[name](cell), (heads or {}).get(name))
@@ -101,6 +102,7 @@ def results(
                         selection,
                         order,
                         style,
+                        instruction,
                         scoring,
                         metric,
                         **asdict(estimated),
@@ -182,6 +184,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("order", lambda r: r.order),
     ("scoring", lambda r: r.scoring),
     ("style", lambda r: r.style),
+    ("instruction", lambda r: r.instruction),
     ("mean", lambda r: f"{r.mean:.3f}"),
     ("spread", lambda r: "" if r.spread is None else f"{r.spread:.3f}"),
     ("95 %", lambda r: f"{r.interval[0]:.3f}–{r.interval[1]:.3f}"),
@@ -199,7 +202,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
 )
 
 
-_TEXTS = ("task", "measure", "selection", "order", "style", "scoring", "95 % by")
+_TEXTS = (*("task", "measure", "selection", "order", "style", "instruction", "scoring", "95 % by"),)
 
 _LEAVE_OUT = (
     *("s/item", "tokens", "dropped", "gold shown", "gold share"),

@@ -23,7 +23,7 @@ from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.fewshot.label_scores import CONTENT_FREE, Likelihoods, best, probabilities
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.examples import PromptError
+from chatapp.prompting.examples import Example, PromptError, Query, item_of
 from chatapp.prompting.files.documents import set_apart
 from chatapp.prompting.files.layout import Demonstration, demonstrations, render, render_channel
 from chatapp.prompting.files.promptfile import PromptFile
@@ -47,21 +47,32 @@ LookUp = Callable[[str, int, Callable[[str], int]], tuple[str, ...]]
 class Question:
     """An input with its prompt.
 
+    item: the input, with its fields.
     segments: of the prompt; with channel scoring of the one for the first label. examples, dropped:
     the shown ones and those that did not fit, each nearest first. passages: of documents, as placed
     before the input.
     """
 
-    input: str
+    item: Example
     segments: list[Segment]
     examples: list[Demonstration]
     dropped: list[Demonstration]
     passages: tuple[str, ...] = ()
 
     @property
-    def asked(self) -> str:
+    def input(self) -> str:
+        """The text of the input."""
+        return self.item.input
+
+    @property
+    def asked(self) -> Example:
         """The input with its passages."""
-        return "".join(self.passages) + self.input
+        return with_passages(self.item, self.passages)
+
+
+def with_passages(item: Example, passages: Sequence[str]) -> Example:
+    """An input after passages of documents, which only an input of one field has."""
+    return replace(item, input="".join(passages) + item.input) if passages else item
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,7 @@ class Answer:
 class Answering(Protocol):
     """Answers inputs with prompts of a model, or with its head."""
 
-    def prepare(self, text: str) -> Question: ...
+    def prepare(self, query: Query) -> Question: ...
     def answer(self, questions: Sequence[Question]) -> list[Answer]: ...
     def answers(self, questions: Iterable[Question]) -> Iterator[list[Answer]]: ...
 
@@ -124,35 +135,35 @@ class Answerer:
         """The number of scored tokens of each label."""
         return {label: len(ids) for label, ids in self._labels.items()}
 
-    def prepare(self, text: str) -> Question:
+    def prepare(self, query: Query) -> Question:
         """Choose demonstrations for an input and lay out its prompt.
 
         Raises PromptError when the instruction and the input alone do not fit the window.
         """
-        prompt = self._prompt
+        prompt, item = self._prompt, item_of(query)
         if prompt.text is not None:
-            return self._text_to_complete(text)
-        chosen = demonstrations(prompt, self._selector, text)
+            return self._text_to_complete(item)
+        chosen = demonstrations(prompt, self._selector, item)
         if prompt.select.selector.votes:
-            return Question(text, [], list(chosen.values()), [])
-        passages = self._passages(text)
-        asked = "".join(passages) + text
+            return Question(item, [], list(chosen.values()), [])
+        passages = self._passages(item)
+        asked = with_passages(item, passages)
         fitted = self._layout.fit(list(chosen), asked, self._count, self._room(asked))
         return Question(
-            text,
+            item,
             self._render(fitted.kept, asked, passages),
             [chosen[index] for index in fitted.kept],
             [chosen[index] for index in fitted.dropped],
             passages,
         )
 
-    def _passages(self, text: str) -> tuple[str, ...]:
+    def _passages(self, item: Example) -> tuple[str, ...]:
         """The passages of the documents for an input: at most half of the window."""
         if self._look_up is None:
             return ()
-        alone = sum(map(self._count, self._layout.render([], text)))
-        room = min(self._model.context // 2, self._room(text) - alone)
-        return self._look_up(text, room, lambda part: len(self._encode(part, begins=False)))
+        alone = sum(map(self._count, self._layout.render([], item)))
+        room = min(self._model.context // 2, self._room(item) - alone)
+        return self._look_up(item.input, room, lambda part: len(self._encode(part, begins=False)))
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer a few questions."""
@@ -183,28 +194,29 @@ class Answerer:
                 )
             yield answers
 
-    def _text_to_complete(self, text: str) -> Question:
-        segments = render(self._prompt, [], text)
+    def _text_to_complete(self, item: Example) -> Question:
+        segments = render(self._prompt, [], item.input)
         size, window = len(self._ids(segments)), self._model.context
         if size >= window:
             raise PromptError(
                 f"{self._prompt.path}: has {size} tokens; the model's window of {window} has room "
                 f"for {window - 1} and a reply"
             )
-        return Question(text, segments, [], [])
+        return Question(item, segments, [], [])
 
     def _render(
-        self, kept: Sequence[int], text: str, passages: Sequence[str] = ()
+        self, kept: Sequence[int], query: Query, passages: Sequence[str] = ()
     ) -> list[Segment]:
         if self._prompt.scoring == "channel":
+            text = item_of(query).input
             return render_channel(self._prompt, kept, text, self._prompt.labels[0])
-        segments = set_apart(self._layout.render(kept, text), passages)
+        segments = set_apart(self._layout.render(kept, query), passages)
         return without_start(segments, self._model)
 
     def _count(self, segment: Segment) -> int:
         return len(segment_ids(segment, self._model.tokenizer, self._encode))
 
-    def _room(self, text: str) -> int:
+    def _room(self, item: Example) -> int:
         """The tokens that a prompt may have, with its label."""
         window = self._model.context
         if not self._prompt.labels:
@@ -214,7 +226,7 @@ class Answerer:
             len(self._answer_ids(label)) for label in self._labels
         )
         if self._prompt.scoring == "calibrated":
-            own = len(self._encode(self._layout.asked(text), begins=False))
+            own = len(self._encode(self._layout.asked(item), begins=False))
             asked = (self._layout.asked(free) for free in CONTENT_FREE)
             others = (len(self._encode(text, begins=False)) for text in asked)
             spare += max(0, *(other - own for other in others))

@@ -10,6 +10,7 @@ from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec
 from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.answering import Answer, Question
 from chatapp.fewshot.label_scores import best
+from chatapp.prompting.examples import Query, item_of
 from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.messages import Segment
 
@@ -41,9 +42,10 @@ class HeadAnswerer:
             )
         self._head, self._prompt = head, prompt
 
-    def prepare(self, text: str) -> Question:
+    def prepare(self, query: Query) -> Question:
         """The question of an input, as the head reads it."""
-        return Question(text, [Segment("user", text.strip())], [], [])
+        item = item_of(query)
+        return Question(item, [Segment("user", item.input.strip())], [], [])
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer a few questions."""

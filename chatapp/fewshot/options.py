@@ -6,7 +6,7 @@ sentence that names it and its possible values.
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TypeVar, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 from chatapp.common.userfiles import quoted, suggestion
 from chatapp.engine.model import LanguageModel
@@ -20,6 +20,9 @@ from chatapp.prompting.selection.select import ShotOrder, build_selector
 ORDERS: tuple[ShotOrder, ...] = get_args(ShotOrder)
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
 STYLES: tuple[Style, ...] = get_args(Style)
+
+Switch = Literal["on", "off"]
+SWITCHES: tuple[Switch, ...] = get_args(Switch)
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -70,10 +73,11 @@ def changed(
     scoring: str | None = None,
     seed: int | None = None,
     style: str | None = None,
+    instruction: str | None = None,
 ) -> PromptFile:
     """A copy of the prompt file with changed keys; None leaves one unchanged.
 
-    seed: of the selection, and of sampling. Raises PromptError.
+    seed: of the selection, and of sampling. instruction: whether it is there. Raises PromptError.
     """
     keys: dict[str, object] = {}
     if select is not None:
@@ -85,8 +89,10 @@ def changed(
         keys["order"] = one_of(order, ORDERS, "--order")
     keys |= {"k": shots} if shots is not None else {}
     keys |= {"seed": seed} if seed is not None else {}
+    switch = one_of(instruction, SWITCHES, "--instruction") if instruction is not None else "on"
     return replace(
         prompt,
+        instruction=prompt.instruction if switch == "on" else "",
         select=prompt.select.model_copy(update=keys),
         scoring=one_of(scoring, SCORINGS, "--score") if scoring is not None else prompt.scoring,
         style=one_of(style, STYLES, "--style") if style is not None else prompt.style,

@@ -13,7 +13,7 @@ import sys
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,17 +35,50 @@ class PromptError(UserError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An input with its correct output."""
+    """An input with its correct output.
+
+    values: of an input with several fields, by their names, whose values together are `input`.
+    """
 
     input: str
     output: str
+    values: Mapping[str, str] = field(default_factory=dict, hash=False, kw_only=True)
+
+    def value(self, name: str) -> str:
+        """What stands in a field of the input: the input itself where it has one value."""
+        return self.values.get(name, self.input)
+
+
+Query = str | Example
+"""What is asked about; a text stands in every field of the input."""
+
+
+def item_of(query: Query) -> Example:
+    """A query as an item without an output."""
+    return query if isinstance(query, Example) else Example(query, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The fields that a row needs.
+
+    inputs: of its input. output: of its answer. The names "input" and "output" stand for any of
+    INPUT_FIELDS and OUTPUT_FIELDS.
+    """
+
+    inputs: tuple[str, ...] = ("input",)
+    output: str = "output"
+
+
+PLAIN_COLUMNS = Columns()
+"""An input and an output, by any of their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRow(Example):
     """A row of a file; `output` is empty if it was optional and absent.
 
-    fields: the names of the two in the file.
+    fields: the names of the (first) input and the output in the file.
     """
 
     fields: tuple[str, str] = ("input", "output")
@@ -67,7 +100,8 @@ def normalise(text: str) -> str:
 class Pool:
     """Examples to choose demonstrations from, by index.
 
-    inputs, outputs: equally long. fields: their names in the first row. source: where the rows come
+    inputs, outputs: equally long. fields: their names in the first row. columns: the values of
+    inputs with several fields, by name, each as long as the inputs. source: where the rows come
     from. repeats: rows left out because another has the same input and output. conflicts: a
     sentence on each input that has two labels.
     """
@@ -78,21 +112,23 @@ class Pool:
     source: str = ""
     repeats: int = 0
     conflicts: tuple[str, ...] = ()
+    columns: Mapping[str, list[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> Example:
-        return Example(self.inputs[index], self.outputs[index])
+        values = {name: column[index] for name, column in self.columns.items()}
+        return Example(self.inputs[index], self.outputs[index], values=values)
 
 
-def read_pool(path: Path, labels: Iterable[str] = ()) -> Pool:
+def read_pool(path: Path, labels: Iterable[str] = (), columns: Columns = PLAIN_COLUMNS) -> Pool:
     """Read a JSONL or CSV file of examples; for rows see `read_rows`.
 
     labels: the only allowed outputs, if given. Raises PromptError at the first bad row, and for a
     file without rows.
     """
-    return collect(read_rows(path), str(path), "line", labels)
+    return collect(read_rows(path, columns), str(path), "line", labels)
 
 
 def collect(
@@ -105,6 +141,7 @@ def collect(
     allowed = frozenset(labels)
     inputs: list[str] = []
     outputs: list[str] = []
+    columns: dict[str, list[str]] = {}
     numbers = array("q")
     fields = None
     for number, row in rows:
@@ -120,9 +157,11 @@ def collect(
         outputs.append(sys.intern(row.output))
         numbers.append(number)
         fields = fields or row.fields
+        for name, value in row.values.items():
+            columns.setdefault(name, []).append(value)
     if fields is None:
         raise PromptError(f"{source}: holds no examples")
-    pool = Pool(inputs, outputs, fields, source)
+    pool = Pool(inputs, outputs, fields, source, columns=columns)
     return _distinct(pool, lambda index: f"{unit} {numbers[index]}", labelled=bool(allowed))
 
 
@@ -147,6 +186,7 @@ def _distinct(pool: Pool, location: Callable[[int], str], *, labelled: bool) -> 
         pool,
         inputs=[pool.inputs[index] for index in kept],
         outputs=[pool.outputs[index] for index in kept],
+        columns={name: [values[i] for i in kept] for name, values in pool.columns.items()},
         repeats=len(repeats),
         conflicts=tuple(conflicts),
     )
@@ -167,14 +207,13 @@ def _with_equal_inputs(inputs: list[str]) -> list[list[int]]:
 
 
 def read_rows(
-    path: Path, *, output_required: bool = True
+    path: Path, columns: Columns = PLAIN_COLUMNS, *, output_required: bool = True
 ) -> Iterator[tuple[int, PoolRow | PromptError]]:
     """Read a JSONL or CSV file row by row, each with the line where it begins.
 
-    A row is a JSON object, or a CSV row under a header, with one of INPUT_FIELDS and one of
-    OUTPUT_FIELDS; other fields are ignored. White space around both is removed. A bad row is
-    yielded as the error that explains it, and reading continues. Raises PromptError when the file
-    itself cannot be read.
+    A row is a JSON object, or a CSV row under a header, with the columns; other fields are ignored.
+    White space around the values is removed. A bad row is yielded as the error that explains it,
+    and reading continues. Raises PromptError when the file itself cannot be read.
     """
     if path.suffix.lower() not in POOL_SUFFIXES:
         raise PromptError(f"{path}: expected a file of examples ending in .jsonl or .csv")
@@ -188,23 +227,52 @@ def read_rows(
                 try:
                     if isinstance(record, str):
                         raise PromptError(f"{location}: {record}")
-                    yield line, parse_row(record, location, output_required=output_required)
+                    yield (
+                        line,
+                        parse_row(record, location, columns, output_required=output_required),
+                    )
                 except PromptError as error:
                     yield line, error
     except OSError as error:
         raise PromptError(f"{path}: cannot be read: {reason(error)}") from None
 
 
-def parse_row(record: Mapping[Any, Any], location: str, *, output_required: bool = True) -> PoolRow:
+def parse_row(
+    record: Mapping[Any, Any],
+    location: str,
+    columns: Columns = PLAIN_COLUMNS,
+    *,
+    output_required: bool = True,
+) -> PoolRow:
     """Parse one row. Raises PromptError, beginning with `location`, when it is not an example."""
-    input_field = _field(record, INPUT_FIELDS, "input", location)
-    text = _text(record[input_field], input_field, location)
-    if not output_required and not any(name in record for name in OUTPUT_FIELDS):
-        return PoolRow(text, "", (input_field, "output"))
-    output_field = _field(record, OUTPUT_FIELDS, "output", location)
-    return PoolRow(
-        text, _text(record[output_field], output_field, location), (input_field, output_field)
-    )
+    values: dict[str, str] = {}
+    names: list[str] = []
+    for column in columns.inputs:
+        names.append(_column(record, column, location))
+        values[column] = _text(record[names[-1]], names[-1], location)
+    text = "\n".join(values.values())
+    several = values if len(values) > 1 else {}
+    given = OUTPUT_FIELDS if columns.output == "output" else (columns.output,)
+    if not output_required and not any(name in record for name in given):
+        return PoolRow(text, "", (names[0], columns.output), values=several)
+    output = _column(record, columns.output, location)
+    answer = _text(record[output], output, location)
+    return PoolRow(text, answer, (names[0], output), values=several)
+
+
+def _column(record: Mapping[Any, Any], name: str, location: str) -> str:
+    """The field of a record that holds a column. Raises PromptError when there is none."""
+    if name == "input":
+        return _field(record, INPUT_FIELDS, "input", location)
+    if name == "output":
+        return _field(record, OUTPUT_FIELDS, "output", location)
+    if name not in record:
+        present = ", ".join(quoted(key) for key in list(record)[:10] if isinstance(key, str))
+        raise PromptError(
+            f"{location}: no field {quoted(name)}, which the layout of the prompt file uses"
+            + (f"; there are {present}" if present else "")
+        )
+    return name
 
 
 def _field(record: Mapping[Any, Any], names: tuple[str, ...], role: str, location: str) -> str:

@@ -11,7 +11,7 @@ one by one, so the tokens of a prompt are a prefix of the tokens of that prompt 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
@@ -73,10 +73,12 @@ class Segment:
     `document` is a passage before a question, `tool` the result of a tool. `marker` is text of the
     template ("User:"). `special` is the name of a special token, and `end` the model's end-of-text
     token: their texts are only shown; each is encoded as its one token, never by its letters.
+    name: of the field of a prompt file whose value it is; it changes nothing in the prompt.
     """
 
     kind: Kind
     text: str
+    name: str = field(default="", compare=False)
 
 
 END_OF_TEXT = Segment("end", "<|endoftext|>")

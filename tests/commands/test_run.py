@@ -91,6 +91,25 @@ def test_json(run: Run, spam: str, model: ScriptedModel) -> None:
     assert made["seconds"] >= 0
 
 
+def test_an_input_of_several_fields(run: Run, tmp_path: Path, model: ScriptedModel) -> None:
+    path = tmp_path / "sum.toml"
+    path.write_text("""instruction = "Add."
+example = "{a}+{b}={c}"
+examples = [{a = "1", b = "2", c = "3"}]""")
+    result = run("run", str(path), "--input", '{"a": "4", "b": "{c}"}', "--show-prompt")
+    assert result.status == 0
+    assert result.err.startswith("Add.\n\n1+2=3\n\n4+{c}=")
+    result = run("run", str(path), "--input", "4", "--instruction", "off")
+    assert (result.status, result.out) == (2, "")
+    assert "--input: expected a JSON object with the fields a, b" in result.err
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"a": "4", "b": "5"}\n{"a": "6"}\n')
+    result = run("run", str(path), "--inputs", str(inputs), "--instruction", "off")
+    first, second = map(json.loads, result.out.splitlines())
+    assert (first["input"], first["prompt"]) == ("4\n5", "1+2=3\n\n4+5=")
+    assert "in.jsonl, line 2: no field 'b'" in second["error"]
+
+
 def test_options_stand_above_the_file(run: Run, spam: str, model: ScriptedModel) -> None:
     def examples(*options: str) -> list[int]:
         result = run("run", spam, "--input", "See you", "--json", *options)

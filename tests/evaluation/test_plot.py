@@ -13,6 +13,7 @@ from chatapp.evaluation.report import Result
 ONE = Result(
     task="living",
     style="text",
+    instruction="on",
     shots=8,
     selection="knn",
     order="nearest-last",

@@ -20,7 +20,7 @@ from chatapp.fewshot.answering import Answerer, Question, sampling_of
 from chatapp.fewshot.options import selector_for
 from chatapp.prompting import messages
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.examples import Example, PromptError
+from chatapp.prompting.examples import Example, PromptError, item_of
 from chatapp.prompting.files.documents import set_apart
 from chatapp.prompting.files.layout import Demonstration, Fitted, demonstrations
 from chatapp.prompting.files.library import find
@@ -124,7 +124,7 @@ class FewShotWriter(Writer):
         rendered = set_apart(layout.render(fitted.kept, asked, kept), newest.passages)
         segments = (*without_start(rendered, self._model), *begun)
         shots = [chosen[index] for index in fitted.kept]
-        question = Question(newest.user, list(segments), shots, [], newest.passages)
+        question = Question(item_of(newest.user), list(segments), shots, [], newest.passages)
         return Prompt(
             segments,
             self._tokens(segments),

@@ -1,22 +1,15 @@
 """A prompt file, chosen examples and an input become the segments of a prompt.
 
-The layout, for a prompt file with the input prefix "Email: ", the output prefix "Class:" and
-an empty line as the separator:
+For a prompt file with the input prefix "Email: ", the output prefix "Class:" and an empty line as
+the separator (see `form` for layouts with named fields):
 
     Classify each email as spam or ham.     instruction, then the separator
                                             (nothing, where there is no instruction)
-    Email: You have won a prize.            input_prefix + input, a line break,
-    Class: spam                             output_prefix + one space + output, the separator
+    Email: You have won a prize.            the form of an example, then the separator
+    Class: spam
 
-    Email: See you at noon.                 the query, in the same layout,
-    Class:                                  up to the output prefix
-
-- The line break is left out when the output prefix is empty or begins with white space:
-  " =>" gives `cheese => fromage` on one line.
-- The space is left out when the output prefix ends in a line break: "Reply:\n" puts the output
-  on the next line. Spaces at the end of an output prefix mean nothing.
-- Every other character is printed unchanged. Inserted text is not parsed again, so braces,
-  quotes and markup of users are plain characters.
+    Email: See you at noon.                 the form of a query, without the space before its
+    Class:                                  answer
 
 Invariant: white space belongs to the segment after it. So a prompt never ends in a space, and
 wherever two segments meet at white space, encoding them one by one gives the same tokens as
@@ -25,16 +18,16 @@ encoding the whole text, because GPT-2's tokenizer begins a new piece there as w
 
 import functools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from chatapp.prompting.examples import Example, PromptError
-from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.prompting.examples import Example, PromptError, Query, item_of
+from chatapp.prompting.files.form import Template, fill, join
+from chatapp.prompting.files.promptfile import NO_CHANNEL, PromptFile
 from chatapp.prompting.messages import END_OF_TEXT, Kind, Segment
 from chatapp.prompting.selection.methods import Selector
 from chatapp.prompting.selection.select import Select
-
-Part = tuple[Kind, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +39,7 @@ class Demonstration:
 
 
 def demonstrations(
-    prompt: PromptFile, selector: Selector | None, query: str
+    prompt: PromptFile, selector: Selector | None, query: Query
 ) -> dict[int, Demonstration]:
     """The demonstrations by index, nearest first, as many as the prompt file wants.
 
@@ -54,13 +47,14 @@ def demonstrations(
     """
     if selector is None:
         return {}
-    ranked = selector.select(query, prompt.select.k)
-    nearness = selector.similarities(query, ranked)
+    text = item_of(query).input
+    ranked = selector.select(text, prompt.select.k)
+    nearness = selector.similarities(text, ranked)
     return dict(zip(ranked, map(Demonstration, ranked, nearness), strict=True))
 
 
 def render(
-    prompt: PromptFile, ranked: Sequence[int], query: str, turns: Sequence[Example] = ()
+    prompt: PromptFile, ranked: Sequence[int], query: Query, turns: Sequence[Example] = ()
 ) -> list[Segment]:
     """The prompt that asks for the output of `query`.
 
@@ -73,22 +67,16 @@ def render(
         if query or ranked:
             raise PromptError(f"{prompt.path}: is a text to complete and takes no input")
         return [Segment("user", prompt.text)]
-    ask: list[Part] = [
-        ("marker", prompt.input_prefix),
-        ("user", query.strip()),
-        ("marker", _answer_marker(prompt)),
-    ]
-    before: list[Part] = []
+    form, separator = prompt.form, Segment("marker", prompt.separator)
+    parts = [*_opening(prompt), *_shots(prompt, ranked, form.example)]
     for turn in turns:
-        asked, answered = turn.input.strip(), turn.output.strip()
-        before += [*_direct(prompt, Example(asked, answered), "user", "assistant")]
-        before.append(("marker", prompt.separator))
-    return _segments([*_opening(prompt), *_shots(prompt, ranked, _direct), *before, *ask])
+        parts += [*_filled(prompt, form.example, turn, "user", "assistant"), separator]
+    return join(chain(parts, _filled(prompt, form.query, item_of(query), "user")))
 
 
 def continuation(prompt: PromptFile, output: str) -> str:
     """The exact text after a rendered prompt when `output` is its answer."""
-    return _lead(prompt) + output.strip()
+    return prompt.form.lead + output.strip()
 
 
 def render_channel(
@@ -100,12 +88,13 @@ def render_channel(
     query, the only one to be scored; the rest is its context. Raises PromptError when there is no
     query.
     """
+    channel = prompt.form.channel
+    if channel is None:
+        raise prompt.error("score.method", NO_CHANNEL)
     if not query.strip():
         raise PromptError(f"{prompt.path}: channel scoring needs an input that is not empty")
-    kinds: tuple[Kind, ...] = ("marker", "assistant", "marker", "user")
-    texts = [text for _, text in _channel(prompt, Example(query.strip(), label))]
-    ask = list(zip(kinds, texts, strict=True))
-    return _segments([*_opening(prompt), *_shots(prompt, ranked, _channel), *ask])
+    ask = _filled(prompt, channel, Example(query, label), "user", "assistant")
+    return join(chain(_opening(prompt), _shots(prompt, ranked, channel), ask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +113,7 @@ class Fitted:
 def fit(
     prompt: PromptFile,
     ranked: Sequence[int],
-    query: str,
+    query: Query,
     count_tokens: Callable[[str], int],
     limit: int,
 ) -> Fitted:
@@ -150,13 +139,15 @@ def fit(
             f"{prompt.path}: the instruction and the input alone take {alone} tokens, "
             f"and there is room for {limit}"
         )
-    layout = _channel if prompt.scoring == "channel" else _direct
+    form = prompt.form
+    template = (form.channel if prompt.scoring == "channel" else None) or form.example
+    separator = Segment("marker", prompt.separator)
     room = limit - alone
     kept: list[int] = []
     for index in ranked:
         # An example adds a separator, its own or that of the query after it.
-        example = layout(prompt, prompt.pool[index])
-        cost = length(_segments([("marker", prompt.separator), *example]))
+        example = _filled(prompt, template, prompt.pool[index], "example")
+        cost = length(join(chain([separator], example)))
         if cost > limit - alone:
             continue
         if cost > room:
@@ -181,7 +172,7 @@ class TextLayout:
         self.stop = prompt.stop
 
     def render(
-        self, ranked: Sequence[int], query: str, turns: Sequence[Example] = ()
+        self, ranked: Sequence[int], query: Query, turns: Sequence[Example] = ()
     ) -> list[Segment]:
         """See `render`."""
         return render(self._prompt, ranked, query, turns)
@@ -193,16 +184,20 @@ class TextLayout:
 
     def after_answer(self) -> Segment:
         """The text after an answer: its first token marks the end of the answer."""
-        between = self._prompt.separator + self._prompt.input_prefix
+        form = self._prompt.form
+        first = form.query.pieces[0]
+        between = form.example.ending if form.example.fields[-1] == form.output else ""
+        between += self._prompt.separator + (first if isinstance(first, str) else "")
         # The character after white space determines how it is cut into tokens.
         return Segment("marker", between + "x") if between else END_OF_TEXT
 
-    def asked(self, query: str) -> str:
+    def asked(self, query: Query) -> str:
         """The text of the input, about as it is encoded."""
-        return f" {query.strip()}"
+        item, form = item_of(query), self._prompt.form
+        return "".join(f" {item.value(name).strip()}" for name in form.asked)
 
     def fit(
-        self, ranked: Sequence[int], query: str, count: Callable[[Segment], int], limit: int
+        self, ranked: Sequence[int], query: Query, count: Callable[[Segment], int], limit: int
     ) -> Fitted:
         """See `fit`; count: the tokens of a segment."""
         return fit(self._prompt, ranked, query, lambda text: count(Segment("marker", text)), limit)
@@ -224,75 +219,31 @@ def arrange(ranked: Sequence[int], select: Select) -> list[int]:
             return indices
 
 
-def _scored(prompt: PromptFile, ranked: Sequence[int], query: str) -> Iterable[list[Segment]]:
+def _scored(prompt: PromptFile, ranked: Sequence[int], query: Query) -> Iterable[list[Segment]]:
     """All texts that the model must see whole to answer: one text, or one per label."""
     if prompt.scoring == "channel":
-        return (render_channel(prompt, ranked, query, label) for label in prompt.labels)
+        text = item_of(query).input
+        return (render_channel(prompt, ranked, text, label) for label in prompt.labels)
     segments = render(prompt, ranked, query)
     labels = [[Segment("assistant", continuation(prompt, label))] for label in prompt.labels]
     return (segments + label for label in labels or [[]])
 
 
-def _opening(prompt: PromptFile) -> list[Part]:
-    if not prompt.instruction:
+def _opening(prompt: PromptFile) -> list[Segment]:
+    if not prompt.instruction or prompt.form.places_instruction:
         return []
-    return [("instruction", prompt.instruction), ("marker", prompt.separator)]
+    return [Segment("instruction", prompt.instruction), Segment("marker", prompt.separator)]
 
 
-def _shots(
-    prompt: PromptFile,
-    ranked: Sequence[int],
-    layout: Callable[[PromptFile, Example], list[Part]],
-) -> list[Part]:
-    parts: list[Part] = []
+def _shots(prompt: PromptFile, ranked: Sequence[int], template: Template) -> list[Segment]:
+    parts: list[Segment] = []
     for index in arrange(ranked, prompt.select):
-        parts += [*layout(prompt, prompt.pool[index]), ("marker", prompt.separator)]
+        parts += _filled(prompt, template, prompt.pool[index], "example")
+        parts.append(Segment("marker", prompt.separator))
     return parts
 
 
-def _direct(
-    prompt: PromptFile, example: Example, asked: Kind = "example", answered: Kind = "example"
-) -> list[Part]:
-    return [
-        ("marker", prompt.input_prefix),
-        (asked, example.input),
-        ("marker", _answer_marker(prompt)),
-        (answered, continuation(prompt, example.output)),
-    ]
-
-
-def _channel(prompt: PromptFile, example: Example) -> list[Part]:
-    marker = prompt.output_prefix.lstrip().rstrip(" ")
-    return [
-        ("marker", marker),
-        ("example", continuation(prompt, example.output) if marker else example.output),
-        ("marker", "\n" + prompt.input_prefix),
-        ("example", example.input),
-    ]
-
-
-def _answer_marker(prompt: PromptFile) -> str:
-    marker = prompt.output_prefix.rstrip(" ")
-    return marker if not marker or marker[0].isspace() else "\n" + marker
-
-
-def _lead(prompt: PromptFile) -> str:
-    return "" if prompt.output_prefix.rstrip(" ").endswith("\n") else " "
-
-
-def _segments(parts: Iterable[Part]) -> list[Segment]:
-    """Move white space from the end of each part to the beginning of the next.
-
-    White space at the very end stays only if it contains a line break.
-    """
-    segments: list[Segment] = []
-    space = ""
-    for kind, text in parts:
-        whole = space + text
-        body = whole.rstrip(" \t\r\n")
-        space = whole[len(body) :]
-        if body:
-            segments.append(Segment(kind, body))
-    if "\n" in space:
-        segments.append(Segment("marker", space.rstrip(" \t")))
-    return segments
+def _filled(
+    prompt: PromptFile, template: Template, item: Example, asked: Kind, answered: Kind = "example"
+) -> Iterator[Segment]:
+    return fill(template, item, prompt.form, prompt.instruction, asked, answered)

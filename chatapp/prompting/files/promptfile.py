@@ -7,7 +7,7 @@ silently.
 
 import tomllib
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,6 +19,7 @@ from chatapp.common.validation import located, strict_model, validated
 from chatapp.prompting.calls import CALCULATOR
 from chatapp.prompting.examples import (
     POOL_SUFFIXES,
+    Columns,
     Pool,
     PoolRow,
     PromptError,
@@ -27,6 +28,7 @@ from chatapp.prompting.examples import (
     read_pool,
 )
 from chatapp.prompting.files.documents import PASSAGE_SIZE, PASSAGES, DocumentsError, DocumentSet
+from chatapp.prompting.files.form import Form, FormError, named_form, short_form
 from chatapp.prompting.messages import InlineCalls
 from chatapp.prompting.selection.select import Select
 from chatapp.prompting.template import TEMPLATES
@@ -34,6 +36,11 @@ from chatapp.prompting.template import TEMPLATES
 Scoring = Literal["direct", "calibrated", "channel"]
 Style = Literal["text", "turns"]
 Measure = Literal["accuracy", "macro_f1", "exact_match", "token_f1", "bleu", "rouge_l"]
+
+NO_CHANNEL = (
+    "is 'channel', which puts the input after the label; a layout of named fields has one order, "
+    "so write 'input_prefix' and 'output_prefix' instead"
+)
 
 # An answer should be the most likely one, the same each time, and short.
 _ANSWER: dict[str, int | float] = {"temperature": 0.0, "max_tokens": 64}
@@ -48,7 +55,8 @@ class PromptFile:
 
     path: the source file. text: a prompt that is completed unchanged; it takes no input, and the
     layout below does not apply to it. description: one line for lists of prompts. instruction:
-    opens the prompt. input_prefix, output_prefix: announce an input and an output. separator:
+    opens the prompt. input_prefix, output_prefix: announce an input and an output. example, query:
+    templates with named fields in their place. form: what either means, see `form`. separator:
     follows the instruction and each example. stop: strings that end a generated answer; by default
     the separator. labels: the only possible answers, scored instead of generated. metrics: measured
     in an evaluation; by default accuracy and macro_f1 with labels, else exact_match and token_f1.
@@ -67,6 +75,9 @@ class PromptFile:
     instruction: str = ""
     input_prefix: str = "Input: "
     output_prefix: str = "Output:"
+    example: str = ""
+    query: str = ""
+    form: Form = field(init=False, repr=False, compare=False)
     separator: str = "\n\n"
     stop: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
@@ -81,6 +92,11 @@ class PromptFile:
     source: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "form", self._form())
+        if self.scoring == "channel" and self.form.channel is None:
+            raise self.error("score.method", NO_CHANNEL)
+        if self.documents is not None and len(self.form.asked) != 1:
+            raise self.error("documents", "needs a layout whose query has one field")
         if len(set(self.labels)) < len(self.labels):
             raise self.error("labels", "holds a label twice")
         if self.style == "turns" and self.scoring == "channel":
@@ -101,6 +117,14 @@ class PromptFile:
             raise self.error("score.method", f"is {self.scoring!r}, which needs labels")
         if needy := [metric for metric in self.metrics if metric in _LABEL_MEASURES]:
             raise self.error("metrics", f"holds {needy[0]!r}, which needs labels")
+
+    def _form(self) -> Form:
+        if not (self.example or self.query):
+            return short_form(self.input_prefix, self.output_prefix)
+        try:
+            return named_form(self.example, self.query)
+        except FormError as error:
+            raise self.error(error.key, str(error)) from None
 
     def error(self, key: str, message: str) -> PromptError:
         """An error about a key of this file ("select.k") that names its line."""
@@ -136,6 +160,8 @@ def load_for_chat(path: Path) -> PromptFile | Persona:
     prompt = load_prompt(path)
     if prompt.text is not None:
         raise PromptError(f"{path}: is a text to complete and takes no message")
+    if len(names := prompt.form.columns.inputs) > 1:
+        raise PromptError(f"{path}: has the fields {', '.join(names)}, and a message is one text")
     return prompt
 
 
@@ -240,6 +266,7 @@ class _Generate(strict_model(Sampling)):  # type: ignore[misc]  # a class made o
     """The sampling parameters; only those set in the file count."""
 
 
+_Layout = Annotated[str, StringConstraints(min_length=1)]
 _Label = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _Stop = Annotated[str, StringConstraints(min_length=1)]
 
@@ -261,6 +288,8 @@ class _File(_Described):
     instruction: str = ""
     input_prefix: str = "Input: "
     output_prefix: str = "Output:"
+    example: _Layout = ""
+    query: _Layout = ""
     separator: str = "\n\n"
     stop: list[_Stop] | None = None
     labels: list[_Label] = Field([], min_length=2)
@@ -296,17 +325,23 @@ def _keys_of(source: str) -> Set[str]:
 def _from_toml(path: Path, source: str) -> PromptFile:
     file = _parsed(path, source, _File)
     measures = _LABEL_MEASURES if file.labels else _TEXT_MEASURES
-    return PromptFile(
+    if file.example or file.query:
+        for key in ("input_prefix", "output_prefix"):
+            if key in file.model_fields_set:
+                message = "conflicts with a layout of named fields ('example', 'query')"
+                raise _key_error(path, source, (key,), message)
+    prompt = PromptFile(
         path=path,
         description=file.description.strip(),
         instruction=file.instruction.strip(),
         input_prefix=file.input_prefix,
         output_prefix=file.output_prefix,
+        example=file.example,
+        query=file.query,
         separator=file.separator,
         stop=(file.separator or "\n",) if file.stop is None else tuple(file.stop),
         labels=tuple(file.labels),
         metrics=measures if file.metrics is None else tuple(file.metrics),
-        pool=_pool(path, source, file),
         select=file.select,
         scoring=file.score.method,
         style=file.chat.style,
@@ -315,6 +350,7 @@ def _from_toml(path: Path, source: str) -> PromptFile:
         generate=_ANSWER | file.generate.model_dump(exclude_unset=True),
         source=source,
     )
+    return replace(prompt, pool=_pool(prompt, file))
 
 
 def _documents(path: Path, source: str, table: _Documents | None) -> DocumentSet | None:
@@ -329,10 +365,11 @@ def _documents(path: Path, source: str, table: _Documents | None) -> DocumentSet
         raise _key_error(path, source, ("documents", "method"), message) from None
 
 
-def _pool(path: Path, source: str, file: _File) -> Pool:
+def _pool(prompt: PromptFile, file: _File) -> Pool:
+    path, source, columns = prompt.path, prompt.source, prompt.form.columns
     if file.examples_file is not None:
         if file.examples is not None:
-            raise _key_error(path, source, ("examples",), "conflicts with 'examples_file'")
+            raise prompt.error("examples", "conflicts with 'examples_file'")
         pool = path.parent / file.examples_file
         try:
             exists = pool.is_file()
@@ -340,22 +377,25 @@ def _pool(path: Path, source: str, file: _File) -> Pool:
             exists = False
         if not exists:
             message = f"is {quoted(file.examples_file)}, but there is no file {quoted(str(pool))}"
-            raise _key_error(path, source, ("examples_file",), message)
-        return read_pool(pool, file.labels)
+            raise prompt.error("examples_file", message)
+        return read_pool(pool, file.labels, columns)
     if file.examples is None:
         return Pool([], [])
     line = line_of(source, ("examples",))
     location = f"{path}, line {line}" if line else f"{path}"
-    return collect(_inline(file.examples, location), location, "example", file.labels)
+    rows = _inline(file.examples, location, columns)
+    return collect(rows, location, "example", file.labels)
 
 
-def _inline(rows: list[Any], location: str) -> Iterator[tuple[int, PoolRow | PromptError]]:
+def _inline(
+    rows: list[Any], location: str, columns: Columns
+) -> Iterator[tuple[int, PoolRow | PromptError]]:
     for number, row in enumerate(rows, 1):
         row_location = f"{location}, example {number}"
         if not isinstance(row, dict):
             expected = "{input = …, output = …}"
             raise PromptError(f"{row_location}: is {shown(row)}, expected {expected}")
-        yield number, parse_row(row, row_location)
+        yield number, parse_row(row, row_location, columns)
 
 
 def _key_error(path: Path, source: str, keys: tuple[str, ...], message: str) -> PromptError:

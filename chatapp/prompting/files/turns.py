@@ -1,7 +1,8 @@
 """A prompt file as turns of a dialogue, its demonstrations as exchanges.
 
-The instruction is the system message, each input with its prefix a user's message, and each output
-the reply to it. The other keys of a layout (output prefix, separator) do not apply.
+The instruction is the system message, each input with its prefix (or as `query` lays it out) a
+user's message, and each output the reply to it. The other keys of a layout (output prefix,
+separator) do not apply.
 
 Invariant: the text is rendered by the dialogue's template, and fitting counts whole turns.
 """
@@ -11,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from chatapp.prompting.chat_template import ChatTemplate, Template
-from chatapp.prompting.examples import Example, PromptError
+from chatapp.prompting.examples import Example, PromptError, Query, item_of
+from chatapp.prompting.files.form import fill
 from chatapp.prompting.files.layout import Fitted, TextLayout, arrange
 from chatapp.prompting.files.promptfile import PromptFile
-from chatapp.prompting.messages import END_OF_TEXT, Message, Segment
+from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of
 from chatapp.prompting.thinking import ends_in_thought
 
 
@@ -33,20 +35,21 @@ class TurnsLayout:
         self.stop = (*prompt.stop, *template.stop)
 
     def messages(
-        self, ranked: Sequence[int], query: str, turns: Sequence[Example] = ()
+        self, ranked: Sequence[int], query: Query, turns: Sequence[Example] = ()
     ) -> list[Message]:
         """The chat that asks for the output of `query`; for ranked and turns see
         `layout.render`."""
         prompt = self._prompt
-        chat = [Message("system", prompt.instruction)] if prompt.instruction else []
+        opens = bool(prompt.instruction) and not prompt.form.places_instruction
+        chat = [Message("system", prompt.instruction)] if opens else []
         shots = [prompt.pool[index] for index in arrange(ranked, prompt.select)]
         for example in (*shots, *turns):
-            chat.append(Message("user", self.asked(example.input)))
+            chat.append(Message("user", self.asked(example)))
             chat.append(Message("assistant", example.output.strip()))
         return [*chat, Message("user", self.asked(query))]
 
     def render(
-        self, ranked: Sequence[int], query: str, turns: Sequence[Example] = ()
+        self, ranked: Sequence[int], query: Query, turns: Sequence[Example] = ()
     ) -> list[Segment]:
         segments = self._template.render(self.messages(ranked, query, turns))
         if isinstance(self._template, ChatTemplate):
@@ -67,11 +70,13 @@ class TurnsLayout:
         after = self._template.render_user("", after=Segment("assistant", ""))[0]
         return closed[0] if closed else after
 
-    def asked(self, query: str) -> str:
-        return f"{self._prompt.input_prefix}{query.strip()}".strip()
+    def asked(self, query: Query) -> str:
+        form = self._prompt.form
+        parts = fill(form.turn, item_of(query), form, self._prompt.instruction, "user", "assistant")
+        return text_of(parts).strip()
 
     def fit(
-        self, ranked: Sequence[int], query: str, count: Callable[[Segment], int], limit: int
+        self, ranked: Sequence[int], query: Query, count: Callable[[Segment], int], limit: int
     ) -> Fitted:
         count = functools.cache(count)
         answers = [self.answer(label) for label in self._prompt.labels]

@@ -5,7 +5,7 @@ obey. A span of a difference never cuts a word, so it can be read by itself.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,20 +31,35 @@ _KINDS = {
     "special": "reverse dim",
     "end": "reverse dim",
 }
+_FIELDS = ("$text-secondary", "$text-success", "$text-primary", "$text-accent", "$text-error")
+"""The colours of named fields, in the order in which the prompt first holds them."""
 _LINE = 200
 
 
-def legend(segments: "Iterable[Segment]") -> Content:
-    """The kinds of text in a prompt, each in its colour."""
-    kinds = dict.fromkeys(segment.kind for segment in segments)
-    return Content("  ").join(Content.styled(kind, _KINDS[kind]) for kind in kinds)
+def legend(segments: "Sequence[Segment]") -> Content:
+    """The kinds of text in a prompt and the names of its fields, each in its colour."""
+    styles = {segment.name or segment.kind: style for segment, style in _styled(segments)}
+    return Content("  ").join(
+        Content.styled(printable(name), style) for name, style in styles.items()
+    )
 
 
-def colored(segments: "Iterable[Segment]") -> Content:
+def colored(segments: "Sequence[Segment]") -> Content:
     """The coloured text of a prompt."""
     return Content("").join(
-        Content.styled(printable(segment.text), _KINDS[segment.kind]) for segment in segments
+        Content.styled(printable(segment.text), style) for segment, style in _styled(segments)
     )
+
+
+def _styled(segments: "Sequence[Segment]") -> "Iterator[tuple[Segment, str]]":
+    """Each segment with its style: that of its kind, or of its field where the layout names it."""
+    names = list(dict.fromkeys(segment.name for segment in segments if segment.name))
+    for segment in segments:
+        if not segment.name:
+            yield segment, _KINDS[segment.kind]
+            continue
+        style = _FIELDS[names.index(segment.name) % len(_FIELDS)]
+        yield segment, f"bold {style}" if segment.kind in ("user", "assistant") else style
 
 
 def one_line(text: str) -> str:

@@ -48,8 +48,10 @@ def use(prompt: PromptFile) -> None:
     assert sorted(fitted.kept) == sorted(ranked)
     text = text_of(render(prompt, ranked, QUERY))
     assert QUERY in text
-    assert all(prompt.pool.inputs[index] in text for index in ranked)
-    if prompt.labels:
+    shown = [prompt.pool[index] for index in ranked]
+    names = [name for name in prompt.form.example.fields if name in prompt.form.columns.inputs]
+    assert all(item.value(name) in text for item in shown for name in names)
+    if prompt.labels and prompt.form.channel:
         assert text_of(render_channel(prompt, ranked, QUERY, prompt.labels[0])).endswith(QUERY)
 
 
@@ -113,6 +115,17 @@ method = "channel"
 [generate]
 temperature = 0.5
 max_tokens = 12
+""",
+    "named.toml": b"""instruction = "Is it {spam}?"
+example = "{sender} -> {to}: '{body}' ({{class}}: {class})"
+query = "'{body}' {instruction} {sender}:"
+examples = [
+  {sender = "a@b", to = "me", body = "You {won}!", class = "spam"},
+  {sender = "c@d", to = "me", body = "Lunch?", class = "ham"},
+]
+
+[select]
+method = "bm25"
 """,
     "pool.jsonl": b'{"text": "You won!", "label": "spam"}\n\n{"input": "\\u00e9", "output": "x"}\n'
     b'{"question": "Lunch at {noon}?", "answer": "ham", "id": 7}\n',
@@ -199,8 +212,8 @@ def toml(value: object) -> str:
 
 
 keys = st.sampled_from(
-    "description instruction input_prefix output_prefix separator stop labels metrics "
-    "examples_file examples select score generate lables".split()
+    "description instruction input_prefix output_prefix example query separator stop labels "
+    "metrics examples_file examples select score generate lables".split()
 )
 good = st.fixed_dictionaries(
     {},
@@ -237,6 +250,31 @@ def test_prompt_files_of_any_values(
     path = tmp_path / "task.toml"
     lines = [f"{toml(key)} = {toml(value)}" for key, value in (right | wrong).items()]
     path.write_text("\n".join(lines), encoding="utf-8")
+    attempt(path)
+
+
+layouts = st.lists(
+    st.sampled_from(
+        ["{a}", "{b}", "{label}", "{instruction}", "{{", "}}", "{", "}", "{}", " ", "\n"]
+    )
+    | st.sampled_from(["'", ":", "Q: ", "{ a }", "{{a}}"]),
+    max_size=6,
+).map("".join)
+rows = st.fixed_dictionaries({}, optional=dict.fromkeys(("a", "b", "label", "c"), texts))
+
+
+@fuzzed
+@given(
+    st.fixed_dictionaries({}, optional={"example": layouts, "query": layouts}),
+    st.lists(rows, max_size=4),
+    st.sampled_from(["", "Say it."]),
+)
+def test_layouts_of_named_fields(
+    tmp_path: Path, keys: dict[str, str], pool: list[dict[str, str]], instruction: str
+) -> None:
+    path = tmp_path / "task.toml"
+    values = keys | {"instruction": instruction, "examples": pool}
+    path.write_text("\n".join(f"{key} = {toml(value)}" for key, value in values.items()))
     attempt(path)
 
 
