@@ -7,13 +7,15 @@ are refused, whatever name they use for this machine, and the page loads nothing
 machine.
 """
 
+import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import WSMsgType, web
+from textual_serve.app_service import AppService
 from textual_serve.server import Server
 
 _PAGE = Path(__file__).parent / "page"
@@ -24,6 +26,9 @@ _POLICY = (
 
 _PATIENCE = 1.0
 """Seconds that open pages get when the server ends."""
+
+_LARGEST = 1_000
+"""Columns or rows of a page."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -79,6 +84,23 @@ class ChatServer(Server):
         page: web.StreamResponse = await super().handle_index(request)
         return page
 
+    async def _process_messages(
+        self, websocket: web.WebSocketResponse, app_service: AppService
+    ) -> None:
+        async for message in websocket:
+            read = _read(message.data) if message.type is WSMsgType.TEXT else None
+            match read:
+                case "stdin", str(text):
+                    await app_service.send_bytes(text.encode("utf-8", "replace"))
+                case "resize", (int(width), int(height)):
+                    await app_service.set_terminal_size(width, height)
+                case "ping", value:
+                    await websocket.send_json(["pong", value])
+                case "blur", _:
+                    await app_service.blur()
+                case "focus", _:
+                    await app_service.focus()
+
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
@@ -90,7 +112,31 @@ class ChatServer(Server):
             raise web.HTTPForbidden(text="This server does not use that host name.")
         if origin != request.host:
             raise web.HTTPForbidden(text="Pages of other sites cannot open the chat.")
+        for name in ("width", "height"):
+            if _cells(request.query.get(name, "80")) is None:
+                raise web.HTTPBadRequest(text=f"The {name} is no number of cells.")
         response = await handler(request)
         if not response.prepared:
             response.headers["Content-Security-Policy"] = _POLICY
         return response
+
+
+def _read(text: str) -> tuple[str, object] | None:
+    """What the page has sent and its value; None for what no page of ours sends."""
+    try:
+        kind, *values = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    value = values[0] if values else None
+    if kind == "resize" and isinstance(value, dict):
+        value = _cells(value.get("width")), _cells(value.get("height"))
+    return (kind, value) if isinstance(kind, str) else None
+
+
+def _cells(value: object) -> int | None:
+    """Columns or rows; None for what is no number of them, or too large."""
+    try:
+        number = int(str(value))
+    except ValueError:
+        return None
+    return number if 0 < number <= _LARGEST else None

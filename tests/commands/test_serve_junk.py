@@ -1,0 +1,94 @@
+"""What no page of ours sends to `chatapp serve` is ignored."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import WSMessage, WSMsgType
+from aiohttp.test_utils import make_mocked_request
+from aiohttp.web import HTTPBadRequest, Request, Response
+
+from chatapp.commands.serving.browser import ChatServer
+
+JUNK = [
+    "",
+    "[",
+    "[]",
+    "{}",
+    "7",
+    "null",
+    '"stdin"',
+    '["stdin"]',
+    '["stdin", 7]',
+    '[["stdin"], "x"]',
+    '["resize"]',
+    '["resize", 7]',
+    '["resize", {"width": 80}]',
+    '["resize", {"width": 1e999, "height": 24}]',
+    '["resize", {"width": 1000000000, "height": 24}]',
+    '["resize", {"width": -1, "height": 0}]',
+    '["launch", "rm"]',
+    "[" * 100_000,
+]
+
+
+class Socket:
+    """A browser's connection that sends these messages."""
+
+    def __init__(self, messages: list[WSMessage]) -> None:
+        self._messages = messages
+        self.answers: list[Any] = []
+
+    async def __aiter__(self) -> AsyncIterator[WSMessage]:
+        for message in self._messages:
+            yield message
+
+    async def send_json(self, answer: Any) -> None:
+        self.answers.append(answer)
+
+
+class Program:
+    """Takes what is passed on to the program of a tab."""
+
+    def __init__(self) -> None:
+        self.received: list[Any] = []
+
+    async def send_bytes(self, data: bytes) -> None:
+        self.received.append(data)
+
+    async def set_terminal_size(self, width: int, height: int) -> None:
+        self.received.append((width, height))
+
+    async def blur(self) -> None:
+        self.received.append("blur")
+
+
+@pytest.fixture
+def server() -> ChatServer:
+    return ChatServer("true", host="localhost", port=80, hosts={"localhost"})
+
+
+async def test_junk_is_ignored_and_the_rest_arrives(server: ChatServer) -> None:
+    good = [
+        '["stdin", "Hi \\ud800"]',
+        '["resize", {"width": 90, "height": 30}]',
+        '["ping", "7"]',
+        '["blur"]',
+    ]
+    messages = [WSMessage(WSMsgType.TEXT, text, None) for text in [*JUNK, *good, *JUNK]]
+    messages.append(WSMessage(WSMsgType.BINARY, b"\xff\x00", None))
+    socket, program = Socket(messages), Program()
+    await server._process_messages(socket, program)  # type: ignore[arg-type]
+    assert program.received == [b"Hi ?", (90, 30), "blur"]
+    assert socket.answers == [["pong", "7"]]
+
+
+@pytest.mark.parametrize("query", ["width=1000000000", "height=x", "width=-1", "height="])
+async def test_a_page_of_no_size_is_refused(server: ChatServer, query: str) -> None:
+    async def handler(request: Request) -> Response:
+        return Response()
+
+    path = f"/{getattr(server, 'token', 'chat')}/ws?{query}"
+    request = make_mocked_request("GET", path, headers={"Host": "localhost"})
+    with pytest.raises(HTTPBadRequest, match="Bad Request"):
+        await server._guard(request, handler)
