@@ -73,6 +73,23 @@ def add_lasting_server(folder: Path) -> None:
     )
 
 
+def none_left(folder: Path) -> bool:
+    """Whether all processes that run in a folder end within some seconds."""
+    deadline = time.monotonic() + 10
+    while any(_runs_in(process, folder) for process in psutil.process_iter()):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _runs_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
 def ends(pid: int) -> bool:
     """Whether a process ends within some seconds."""
     deadline = time.monotonic() + 10

@@ -26,18 +26,23 @@ if TYPE_CHECKING:
 def prompt_path(name: str) -> Path:
     """The prompt file of that name, or the one in the library.
 
-    In the library `spam`, `spam.toml` and `prompts/spam.toml` are the same. A folder, such as a
-    run of finetune, is no prompt file.
+    In the library `spam`, `spam.toml` and `prompts/spam.toml` are the same. `spam` is the library's
+    whatever lies in the current folder; a file that is there and has a suffix comes first.
     Raises UserError for a name that is in neither place.
     """
-    from chatapp.common.userfiles import did_you_mean
+    from chatapp.common.userfiles import did_you_mean, is_path
     from chatapp.prompting.files.library import files, tasks
 
-    path = Path(name)
+    path, prompts = Path(name), tasks()
+    if name in prompts:
+        if path.exists():
+            complain(
+                f"{name} is a prompt of the library, which is used; ./{name} is what lies here"
+            )
+        return prompts[name]
     is_elsewhere = "\0" in name or path.parent not in (Path(), Path("prompts"))
-    if is_elsewhere or (path.exists() and not path.is_dir()):
+    if is_elsewhere or is_path(name) or (path.exists() and not path.is_dir()):
         return path
-    prompts = tasks()
     if file := (prompts | {file.name: file for file in files()}).get(path.name):
         return file
     hint = did_you_mean(path.stem, prompts) or f"; it has {', '.join(prompts)}"

@@ -42,6 +42,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def is_path(name: str) -> bool:
+    """Whether a name is meant as a path, although something else may have that name."""
+    return os.path.isabs(name) or name in (".", "..") or name.startswith(("./", "../", "~", ".\\"))
+
+
 def missing_path(name: str, what: str = "file or folder") -> str:
     """A sentence on a path that does not exist, so that no hub is asked for it; otherwise "".
 

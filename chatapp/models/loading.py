@@ -14,7 +14,7 @@ from chatapp.engine.errors import ModelError, NoDecoder, one_sentence
 from chatapp.engine.files.model_files import SEQ_TO_SEQ, ModelFiles, TokenizerFiles, architectures
 from chatapp.engine.model import LanguageModel, PieceTokenizer
 from chatapp.engine.tokenizers.byte_level import NotByteLevel, load_tokenizer
-from chatapp.models.resolving import BUNDLED, find_model, local_folder, model_folder
+from chatapp.models.resolving import BUNDLED, find_model, local_folder, model_folder, note_on_folder
 from chatapp.models.servers import server_of
 
 
@@ -31,7 +31,8 @@ def load_model(
     adapter, a hub id, or a server; see `server_of`. precision: number format of its matrices;
     "auto" is the fastest one on the device. Only `DECODERS` support others than float32; a server
     chooses its own. device: where it is computed; "auto" is a GPU for a large model, if there is
-    one. say: gets a warning, before loading, if it needs more memory than is free.
+    one. say: gets a warning, before loading, if it needs more memory than is free, and a note
+    if a folder here has its name.
     """
     if precision not in PRECISIONS:
         raise ModelError(
@@ -44,6 +45,8 @@ def load_model(
 
         return connect(server, name=name)
     files = find_model(name)
+    if note := note_on_folder(name):
+        say(note)
     with one_sentence(f"{files.path}: cannot be loaded"):
         return _load(files, name, precision, device, say)
 

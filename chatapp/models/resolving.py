@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from chatapp.common.paths import RUN_RECORD, models_dir, used_models_path
-from chatapp.common.userfiles import did_you_mean, missing_path, write_whole
+from chatapp.common.userfiles import did_you_mean, is_path, missing_path, write_whole
 from chatapp.engine.backends.remote.server import is_address
 from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.errors import ModelError
@@ -99,6 +99,8 @@ def local_folder(name: str) -> Path | None:
         if (file := file_of_other_program(name)) is None:
             raise ModelError(f"{name}: not found{did_you_mean(name, files_of_other_programs())}")
         return file
+    if is_known_name(name):
+        return _folder_of_known(name)
     path = os.path.expanduser(name)  # unlike Path, accepts any text without an error
     if os.path.isdir(path):
         return Path(path)
@@ -108,12 +110,44 @@ def local_folder(name: str) -> Path | None:
         raise ModelError(f"{name}: this is a file; expected the folder of a model, or a GGUF file")
     if path.endswith(GGUF_SUFFIX):
         raise ModelError(f"{name}: there is no such file")
-    if name in _kept_models():
-        return models_dir() / name
     if problem := missing_path(name, "folder"):
         raise ModelError(problem)
+    return cached_folder(name)
+
+
+def is_known_name(name: str) -> bool:
+    """Whether a name stands for a model whatever lies in the current folder.
+
+    Such are the names of the models that the user keeps, the short names, and the ids of the models
+    in the hub's cache. A folder of such a name here is meant by ./NAME.
+    """
+    if is_path(name):
+        return False
+    if name == BUNDLED or name in known_models() or name in _kept_models():
+        return True
+    # Without a folder here there is nothing to be told apart from.
+    return os.path.exists(name) and _is_cached(name)
+
+
+def note_on_folder(name: str) -> str:
+    """A sentence on a folder or file here that has the name of a known model; "" without."""
+    if not (is_known_name(name) and os.path.exists(name)):
+        return ""
+    return f"{name} is a known model, which is used; ./{name} stands for what lies in this folder"
+
+
+def _folder_of_known(name: str) -> Path | None:
+    if name in _kept_models():
+        return models_dir() / name
     known = known_models().get(name)
     return cached_folder(name) or (cached_folder(known.hub) if known else None)
+
+
+def _is_cached(name: str) -> bool:
+    try:
+        return cached_folder(name) is not None
+    except ModelError:  # no name that a model of the hub could have
+        return False
 
 
 def folder_here(name: str) -> Path:
@@ -160,7 +194,8 @@ def _kept_models() -> list[str]:
 def _short(path: Path) -> str:
     """A path relative to the current folder, if it is below it."""
     here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    short = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return os.path.join(".", short) if is_known_name(short) else short
 
 
 def _writes_text(folder: Path) -> bool:

@@ -204,13 +204,20 @@ def test_a_prompt_of_the_library_by_its_name(run: Run, model: ScriptedModel) -> 
     assert result.status == 0
 
 
-def test_a_run_of_the_same_name_hides_no_prompt_of_the_library(
-    run: Run, model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_lies_here_hides_no_prompt_of_the_library(
+    run: Run, model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    (tmp_path / "spam").mkdir()
+    here = tmp_path / "spam"
+    if kind == "folder":
+        here.mkdir()
+    else:
+        here.write_text("not = [")
     monkeypatch.chdir(tmp_path)
     result = run("run", "spam", "--input", "You have won", "--select", "fixed")
     assert result.out in ("spam\n", "ham\n")
+    assert "spam is a prompt of the library, which is used; ./spam is what lies here" in result.err
+    assert run("run", "./spam", "--input", "x").status == 2
 
 
 def test_labels_are_scored_in_float32_whatever_the_chat_multiplies_in(

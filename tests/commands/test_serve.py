@@ -5,6 +5,7 @@ import base64
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import aiohttp.web
 import pytest
 from completions_server import CompletionsServer, closed_port, piece
 
-from chatapp.commands.serving.browser import ChatServer
+from chatapp.commands.serving.browser import MOST_TABS, ChatServer
 from chatapp.dialogue.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,10 +33,13 @@ SIZE = (1000, 640)
 class Serving:
     """A running `chatapp serve` and its address."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+    def __init__(self, process: subprocess.Popen[str], port: int, path: str) -> None:
         self.process = process
         self.port = port
-        self.url = f"http://localhost:{port}"
+        self.path = path
+        """Of the chat: the token between slashes."""
+        self.root = f"http://localhost:{port}"
+        self.url = f"{self.root}{path}"
 
 
 @pytest.fixture
@@ -60,8 +65,9 @@ def serving(home: Path, server: CompletionsServer) -> Iterator[Serving]:
     assert process.stderr is not None
     line = process.stderr.readline()
     try:
-        assert f"The chat is on http://localhost:{port} · Ctrl+C ends it" in line, line
-        yield Serving(process, port)
+        told = re.search(rf"The chat is on http://localhost:{port}(/[\w-]{{22}}/) · Ctrl\+C", line)
+        assert told, line
+        yield Serving(process, port, told[1])
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
@@ -85,7 +91,7 @@ def test_wrong_options_are_refused_before_anybody_comes(run) -> None:
 
 def test_the_address_that_is_told() -> None:
     for host, url in {"::1": "http://[::1]:80", "localhost": "http://localhost:80"}.items():
-        assert ChatServer("true", host=host, port=80, hosts=None).public_url == url
+        assert ChatServer("true", host=host, port=80, hosts=set()).public_url == url
 
 
 def test_no_module_of_the_folder_is_taken_for_ours(
@@ -109,29 +115,101 @@ def test_no_module_of_the_folder_is_taken_for_ours(
 
 
 async def test_who_is_let_in(serving: Serving) -> None:
-    ours, port = serving.url, serving.port
+    port, path = serving.port, serving.path
     async with aiohttp.ClientSession() as client:
-        async with client.get(ours) as page:
+        async with client.get(serving.url) as page:
             text = await page.text()
             assert page.status == 200
             assert "default-src 'none'" in page.headers["Content-Security-Policy"]
-        assert f'"ws://localhost:{port}/ws"' in text
+            assert page.headers["Referrer-Policy"] == "no-referrer"
+        assert f'"ws://localhost:{port}{path}ws"' in text
         assert "https:" not in text  # the page needs no other machine
-        async with client.get(f"http://127.0.0.1:{port}") as page:
-            assert f'"ws://127.0.0.1:{port}/ws"' in await page.text()
+        async with client.get(f"http://127.0.0.1:{port}{path}") as page:
+            assert f'"ws://127.0.0.1:{port}{path}ws"' in await page.text()
         for headers in (
             {"Host": f"rebound.example:{port}"},
             {"Origin": "http://evil.example"},
             {"Origin": f"http://localhost:{port + 1}"},
             {"Origin": "null"},
         ):
-            for path in ("/", "/ws", "/static/js/textual.js"):
-                async with client.get(ours + path, headers=headers) as answer:
+            for place in ("", "ws", "static/js/textual.js", "page/start.js"):
+                async with client.get(serving.url + place, headers=headers) as answer:
                     assert answer.status == 403
-        async with client.get(ours, headers={"Origin": "http://[::1"}) as answer:
+        async with client.get(serving.url, headers={"Origin": "http://[::1"}) as answer:
             assert answer.status == 400
         with pytest.raises(aiohttp.WSServerHandshakeError):
-            await client.ws_connect(f"{ours}/ws", headers={"Origin": "http://evil.example"})
+            await client.ws_connect(f"{serving.url}ws", headers={"Origin": "http://evil.example"})
+
+
+async def test_nobody_is_let_in_without_the_token(serving: Serving) -> None:
+    wrong = "/" + "A" * 22 + "/"
+    async with aiohttp.ClientSession() as client:
+        for start in ("/", "//", wrong, f"{serving.path[:-2]}/", f"/x{serving.path}"):
+            for place in ("", "ws", "static/js/textual.js", "page/start.js", "download/x"):
+                async with client.get(serving.root + start + place) as answer:
+                    assert answer.status in (403, 404)
+                    assert "textual" not in await answer.text()
+        async with client.get(serving.root) as answer:
+            assert "open the one that `chatapp serve` printed" in await answer.text()
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await client.ws_connect(f"{serving.root}/ws")
+
+
+@asynccontextmanager
+async def exposed(command: str = "true", **options: Any) -> AsyncIterator[tuple[str, ChatServer]]:
+    """A server within this process, and the address of its chat."""
+    server = ChatServer(command, host="0.0.0.0", port=closed_port(), is_exposed=True, **options)
+    runner = aiohttp.web.AppRunner(await server._make_app())
+    await runner.setup()
+    await aiohttp.web.TCPSite(runner, "127.0.0.1", server.port).start()
+    try:
+        yield f"http://127.0.0.1:{server.port}/{server.token}/", server
+    finally:
+        await runner.cleanup()
+
+
+async def test_an_exposed_server_still_checks_the_host_name() -> None:
+    async with exposed(hosts={"laptop.lan"}) as (url, _), aiohttp.ClientSession() as client:
+        for name, status in {
+            "laptop.lan": 200,
+            "192.168.1.5:8000": 200,
+            "[fe80::1]:8000": 200,
+            "rebound.example": 403,
+            "laptop.lan.evil.example": 403,
+            "2130706433.evil.example": 403,
+        }.items():
+            async with client.get(url, headers={"Host": name}) as answer:
+                assert (name, answer.status) == (name, status)
+
+
+def test_names_that_are_configured_are_let_in(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: list[ChatServer] = []
+    monkeypatch.setattr(ChatServer, "serve", lambda server: servers.append(server))
+    assert run("serve", "--host", "0.0.0.0", "--expose", "--name", "gpu7.lan").status == 0
+    known = {name: servers[0]._is_known(name) for name in ("gpu7.lan", "10.0.0.1", "evil.example")}
+    assert known == {"gpu7.lan": True, "10.0.0.1": True, "evil.example": False}
+    assert run("serve").status == 0
+    assert not servers[1]._is_known("10.0.0.1")
+
+
+async def test_a_tab_too_many_is_told_so() -> None:
+    waits = shlex.join([sys.executable, "-c", "import sys; sys.stdin.buffer.read(1)"])
+    async with exposed(waits, hosts=set()) as (url, _), aiohttp.ClientSession() as client:
+        tabs = [await client.ws_connect(f"{url}ws") for _ in range(MOST_TABS)]
+        refused = await client.ws_connect(f"{url}ws")
+        assert b"8 chats are open" in await refused.receive_bytes()
+        assert (await refused.receive()).type == aiohttp.WSMsgType.CLOSE
+        await tabs.pop().close()
+        async with asyncio.timeout(60):
+            while True:  # the closed tab's program may take its time
+                again = await client.ws_connect(f"{url}ws")
+                try:
+                    async with asyncio.timeout(0.5):
+                        await again.receive_bytes()
+                except TimeoutError:
+                    break  # it is let in: nothing is written by its program
+        for tab in (*tabs, again):
+            await tab.close()
 
 
 async def test_a_port_that_is_taken(serving: Serving) -> None:

@@ -393,8 +393,9 @@ def test_a_short_name_is_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     (models_dir() / "smollm2").mkdir(parents=True)
     (models_dir() / "smollm2" / "model.gguf").touch()
     assert model_folder("smollm2") == models_dir() / "smollm2"
-    (tmp_path / "smollm2").mkdir()  # what lies here comes first
-    assert model_folder("smollm2") == Path("smollm2")
+    (tmp_path / "smollm2").mkdir()  # hides no known model
+    assert model_folder("smollm2") == models_dir() / "smollm2"
+    assert model_folder("./smollm2").resolve() == tmp_path / "smollm2"
 
 
 def test_a_model_named_to_be_loaded_whose_licence_is_not_accepted(

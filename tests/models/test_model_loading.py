@@ -17,6 +17,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.models import resolving
 from chatapp.models.description import describe
+from chatapp.models.known_models import known_models
 from chatapp.models.loading import load_model
 from chatapp.models.resolving import local_models, model_folder, note_model
 
@@ -51,6 +52,40 @@ def test_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(model, LocalModel)
     assert (model.name, model.files) == (str(folder), ModelFiles.read(folder))
     assert load_model("model").files == ModelFiles.read(Path("model"))
+
+
+@pytest.mark.parametrize("name", ["kept", "smollm2", "owner/cached"])
+def test_a_folder_here_hides_no_known_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Not one that the user keeps, nor a short name, nor an id in the hub's cache."""
+    monkeypatch.setattr(resolving, "models_dir", lambda: tmp_path / "models")
+    shutil.copytree(folder, tmp_path / "models" / "kept")
+    cached = Path(shutil.copytree(folder, tmp_path / "cached"))
+    ids = ("owner/cached", known_models()["smollm2"].hub)
+    monkeypatch.setattr(resolving, "cached_folder", lambda each: cached if each in ids else None)
+    real = model_folder(name)
+    shutil.copytree(folder, tmp_path / name)
+    assert model_folder(name) == real
+    assert model_folder(name).resolve() != (tmp_path / name).resolve()
+    notes: list[str] = []
+    load_model(name, say=notes.append)
+    assert notes == [
+        f"{name} is a known model, which is used; ./{name} stands for what lies in this folder"
+    ]
+    for path in (f"./{name}", str(tmp_path / name)):
+        assert model_folder(path).resolve() == (tmp_path / name).resolve()
+        load_model(path, say=notes.append)
+    assert len(notes) == 1
+
+
+def test_a_run_with_the_name_of_a_known_model_is_listed_by_its_path(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "smollm2")
+    note_model(tmp_path / "smollm2")
+    assert "./smollm2" in local_models()
+    assert "smollm2" not in local_models()
 
 
 def test_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

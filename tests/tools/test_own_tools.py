@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tool_server import DAEMON
+from tool_server import DAEMON, none_left
 
 from chatapp.tools.registry import find_tools
 from chatapp.tools.tool import LONGEST_RESULT, Tool, call_in_words, clean, misfit_of, run
@@ -171,7 +171,7 @@ def test_a_tool_that_hangs_is_ended_with_all_below_it(folder: Path) -> None:
     )
     outcome = run(tool, {}, threading.Event())
     assert outcome.text == "error: it took longer than 1.5 seconds"
-    _gone(int((folder / "pid").read_text()), folder)
+    assert none_left(folder)
 
 
 def test_a_stopped_tool_is_ended_with_all_below_it(folder: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_stopped_tool_is_ended_with_all_below_it(folder: Path) -> None:
     cancel = threading.Event()
     threading.Thread(target=_stop_when_there, args=(folder / "pid", cancel)).start()
     assert run(tool, {}, cancel).ending == "stopped"
-    _gone(int((folder / "pid").read_text()), folder)
+    assert none_left(folder)
 
 
 def _stop_when_there(path: Path, cancel: threading.Event) -> None:
@@ -197,28 +197,10 @@ def _stop_when_there(path: Path, cancel: threading.Event) -> None:
     cancel.set()
 
 
-def _gone(pid: int, folder: Path) -> None:
-    """No process of the tool's group or folder is left."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        left = [process for process in psutil.process_iter() if _is_in(process, folder)]
-        if not left and not psutil.pid_exists(pid):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"left: {left}")
-
-
-def _is_in(process: psutil.Process, folder: Path) -> bool:
-    try:
-        return process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
 def test_what_a_tool_leaves_running_ends_with_it(folder: Path) -> None:
     tool = program(folder, "import subprocess; subprocess.Popen(['sleep', '600']); print('done')")
     assert run(tool, {}, threading.Event()).text == "done"
-    _gone(os.getpid() + 10**9, folder)
+    assert none_left(folder)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no subreaper")
@@ -248,7 +230,7 @@ def test_a_tool_that_kills_its_supervisor_ends_with_its_call(folder: Path) -> No
     )
     outcome = run(tool, {}, threading.Event())
     assert outcome.text == "error: its supervisor was killed"
-    _gone(os.getpid() + 10**9, folder)
+    assert none_left(folder)
 
 
 @pytest.mark.parametrize("listed", [False, True])

@@ -2,13 +2,15 @@
 
 Each tab gets a program of its own, run as the user who serves.
 
-Invariant: nobody gets one whom the user has not let in. Pages of other sites in the same browser
-are refused, whatever name they use for this machine, and the page loads nothing from any other
-machine.
+Invariant: nobody gets one without the token, which is part of the address. Pages of other sites in
+the same browser are refused, whatever name they use for this machine, and the page loads nothing
+from any other machine.
 """
 
+import ipaddress
 import json
 import logging
+import secrets
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -30,16 +32,22 @@ _PATIENCE = 1.0
 _LARGEST = 1_000
 """Columns or rows of a page."""
 
+MOST_TABS = 8
+"""Chats at the same time; every one of them may load a model."""
+
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ChatServer(Server):
-    """Serves the program that `command` starts.
+    """Serves the program that `command` starts, below the path /token/.
 
-    hosts: the allowed names of this machine; None allows any.
+    hosts: the names that browsers may use for this machine. is_exposed: whether they may use any
+        of its addresses, too: no page of another site can have one of those as its name.
     """
 
-    def __init__(self, command: str, *, host: str, port: int, hosts: set[str] | None) -> None:
+    def __init__(
+        self, command: str, *, host: str, port: int, hosts: set[str], is_exposed: bool = False
+    ) -> None:
         name = f"[{host}]" if ":" in host else host
         super().__init__(
             command,
@@ -49,7 +57,10 @@ class ChatServer(Server):
             public_url=f"http://{name}:{port}",
             templates_path=_PAGE.resolve(),
         )
+        self.token = secrets.token_urlsafe(16)
         self._hosts = hosts
+        self._is_exposed = is_exposed
+        self._tabs = 0
 
     def initialize_logging(self) -> None:
         logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
@@ -70,12 +81,14 @@ class ChatServer(Server):
         )
 
     def _announce(self, _: str) -> None:
-        print(f"The chat is on {self.public_url} · Ctrl+C ends it", file=sys.stderr, flush=True)
+        address = f"{self.public_url}/{self.token}/"
+        print(f"The chat is on {address} · Ctrl+C ends it", file=sys.stderr, flush=True)
 
     async def _make_app(self) -> web.Application:
-        app = await super()._make_app()
-        app.add_routes([web.static("/page", _PAGE)])
-        app.middlewares.append(self._guard)
+        chat = await super()._make_app()
+        chat.add_routes([web.static("/page", _PAGE)])
+        app = web.Application(middlewares=[self._guard])
+        app.add_subapp(f"/{self.token}", chat)
         return app
 
     async def handle_index(self, request: web.Request) -> web.StreamResponse:
@@ -83,6 +96,22 @@ class ChatServer(Server):
         self.public_url = f"{request.scheme}://{request.host}"
         page: web.StreamResponse = await super().handle_index(request)
         return page
+
+    async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
+        if self._tabs >= MOST_TABS:
+            refused = web.WebSocketResponse()
+            await refused.prepare(request)
+            await refused.send_bytes(
+                f"{MOST_TABS} chats are open, the most that this server allows. "
+                "Close the tab of one, and load this page again.".encode()
+            )
+            await refused.close()
+            return refused
+        self._tabs += 1
+        try:
+            return await super().handle_websocket(request)
+        finally:
+            self._tabs -= 1
 
     async def _process_messages(
         self, websocket: web.WebSocketResponse, app_service: AppService
@@ -101,23 +130,36 @@ class ChatServer(Server):
                 case "focus", _:
                     await app_service.focus()
 
+    def _is_known(self, name: str) -> bool:
+        """Whether a browser may use a name for this machine."""
+        try:
+            return name in self._hosts or (self._is_exposed and bool(ipaddress.ip_address(name)))
+        except ValueError:
+            return False
+
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
-            name = urlsplit(f"//{request.host}").hostname
+            name = urlsplit(f"//{request.host}").hostname or ""
             origin = urlsplit(request.headers.get("Origin", f"//{request.host}")).netloc
         except ValueError:
             raise web.HTTPBadRequest(text="The request has no valid Host header.") from None
-        if self._hosts is not None and name not in self._hosts:
+        if not self._is_known(name):
             raise web.HTTPForbidden(text="This server does not use that host name.")
         if origin != request.host:
             raise web.HTTPForbidden(text="Pages of other sites cannot open the chat.")
+        token = "".join(request.path.split("/")[1:2]).encode("utf-8", "replace")
+        if not secrets.compare_digest(token, self.token.encode()):
+            raise web.HTTPForbidden(
+                text="This address has no valid token; open the one that `chatapp serve` printed."
+            )
         for name in ("width", "height"):
             if _cells(request.query.get(name, "80")) is None:
                 raise web.HTTPBadRequest(text=f"The {name} is no number of cells.")
         response = await handler(request)
         if not response.prepared:
             response.headers["Content-Security-Policy"] = _POLICY
+            response.headers["Referrer-Policy"] = "no-referrer"
         return response
 
 

@@ -1,10 +1,12 @@
 """`chatapp serve`: the chat in a browser.
 
-Invariant: only this machine reaches it unless the user explicitly allows more.
+Invariant: only who has the token in the printed address reaches the chat, and only from this
+machine unless the user explicitly allows more.
 """
 
 import os
 import shlex
+import socket
 import sys
 from typing import Annotated
 
@@ -24,6 +26,10 @@ def serve(
     expose: Annotated[
         bool, typer.Option("--expose", help="Allow an address that other machines can reach.")
     ] = False,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Another host name that browsers use for this machine."),
+    ] = None,
     model: ModelOption = None,
     template: TemplateOption = None,
     precision: PrecisionOption = None,
@@ -36,8 +42,9 @@ def serve(
     is_local = is_loopback(host)
     if not is_local and not expose:
         raise UserError(
-            f"{host} can be reached from other machines, and there is no password: anyone "
-            "who opens the page can read all chats and write files as you; --expose allows this"
+            f"{host} can be reached from other machines, and the connection is not encrypted: "
+            "whoever learns the printed address can read all chats and write files as you; "
+            "--expose allows this"
         )
     options = {"model": model, "template": template, "precision": precision}
     load_settings(options)  # reports errors here, not in every tab
@@ -50,9 +57,11 @@ def serve(
     from chatapp.commands.serving.browser import ChatServer
 
     if not is_local:
-        complain("anyone who can reach this machine can use the chat and read all other chats")
-    hosts = _LOOPBACK | {host} if is_local else None
-    server = ChatServer(shlex.join(command), host=host, port=port, hosts=hosts)
+        complain("whoever learns the printed address can use the chat and read all other chats")
+    hosts = _LOOPBACK | {host, *(names or ())} | (set() if is_local else {socket.gethostname()})
+    server = ChatServer(
+        shlex.join(command), host=host, port=port, hosts=hosts, is_exposed=not is_local
+    )
     try:
         server.serve()
     except OSError as error:
