@@ -17,6 +17,7 @@ from textual import on
 from textual.app import InvalidThemeError
 from textual.binding import Binding, BindingType
 from textual.events import Event, Key, Paste
+from textual.message import Message
 from textual.theme import Theme
 
 from chatapp.common.foreign import printable, without_surrogates
@@ -26,7 +27,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui import events
 from chatapp.tui.chat.screen import ChatScreen
-from chatapp.tui.platform import programs
+from chatapp.tui.platform import leaving, programs
 from chatapp.tui.platform.keymap import read_keymap, written
 from chatapp.tui.platform.textual_internals import (
     FailingApp,
@@ -34,6 +35,7 @@ from chatapp.tui.platform.textual_internals import (
     know_bad_bytes,
     know_pastes,
 )
+from chatapp.tui.screens.learn import LearnScreen
 from chatapp.tui.theme import CALM, FEW_COLORS, readable
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import Prompt
@@ -114,7 +116,18 @@ class ChatApp(FailingApp[int]):
         self._settings = settings
         self.store = store or Store(database_path())
         self.chat = ChatScreen(settings, self.store, load or self._load_by_name, chat_id)
-        self.set_keymap(read_keymap(settings.keys, (ChatApp, ChatScreen, Prompt, MessageView)))
+        keymap = read_keymap(settings.keys, (ChatApp, ChatScreen, Prompt, MessageView))
+        self.set_keymap(keymap)
+        self._quit_keys = keymap.get("quit", "ctrl+q").split(",")
+        self.abandoned: list[str] = []
+        """What did not come to its end because the user has quit, in words."""
+        self.last_resort = leaving.LastResort(
+            self._note_abandoned,
+            self._end_learning,
+            lambda: self.chat.conversation.close(0),
+            self.restore_terminal,
+            lambda: leaving.print_abandoned(self.abandoned),
+        )
         self._early: list[Event] | None = []
         self._interrupted = -_SOON
         self._knows_of_loss = False
@@ -222,13 +235,34 @@ class ChatApp(FailingApp[int]):
             self.chat.conversation.chat.close()
             os._exit(128 + signal.SIGHUP)
 
+    def on_read(self, event: Message) -> None:
+        # The event loop may hang, and then no key gets to an action.
+        if isinstance(event, Key) and event.key in self._quit_keys:
+            self._prepare_to_leave()
+
+    def _prepare_to_leave(self) -> None:
+        self._note_abandoned()
+        if not self.is_headless:
+            self.last_resort.prepare()
+
+    def _note_abandoned(self) -> None:
+        self.abandoned = [*dict.fromkeys([*self.abandoned, *self.chat.conversation.works])]
+
+    def _end_learning(self) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, LearnScreen):
+                screen.end()
+
     async def action_quit(self) -> None:
         conversation = self.chat.conversation
+        self._prepare_to_leave()
         try:
             await asyncio.to_thread(conversation.close, _PATIENCE)
         except StoreError as error:
             if not self._knows_of_loss:
                 self._knows_of_loss = True
+                self.last_resort.call_off()
+                self.abandoned = []
                 self.chat.widgets.show_problem(f"{error}. Quit again to leave without saving it.")
                 return
             conversation.forget_rest()
@@ -259,9 +293,11 @@ def run(
         app.store.close()
     if app.failure is not None:
         raise app.failure
+    leaving.print_abandoned(app.abandoned)
     code = app.return_value or 0
     if app.chat.conversation.has_running_threads:
         # A thread inside the numerical library cannot be interrupted, and it may crash the
         # interpreter during its shutdown. Everything is stored.
         os._exit(code)
+    app.last_resort.call_off()
     return code

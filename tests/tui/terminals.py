@@ -13,12 +13,31 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PROGRAM = f"""
-import sys, threading
+import os, sys, threading
+from pathlib import Path
 sys.path.insert(0, {str(HERE.parent)!r})
 from fakes import ScriptedModel
+from thinking_model import thinking_model
 import chatapp.models.loading
 from chatapp.common.settings import Settings
 from chatapp.tui.app import run
+from chatapp.tui.platform import leaving
+
+def halt(*_, **__):
+    threading.Event().wait()
+
+mode = sys.argv[1]
+if mode.startswith("hanging"):
+    import chatapp.models.fetching, chatapp.passages.search, chatapp.tui.chat.slash_actions
+    from chatapp.tui.chat import screen
+    chatapp.models.fetching.fetch = halt
+    chatapp.passages.search.Documents.renew = halt
+    chatapp.tui.chat.slash_actions._write = halt
+    chatapp.tui.app.ChatScreen.action_help = halt  # on the event loop
+    sleeper = "echo sleeps as $$ >&2; exec sleep 600"
+    screen.command = lambda model: ["sh", "-c", sleeper]
+else:
+    leaving.GRACE = 60  # so that a slow machine ends by itself
 
 class Stubborn(ScriptedModel):
     "Says three words and then neither goes on nor stops."
@@ -29,12 +48,15 @@ class Stubborn(ScriptedModel):
             yield event
 
 def load_model(name, **_):
-    if sys.argv[1] == "loading":
-        threading.Event().wait()
+    if sys.argv[1].endswith("loading"):
+        halt()
     if sys.argv[1] == "failing":
         raise ValueError("no such model")
-    if sys.argv[1] == "stubborn":
+    if sys.argv[1].endswith("stubborn"):
         return Stubborn(["one two three four"])
+    if sys.argv[1].endswith("tool"):
+        call = '<tool_call>{{"name": "own", "arguments": {{}}}}</tool_call>'
+        return thinking_model(Path("model"), [call])
     return ScriptedModel(["word " * 10_000], delay=0.01)
 
 if sys.argv[1] == "slow terminal":
@@ -90,8 +112,8 @@ class Terminal:
         self.process.send_signal(signal.SIGHUP)
 
     def _read(self, deadline: float) -> str:
-        while not select.select([self._descriptor], [], [], 1)[0]:
-            if time.monotonic() > deadline:
+        while not select.select([self._descriptor], [], [], 1)[0] or time.monotonic() > deadline:
+            if time.monotonic() > deadline:  # also when it never stops writing
                 raise TimeoutError(self.output[-2000:])
         try:
             return os.read(self._descriptor, 65536).decode(errors="replace")

@@ -1,12 +1,13 @@
 """Leaving the program in a real terminal: while it loads, while it generates, by force.
 
-Nothing here measures time: a program that waited for its threads would never end.
+Nothing here measures time: a program that waited for what runs would never end.
 """
 
 import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from terminals import started
@@ -16,6 +17,8 @@ from tui_driver import OpenApp
 from chatapp.common.paths import database_path, tools_dir
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
+from chatapp.tools.permission import allow_for_good
+from chatapp.tools.registry import find_tools
 
 
 @pytest.fixture
@@ -76,6 +79,73 @@ def test_a_server_of_tools_while_a_model_does_not_listen(terminal: None) -> None
         program.send("\x11")
         assert program.wait() == 0
     assert ends(int((tools_dir() / "pid").read_text()))
+
+
+HANGING = {
+    # its mode, what is typed and what then shows, and what is abandoned
+    "loading": ("loading", [], "loading the model"),
+    "reply": ("stubborn", [("Hello\r", "three")], "a reply, kept as far as written"),
+    "export": (
+        "endless",
+        [("Hello\r", "word"), ("/export chat.md\r", "")],
+        "a reply, kept as far as written; the export to chat.md",
+    ),
+    "documents": ("endless", [("/docs .\r", "")], "reading the documents"),
+    "tool": (
+        "tool",
+        [("/tools own\r", "Tools of this chat"), ("Hello\r", "running a tool")],
+        "a reply, kept as far as written and its call of own",
+    ),
+    "learning": ("endless", [("/learn\r", "sleeps as")], "learning from feedback"),
+    "download": (
+        "endless",
+        [
+            ("\x1b[19~", "Filter"),
+            ("smollm2", "to download"),
+            ("\r", "Enter downloads"),
+            ("\r", "Esc stops"),
+        ],
+        "the download of smollm2, which the next one goes on with",
+    ),
+    "screen": (
+        "endless",
+        [("Hello\r", "word"), ("\x1bOP", "")],
+        "a reply, kept as far as written",
+    ),
+}
+
+
+@pytest.mark.parametrize("work", HANGING)
+def test_what_hangs_is_abandoned_with_a_word(
+    reply, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mode, steps, abandoned = HANGING[work]
+    if mode == "tool":
+        add_sleeping_tool()
+    with started(f"hanging {mode}") as program:
+        program.wait_for("loading" if mode == "loading" else "ready")
+        for keys, shows in steps:
+            program.send(keys)
+            program.wait_for(shows)
+        program.send("\x11")
+        assert program.wait() == 0
+        assert f"Abandoned: {abandoned}." in program.output
+        assert "Traceback" not in program.output
+    if work == "learning":
+        assert ends(int(program.output.rpartition("sleeps as ")[2].split()[0]))
+    if work in ("reply", "screen"):
+        assert reply().status == "stopped"
+        assert reply().text
+
+
+def add_sleeping_tool() -> None:
+    folder = tools_dir()
+    folder.mkdir(parents=True)
+    (folder / "own.toml").write_text(
+        'name = "own"\ndescription = "Sleeps."\ncommand = ["sleep", "600"]\ntimeout = 500\n'
+    )
+    allow_for_good(find_tools().tools["own"].permission)
 
 
 def test_killed_in_the_middle_of_a_reply(reply) -> None:

@@ -350,7 +350,7 @@ class ChatScreen(MessageActions):
     @work
     async def action_learn(self) -> None:
         """Train the model on the user's feedback, and use the result."""
-        screen = LearnScreen(command(self.widgets.status.model))
+        screen = LearnScreen(self.conversation, command(self.widgets.status.model))
         self._load_other(await self.app.push_screen_wait(screen))
 
     def _load_other(self, name: str | None) -> None:

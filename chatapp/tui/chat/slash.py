@@ -250,7 +250,7 @@ class SlashCommands:
 
     async def _finish(self, text: str, rest: Rest, stop: threading.Event) -> None:
         try:
-            with self._giving_back(text):
+            with self._giving_back(text), self._chat.conversation.under_way(text):
                 await rest(stop)
         finally:
             stop.set()  # also when the program quits: nobody waits for its thread

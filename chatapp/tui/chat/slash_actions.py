@@ -358,7 +358,8 @@ async def export(chat: ChatControls, argument: str) -> None:
         return
     path = Path(argument).expanduser()
     try:
-        await asyncio.to_thread(_write, chat.conversation.chat.store, chat_id, path)
+        with chat.conversation.under_way(f"the export to {path}"):
+            await asyncio.to_thread(_write, chat.conversation.chat.store, chat_id, path)
     except FileExistsError:
         raise SlashError(f"{path}: this file exists; expected a new name") from None
     except (OSError, ValueError, RuntimeError) as error:

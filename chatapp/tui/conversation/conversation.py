@@ -8,7 +8,7 @@ middle of a long prompt, and Textual would join its own thread workers at the en
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -54,6 +54,7 @@ class Conversation:
         self._listener = listener
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._works: list[str] = []
         self._not_stored: list[ReplyNotStored] = []
         self._compared: tuple[tuple[str, str], LanguageModel] | None = None
         self._thinking: bool | None = None
@@ -141,7 +142,7 @@ class Conversation:
         """
         self.chat.use_documents(documents)
         if documents is not None:
-            self.start_thread(partial(self._read_documents, documents))
+            self.start_thread(partial(self._read_documents, documents), "reading the documents")
 
     def _read_documents(self, documents: "DocumentSet") -> None:
         from chatapp.passages.search import Documents
@@ -174,7 +175,7 @@ class Conversation:
         """Load the model; ends in a ModelLoaded or a LoadFailed of the request `loading`."""
         self.loading = request = self._wanted
         note = self.chat.store.is_kept
-        self.start_thread(lambda: request.run(self._listener, note=note))
+        self.start_thread(lambda: request.run(self._listener, note=note), "loading the model")
 
     def load_other(self, request: LoadRequest) -> None:
         """Load another model, while no turn is running; messages wait for it.
@@ -318,10 +319,11 @@ class Conversation:
             self._compared = (name, precision), model
         return self._compared[1]
 
-    def in_background(self, work: "Callable[[Session], None]") -> bool:
+    def in_background(self, work: "Callable[[Session], None]", words: str = "") -> bool:
         """Run a function with the session on a thread, once no other thread uses it.
 
-        work: must handle its own errors. Returns False, and does nothing, without a model.
+        work: must handle its own errors. words: see `under_way`. Returns False, and does nothing,
+        without a model.
         """
         session = self.session
         if session is None:
@@ -331,7 +333,7 @@ class Conversation:
             with self._lock:
                 work(session)
 
-        self.start_thread(run)
+        self.start_thread(run, words)
         return True
 
     def close(self, patience: float) -> None:
@@ -361,9 +363,30 @@ class Conversation:
         """Whether a thread of this conversation still runs."""
         return any(thread.is_alive() for thread in self._threads)
 
-    def start_thread(self, run: Callable[[], None]) -> None:
-        """Run a function on a new thread. run: must handle its own errors."""
+    def start_thread(self, run: Callable[[], None], words: str = "") -> None:
+        """Run a function on a new thread. run: must handle its own errors. words: see `under_way`.
+        """
+
+        def run_with_words() -> None:
+            with self.under_way(words):
+                run()
+
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=run, daemon=True)
+        thread = threading.Thread(target=run_with_words, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    @contextmanager
+    def under_way(self, words: str) -> Iterator[None]:
+        """Within the block, quitting abandons what the words name; "" is not worth mentioning."""
+        self._works.append(words)
+        try:
+            yield
+        finally:
+            self._works.remove(words)
+
+    @property
+    def works(self) -> list[str]:
+        """What quitting now abandons, in words."""
+        turn = [] if self.turn is None else [self.turn.words]
+        return turn + [words for words in dict.fromkeys(self._works) if words]

@@ -112,7 +112,7 @@ class Scoring:
                 loaded = in_words(error)
             self._screen.call_later(self._take_model, request, loaded)
 
-        self._conversation.start_thread(run)
+        self._conversation.start_thread(run, "loading the reward model")
 
     def _take_model(self, request: _Request, loaded: "ReplyScorer | str") -> None:
         if request is not self._request:
@@ -195,7 +195,7 @@ class Scoring:
                 score = in_words(error)
             self._screen.call_later(self._take_score, scores, key, score)
 
-        self._conversation.start_thread(run)
+        self._conversation.start_thread(run, "scoring replies")
 
     def _take_score(self, scores: dict[_Key, float | str], key: _Key, score: float | str) -> None:
         self._is_scoring = False

@@ -37,12 +37,13 @@ class Reply:
     """The new part of a turn's reply.
 
     before: its row before the turn; None until it is stored. has_ended: whether it is complete and
-    stored as far as possible.
+    stored as far as possible. tool: the name of the tool that is running.
     """
 
     def __init__(self) -> None:
         self.before: StoredMessage | None = None
         self.has_ended = False
+        self.tool = ""
         self.text = ""
         self.thoughts = ""
         self.tokens = 0
@@ -53,6 +54,8 @@ class Reply:
         """Add generated text, or the text of a tool's call."""
         self.text += event.text
         self.thoughts += event.thought or ""
+        if isinstance(event, Calling | Called):
+            self.tool = event.call.name if isinstance(event, Calling) else ""
         if isinstance(event, Token):
             self._first_token = self._first_token or time.perf_counter()
             self.tokens += 1
@@ -127,6 +130,15 @@ class Turn:
         """
         self._lost = lost
         self._stop_timer()
+
+    @property
+    def words(self) -> str:
+        """What quitting abandons of it."""
+        if not self.has_begun:
+            return "a message that waited for the model, which is kept as a draft"
+        tools = [f" and its call of {reply.tool}" for reply in self.replies if reply.tool]
+        replies = "a reply" if len(self.replies) == 1 else "two replies"
+        return f"{replies}, kept as far as written{''.join(tools)}"
 
     def join(self, timeout: float) -> bool:
         """Wait for the end, at most this many seconds; return whether it has ended."""

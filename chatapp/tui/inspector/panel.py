@@ -258,7 +258,7 @@ class Inspector(Vertical, can_focus=True):
                 answer = self._Answer(request, number, None, in_words(error))
             self.post_message(answer)
 
-        if not self._conversation.in_background(work):
+        if not self._conversation.in_background(work, "what the inspector computes"):
             request.fail("The model is not loaded yet.")
 
     def _is_void(self, request: Compute, number: int) -> bool:

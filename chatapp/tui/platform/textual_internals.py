@@ -20,6 +20,7 @@ from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XT
 from textual.app import App, ReturnType
 from textual.binding import Binding
 from textual.document._wrapped_document import WrappedDocument
+from textual.driver import Driver
 from textual.events import Paste
 from textual.keys import _character_to_key
 from textual.message import Message
@@ -164,6 +165,27 @@ class FailingApp(App[ReturnType]):
 
     def _fatal_error(self) -> None:
         self._close_messages_no_wait()
+
+    def on_read(self, event: Message) -> None:
+        """Look at what the terminal sends, on the thread that reads it."""
+
+    def restore_terminal(self) -> None:
+        """Give the terminal back as it was, without the event loop."""
+        if (driver := self._driver) is not None:
+            driver._disable_mouse_support()  # type: ignore[attr-defined]
+            driver.stop_application_mode()
+            driver.close()
+
+    def _build_driver(self, *arguments: Any, **named: Any) -> Driver:
+        driver = super()._build_driver(*arguments, **named)
+        process = driver.process_message
+
+        def look_first(event: Message) -> None:
+            self.on_read(event)
+            process(event)
+
+        driver.process_message = look_first  # type: ignore[method-assign, assignment]
+        return driver
 
 
 class CountedDocument(WrappedDocument):

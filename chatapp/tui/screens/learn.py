@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -21,6 +21,9 @@ from textual.widgets import Static
 from chatapp.common.foreign import printable
 from chatapp.tui.platform.keymap import HELP
 from chatapp.tui.widgets.dialog import Dialog
+
+if TYPE_CHECKING:
+    from chatapp.tui.conversation.conversation import Conversation
 
 _LINES = 12
 _LONGEST = 2**20
@@ -45,8 +48,9 @@ class LearnScreen(Dialog[str | None]):
         Binding("escape", "stop", "Stop, or close"),
     ]
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, conversation: "Conversation", command: Sequence[str]) -> None:
         super().__init__()
+        self._conversation = conversation
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
         self._lines: deque[str] = deque(maxlen=_LINES)
@@ -60,13 +64,21 @@ class LearnScreen(Dialog[str | None]):
             yield Static(_HINT, classes="hint", id="keys")
 
     def on_mount(self) -> None:
-        self._run()
+        self._learn()
 
     def on_unmount(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the command at once."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     @work
+    async def _learn(self) -> None:
+        with self._conversation.under_way("learning from feedback"):
+            await self._run()
+
     async def _run(self) -> None:
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(

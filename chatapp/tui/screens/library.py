@@ -235,7 +235,7 @@ class LibraryScreen(Dialog[PromptChoice | None]):
             else:
                 self.post_message(self._Previewed(number, shown))
 
-        if self._conversation.in_background(compute):
+        if self._conversation.in_background(compute, "the preview of a prompt file"):
             # It takes a while when examples have to be encoded.
             self.query_one("#preview-about", Static).update(Content.styled("Looking …", "dim"))
         else:
