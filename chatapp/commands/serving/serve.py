@@ -1,6 +1,6 @@
 """`chatapp serve`: the chat in a browser.
 
-Invariant: only who has the token in the printed address reaches the chat, and only from this
+Invariant: only who has the token of the printed address reaches the chat, and only from this
 machine unless the user explicitly allows more.
 """
 

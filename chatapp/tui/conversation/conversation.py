@@ -364,8 +364,7 @@ class Conversation:
         return any(thread.is_alive() for thread in self._threads)
 
     def start_thread(self, run: Callable[[], None], words: str = "") -> None:
-        """Run a function on a new thread. run: must handle its own errors. words: see `under_way`.
-        """
+        """Run a function on a new thread. run: handles its own errors. words: see `under_way`."""
 
         def run_with_words() -> None:
             with self.under_way(words):

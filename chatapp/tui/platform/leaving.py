@@ -1,6 +1,7 @@
 """The end of the program in time, whatever is running.
 
-Invariant: nothing here waits without a limit, and nothing needs the event loop, which may be what hangs.
+Invariant: nothing here waits without a limit, and nothing needs the event loop, which may be what
+hangs.
 """
 
 import os
