@@ -194,7 +194,7 @@ def test_names_that_are_configured_are_let_in(run, monkeypatch: pytest.MonkeyPat
 
 async def test_a_tab_too_many_is_told_so() -> None:
     waits = shlex.join([sys.executable, "-c", "import sys; sys.stdin.buffer.read(1)"])
-    async with exposed(waits, hosts=set()) as (url, _), aiohttp.ClientSession() as client:
+    async with exposed(waits, hosts=set()) as (url, server), aiohttp.ClientSession() as client:
         tabs = [await client.ws_connect(f"{url}ws") for _ in range(MOST_TABS)]
         refused = await client.ws_connect(f"{url}ws")
         assert b"8 chats are open" in await refused.receive_bytes()
@@ -210,6 +210,9 @@ async def test_a_tab_too_many_is_told_so() -> None:
                     break  # it is let in: nothing is written by its program
         for tab in (*tabs, again):
             await tab.close()
+        async with asyncio.timeout(60):
+            while server._tabs:  # their programs end before the loop that watches them
+                await asyncio.sleep(0.01)
 
 
 async def test_a_port_that_is_taken(serving: Serving) -> None:
