@@ -13,6 +13,9 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 # From unlikely over half-likely to certain; from no weight to all of it. Red, green, blue.
 _LIKELIHOOD = ((0.0, (190, 70, 66)), (0.5, (196, 154, 74)), (1.0, (74, 150, 110)))
+# From what speaks against something over nothing to what speaks for it: blue and orange, which the
+# colour-blind tell apart.
+_SIGNED = ((0.0, (86, 156, 230)), (0.5, (28, 32, 38)), (1.0, (232, 150, 62)))
 _WEIGHT = ((0.0, (28, 32, 38)), (0.35, (45, 105, 105)), (1.0, (104, 214, 190)))
 
 RGB = tuple[int, int, int]
@@ -57,6 +60,25 @@ def weight_color(weight: float) -> RGB:
 def cell_color(weight: float) -> RGB:
     """The colour of a weight in a map of all heads, where most weights are small."""
     return weight_color(weight**0.5)
+
+
+def signed_color(share: float) -> RGB:
+    """Blue for a negative share of the largest, orange for a positive one, dark for 0."""
+    share = max(-1.0, min(1.0, share))
+    return _between(_SIGNED, 0.5 + 0.5 * abs(share) ** 0.5 * (1 if share > 0 else -1))
+
+
+def signed_number(value: float, largest: float, columns: int) -> str:
+    """A value in a map: itself where there are six columns, else tenths of the largest.
+
+    In one column, what is negative is a letter: a for one tenth, j for all.
+    """
+    if columns >= 6:
+        return f"{value:>{columns}.2f}"
+    tenths = round(10 * value / largest) if largest else 0
+    if columns > 1:
+        return f"{tenths:>{columns}}"
+    return "·abcdefghij"[-tenths] if tenths < 0 else str(min(9, tenths)) if tenths else "·"
 
 
 def cell_number(weight: float, columns: int) -> str:

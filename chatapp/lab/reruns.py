@@ -14,6 +14,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from chatapp.common.userfiles import UserError
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, Part
 from chatapp.lab.traces import Recorder
@@ -30,7 +31,7 @@ _TOKENS_AT_ONCE = 8192
 """Of all rows together: the inside of an MLP takes some 100 MB for them."""
 
 
-class LabError(ValueError):
+class LabError(UserError, ValueError):
     """Why an experiment cannot be made, or means nothing, in one sentence."""
 
 
