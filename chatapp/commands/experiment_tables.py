@@ -1,6 +1,6 @@
 """Experiments on the parts of a model as tables and maps.
 
-Keep: a map says by numbers what it says by colours.
+Invariant: a map says by numbers what it says by colours.
 """
 
 from collections.abc import Sequence
@@ -69,13 +69,14 @@ def draw_patches(patches: Patches, width: int) -> list[RenderableType]:
     if patches.remark:
         parts.append(Text(patches.remark, "dim"))
     for grid in patches.result.grids:
-        columns = "token" if grid.kind == "residual" else "head"
-        place = "the residual stream before a layer" if grid.kind == "residual" else "a head"
+        is_stream = grid.kind == "residual"
+        column = "token" if is_stream else "head"
         largest = ", ".join(
-            f"{layer}.{column} {value:+.2f}" for layer, column, value in grid.largest(5)
+            f"{layer}.{place} {value:+.2f}" for layer, place, value in grid.largest(5)
         )
-        note = f"{place}; a row a layer, a column a {columns}; largest: {largest}"
-        parts += [Text(), heading("Patches of", note), signed_map(grid.values, width)]
+        title = "Residual stream before each layer" if is_stream else "Heads, at all tokens"
+        note = f"a row a layer, a column a {column}; largest: {largest}"
+        parts += [Text(), heading(title, note), signed_map(grid.values, width)]
     return parts
 
 
@@ -94,7 +95,7 @@ def draw_circuit(found: SmallestCircuit, width: int) -> list[RenderableType]:
 def signed_map(values: Sequence[Sequence[float]], width: int) -> RenderableType:
     """A row a layer; values themselves where they have room, else tenths of the largest."""
     count = len(values[0])
-    columns = next((room for room in (6, 3, 1) if 4 + room * count <= width), 1)
+    columns = next((room for room in (6, 4, 1) if 4 + room * count <= width), 1)
     largest = max((abs(value) for row in values for value in row), default=0.0)
     names = (f"{n:>{columns}}" if columns > 1 else str(n % 10) for n in range(count))
     lines = [Text("    " + "".join(names), "dim", no_wrap=True)]

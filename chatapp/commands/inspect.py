@@ -13,6 +13,7 @@ import typer
 
 from chatapp.commands.console import interruptible, standard_input, write, write_json, write_output
 from chatapp.commands.inspect_heads import find_heads
+from chatapp.commands.inspect_parts import PartOptions, find_parts
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import (
     ForceOption,
@@ -65,7 +66,66 @@ TextsOption = Annotated[
     Path | None, typer.Option(help="A file of texts for --heads, an empty line after each.")
 ]
 AgainstOption = Annotated[
-    str | None, typer.Option(help="A model of the same shape: --heads shows what differs from it.")
+    str | None,
+    typer.Option(
+        help="A token to compare the answer with: the runner-up by default, or mean for the mean "
+        "of all logits. For --heads, a model of the same shape to show what differs from it."
+    ),
+]
+WhyOption = Annotated[
+    bool,
+    typer.Option("--why", help="Show what each part of the model adds to the answer's logit."),
+]
+AnswerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKEN",
+        help='The token that --why, --ablate, --patch and --circuit are about, such as " Mary": '
+        "the one that follows --token, or the likeliest.",
+    ),
+]
+AblateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PARTS",
+        help="Show what changes without parts, such as 3.5,4.mlp (head 5 of layer 3, the MLP of "
+        "layer 4); all is each head and MLP alone.",
+    ),
+]
+MeanOption = Annotated[
+    bool,
+    typer.Option("--mean", help="Replace parts of --ablate by their means over the text."),
+]
+LossesOption = Annotated[
+    bool,
+    typer.Option("--losses", help="Show how the text's loss rises without each head and MLP."),
+]
+PatchOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="A text of as many tokens: show which states carry the difference between the two.",
+    ),
+]
+NoiseOption = Annotated[
+    str | None,
+    typer.Option(metavar="TOKENS", help="As --patch, with noise on tokens of the text, as 2-4,7."),
+]
+DestroyOption = Annotated[
+    bool,
+    typer.Option(
+        "--destroy", help="Patch the other text into this one, instead of this into the other."
+    ),
+]
+EstimateOption = Annotated[
+    bool,
+    typer.Option(
+        "--estimate", help="Estimate patches by one backward pass; the ten largest are measured."
+    ),
+]
+CircuitOption = Annotated[
+    bool,
+    typer.Option("--circuit", help="Find the fewest heads and MLPs that keep 90 % of the answer."),
 ]
 TokenOption = Annotated[
     int | None,
@@ -95,6 +155,16 @@ def inspect(
     sort: SortOption = "induction",
     texts: TextsOption = None,
     against: AgainstOption = None,
+    why: WhyOption = False,
+    answer: AnswerOption = None,
+    ablate: AblateOption = None,
+    mean: MeanOption = False,
+    losses: LossesOption = False,
+    patch: PatchOption = None,
+    noise: NoiseOption = None,
+    destroy: DestroyOption = False,
+    estimate: EstimateOption = False,
+    circuit: CircuitOption = False,
     token: TokenOption = None,
     layer: LayerOption = None,
     head: HeadOption = None,
@@ -106,7 +176,7 @@ def inspect(
 ) -> None:
     """Show what a model makes of a text: tokens, attention, layers, what comes next.
 
-    Without a choice among --tokens, --next, --attention and --layers it shows all of them.
+    Without any choice it shows --tokens, --next, --attention and --layers.
     """
     settings = settings_of(context)
     given = (text or "") + standard_input()
@@ -124,7 +194,11 @@ def inspect(
     if not given:
         raise UserError("there is no text to inspect; pass it in quotes or on standard input")
     wanted = dict(zip(SECTIONS, (tokens, next_token, attention, layers), strict=True))
-    sections = [name for name in SECTIONS if wanted[name]] or list(SECTIONS)
+    parts = PartOptions(
+        why, answer, against, ablate, mean, losses, patch, noise, destroy, estimate, circuit
+    )
+    everything = [] if parts.are_given else list(SECTIONS)
+    sections = [name for name in SECTIONS if wanted[name]] or everything
     language_model = load(settings.model, "float32", settings.device)
     with interruptible("interrupted"):
         opened = _opened(language_model)
@@ -140,6 +214,9 @@ def inspect(
         }
         in_full = _in_full(trace, sections, top) if as_json and token is None else {}
         findings = [makers[name]() for name in sections if name not in in_full]
+        if parts.are_given:
+            before, after = trace.ids[: position + 1], trace.ids[position + 1 :]
+            findings += find_parts(language_model, before, parts, next(iter(after), None))
         document = {"model": language_model.name, "text": given, **in_full}
         _give(findings, document, as_json=as_json, output=output, force=force)
 

@@ -1,6 +1,6 @@
 """`chatapp inspect --why, --ablate, --patch, --circuit`: which parts of a model did it.
 
-Keep: nothing of torch is imported before a model is loaded.
+Invariant: nothing of torch is imported before a model is loaded.
 """
 
 import re
@@ -25,6 +25,7 @@ from chatapp.lab.findings import Finding
 
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
+    from chatapp.lab.patching import Direction
 
 ALL = "all"
 """Stands for each head and each MLP, one after the other."""
@@ -123,10 +124,12 @@ def _patched(model: "LanguageModel", question: Question, options: PartOptions) -
     if options.noise is not None:
         other = _tokens(options.noise)
     else:
-        corrupt = model.tokenizer.encode(options.patch or "")
+        if not options.patch:
+            raise UserError("--patch is empty; expected a text of as many tokens as the first")
+        corrupt = model.tokenizer.encode(options.patch)
         contrast = question.contrast
         other = ask(model, corrupt, contrast.token, MEAN)
-    direction = "destroy" if options.destroy else "restore"
+    direction: Direction = "destroy" if options.destroy else "restore"
     with progress("Patching") as report:
         return Patches.of(question, other, direction, estimate=options.estimate, progress=report)
 

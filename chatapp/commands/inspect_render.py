@@ -20,8 +20,16 @@ from chatapp.commands.drawing import (
     piece_text,
     shaded_text,
 )
+from chatapp.commands.experiment_tables import (
+    draw_ablation,
+    draw_circuit,
+    draw_losses,
+    draw_patches,
+    draw_why,
+)
 from chatapp.commands.head_tables import draw_head_texts, draw_heads
 from chatapp.common.shading import RGB, bar, likelihood_color, percent, visible, weight_color
+from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, Why
 from chatapp.lab.findings import Attention, Finding, Layers, NextToken, Tokens
 from chatapp.lab.head_texts import HeadTexts
 from chatapp.lab.heads import HeadScores
@@ -153,6 +161,11 @@ _RENDERERS: dict[type[Finding], Callable[[Any, int], list[RenderableType]]] = {
     NextToken: _render_next,
     Attention: _render_attention,
     Layers: _render_layers,
+    Why: draw_why,
+    Ablation: draw_ablation,
+    Losses: draw_losses,
+    Patches: draw_patches,
+    SmallestCircuit: draw_circuit,
     HeadScores: draw_heads,
     HeadTexts: draw_head_texts,
 }

@@ -1,6 +1,6 @@
 """What is shown of experiments on the parts of a model: one result type for each question.
 
-Keep: as `findings`, they hold every number that is drawn and know no screen.
+Invariant: as `findings`, they hold every number that is drawn and know no screen.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from chatapp.lab.findings import Finding
 
 if TYPE_CHECKING:
     from chatapp.engine.decoder.interventions import Interventions, Part
-    from chatapp.engine.model import LanguageModel, PieceTokenizer
+    from chatapp.engine.model import LanguageModel, Tokenizer
     from chatapp.lab.ablation import Effect
     from chatapp.lab.attribution import Component
     from chatapp.lab.circuit import Circuit
@@ -93,7 +93,7 @@ def ask(
     )
 
 
-def token_of(tokenizer: "PieceTokenizer", text: str, option: str) -> int:
+def token_of(tokenizer: "Tokenizer", text: str, option: str) -> int:
     """The token that a text is. Raises UserError where it is none, or several."""
     ids = tokenizer.encode(text, begins=False)
     if len(ids) != 1:
@@ -300,10 +300,10 @@ class Patches(Finding):
         from chatapp.lab.patching import patch, with_noise
 
         reading, contrast = question.reading, question.contrast
+        noise = () if isinstance(corrupt, Question) else tuple(corrupt)
         if isinstance(corrupt, Question):
-            other, texts, noise = corrupt.reading, corrupt.texts, ()
+            other, texts = corrupt.reading, corrupt.texts
         else:
-            noise = tuple(corrupt)
             other, texts = with_noise(reading, noise), question.texts
         result = patch(reading, other, contrast, direction, estimate=estimate, progress=progress)
         return cls(question, texts, result, estimate, noise)
@@ -320,14 +320,12 @@ class Patches(Finding):
         way = "clean into corrupt" if result.direction == "restore" else "corrupt into clean"
         measure = "restored" if result.direction == "restore" else "destroyed"
         words = (
-            f"{self.question.words}: {result.clean:.3f} clean, {result.corrupt:.3f} corrupt; "
-            f"{way}, the share {measure}"
+            f"{self.question.words}: {result.clean:.3f} clean, {result.corrupt:.3f} corrupt; {way}"
         )
-        if not result.is_divided:
-            words += (
-                "; the two differ by less than 0.5, so that differences of logits are shown, and "
-                "no shares"
-            )
+        if result.is_divided:
+            words += f", the share {measure}"
+        else:
+            words += ", in logits: the two differ by less than 0.5, too little for shares"
         if self.is_estimated:
             words += "; estimated by one backward pass, the ten largest of each map measured"
         return words
