@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.common.userfiles import reason
 from chatapp.tools.process import Program, Supervision
 from chatapp.tools.tool import Stopped, ToolError, clean
@@ -76,7 +77,9 @@ class Connection:
         except TimeoutError:
             self.close()
             raise ToolError(f"it took longer than {seconds:g} seconds{self._words()}") from None
-        except Exception as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             raise ToolError(self._problem(error)) from None
 
     def close(self) -> None:
@@ -188,11 +191,11 @@ class Connection:
         output = _one_line(self._output.decode("utf-8", "replace"), _REMEMBERED)
         return f"; it said: {output}" if output else ""
 
-    def _problem(self, error: Exception) -> str:
+    def _problem(self, error: BaseException) -> str:
         """Describe an error."""
         from pydantic import ValidationError
 
-        while isinstance(error, ExceptionGroup):  # of tasks that ran together
+        while isinstance(error, BaseExceptionGroup):  # of tasks that ran together
             error = error.exceptions[0]
         if isinstance(error, ToolError):
             return str(error)
