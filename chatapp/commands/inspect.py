@@ -22,6 +22,7 @@ from chatapp.commands.options import (
     sampling_options,
     settings_of,
 )
+from chatapp.commands.prompt_parts import explain_text
 from chatapp.common.userfiles import UserError
 from chatapp.lab.findings import FINDINGS, Attention, Finding, Layers, NextToken, Tokens
 
@@ -59,6 +60,14 @@ HeadsOption = Annotated[
         "--heads",
         help="Show what each head does: previous token, induction, copying and more. Without a "
         "text, measured on the texts of --texts, or on a sample.",
+    ),
+]
+PartsOption = Annotated[
+    bool,
+    typer.Option(
+        "--parts",
+        help="Show what in the text mattered for the next token, by token and by part: what empty "
+        "lines divide, or else each line.",
     ),
 ]
 SortOption = Annotated[str, typer.Option(help="The measure that --heads sorts by.")]
@@ -151,6 +160,7 @@ def inspect(
     next_token: NextOption = False,
     attention: AttentionOption = False,
     layers: LayersOption = False,
+    parts: PartsOption = False,
     heads: HeadsOption = False,
     sort: SortOption = "induction",
     texts: TextsOption = None,
@@ -183,7 +193,7 @@ def inspect(
     if output is not None:
         _check_output(output, as_json, force)
     if heads:
-        if tokens or next_token or attention or layers:
+        if tokens or next_token or attention or layers or parts:
             raise UserError("--heads is about the whole model; leave the other parts out")
         with interruptible("interrupted"):
             found = find_heads(
@@ -194,10 +204,10 @@ def inspect(
     if not given:
         raise UserError("there is no text to inspect; pass it in quotes or on standard input")
     wanted = dict(zip(SECTIONS, (tokens, next_token, attention, layers), strict=True))
-    parts = PartOptions(
+    experiments = PartOptions(
         why, answer, against, ablate, mean, losses, patch, noise, destroy, estimate, circuit
     )
-    everything = [] if parts.are_given else list(SECTIONS)
+    everything = [] if parts or experiments.are_given else list(SECTIONS)
     sections = [name for name in SECTIONS if wanted[name]] or everything
     language_model = load(settings.model, "float32", settings.device)
     with interruptible("interrupted"):
@@ -214,9 +224,12 @@ def inspect(
         }
         in_full = _in_full(trace, sections, top) if as_json and token is None else {}
         findings = [makers[name]() for name in sections if name not in in_full]
-        if parts.are_given:
-            before, after = trace.ids[: position + 1], trace.ids[position + 1 :]
-            findings += find_parts(language_model, before, parts, next(iter(after), None))
+        before, after = trace.ids[: position + 1], trace.ids[position + 1 :]
+        follower = next(iter(after), None)
+        if experiments.are_given:
+            findings += find_parts(language_model, before, experiments, follower)
+        if parts:
+            findings.append(explain_text(language_model, before, answer, against, follower))
         document = {"model": language_model.name, "text": given, **in_full}
         _give(findings, document, as_json=as_json, output=output, force=force)
 

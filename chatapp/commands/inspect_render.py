@@ -28,11 +28,13 @@ from chatapp.commands.experiment_tables import (
     draw_why,
 )
 from chatapp.commands.head_tables import draw_head_texts, draw_heads
+from chatapp.commands.prompt_parts import draw_parts
 from chatapp.common.shading import RGB, bar, likelihood_color, percent, visible, weight_color
 from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, Why
 from chatapp.lab.findings import Attention, Finding, Layers, NextToken, Tokens
 from chatapp.lab.head_texts import HeadTexts
 from chatapp.lab.heads import HeadScores
+from chatapp.lab.prompt_parts import PromptParts
 
 _EXPORT_WIDTH = 110
 _BAR = 12
@@ -168,5 +170,6 @@ _RENDERERS: dict[type[Finding], Callable[[Any, int], list[RenderableType]]] = {
     SmallestCircuit: draw_circuit,
     HeadScores: draw_heads,
     HeadTexts: draw_head_texts,
+    PromptParts: draw_parts,
 }
 """The function that draws each finding, with the number of columns."""

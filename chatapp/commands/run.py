@@ -24,6 +24,7 @@ from chatapp.commands.console import (
 )
 from chatapp.commands.loading import choices_for, load, prompt_path, report_pool, template_for
 from chatapp.commands.options import JsonOption, ModelOption, StrictOption
+from chatapp.commands.prompt_parts import explain_answer, show_parts
 from chatapp.common.userfiles import UserError
 from chatapp.prompting.selection.methods import help_on_methods
 
@@ -110,6 +111,12 @@ def run(
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Show the exact prompt on standard error.")
     ] = False,
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts", help="Show which example, passage or other part decided the answer."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Answer inputs as a prompt file says: by a label, or by generated text."""
@@ -181,8 +188,9 @@ def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
         raise UserError("--input is empty")
     if inputs is None and options["output"] is not None:
         raise UserError("--output needs --inputs")
-    if inputs is not None and (options["show_prompt"] or options["as_json"]):
-        option = "--show-prompt" if options["show_prompt"] else "--json"
+    for_one = {"--show-prompt": "show_prompt", "--parts": "parts", "--json": "as_json"}
+    if inputs is not None and (given := [o for o, name in for_one.items() if options[name]]):
+        option = given[0]
         raise UserError(f"{option} is for one input; the answers to --inputs hold everything")
 
 
@@ -262,11 +270,15 @@ def _one(
     if show_prompt:
         _show(question)
     (answer,) = answerer.answer([question])
+    explained = explain_answer(answerer, answer) if options["parts"] else None
     if as_json:
-        write_json(document(answer))
+        more = {} if explained is None else {explained.name: explained.to_json()}
+        write_json(document(answer) | more)
     else:
         write(answer.output.removesuffix("\n") + "\n")
         _show_probabilities(answer)
+        if explained is not None:
+            show_parts(explained)
         if question.dropped and not show_prompt:
             chosen = len(question.examples) + len(question.dropped)
             complain(f"{len(question.dropped)} of {chosen} examples did not fit and were left out")

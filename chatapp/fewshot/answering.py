@@ -105,6 +105,7 @@ class Answering(Protocol):
 class Answerer:
     """A prompt file and a model.
 
+    label_ids: the scored tokens of each label.
     prompt: its `select`, `scoring` and `style` apply. selector: chooses from its pool; None shows
     no demonstrations. sampling: of generated answers; None for the prompt file's. template: renders
     turns. look_up: finds the passages for an input. Raises PromptError for invalid sampling
@@ -121,19 +122,19 @@ class Answerer:
         template: Template = PLAIN,
         look_up: LookUp | None = None,
     ) -> None:
-        self._model = model
+        self.model = model
         self._prompt = prompt
         self._selector = selector
         self._sampling = sampling or sampling_of(prompt)
         self._look_up = look_up
         self._encode = lru_cache(_REMEMBERED)(model.tokenizer.encode)
         self._layout = layout_of(prompt, template)
-        self._labels = self._label_ids()
+        self.label_ids = self._ids_of_labels()
 
     @property
     def label_tokens(self) -> dict[str, int]:
         """The number of scored tokens of each label."""
-        return {label: len(ids) for label, ids in self._labels.items()}
+        return {label: len(ids) for label, ids in self.label_ids.items()}
 
     def prepare(self, query: Query) -> Question:
         """Choose demonstrations for an input and lay out its prompt.
@@ -162,8 +163,12 @@ class Answerer:
         if self._look_up is None:
             return ()
         alone = sum(map(self._count, self._layout.render([], item)))
-        room = min(self._model.context // 2, self._room(item) - alone)
+        room = min(self.model.context // 2, self._room(item) - alone)
         return self._look_up(item.input, room, lambda part: len(self._encode(part, begins=False)))
+
+    def prompt_ids(self, question: Question) -> list[int]:
+        """The tokens of a question's prompt."""
+        return self._ids(question.segments)
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer a few questions."""
@@ -196,7 +201,7 @@ class Answerer:
 
     def _text_to_complete(self, item: Example) -> Question:
         segments = render(self._prompt, [], item.input)
-        size, window = len(self._ids(segments)), self._model.context
+        size, window = len(self._ids(segments)), self.model.context
         if size >= window:
             raise PromptError(
                 f"{self._prompt.path}: has {size} tokens; the model's window of {window} has room "
@@ -211,19 +216,19 @@ class Answerer:
             text = item_of(query).input
             return render_channel(self._prompt, kept, text, self._prompt.labels[0])
         segments = set_apart(self._layout.render(kept, query), passages)
-        return without_start(segments, self._model)
+        return without_start(segments, self.model)
 
     def _count(self, segment: Segment) -> int:
-        return len(segment_ids(segment, self._model.tokenizer, self._encode))
+        return len(segment_ids(segment, self.model.tokenizer, self._encode))
 
     def _room(self, item: Example) -> int:
         """The tokens that a prompt may have, with its label."""
-        window = self._model.context
+        window = self.model.context
         if not self._prompt.labels:
             return window - min(self._sampling.max_tokens, window // 4)
         # `fit` does not count the token that ends a label, or other inputs.
-        spare = max(len(ids) for ids in self._labels.values()) - max(
-            len(self._answer_ids(label)) for label in self._labels
+        spare = max(len(ids) for ids in self.label_ids.values()) - max(
+            len(self._answer_ids(label)) for label in self.label_ids
         )
         if self._prompt.scoring == "calibrated":
             own = len(self._encode(self._layout.asked(item), begins=False))
@@ -232,7 +237,7 @@ class Answerer:
             spare += max(0, *(other - own for other in others))
         return window - spare
 
-    def _label_ids(self) -> dict[str, list[int]]:
+    def _ids_of_labels(self) -> dict[str, list[int]]:
         ids = {label: self._answer_ids(label) for label in self._prompt.labels}
         if any(
             one is not other and other[: len(one)] == one
@@ -251,8 +256,8 @@ class Answerer:
 
         begins: whether they begin a sequence; otherwise they continue a prompt.
         """
-        ids = ids_of(segments, self._model.tokenizer, self._encode, begins=begins)
-        return ids or [self._model.tokenizer.end_id]
+        ids = ids_of(segments, self.model.tokenizer, self._encode, begins=begins)
+        return ids or [self.model.tokenizer.end_id]
 
     def _score(self, questions: Sequence[Question]) -> list[Likelihoods]:
         """All log-likelihoods that the prompt's scoring needs, in one call of the model."""
@@ -260,7 +265,7 @@ class Answerer:
         for question in questions:
             kept = [example.index for example in question.examples]
             if self._prompt.scoring == "channel":
-                for label in self._labels:
+                for label in self.label_ids:
                     *context, scored = render_channel(self._prompt, kept, question.input, label)
                     pairs.append((self._ids(context), self._ids([scored], begins=False)))
                 continue
@@ -269,11 +274,11 @@ class Answerer:
                 renderings += [self._render(kept, text) for text in CONTENT_FREE]
             for segments in renderings:
                 ids = self._ids(segments)
-                pairs += [(ids, label) for label in self._labels.values()]
-        sums = iter([math.fsum(scores) for scores in self._model.score(pairs)])
+                pairs += [(ids, label) for label in self.label_ids.values()]
+        sums = iter([math.fsum(scores) for scores in self.model.score(pairs)])
 
         def by_label() -> dict[str, float]:
-            return {label: next(sums) for label in self._labels}
+            return {label: next(sums) for label in self.label_ids}
 
         likelihoods = []
         for _ in questions:
@@ -320,7 +325,7 @@ class Answerer:
 
         If a server renders the turns, in its model's own template.
         """
-        return self._model.generate_many(
+        return self.model.generate_many(
             Request(
                 self._ids(question.segments),
                 self._sampling,
@@ -333,7 +338,7 @@ class Answerer:
     def _messages(self, question: Question) -> list[dict[str, str]]:
         """The messages for a server that renders turns itself; none for other models."""
         layout = self._layout
-        if not isinstance(layout, TurnsLayout) or not self._model.takes_messages:
+        if not isinstance(layout, TurnsLayout) or not self.model.takes_messages:
             return []
         shown = [example.index for example in question.examples]
         messages = layout.messages(shown, question.asked)

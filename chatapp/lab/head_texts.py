@@ -15,13 +15,12 @@ from chatapp.common.userfiles import UserError
 from chatapp.engine.model import LanguageModel
 from chatapp.lab.findings import Finding
 from chatapp.lab.heads import (
-    Progress,
     look_at_weights,
-    no_progress,
     own_decoder,
     sample_texts,
     texts_as_ids,
 )
+from chatapp.lab.reruns import Progress, no_progress
 
 
 @dataclass(frozen=True, slots=True)

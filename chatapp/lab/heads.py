@@ -22,16 +22,10 @@ from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.kernels.linear import Layer, Linear
 from chatapp.engine.model import LanguageModel
 from chatapp.lab.findings import Finding
+from chatapp.lab.reruns import Progress, no_progress
 
 SAMPLE = Path(__file__).parent / "sample.txt"
 """Short texts of our own, with an empty line after each."""
-
-Progress = Callable[[int, int], None]
-"""Called with how many of how many steps are done. What it raises ends the work."""
-
-
-def no_progress(done: int, total: int) -> None:
-    """Nobody is waiting."""
 
 
 @dataclass(frozen=True, slots=True)
