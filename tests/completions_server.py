@@ -169,7 +169,7 @@ class CompletionsServer:
     def hang(self) -> None:
         """Wait until the client hangs up."""
         assert self._connection is not None
-        self._connection.settimeout(30)
+        self._connection.settimeout(120)
         try:
             if not self._connection.recv(1):
                 self.gone.set()

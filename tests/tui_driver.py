@@ -96,14 +96,14 @@ class Driver:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for something to become true, and for the screen to show it."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not condition():
                 await asyncio.sleep(0.005)
         await self.settle()
 
     async def until_left(self) -> None:
         """Wait until the app is on its way out."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not self.app._exit:
                 await asyncio.sleep(0.005)
 

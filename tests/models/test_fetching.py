@@ -262,7 +262,7 @@ def test_what_ends_the_progress_ends_the_download(hub: Hub) -> None:
         raise KeyboardInterrupt
 
     def many_chunks(bar: Any) -> None:
-        interrupted.wait(10)
+        interrupted.wait(120)
         for _ in range(1000):
             bar.update(1)
             time.sleep(0.01)

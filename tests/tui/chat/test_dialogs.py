@@ -65,7 +65,7 @@ async def test_what_comes_after_a_screen_was_left_is_shown_nowhere(
 
     def slow(*_: object, **__: object) -> list[object]:
         asked.set()
-        answer.wait(10)
+        answer.wait(120)
         raise StoreError("the disk is gone")
 
     async with open_app(ScriptedModel(["One."])) as driver:

@@ -87,7 +87,7 @@ async def test_escape_takes_a_waiting_message_back(open_app: OpenApp) -> None:
     opened = threading.Event()
 
     def load() -> ScriptedModel:
-        opened.wait(20)
+        opened.wait(120)
         return ScriptedModel(["No."])
 
     async with open_app(load=load) as driver:
@@ -150,7 +150,7 @@ async def test_f2_before_the_model_is_loaded(open_app: OpenApp) -> None:
     model = ScriptedModel(["Yes."])
 
     def load() -> ScriptedModel:
-        opened.wait(20)
+        opened.wait(120)
         return model
 
     async with open_app(load=load) as driver:

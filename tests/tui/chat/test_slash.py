@@ -253,7 +253,7 @@ async def test_system_before_the_model_is_loaded(open_app: OpenApp) -> None:
     model = ScriptedModel(["Yes."])
 
     def slowly() -> ScriptedModel:
-        opened.wait(20)
+        opened.wait(120)
         return model
 
     async with open_app(load=slowly) as driver:
@@ -272,7 +272,7 @@ async def test_another_model_goes_on_with_the_chat(
 
     def load_model(name: str, **options: object) -> ScriptedModel:
         assert name == "runs/other"
-        opened.wait(20)
+        opened.wait(120)
         return other
 
     monkeypatch.setattr(loading, "load_model", load_model)

@@ -22,7 +22,7 @@ class Loader:
     def __call__(self, name: str, *, precision: str, **options: object) -> ScriptedModel:
         self._threads[name] = threading.current_thread()
         self.precisions[name] = precision
-        self._gates[name].wait(20)
+        self._gates[name].wait(120)
         model = self._models[name]
         if isinstance(model, Exception):
             raise model

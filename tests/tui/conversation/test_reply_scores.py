@@ -68,7 +68,7 @@ class Gate:
 
         def wait(scorer: ReplyScorer, messages: Sequence[Message], reply: str) -> float:
             self.seen.append(reply)
-            assert self.open.wait(30)
+            assert self.open.wait(120)
             return score(scorer, messages, reply)
 
         monkeypatch.setattr(ReplyScorer, "score", wait)
@@ -201,7 +201,7 @@ async def test_a_reward_model_that_is_being_loaded_scores_the_next_chat_too(
 
     def wait(name: str) -> ReplyScorer:
         begun.set()
-        assert may_load.wait(30)
+        assert may_load.wait(120)
         return load(name)
 
     monkeypatch.setattr(ReplyScorer, "load", wait)

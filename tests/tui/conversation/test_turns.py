@@ -17,7 +17,7 @@ async def test_the_first_message_waits_for_the_model(open_app: OpenApp, store: S
     opened = threading.Event()
 
     def load() -> ScriptedModel:
-        opened.wait(20)
+        opened.wait(120)
         return ScriptedModel(["Good morning."])
 
     async with open_app(load=load) as driver:
@@ -62,7 +62,7 @@ async def test_a_load_that_fails_while_a_message_waits_gives_it_back(open_app: O
     opened = threading.Event()
 
     def load() -> ScriptedModel:
-        opened.wait(20)
+        opened.wait(120)
         raise RuntimeError("no such model")
 
     async with open_app(load=load) as driver:
@@ -137,7 +137,7 @@ async def test_a_waiting_message_is_kept_when_another_chat_is_opened(
     opened = threading.Event()
 
     def load() -> ScriptedModel:
-        opened.wait(20)
+        opened.wait(120)
         return ScriptedModel(["Good morning."])
 
     chat_id = fill(store, ["Old", "chat"])

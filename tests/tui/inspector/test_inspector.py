@@ -97,7 +97,7 @@ async def test_models_that_are_not_there_or_show_nothing(open_app: OpenApp) -> N
     gate = threading.Event()
 
     def load() -> ScriptedModel:
-        gate.wait(30)
+        gate.wait(120)
         return ScriptedModel(["Fine."])
 
     async with open_app(load=load) as driver:

@@ -349,7 +349,7 @@ async def test_not_while_there_is_no_model(open_app: OpenApp) -> None:
     wait = threading.Event()
 
     def slowly() -> ScriptedModel:
-        wait.wait(20)
+        wait.wait(120)
         return ScriptedModel(["One."])
 
     async with open_app(load=slowly) as driver:

@@ -21,9 +21,10 @@ print("runs/feedback-1")
 REFUSES = "import sys; sys.exit('there is not enough feedback to learn from')"
 WAITS = """
 import signal, sys, time
-print("waiting", file=sys.stderr, flush=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 try:
-    time.sleep(60)
+    print("waiting", file=sys.stderr, flush=True)
+    time.sleep(600)
 except KeyboardInterrupt:
     sys.exit("stopped at step 3")
 """
@@ -108,7 +109,7 @@ async def test_it_does_not_outlive_its_screen(
         process = screen._process
         assert process is not None
         screen.dismiss(None)
-        assert await asyncio.wait_for(process.wait(), 20) != 0
+        assert await asyncio.wait_for(process.wait(), 120) != 0
 
 
 async def test_chats_that_are_not_kept_teach_nothing(open_app: OpenApp, store: Store) -> None:

@@ -186,7 +186,7 @@ async def test_stopping_a_reply_of_a_server(open_app: OpenApp, server: Completio
         await driver.until(lambda: "Well then" in driver.screen_text)
         await driver.press("escape")
         await driver.idle()
-        assert server.gone.wait(30)
+        assert server.gone.wait(120)
         assert driver.texts == ["Hi", "Well then"]
         assert driver.status.state == "stopped"
 

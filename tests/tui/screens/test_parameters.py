@@ -231,7 +231,7 @@ async def test_no_template_before_the_model(open_app: OpenApp) -> None:
     wait = threading.Event()
 
     def slowly() -> ScriptedModel:
-        wait.wait(20)
+        wait.wait(120)
         return ScriptedModel(["One."])
 
     async with open_app(load=slowly) as driver:

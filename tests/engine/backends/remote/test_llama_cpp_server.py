@@ -126,7 +126,7 @@ def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
             time.sleep(0.1)
     yield url
     process.terminate()
-    process.wait(30)
+    process.wait(120)
     log.close()
 
 

@@ -167,7 +167,7 @@ def test_a_stop_string_is_cut_and_ends_the_connection(
     events = run(model, stop=["1", "2", "3", "4", "\nUser:"])
     assert (text_of(events), events[1].reason) == (" Yes.", "stop")
     assert server.requests[0]["stop"] == ["1", "2", "3", "4"]
-    assert server.gone.wait(30)
+    assert server.gone.wait(120)
 
 
 def test_what_only_looked_like_a_stop_string(server: CompletionsServer, model: RemoteModel) -> None:
@@ -186,7 +186,7 @@ def test_a_server_that_does_not_stop(server: CompletionsServer, model: RemoteMod
     server.stream = [*[piece(" a")] * 4, server.hang]
     events = run(model, sampling=Sampling(max_tokens=3))
     assert (text_of(events), events[1].reason) == (" a a a", "length")
-    assert server.gone.wait(30)
+    assert server.gone.wait(120)
 
 
 def test_the_window(server: CompletionsServer, model: RemoteModel) -> None:
@@ -299,7 +299,7 @@ def test_cancelling_closes_the_connection(server: CompletionsServer, model: Remo
     server.stream = [piece(" Well"), cancel.set, server.hang]
     events = run(model, cancel=cancel)
     assert events[1].reason == "cancelled"
-    assert server.gone.wait(30)
+    assert server.gone.wait(120)
     server.stream = said(" Yes.")
     assert text_of(run(model)) == " Yes."
 
@@ -315,7 +315,7 @@ def test_what_came_before_cancelling_is_kept(server: CompletionsServer, model: R
             cancel.set()
     assert isinstance(event, Finished)
     assert (text, event.reason, event.reply_tokens) == (" Well\nUs", "cancelled", 2)
-    assert server.gone.wait(30)
+    assert server.gone.wait(120)
 
 
 def test_cancelling_before_the_answer_begins(server: CompletionsServer, model: RemoteModel) -> None:
@@ -327,7 +327,7 @@ def test_cancelling_before_the_answer_begins(server: CompletionsServer, model: R
 
     server.stream = wait
     assert run(model, cancel=cancel)[1].reason == "cancelled"
-    assert server.gone.wait(30)
+    assert server.gone.wait(120)
 
 
 def test_a_generator_that_is_left_closes_the_connection(
@@ -337,7 +337,7 @@ def test_a_generator_that_is_left_closes_the_connection(
     events = model.generate(Request(model.tokenizer.encode("hi"), Sampling()))
     assert next(events).text == " Well"
     events.close()  # type: ignore[attr-defined]
-    assert server.gone.wait(30)
+    assert server.gone.wait(120)
 
 
 @pytest.mark.parametrize(
@@ -685,7 +685,7 @@ def test_a_reply_given_up_that_cannot_be_stored_closes_the_connection(
     monkeypatch.setattr(store, "update_message", full)
     with pytest.raises(StoreError) as held, closing(events):  # with all that it refers to
         pass
-    assert server.gone.wait(30)
+    assert server.gone.wait(120)
     assert str(held.value) == "the reply is not saved: the disk is full"
     store.close()
 

@@ -55,7 +55,7 @@ class SideBySide:
             self.here += 1
             self.most = max(self.most, self.here)
             self.changed.notify_all()
-            assert self.changed.wait_for(lambda: self.most >= self.count, 20)
+            assert self.changed.wait_for(lambda: self.most >= self.count, 120)
             self.here -= 1
         words = (f" {text}", " indeed")
         return said(*words) if "prompt" in request else replied(*words)
@@ -108,7 +108,7 @@ def test_one_that_cannot_be_met_leaves_the_others(
 def test_one_cancelled_leaves_the_others(server: CompletionsServer, model: RemoteChatModel) -> None:
     cancel, released = threading.Event(), threading.Event()
     server.stream = lambda request: (
-        [piece(" Well"), lambda: released.wait(20)]
+        [piece(" Well"), lambda: released.wait(120)]
         if request["prompt"] == "slow"
         else said(" Yes", ".")
     )
@@ -128,4 +128,4 @@ def test_who_leaves_hangs_up(server: CompletionsServer, model: RemoteChatModel) 
     events = model.generate_many(asked(model, "one", "two"))
     next(events)
     events.close()  # type: ignore[attr-defined]
-    assert server.gone.wait(20)
+    assert server.gone.wait(120)
