@@ -96,7 +96,7 @@ def test_log_probabilities_and_alternatives(local: LocalModel, gpt2: tuple[Path,
         values, best = row.topk(3)
         assert [alternative.id for alternative in event.alternatives] == best.tolist()
         assert [a.logprob for a in event.alternatives] == pytest.approx(values.tolist(), abs=1e-4)
-        assert event.piece == local.tokenizer.decode([event.id])
+        assert event.piece == local.tokenizer.piece(event.id)
     assert isinstance(run(local, PROMPT, GREEDY)[0], Token)
     assert run(local, PROMPT, GREEDY)[0].alternatives == ()  # type: ignore[union-attr]
 
