@@ -284,6 +284,16 @@ def whole_file(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+DISK_FULL = "the disk is full"
+_PLAIN = {
+    errno.ENOSPC: DISK_FULL,
+    errno.EDQUOT: DISK_FULL,
+    errno.EROFS: "the disk is read-only",
+}
+
+
 def reason(problem: Exception) -> str:
-    """Why the system refused, in its own short words."""
+    """Why the system refused, in short words: its own, where they are plain."""
+    if isinstance(problem, OSError) and problem.errno in _PLAIN:
+        return _PLAIN[problem.errno]
     return getattr(problem, "strerror", None) or str(problem) or type(problem).__name__

@@ -15,7 +15,8 @@ from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.database import APPLICATION_ID, MIGRATIONS, StoreError
+from chatapp.dialogue.store.database import APPLICATION_ID, StoreError
+from chatapp.dialogue.store.migrations import MIGRATIONS
 from chatapp.dialogue.store.rows import Basis, Comparison, Conditions, Feedback
 from chatapp.passages.sources import Source
 from chatapp.prompting.messages import Call

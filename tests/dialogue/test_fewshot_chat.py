@@ -16,7 +16,8 @@ from chatapp.dialogue.events import Started
 from chatapp.dialogue.reading import draft, read, usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.database import APPLICATION_ID, MIGRATIONS
+from chatapp.dialogue.store.database import APPLICATION_ID
+from chatapp.dialogue.store.migrations import MIGRATIONS
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.dialogue.writers.fewshot import FewShotWriter

@@ -155,8 +155,9 @@ class Store:
         self._database.rows("DELETE FROM chats WHERE deleted < ?", time.time() - _SECONDS_IN_BIN)
 
     def delete_chat(self, chat_id: int) -> None:
-        """Delete a chat with all its messages and their generations, for good."""
-        self._database.row("chats", "DELETE FROM chats WHERE id = ? RETURNING id", chat_id)
+        """Delete a chat with all its messages and their generations, for good, also on a full
+        disk."""
+        self._database.delete("chats", chat_id)
 
     def _open_chat(self, chat_id: int) -> StoredChat:
         """A chat that is not in the bin."""

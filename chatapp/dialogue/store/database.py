@@ -1,12 +1,7 @@
-"""One SQLite file: its tables, opening it, transactions, errors as sentences.
-
-A chat's messages are a tree: each message has a parent, and `chats.leaf_id` ends the path that is
-shown. `turns` has the conditions of a reply, one row for each generation or continuation.
-`message_index` is an FTS5 index maintained by triggers.
+"""One SQLite file: opening it, transactions, errors as sentences.
 
 Invariant: a file that is damaged, belongs to another program or has a newer format is never written
-to. A released migration is never changed, moved or removed, because the format of a file (`PRAGMA
-user_version`) is the number of its migrations.
+to. One that cannot be written, because the disk is full or read-only, can still be read.
 
 Lone surrogates, which UTF-8 cannot hold, are stored as U+FFFD. All other text is stored unchanged,
 including control characters.
@@ -24,132 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from chatapp.common.foreign import without_surrogates
-from chatapp.common.userfiles import UserError, reason
+from chatapp.common.userfiles import DISK_FULL, UserError, reason
+from chatapp.dialogue.store.migrations import MIGRATIONS
 
 APPLICATION_ID = 0x63686174
 """`PRAGMA application_id` of this program's files: "chat"."""
-
-
-MIGRATIONS: dict[str, tuple[str, ...]] = {
-    "chats and messages": (
-        """CREATE TABLE chats (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            title TEXT NOT NULL,
-            system TEXT,
-            template TEXT NOT NULL,
-            model TEXT NOT NULL,
-            created REAL NOT NULL,
-            updated REAL NOT NULL,
-            leaf_id INTEGER REFERENCES messages(id) ON DELETE SET NULL,
-            messages INTEGER NOT NULL DEFAULT 0
-        ) STRICT""",
-        "CREATE INDEX chats_by_update ON chats (updated DESC, id DESC)",
-        """CREATE TABLE messages (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
-            parent_id INTEGER REFERENCES messages(id) ON DELETE CASCADE,
-            role TEXT NOT NULL CHECK (role IN ('user', 'assistant')),
-            text TEXT NOT NULL,
-            status TEXT NOT NULL CHECK (status IN ('complete', 'partial', 'stopped', 'error')),
-            created REAL NOT NULL
-        ) STRICT""",
-        "CREATE INDEX messages_by_chat ON messages (chat_id)",
-        "CREATE INDEX messages_by_parent ON messages (parent_id, chat_id)",
-        "CREATE INDEX chats_by_leaf ON chats (leaf_id)",
-        """CREATE TABLE turns (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            message_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
-            model TEXT NOT NULL,
-            template TEXT NOT NULL,
-            prompt TEXT NOT NULL,
-            sampling TEXT NOT NULL,
-            seed INTEGER NOT NULL,
-            created REAL NOT NULL,
-            reason TEXT,
-            prompt_tokens INTEGER,
-            reused_tokens INTEGER,
-            reply_tokens INTEGER,
-            time_to_first_token REAL,
-            seconds REAL
-        ) STRICT""",
-        "CREATE INDEX turns_by_message ON turns (message_id)",
-        """CREATE VIRTUAL TABLE message_index USING fts5 (
-            text, content = 'messages', content_rowid = 'id',
-            tokenize = "unicode61 remove_diacritics 2", prefix = '1 2 3'
-        )""",
-        """CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
-            INSERT INTO message_index (rowid, text) VALUES (new.id, new.text);
-        END""",
-        """CREATE TRIGGER message_deleted AFTER DELETE ON messages BEGIN
-            INSERT INTO message_index (message_index, rowid, text)
-            VALUES ('delete', old.id, old.text);
-        END""",
-        """CREATE TRIGGER message_changed AFTER UPDATE OF text ON messages BEGIN
-            INSERT INTO message_index (message_index, rowid, text)
-            VALUES ('delete', old.id, old.text);
-            INSERT INTO message_index (rowid, text) VALUES (new.id, new.text);
-        END""",
-    ),
-    "feedback, archive and bin": (
-        """CREATE TABLE feedback (
-            message_id INTEGER PRIMARY KEY REFERENCES messages(id) ON DELETE CASCADE,
-            reply TEXT NOT NULL,
-            thumb INTEGER NOT NULL DEFAULT 0 CHECK (thumb IN (-1, 0, 1)),
-            rank INTEGER,
-            correction TEXT,
-            updated REAL NOT NULL
-        ) STRICT""",
-        "ALTER TABLE chats ADD COLUMN archived INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE chats ADD COLUMN deleted REAL",
-    ),
-    "comparisons": (
-        """CREATE TABLE comparisons (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            left_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
-            right_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
-            choice TEXT NOT NULL CHECK (choice IN ('left', 'right', 'equal', 'both bad')),
-            created REAL NOT NULL
-        ) STRICT""",
-        "CREATE INDEX comparisons_by_left ON comparisons (left_id)",
-        "CREATE INDEX comparisons_by_right ON comparisons (right_id)",
-    ),
-    "prompt file and template": (
-        "ALTER TABLE chats ADD COLUMN prompt TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE chats ADD COLUMN asked_template TEXT NOT NULL DEFAULT ''",
-    ),
-    "markdown": ("ALTER TABLE chats ADD COLUMN markdown INTEGER NOT NULL DEFAULT 0",),
-    "thoughts": (
-        "ALTER TABLE messages ADD COLUMN thoughts TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE messages ADD COLUMN thought_tokens INTEGER NOT NULL DEFAULT 0",
-        # Earlier, the text contained what servers send separately.
-        """UPDATE messages SET thoughts = substr(text, 8), text = ''
-            WHERE role = 'assistant' AND text LIKE '<think>%'""",
-        """UPDATE messages SET
-            text = ltrim(substr(thoughts, instr(thoughts, '</think>') + 8), char(10, 13, 32)),
-            thoughts = substr(thoughts, 1, instr(thoughts, '</think>') - 1)
-            WHERE instr(thoughts, '</think>') > 0""",
-    ),
-    "a chat's own model and sampling": (
-        "ALTER TABLE chats ADD COLUMN chosen TEXT NOT NULL DEFAULT '{}'",
-        # The model with which the chat began.
-        """UPDATE chats SET model = coalesce(
-            (SELECT turns.model FROM turns JOIN messages ON messages.id = turns.message_id
-                WHERE messages.chat_id = chats.id ORDER BY turns.id DESC LIMIT 1), model)""",
-    ),
-    "documents": (
-        "ALTER TABLE chats ADD COLUMN documents TEXT",
-        "ALTER TABLE messages ADD COLUMN sources TEXT NOT NULL DEFAULT '[]'",
-    ),
-    "tools": (
-        "ALTER TABLE chats ADD COLUMN tools TEXT NOT NULL DEFAULT '[]'",
-        "ALTER TABLE chats ADD COLUMN allowed_tools TEXT NOT NULL DEFAULT '[]'",
-        "ALTER TABLE messages ADD COLUMN calls TEXT NOT NULL DEFAULT '[]'",
-    ),
-    "how a reply came about": ("ALTER TABLE messages ADD COLUMN remark TEXT NOT NULL DEFAULT ''",),
-    "reward model": ("ALTER TABLE chats ADD COLUMN reward TEXT NOT NULL DEFAULT ''",),
-    "what was in force at a reply": ("ALTER TABLE turns ADD COLUMN conditions TEXT",),
-}
-"""The statements of each migration, by name, in their order."""
 
 _Value = TypeVar("_Value")
 
@@ -162,12 +36,25 @@ _LARGEST_CHECKED = 2**26
 
 _LARGEST_INTEGER = 2**63 - 1
 
+_NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_WRITE")
+"""SQLite's names of what it meets on a full disk: also its shared memory is a file."""
+_NO_WRITING = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")
+
 _NOUNS = {"chats": "chat", "messages": "message", "turns": "generation"}
 """The noun for a row of a table."""
 
 
 class StoreError(UserError):
     """A fault of the store or of a request to it, in one sentence for the user."""
+
+
+class CannotWrite(StoreError):
+    """Nothing can be stored, although what is stored may be readable. why: a clause."""
+
+    def __init__(self, path: Path | None, why: str) -> None:
+        hint = "; `chatapp history delete ID` frees space" if why == DISK_FULL else ""
+        super().__init__(f"{path}: cannot be written: {why}{hint}")
+        self.why = why
 
 
 class Gone(StoreError):
@@ -181,8 +68,8 @@ class Database:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Open `path`, or create it, readable by its owner only. None: a database in memory, which
-        is lost when it is closed.
+        """Open `path`, or create it, readable by its owner only; if it cannot be written, for
+        reading. None: a database in memory, which is lost when it is closed.
 
         Raises StoreError, and writes nothing, when the file is damaged, is not a database of this
         program, or was made by a newer version of it.
@@ -190,19 +77,51 @@ class Database:
         _check_library()
         self._path = path
         self._lock = threading.RLock()
-        self._create_file()
-        self._check_log()
+        self._open()
+
+    def _open(self) -> None:
+        path = self._path
+        self._obstacle = ""  # why nothing can be written
+        try:
+            self._create_file()
+            self._check_log()
+            self._connect(":memory:" if path is None else str(path))
+            self._bring_up_to_date_in_turn()
+        except CannotWrite as error:
+            if path is None or not path.is_file() or not path.stat().st_size:
+                raise StoreError(f"{path}: cannot be opened: {error.why}") from None
+            self._open_for_reading(path, error.why)
+
+    def _connect(self, place: str) -> None:
         with self._errors():
             self._connection = sqlite3.connect(
-                path or ":memory:",
+                place,
                 timeout=_BUSY_SECONDS,
                 isolation_level=None,
                 check_same_thread=False,
+                uri=place.startswith("file:"),
             )
         self._connection.row_factory = sqlite3.Row
         # Damaged text is shown with U+FFFD, and does not make its chat unreadable.
         self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
         self._connection.create_function("folded", 1, _folded, deterministic=True)
+
+    def _open_for_reading(self, path: Path, why: str) -> None:
+        """Open a file that cannot be written."""
+        # Without a log SQLite needs no shared memory, for which there may be no room.
+        has_log = log_of(path).is_file() and log_of(path).stat().st_size > 0
+        self._obstacle = why
+        try:
+            self._connect(f"{path.absolute().as_uri()}?{'mode=ro' if has_log else 'immutable=1'}")
+            with self.transaction("DEFERRED"):
+                is_current = self._checked_format() == len(MIGRATIONS)
+        except CannotWrite:
+            raise StoreError(f"{path}: cannot be opened: {why}") from None
+        if not is_current:
+            self._connection.close()
+            raise StoreError(f"{path}: has an older format, and cannot be converted: {why}")
+
+    def _bring_up_to_date_in_turn(self) -> None:
         deadline = time.monotonic() + _BUSY_SECONDS
         while True:
             try:
@@ -258,7 +177,7 @@ class Database:
                 raise StoreError(f"{path}: is not a regular file; move it away to start afresh")
             path.chmod(0o600)
         except OSError as error:
-            raise StoreError(f"{path}: cannot be opened: {reason(error)}") from None
+            raise CannotWrite(path, reason(error)) from None
 
     def _check_log(self) -> None:
         """Refuse a write-ahead log that does not fit the file, before SQLite writes it in there:
@@ -348,6 +267,34 @@ class Database:
         statement = f"UPDATE {table} SET {assignments} WHERE id = ? RETURNING id"
         self.row(table, statement, *columns.values(), row_id)
 
+    def delete(self, table: str, row_id: int) -> None:
+        """Delete a row, also on a full disk. Raises Gone when there is no such row."""
+        statement = f"DELETE FROM {table} WHERE id = ? RETURNING id"
+        try:
+            self.row(table, statement, row_id)
+        except CannotWrite as error:
+            if self._path is None or error.why != DISK_FULL:
+                raise
+            with self._lock:
+                self._connection.close()
+                try:
+                    self._make_smaller(str(self._path), table, statement, row_id)
+                finally:
+                    self._open()
+
+    def _make_smaller(self, path: str, table: str, statement: str, row_id: int) -> None:
+        """Delete a row and shrink the file in place: there is no room for a log beside it."""
+        self._connect(path)
+        try:
+            self.rows("PRAGMA locking_mode = EXCLUSIVE")  # which needs no shared memory
+            self.rows("PRAGMA temp_store = MEMORY")
+            self.rows("PRAGMA journal_mode = MEMORY")
+            self.rows("PRAGMA foreign_keys = ON")
+            self.row(table, statement, row_id)
+            self.rows("VACUUM")
+        finally:
+            self._connection.close()
+
     @contextmanager
     def _errors(self) -> Iterator[None]:
         """SQLite's errors as StoreError."""
@@ -356,6 +303,10 @@ class Database:
         except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
             if str(error).startswith("no such"):  # a table or column that every store has
                 raise self._damaged(error) from error
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith((*_NO_ROOM, *_NO_WRITING)):
+                why = DISK_FULL if name.startswith(_NO_ROOM) else "it is read-only"
+                raise CannotWrite(self._path, self._obstacle or why) from error
             raise StoreError(f"{self._path}: cannot be used: {error}") from error
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
