@@ -204,7 +204,7 @@ def test_a_file_survives_a_disk_that_is_full(
 
     monkeypatch.setattr("os.fsync", full)
     assert run("history", "export", str(ids[0]), "--force", "-o", str(file)) == (
-        *(2, "", f"chatapp: {file}: cannot be written: No space left on device\n"),
+        *(2, "", f"chatapp: {file}: cannot be written: the disk is full\n"),
     )
     assert file.read_text() == "precious"
 

@@ -181,7 +181,7 @@ def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as full:
         full.setattr("chatapp.models.packages.os.fsync", fsync)
-        assert refusal().endswith("tiny: cannot be written: No space left on device")
+        assert refusal().endswith("tiny: cannot be written: the disk is full")
     get()
 
 

@@ -279,6 +279,10 @@ class Database:
                 self._connection.close()
                 try:
                     self._make_smaller(str(self._path), table, statement, row_id)
+                except CannotWrite:  # its log has no room in it
+                    raise StoreError(
+                        f"{self._path}: cannot be written: {DISK_FULL}; delete other files first"
+                    ) from None
                 finally:
                     self._open()
 
