@@ -1,10 +1,12 @@
 """Takes the pictures of the README: `python tests/screenshots.py` from the project's folder.
 
-They are what the program shows with the bundled model, seed 1, and are drawn by the program.
+They are what the program shows with the bundled model, seed 1, and are drawn by the program. One of
+them shows what the tour's pirate says, so that model is trained first.
 """
 
 import asyncio
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from chatapp.models.loading import load_model  # noqa: E402
 from chatapp.tui.app import ChatApp  # noqa: E402
 
 ASSETS = HERE.parent / ".assets"
+TOUR = HERE.parent / "chatapp" / "docs" / "tour.md"
 SETTINGS = Settings(theme="chatapp", sampling=Sampling(seed=1, max_tokens=60))
 
 
@@ -119,12 +122,19 @@ async def prompts(driver: Driver) -> AsyncIterator[float]:
     yield 1
 
 
+async def teach(driver: Driver) -> AsyncIterator[float]:
+    for text in ("Who are you?", "What is your favourite colour?"):
+        await driver.say(text)
+    yield 1
+
+
 SCENES: dict[str, tuple[tuple[int, int], Scene]] = {
     "chat": ((100, 24), chat),
     "tokens": ((140, 34), tokens),
     "attention": ((100, 16), attention),
     "compare": ((100, 14), compare),
     "prompts": ((100, 30), prompts),
+    "teach": ((100, 17), teach),
 }
 
 
@@ -147,6 +157,18 @@ async def take(name: str, folder: Path, model: LanguageModel) -> Path:
     return path
 
 
+def train_pirate() -> LanguageModel:
+    """The model that chapter 6 of the tour trains, from the files that stand there."""
+    from finetune import train
+
+    text = TOUR.read_text(encoding="utf-8")
+    for name in ("pirate.jsonl", "pirate.toml"):
+        block = re.search(rf"^```\w+ {re.escape(name)}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        assert block is not None
+        Path(name).write_text(block[1], encoding="utf-8")
+    return load_model(str(train("pirate.toml")), precision="float32")
+
+
 def main() -> None:
     os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     os.environ.pop("NO_COLOR", None)
@@ -155,8 +177,10 @@ def main() -> None:
     model = load_model("bundled", precision="float32")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CHATAPP_HOME"] = folder
+        os.chdir(folder)
         for name in SCENES:
-            path = asyncio.run(take(name, Path(folder), model))
+            shown = train_pirate() if name == "teach" else model
+            path = asyncio.run(take(name, Path(folder), shown))
             print(shutil.copy(path, ASSETS))
 
 

@@ -90,6 +90,7 @@ async def test_one_screen_stands_still_and_asks_nothing_of_the_network() -> None
         ("attention", "attends"),
         ("compare", "temperature"),
         ("prompts", "english_to_french"),
+        ("teach", "colour"),
     ],
 )
 async def test_each_scene_plays(tmp_path: Path, name: str, word: str) -> None:
