@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -81,6 +82,7 @@ class RewardFunction:
             encoding="utf-8",
             errors="replace",
         )
+        weakref.finalize(self, _end, self._process)
         self._lines: Queue[str] = Queue()
         for read in (partial(self._read, lines=self._lines), self._pass_on):
             threading.Thread(target=read, args=(self._process,), daemon=True).start()
@@ -134,9 +136,13 @@ class RewardFunction:
     def close(self) -> None:
         """End the process; the next call starts another."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            _end(self._process)
             self._process = None
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.wait()
 
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")

@@ -1,11 +1,13 @@
 """GRPO: its loss by hand, the rewards, what is drawn from, and whole runs of it."""
 
+import gc
 import json
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tiny_finetune as tiny
 import tiny_pairs
@@ -233,6 +235,15 @@ def test_a_function_of_the_users_own(tmp_path: Path) -> None:
     rewards = of_function(tmp_path, "good")
     assert rewards.of(PROMPT, DrawnReply([1], "abc")) == 5.0
     assert rewards.functions[0].endswith("mine.py:good")
+
+
+def test_the_process_of_a_function_ends_with_its_rewards(tmp_path: Path) -> None:
+    before = psutil.Process().children()
+    rewards = of_function(tmp_path, "good")
+    (process,) = set(psutil.Process().children()) - set(before)
+    del rewards
+    gc.collect()
+    assert not process.is_running()
 
 
 @pytest.mark.parametrize(
