@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp.commands import options
-from chatapp.commands.console import complain, write, write_json, write_output
+from chatapp.commands.console import (
+    complain,
+    interruptible,
+    progress,
+    write,
+    write_json,
+    write_output,
+)
 from chatapp.commands.loading import open_store
 from chatapp.commands.options import ForceOption, JsonOption
 from chatapp.common.foreign import printable
@@ -178,9 +185,11 @@ def import_chats(
     """Import the chats of a file, all of them or none."""
     from chatapp.dialogue.importing import read_chats, store_chats
 
-    imported = read_chats(file)
-    with open_store() as store:
-        ids = store_chats(store, imported.chats)
+    with interruptible("interrupted; nothing was imported"), open_store() as store:
+        with progress("Reading chats") as report:
+            imported = read_chats(file, report)
+        with progress("Storing messages") as report:
+            ids = store_chats(store, imported.chats, report)
     if as_json:
         titles = [chat.title for chat in imported.chats]
         write_json([{"id": id, "title": title} for id, title in zip(ids, titles, strict=True)])

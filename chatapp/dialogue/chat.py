@@ -146,11 +146,9 @@ class Chat:
 
         Raises StoreError.
         """
-        from chatapp.dialogue.importing import store_messages
-
         with self.store.transaction():
             id = self._create(template, model)
-            store_messages(self.store, id, self.messages)
+            self.store.add_messages(id, self.messages)
         return id
 
     def _create(self, template: str, model: str) -> int:

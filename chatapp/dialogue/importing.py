@@ -13,8 +13,9 @@ Invariant: a file is parsed completely before anything is stored, so a file with
 in it imports nothing, and says where the mistake is.
 """
 
+import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -22,12 +23,15 @@ from typing import Any, TypeVar, cast, get_args
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import UserError, quoted, read_text, reason, shown
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.rows import Status, StoredMessage
+from chatapp.dialogue.store.rows import Status
 from chatapp.passages.sources import Source
 from chatapp.prompting.calls import DEEPEST, depth
 from chatapp.prompting.messages import Call, Role
 
 _TITLE_LENGTH = 200
+
+_PROGRESS_EVERY = 100
+"""Messages."""
 
 _Part = TypeVar("_Part", Source, Call)
 
@@ -67,13 +71,21 @@ class ImportedFile:
     empty: int
 
 
-def read_chats(path: Path) -> ImportedFile:
-    """The chats in a file, at least one. Raises ImportingError."""
+def read_chats(
+    path: Path, progress: Callable[[int, int], object] = lambda done, of: None
+) -> ImportedFile:
+    """The chats in a file, at least one. Raises ImportingError.
+
+    progress: called with how many chats are read, and of how many. What it raises stops reading.
+    """
     try:
         text = read_text(path, ImportingError)
     except FileNotFoundError as error:
         raise ImportingError(f"{path}: cannot be read: {reason(error)}") from None
-    chats = [_chat(document, place) for place, document in _documents(text, str(path))]
+    documents, chats = list(_documents(text, str(path))), []
+    for number, (place, document) in enumerate(documents):
+        progress(number, len(documents))
+        chats.append(_chat(document, place))
     if not chats:
         raise ImportingError(f"{path}: contains no chat")
     filled = tuple(chat for chat in chats if chat.messages)
@@ -82,38 +94,32 @@ def read_chats(path: Path) -> ImportedFile:
     return ImportedFile(filled, len(chats) - len(filled))
 
 
-def store_chats(store: Store, chats: Sequence[ImportedChat]) -> list[int]:
-    """Store chats, all or none of them; returns their ids. Raises StoreError."""
+def store_chats(
+    store: Store,
+    chats: Sequence[ImportedChat],
+    progress: Callable[[int, int], object] = lambda done, of: None,
+) -> list[int]:
+    """Store chats, all or none of them; returns their ids. Raises StoreError.
+
+    progress: called with how many messages are stored, and of how many. What it raises stops the
+    import, and then nothing is stored.
+    """
+    count, done, ids = sum(len(chat.messages) for chat in chats), itertools.count(), list[int]()
+
+    def counted(messages: Iterable[ImportedMessage]) -> Iterator[ImportedMessage]:
+        for message in messages:
+            if (number := next(done)) % _PROGRESS_EVERY == 0:
+                progress(number, count)
+            yield message
+
     with store.transaction():
-        return [_store(store, chat) for chat in chats]
-
-
-def _store(store: Store, chat: ImportedChat) -> int:
-    chat_id = store.create_chat(
-        title=chat.title, system=chat.system, template=chat.template, model=chat.model
-    )
-    store_messages(store, chat_id, chat.messages)
-    return chat_id
-
-
-def store_messages(
-    store: Store, chat_id: int, messages: Iterable[ImportedMessage | StoredMessage]
-) -> None:
-    """Add messages to an empty chat, each below the previous one. Raises StoreError."""
-    parent: int | None = None
-    for message in messages:
-        parent = store.add_message(
-            chat_id,
-            parent,
-            message.role,
-            message.text,
-            status=message.status,
-            sources=message.sources,
-        ).id
-        if message.calls:
-            store.update_calls(parent, message.calls)
-        if message.thoughts:
-            store.update_thoughts(parent, message.thoughts, 0)
+        for chat in chats:
+            chat_id = store.create_chat(
+                title=chat.title, system=chat.system, template=chat.template, model=chat.model
+            )
+            store.add_messages(chat_id, counted(chat.messages))
+            ids.append(chat_id)
+    return ids
 
 
 def _documents(text: str, path: str) -> Iterator[tuple[str, Any]]:
@@ -226,6 +232,8 @@ def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tupl
     from chatapp.common.validation import strict_model, validated
 
     tables = row.get(key, [])
+    if tables == []:
+        return ()
     if not isinstance(tables, list):
         raise _unexpected(where, row, key, "a list")
     model, what = strict_model(kind), key.removesuffix("s")

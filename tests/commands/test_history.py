@@ -331,3 +331,22 @@ def test_what_is_readable_of_a_damaged_file_is_saved(run, ids: list[int], tmp_pa
     new.rename(path)
     assert len(json.loads(run("history", "list", "--json").out)) == 2
     assert run("history", "rescue", str(path)).status == 2
+
+
+def test_an_interrupted_import_leaves_nothing(
+    run, ids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "chats.json"
+    run("history", "export", "--all", "--format", "json", "-o", str(target))
+    create, calls = Store.create_chat, []
+
+    def interrupted(store: Store, **facts: object) -> int:
+        calls.append(facts)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return create(store, **facts)
+
+    monkeypatch.setattr(Store, "create_chat", interrupted)
+    status, out, err = run("history", "import", str(target))
+    assert (status, out, err) == (130, "", "chatapp: interrupted; nothing was imported\n")
+    assert len(chats_left()) == 2

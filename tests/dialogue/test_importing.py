@@ -285,15 +285,15 @@ def test_chats_are_stored_as_a_whole_or_not_at_all(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chats = read_chats(file(tmp_path, [{"messages": TURNS}] * 3)).chats
-    add, calls = store.add_message, []
+    add, calls = store.add_messages, []
 
     def failing(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
-        if len(calls) == 4:
+        if len(calls) == 3:
             raise RuntimeError("no more room")
         return add(*arguments, **options)
 
-    monkeypatch.setattr(store, "add_message", failing)
+    monkeypatch.setattr(store, "add_messages", failing)
     with pytest.raises(RuntimeError):
         store_chats(store, chats)
     assert store.chats() == []
@@ -325,3 +325,43 @@ def test_a_chat_of_chatgpt_that_the_assistant_begins(tmp_path: Path) -> None:
         ("assistant", "Welcome."),
         ("user", "Hi"),
     ]
+
+
+def test_a_long_import_shows_how_far_it_is_and_can_be_stopped(store: Store, tmp_path: Path) -> None:
+    turns = [turn for _ in range(400) for turn in TURNS[-2:]]
+    path = file(tmp_path, [{"messages": turns}] * 3)
+    read: list[tuple[int, int]] = []
+    chats = read_chats(path, lambda done, of: read.append((done, of))).chats
+    assert read == [(0, 3), (1, 3), (2, 3)]
+    stored: list[tuple[int, int]] = []
+
+    def stop(done: int, of: int) -> None:
+        stored.append((done, of))
+        if done >= 1_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store_chats(store, chats, stop)
+    assert stored[-1] == (1_000, 3 * len(turns))
+    assert store.chats() == []
+    (first, *_) = store_chats(store, chats)
+    messages = store.path(first)
+    assert [message.text for message in messages] == [turn["content"] for turn in turns]
+    assert [message.sibling for message in messages] == [1] * len(turns)
+
+
+def test_an_import_asks_the_store_once_a_message(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[str] = []
+    rows = store._database.rows
+
+    def counted(statement: str, *values: Any) -> Any:
+        statements.append(statement)
+        return rows(statement, *values)
+
+    turns = [turn for _ in range(100) for turn in TURNS[-2:]]
+    chats = read_chats(file(tmp_path, {"messages": turns})).chats
+    monkeypatch.setattr(store._database, "rows", counted)
+    store_chats(store, chats)
+    assert len(statements) < len(turns) + 20

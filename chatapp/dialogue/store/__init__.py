@@ -7,7 +7,7 @@ messages, and its index and counts agree with them.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Unpack
@@ -24,6 +24,7 @@ from chatapp.dialogue.store.rows import (
     Feedback,
     Generation,
     Hit,
+    MessageContent,
     Origin,
     Status,
     StoredChat,
@@ -198,6 +199,28 @@ class Store:
             self._database.update("chats", chat_id, title=title, updated=now)
             self._end_path(chat_id, message_id, 1)
             return self.message(message_id)
+
+    def add_messages(self, chat_id: int, messages: Iterable[MessageContent]) -> None:
+        """Add messages to an empty chat, each below the one before; the path ends in the last.
+
+        Its title is as after `add_message` for each. Raises Gone when the chat is in the bin.
+        """
+        with self.transaction():
+            title, last, count, now = self._open_chat(chat_id).title, None, 0, time.time()
+            for message in messages:
+                last = self._database.insert(
+                    "messages",
+                    **{"chat_id": chat_id, "parent_id": last, "created": now},
+                    **{"role": message.role, "text": message.text, "status": message.status},
+                    thoughts=message.thoughts,
+                    sources=[asdict(source) for source in message.sources],
+                    calls=[asdict(call) for call in message.calls],
+                )
+                count += 1
+                if message.role == "user":
+                    title = title_after(title, message.text)
+            self._database.update("chats", chat_id, title=title, updated=now)
+            self._end_path(chat_id, last, count)
 
     def update_message(self, message_id: int, text: str, status: Status) -> None:
         """Replace a message's text and status."""

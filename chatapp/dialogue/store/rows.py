@@ -9,7 +9,7 @@ import re
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from chatapp.passages.sources import Source
 from chatapp.prompting.files.documents import DocumentSet
@@ -100,6 +100,23 @@ class ChatSummary:
     def of(cls, row: sqlite3.Row) -> "ChatSummary":
         """Some columns of a row of `chats`."""
         return cls(**{**row, "archived": bool(row["archived"])})
+
+
+class MessageContent(Protocol):
+    """A message apart from its place in a chat; for the fields see `StoredMessage`."""
+
+    @property
+    def role(self) -> Role: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def status(self) -> Status: ...
+    @property
+    def thoughts(self) -> str: ...
+    @property
+    def sources(self) -> tuple[Source, ...]: ...
+    @property
+    def calls(self) -> tuple[Call, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
