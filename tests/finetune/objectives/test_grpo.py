@@ -1,32 +1,27 @@
-"""GRPO: its loss by hand, the rewards, what is drawn from, and whole runs of it."""
+"""GRPO: its loss by hand, what is drawn from, and whole runs of it."""
 
-import gc
 import json
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import tiny_finetune as tiny
 import tiny_pairs
 import torch
 from peft import LoraConfig, get_peft_model
 from rich.console import Console
+from tiny_grpo import config, settings, trust
 from torch import Tensor
 
-from chatapp.common.paths import trusted_folders_path
-from chatapp.prompting.messages import Message
 from finetune.check import examine, show
 from finetune.config.keys import keys
-from finetune.config.objectives import GrpoSettings
-from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.config.sections import ConfigError
 from finetune.data.batches import collate
 from finetune.data.packing import pack
-from finetune.data.prompts import EncodedPrompt
 from finetune.objectives.grpo import Grpo, PromptRows, ReplyRows, advantages
-from finetune.objectives.rewards import DrawnReply, RewardError, Rewards
+from finetune.objectives.rewards import RewardError, Rewards
 from finetune.run import resume, train
 from finetune.training.rollouts import Rollouts, current_tensors
 from finetune.training.run_setup import set_up_run
@@ -34,23 +29,6 @@ from finetune.training.run_setup import set_up_run
 QUIET = Console(stderr=True, quiet=True)
 LENGTHS = [9, 14, 8, 20, 6, 10, 13, 7]
 REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
-
-
-def settings(**changes: Any) -> GrpoSettings:
-    plain = {"kind": "grpo", "rewards": [{"kind": "regex", "pattern": "e"}], "replies": 4}
-    return GrpoSettings.model_validate(plain | changes)
-
-
-def config(folder: Path, rewards: Any = None, data: Any = None, **objective: Any) -> FinetuneConfig:
-    """A run of a tiny model that is to write the letter e."""
-    rewards = rewards or [{"kind": "regex", "pattern": "e"}]
-    plain = {"kind": "grpo", "rewards": rewards, "replies": 4, "max_tokens": 6, **objective}
-    return tiny.config(
-        folder,
-        data={"held_out": 0.2, **(data or {})},
-        objective=plain,
-        train={"batch_size": 2, "accumulate": 2, "max_steps": 6, "save_every": 4},
-    )
 
 
 # --- the loss ----------------------------------------------------------------------------
@@ -155,210 +133,6 @@ def test_equal_rewards_give_no_advantage_at_all(tmp_path: Path) -> None:
 def test_without_a_deviation_the_advantage_is_the_difference() -> None:
     assert advantages(REWARDS, False)[0].tolist() == [0.5, -0.5, -0.5, 0.5]
     assert advantages(REWARDS, True)[1].tolist() == [0.0] * 4
-
-
-# --- rewards -----------------------------------------------------------------------------
-
-PROMPT = EncodedPrompt(
-    [1], "What is 7 - 5?", (Message("user", "What is 7 - 5?"),), "It is 2", "", b""
-)
-
-
-@pytest.mark.parametrize(
-    ("check", "text", "reward"),
-    [
-        ({"kind": "exact_match"}, " It  is 2\n", 1),
-        ({"kind": "exact_match"}, "It is 2.", 0),
-        ({"kind": "exact_match", "weight": 2.5}, "It is 2", 2.5),
-        ({"kind": "numeric_match"}, "7 - 5 = 2.0, so 2.", 1),
-        ({"kind": "numeric_match"}, "2 or 3", 0),
-        ({"kind": "numeric_match"}, "two", 0),
-        ({"kind": "regex", "pattern": r"^It\b"}, "It", 1),
-        ({"kind": "regex", "pattern": r"^It\b"}, "So It", 0),
-        ({"kind": "length", "most": 4}, "abcd", 1),
-        ({"kind": "length", "most": 4}, "abcdef", 0.5),
-        ({"kind": "length", "most": 4}, "abcdefghij", 0),
-        ({"kind": "length", "least": 4, "most": 9}, "a", 0.25),
-        ({"kind": "format", "form": "number"}, "-1,200.5", 1),
-        ({"kind": "format", "form": "number"}, "12 apples", 0),
-        ({"kind": "format", "form": "json"}, '{"a": 1}', 1),
-        ({"kind": "format", "form": "json"}, "3", 0),
-        ({"kind": "format", "form": "json"}, "[" * 100000, 0),
-        ({"kind": "format", "form": "line"}, "one", 1),
-        ({"kind": "format", "form": "line"}, "one\ntwo", 0),
-        ({"kind": "format", "form": "line"}, "", 0),
-    ],
-)
-def test_checks(check: dict[str, Any], text: str, reward: float) -> None:
-    rewards = Rewards(settings(rewards=[check]).rewards)
-    assert rewards.of(PROMPT, DrawnReply([1] * len(text), text.strip())) == reward
-
-
-def test_rewards_add_up_and_are_told_apart() -> None:
-    checks = [{"kind": "numeric_match", "weight": 2.0}, {"kind": "format", "form": "number"}]
-    rewards = Rewards(settings(rewards=checks).rewards)
-    reply = DrawnReply([1], "2")
-    assert rewards.each(PROMPT, reply) == [1.0, 1.0]
-    assert rewards.of(PROMPT, reply) == 3.0
-    assert rewards.names == ["numeric_match", "format"]
-
-
-FUNCTIONS = """
-import time
-def good(prompt, reply, reference):
-    print("not an answer")
-    return len(reply) + (reference == "It is 2") + prompt.startswith("What")
-def raises(prompt, reply, reference): raise KeyError("gone")
-def text(prompt, reply, reference): return "fine"
-def nan(prompt, reply, reference): return float("nan")
-def huge(prompt, reply, reference): return 10**400
-def slow(prompt, reply, reference): time.sleep(60)
-def leaves(prompt, reply, reference): import os; os._exit(3)
-number = 3
-"""
-
-
-def trust(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the code of a folder run without a question."""
-    monkeypatch.setenv("CHATAPP_HOME", str(folder))
-    trusted_folders_path().parent.mkdir(parents=True, exist_ok=True)
-    trusted_folders_path().write_text(f"{folder}\n")
-
-
-def of_function(folder: Path, name: str) -> Rewards:
-    (folder / "mine.py").write_text(FUNCTIONS)
-    check = {"kind": "function", "function": f"{folder / 'mine.py'}:{name}", "timeout": 1.0}
-    return Rewards(settings(rewards=[check]).rewards)
-
-
-def test_a_function_of_the_users_own(tmp_path: Path) -> None:
-    rewards = of_function(tmp_path, "good")
-    assert rewards.of(PROMPT, DrawnReply([1], "abc")) == 5.0
-    assert rewards.functions[0].endswith("mine.py:good")
-
-
-def test_the_process_of_a_function_ends_with_its_rewards(tmp_path: Path) -> None:
-    before = psutil.Process().children()
-    rewards = of_function(tmp_path, "good")
-    (process,) = set(psutil.Process().children()) - set(before)
-    del rewards
-    gc.collect()
-    assert not process.is_running()
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("raises", r"mine\.py:raises raised KeyError: 'gone', for the reply 'abc' to 'What is 7"),
-        ("text", r"gave 'fine', expected a number"),
-        ("nan", r"gave nan, expected a number"),
-        ("huge", r"gave inf, expected a number"),
-        ("slow", r"took longer than 1 seconds"),
-        ("leaves", r"ended its process"),
-    ],
-)
-def test_a_function_that_misbehaves_is_one_sentence(tmp_path: Path, name: str, words: str) -> None:
-    rewards = of_function(tmp_path, name)
-    for _ in range(2):  # the next call begins anew
-        with pytest.raises(RewardError, match=words):
-            rewards.of(PROMPT, DrawnReply([1], "abc"))
-
-
-def test_what_a_function_prints_reaches_no_terminal_raw(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import os, sys\n"
-        "def score(prompt, reply, reference):\n"
-        "    os.write(2, b'a\\x1b[2Jb\\n'); print('c\\x9bd', flush=True); return 1\n"
-    )
-    check = {"kind": "function", "function": f"{tmp_path / 'mine.py'}:score"}
-    rewards = Rewards(settings(rewards=[check]).rewards)
-    rewards.of(PROMPT, DrawnReply([1], "abc"))
-    shown = ""
-    while shown.count("\n") < 2:
-        shown += capfd.readouterr().err
-    assert shown == "a␛[2Jb\nc\ufffdd\n"
-
-
-def test_a_function_that_writes_between_its_answers_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import os\n"
-        "def score(prompt, reply, reference):\n"
-        "    for fd in range(3, 10):\n"
-        "        try: os.write(fd, b'[1]\\n')\n"
-        "        except OSError: pass\n"
-        "    return 1\n"
-    )
-    check = {"kind": "function", "function": f"{tmp_path / 'mine.py'}:score"}
-    rewards = Rewards(settings(rewards=[check]).rewards)
-    with pytest.raises(RewardError, match="wrote between the answers"):
-        rewards.of(PROMPT, DrawnReply([1], "abc"))
-
-
-class Terminal(StringIO):
-    """Standard input or error of somebody at a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def with_code(folder: Path) -> FinetuneConfig:
-    """A configuration whose reward function leaves a file behind when its module runs."""
-    (folder / "mine.py").write_text(
-        f"open({str(folder / 'ran')!r}, 'w')\ndef score(prompt, reply, reference): return 1.0\n"
-    )
-    return config(folder, [{"kind": "function", "function": f"{folder / 'mine.py'}:score"}])
-
-
-def test_check_runs_no_code_unless_it_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = with_code(tmp_path)
-    console = Console(file=StringIO(), record=True, width=300)
-    show(examine(made, "cpu"), console)
-    assert not (tmp_path / "ran").exists()
-    assert "mine.py:score: code, which does not run in a check" in console.export_text()
-    assert examine(made, "cpu").document()["reference_reward"] is None
-    with pytest.raises(ConfigError, match=r"mine\.py is code that would run as you"):
-        examine(made, "cpu", runs_code=True)
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize(("answer", "runs"), [("y\n", True), ("\n", False), ("", False)])
-def test_code_runs_after_a_yes_on_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, runs: bool
-) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdin", Terminal(answer))
-    monkeypatch.setattr("sys.stderr", terminal)
-    made = with_code(tmp_path)
-    if runs:
-        examine(made, "cpu", runs_code=True)
-    else:
-        with pytest.raises(ConfigError, match=r"mine\.py may not run"):
-            train(made, QUIET, "cpu")
-    assert f"runs the code in {tmp_path / 'mine.py'} as you" in terminal.getvalue()
-    assert (tmp_path / "ran").exists() == runs
-
-
-def test_code_of_a_trusted_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = with_code(tmp_path)
-    trust(tmp_path / "elsewhere", monkeypatch)
-    with pytest.raises(ConfigError, match="would run as you"):
-        train(made, QUIET, "cpu")
-    trust(tmp_path, monkeypatch)
-    examine(made, "cpu", runs_code=True)
-    assert (tmp_path / "ran").exists()
-
-
-def test_a_function_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    for name in ("gone", "number"):
-        with pytest.raises(ConfigError, match=rf"rewards: .*mine\.py:{name} cannot be loaded: "):
-            of_function(tmp_path, name)
-    for place in ("mine.py", "mine:f", "mine.py:no name"):
-        with pytest.raises(ValueError, match=r"expected file\.py:function"):
-            settings(rewards=[{"kind": "function", "function": place}])
 
 
 # --- what is drawn -----------------------------------------------------------------------
