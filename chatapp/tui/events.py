@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store.rows import StoredMessage
     from chatapp.models.catalogue import ListedModel
     from chatapp.models.known_models import KnownModel
-    from chatapp.prompting.files.documents import DocumentSet
 
 
 @dataclass
@@ -71,12 +70,3 @@ class Unmeasured(Message):
 
     session: "Session"
     reason: str
-
-
-@dataclass
-class DocumentsRead(Message):
-    """The chat's documents have been read, or the reason why not."""
-
-    documents: "DocumentSet"
-    words: str
-    problem: str = ""

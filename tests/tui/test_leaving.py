@@ -91,7 +91,7 @@ HANGING = {
         [("Hello\r", "word"), ("/export chat.md\r", "")],
         "a reply, kept as far as written; the export to chat.md",
     ),
-    "documents": ("endless", [("/docs .\r", "Reading the documents")], "reading the documents"),
+    "documents": ("endless", [("/docs .\r", "Reading the documents")], "/docs ."),
     "tool": (
         "tool",
         [("/tools own\r", "Tools of this chat"), ("Hello\r", "running a tool")],

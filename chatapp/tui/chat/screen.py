@@ -161,14 +161,6 @@ class ChatScreen(MessageActions):
             problem = f"The chat's prompt file cannot be used: {event.reason}"
             self.widgets.show_problem(problem)
 
-    @on(events.DocumentsRead)
-    def _documents_read(self, event: events.DocumentsRead) -> None:
-        if event.documents != self.conversation.chat.documents:
-            return
-        self.widgets.show_problem(event.problem)
-        if event.words:
-            self.widgets.inform(event.words)
-
     @on(ToolAsks)
     def _tool_asks(self, event: ToolAsks) -> None:
         self.controls.ask(event.question)

@@ -238,7 +238,7 @@ class SlashCommands:
             command, argument = command_in(text)
             rest = await command.action(self._chat, argument)
             if rest is not None and self._stop is not None:
-                raise SlashError("servers of tools are still being asked; Esc stops that")
+                raise SlashError("another command is still running; Esc stops it")
             if rest is not None:
                 self._stop = threading.Event()
                 self._chat.screen.run_worker(self._finish(text, rest, self._stop))

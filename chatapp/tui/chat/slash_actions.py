@@ -8,6 +8,7 @@ import os
 import shlex
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from chatapp.common.userfiles import UserError, write_named
 from chatapp.dialogue.store import Store
 from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.conversation.conversation import Conversation
+from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.screens.library import choice_of, choosable_names
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ NO_REWARD = "none"
 
 _METHOD = "method="
 
+_SHOW_AFTER = 1.0
+"""Seconds after which a command shows its progress, and again."""
 
 Rest = Callable[[threading.Event], Awaitable[None]]
 """The rest of a long command; the event is set to stop it."""
@@ -200,7 +204,7 @@ def prompt_names(chat: ChatControls) -> Iterable[str]:
     return []
 
 
-async def use_documents(chat: ChatControls, argument: str) -> None:
+async def use_documents(chat: ChatControls, argument: str) -> Rest | None:
     from chatapp.prompting.files.documents import DocumentsError
 
     _refuse_while_busy(chat)
@@ -208,14 +212,51 @@ async def use_documents(chat: ChatControls, argument: str) -> None:
         documents = chat.conversation.chat.documents
         used = ", ".join(documents.paths) if documents is not None else "none"
         chat.widgets.inform(f"Documents of this chat: {used}")
-        return
+        return None
     try:
         documents = None if argument == NO_DOCUMENTS else _documents(argument)
     except (DocumentsError, ValueError) as error:
         raise SlashError(f"/docs: {error}") from None
-    chat.conversation.use_documents(documents)
-    words = "The documents are removed." if documents is None else "Reading the documents …"
-    chat.widgets.inform(words)
+    chat.conversation.chat.use_documents(documents)
+    if documents is None:
+        chat.widgets.inform("The documents are removed.")
+        return None
+    chat.widgets.inform("Reading the documents …")
+    return partial(_read_documents, chat, documents)
+
+
+async def _read_documents(
+    chat: ChatControls, documents: "DocumentSet", cancel: threading.Event
+) -> None:
+    """Read documents for the next message, showing the progress of what takes long."""
+    from chatapp.dialogue.rendering import until
+    from chatapp.passages.search import Documents
+
+    share, go_on = 0.0, until(cancel)
+
+    def report(done: int, of: int) -> None:
+        nonlocal share
+        go_on(done, of)
+        share = done / of if of else 1.0
+
+    def read() -> None:
+        try:
+            found = Documents(documents).renew(report)
+            future.set_result(f"The next message is answered with {found}.")
+        except BaseException as error:  # a broken index or encoder fails in its own ways
+            future.set_exception(ValueError(in_words(error)))
+
+    future = Future[str]()
+    chat.conversation.start_thread(read, "")  # nobody waits for it when the program quits
+    reading = asyncio.wrap_future(future)
+    while not (await asyncio.wait([reading], timeout=_SHOW_AFTER))[0]:
+        if chat.conversation.chat.documents == documents:
+            chat.widgets.show_problem(f"Reading the documents: {share:.0%} … Esc stops it.")
+    if chat.conversation.chat.documents == documents:
+        problem = reading.exception()
+        chat.widgets.show_problem("" if problem is None else str(problem))
+        if problem is None:
+            chat.widgets.inform(reading.result())
 
 
 def _documents(argument: str) -> "DocumentSet":

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from chatapp.dialogue.variants import Pair, Variant
     from chatapp.engine.backends.remote.completions import RemoteModel
     from chatapp.engine.model import LanguageModel, Sampling
-    from chatapp.prompting.files.documents import DocumentSet
 
 
 class Conversation:
@@ -135,24 +134,6 @@ class Conversation:
             choices = choices.for_all_chats()
             keep_settings(choices.by_origin["settings file"])
         self.chat.choose(choices)
-
-    def use_documents(self, documents: "DocumentSet | None") -> None:
-        """Use documents in the chat, read on a thread, or none; ends in a DocumentsRead. Raises
-        StoreError.
-        """
-        self.chat.use_documents(documents)
-        if documents is not None:
-            self.start_thread(partial(self._read_documents, documents), "reading the documents")
-
-    def _read_documents(self, documents: "DocumentSet") -> None:
-        from chatapp.passages.search import Documents
-
-        try:
-            words = f"The next message is answered with {Documents(documents).renew()}."
-            event = events.DocumentsRead(documents, words)
-        except BaseException as error:  # a broken index or encoder fails in its own ways
-            event = events.DocumentsRead(documents, "", in_words(error))
-        self._listener.post_message(event)
 
     def measure(self) -> None:
         """Count the chat's tokens in the context window; ends in a Measured."""

@@ -1,5 +1,6 @@
 """/docs, the sources below a reply, reading them, and F3."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,10 @@ from textual.widgets import Static
 from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
+from chatapp.passages.index import Progress
+from chatapp.passages.search import Documents
 from chatapp.prompting.files.documents import DocumentSet
+from chatapp.tui.chat import slash_actions
 from chatapp.tui.screens.sources import SourceScreen
 
 
@@ -141,3 +145,24 @@ async def test_the_inspector_tells_how_near_each_passage_was_and_which_was_left_
         assert "[1] walrus.md, [b]Walrus[/b], line 1" in shown
         assert "Left out for length: 1 passage\n" in shown
         assert "long.txt" in shown.partition("Left out")[2]
+
+
+async def test_reading_documents_shows_how_far_it_is_and_esc_stops_it(
+    open_app: OpenApp, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless(documents: Documents, progress: Progress) -> None:
+        while True:
+            progress(30, 100)
+            time.sleep(0.001)
+
+    async with open_app(model()) as driver:
+        with monkeypatch.context() as patch:
+            patch.setattr(slash_actions, "_SHOW_AFTER", 0.01)
+            patch.setattr(Documents, "renew", endless)
+            await order(driver, f"/docs '{notes}'")
+            await driver.until(lambda: "Reading the documents: 30% …" in driver.problem)
+            await driver.press("escape")
+            await driver.until(lambda: "stopped while reading documents" in driver.problem)
+        await order(driver, f"/docs '{notes}'")
+        await driver.until(lambda: told(driver, "2 passages of 2 files"))
+        assert driver.problem == ""

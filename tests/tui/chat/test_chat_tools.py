@@ -289,7 +289,7 @@ async def test_a_server_that_does_not_answer_holds_nothing_up(
         assert driver.texts == ["Hello", "Hi."]
         assert driver.problem == ""
         await order(driver, command)
-        assert "servers of tools are still being asked; Esc stops that" in driver.problem
+        assert "another command is still running; Esc stops it" in driver.problem
         driver.prompt.text = ""
         await driver.press("escape")
         await driver.until(lambda: "silent: stopped before it had listed" in driver.problem)
