@@ -120,4 +120,5 @@ class LearnScreen(Dialog[str | None]):
             self.dismiss(None)
             return
         with suppress(ProcessLookupError):  # it has just ended
-            self._process.send_signal(signal.SIGINT)
+            # Windows sends no SIGINT to another process: there, training ends at once.
+            self._process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
