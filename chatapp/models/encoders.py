@@ -219,6 +219,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
     import transformers
 
     from chatapp.engine.backends.transformers_loading import LOADING
+    from chatapp.engine.files.weights import check_finite
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -235,6 +236,8 @@ def _load(folder: Path) -> tuple[Any, Any]:
     missing = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
     if wrong := sorted(missing | {str(key) for key in report["mismatched_keys"]}):
         raise ModelError(f"{folder}: tensor {wrong[0]!r} is missing or has another shape")
+    for name, tensor in model.named_parameters():
+        check_finite(tensor, folder, name)
     if tokenizer.pad_token_id is None or model.config.is_encoder_decoder:
         raise ModelError(
             f"{folder}: is not a sentence encoder; use 'lm' for the language model itself"

@@ -121,6 +121,15 @@ def test_the_fingerprint_covers_weights_and_pooling(folder: Path) -> None:
     assert SentenceEncoder(ModelFiles.read(folder)).fingerprint != before
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(folder: Path, value: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["encoder.layer.0.output.dense.weight"][1, 2] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"dense\.weight' holds NaN or infinity"):
+        SentenceEncoder(ModelFiles.read(folder))
+
+
 def test_what_is_no_whole_encoder_is_refused(folder: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["encoder.layer.0.output.dense.weight"]
