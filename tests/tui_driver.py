@@ -157,6 +157,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(programs, "programs", list)  # nobody's own clipboard is filled
+    monkeypatch.setattr(ChatApp, "NOTIFICATION_TIMEOUT", 600)  # a busy machine reads them late
 
 
 @pytest.fixture
