@@ -4,7 +4,7 @@ Invariant: a weight on the first token, which takes what a head has no use for, 
 itself does not count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -81,6 +81,19 @@ def strongest_texts(
     Raises UserError for a model that is not computed by this program's decoder, for a head that it
     does not have, and for texts that are too short: a token needs two before it.
     """
+    steps = strongest_steps(model, layer, head, texts, top=top)
+    while True:
+        try:
+            progress(*next(steps))
+        except StopIteration as end:
+            found: HeadTexts = end.value
+            return found
+
+
+def strongest_steps(
+    model: LanguageModel, layer: int, head: int, texts: Sequence[str] = (), *, top: int = 5
+) -> Generator[tuple[int, int], None, HeadTexts]:
+    """`strongest_texts` in steps of one text, for whoever has other work in between."""
     model = own_decoder(model)
     shape = model.decoder.architecture
     if not (0 <= layer < shape.layers and 0 <= head < shape.heads):
@@ -93,7 +106,7 @@ def strongest_texts(
     if not given:
         raise UserError("there is no text of at least three tokens to show the head on")
     for done, ids in enumerate(given):
-        progress(done, len(given))
+        yield done, len(given)
         seen: list[Tensor] = []
 
         def take(at: int, weights: Tensor, seen: list[Tensor] = seen) -> None:

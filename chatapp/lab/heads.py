@@ -5,7 +5,7 @@ head's weight of token i on token j, and each score is a mean of such weights; `
 and `spread` have units of their own. Scores on random tokens and on text disagree; both are shown.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -163,6 +163,10 @@ def check_same_shape(model: LanguageModel, other: LanguageModel) -> None:
         )
 
 
+Steps = Generator[tuple[int, int], None, "HeadScores"]
+"""Work in steps, after each of which others may use the model: how many of how many are done."""
+
+
 def score_heads(
     model: LanguageModel,
     texts: Sequence[str] = (),
@@ -179,6 +183,25 @@ def score_heads(
     so many, twice in a row, drawn so many times. Raises UserError for a model that is not computed
     by this program's decoder, and for texts of a token each.
     """
+    steps = scoring_steps(model, texts, length=length, draws=draws, seed=seed, sorted_by=sorted_by)
+    while True:
+        try:
+            progress(*next(steps))
+        except StopIteration as end:
+            scores: HeadScores = end.value
+            return scores
+
+
+def scoring_steps(
+    model: LanguageModel,
+    texts: Sequence[str] = (),
+    *,
+    length: int = 50,
+    draws: int = 4,
+    seed: int = 0,
+    sorted_by: str = "induction",
+) -> Steps:
+    """`score_heads` in steps of one text, for whoever has other work in between."""
     model = own_decoder(model)
     decoder, start = model.decoder, list(model.start)
     rows = [[*start, *ids] for ids in texts_as_ids(model, texts or sample_texts()) if len(ids) > 1]
@@ -186,21 +209,17 @@ def score_heads(
         raise UserError("there is no text of at least two tokens to score heads on")
     length = min(length, model.context // 2)
     repeated = [[*start, *ids] for ids in random_repeats(model, length, draws, seed)]
-    steps = len(rows) + draws + 1
-    done = 0
-
-    def step() -> None:
-        nonlocal done
-        progress(done, steps)
-        done += 1
-
+    sums = _Sums(decoder)
+    total = len(rows) + draws + 1
+    for done, row in enumerate([*repeated, *rows]):
+        yield done, total
+        with model.lock:
+            add = _add_random if done < draws else _add_text
+            add(sums, decoder, row, len(start))
+    yield total - 1, total
     with model.lock:
-        values = random_scores(decoder, repeated, len(start), step)
-        values |= text_scores(decoder, rows, len(start), step)
-        step()
-        values["copying"] = copying_scores(decoder)
-    ordered = {name: values[name] for name in MEASURES}
-    return HeadScores(model.name, ordered, sorted_by)
+        values = sums.means() | {"copying": copying_scores(decoder)}
+    return HeadScores(model.name, {name: values[name] for name in MEASURES}, sorted_by)
 
 
 def own_decoder(model: LanguageModel) -> LocalModel:
@@ -256,67 +275,60 @@ def look_at_weights(decoder: Decoder, row: Sequence[int], take: Take) -> None:
 
 
 def random_scores(
-    decoder: Decoder,
-    rows: Sequence[Sequence[int]],
-    start: int,
-    step: Callable[[], None] = lambda: None,
+    decoder: Decoder, rows: Sequence[Sequence[int]], start: int
 ) -> dict[str, NDArray[np.float64]]:
     """`previous`, `duplicate` and `induction` of rows whose tokens after the first `start` come
-    twice: (layers, heads) of each. step: called before each row.
+    twice: (layers, heads) of each.
     """
     sums = _Sums(decoder)
     for row in rows:
-        step()
-        length = (len(row) - start) // 2
-
-        def take(layer: int, weights: Tensor, length: int = length) -> None:
-            own = weights[:, start:, start:]
-            second = own[:, length:]
-            sums.add("previous", layer, own.diagonal(-1, 1, 2))
-            sums.add("duplicate", layer, second.diagonal(0, 1, 2))
-            sums.add("induction", layer, second.diagonal(1, 1, 2))
-
-        look_at_weights(decoder, row, take)
+        _add_random(sums, decoder, row, start)
     return sums.means()
 
 
 def text_scores(
-    decoder: Decoder,
-    rows: Sequence[Sequence[int]],
-    start: int,
-    step: Callable[[], None] = lambda: None,
+    decoder: Decoder, rows: Sequence[Sequence[int]], start: int
 ) -> dict[str, NDArray[np.float64]]:
     """The measures on natural text: (layers, heads) of each. See `random_scores`."""
     sums = _Sums(decoder)
     for row in rows:
-        step()
-        ids = torch.tensor(row[start:], device=decoder.device)
-        size = len(ids)
-        at = torch.arange(size, device=decoder.device)
-        distances = (at[:, None] - at).float()
-        # (i, j+1) where token j, before the one before i, is token i.
-        after_same = ((ids[:, None] == ids) & (at < at[:, None] - 1)).roll(1, 1)
-        repeats = after_same.any(1)
-
-        def take(
-            layer: int,
-            weights: Tensor,
-            distances: Tensor = distances,
-            after_same: Tensor = after_same,
-            repeats: Tensor = repeats,
-        ) -> None:
-            own = weights[:, start:, start:]
-            later = own[:, 1:]
-            distance = (later * distances[1:]).sum(2)
-            sums.add("self", layer, own.diagonal(0, 1, 2)[:, 1:])
-            sums.add("previous_text", layer, own.diagonal(-1, 1, 2))
-            sums.add("induction_text", layer, (own * after_same).sum(2)[:, repeats])
-            sums.add("entropy", layer, torch.special.entr(later).sum(2) / np.log(2))
-            sums.add("distance", layer, distance)
-            sums.add("spread", layer, (later * distances[1:] ** 2).sum(2) - distance**2)
-
-        look_at_weights(decoder, row, take)
+        _add_text(sums, decoder, row, start)
     return sums.means()
+
+
+def _add_random(sums: "_Sums", decoder: Decoder, row: Sequence[int], start: int) -> None:
+    length = (len(row) - start) // 2
+
+    def take(layer: int, weights: Tensor) -> None:
+        own = weights[:, start:, start:]
+        second = own[:, length:]
+        sums.add("previous", layer, own.diagonal(-1, 1, 2))
+        sums.add("duplicate", layer, second.diagonal(0, 1, 2))
+        sums.add("induction", layer, second.diagonal(1, 1, 2))
+
+    look_at_weights(decoder, row, take)
+
+
+def _add_text(sums: "_Sums", decoder: Decoder, row: Sequence[int], start: int) -> None:
+    ids = torch.tensor(row[start:], device=decoder.device)
+    at = torch.arange(len(ids), device=decoder.device)
+    distances = (at[:, None] - at).float()
+    # (i, j+1) where token j, before the one before i, is token i.
+    after_same = ((ids[:, None] == ids) & (at < at[:, None] - 1)).roll(1, 1)
+    repeats = after_same.any(1)
+
+    def take(layer: int, weights: Tensor) -> None:
+        own = weights[:, start:, start:]
+        later = own[:, 1:]
+        distance = (later * distances[1:]).sum(2)
+        sums.add("self", layer, own.diagonal(0, 1, 2)[:, 1:])
+        sums.add("previous_text", layer, own.diagonal(-1, 1, 2))
+        sums.add("induction_text", layer, (own * after_same).sum(2)[:, repeats])
+        sums.add("entropy", layer, torch.special.entr(later).sum(2) / np.log(2))
+        sums.add("distance", layer, distance)
+        sums.add("spread", layer, (later * distances[1:] ** 2).sum(2) - distance**2)
+
+    look_at_weights(decoder, row, take)
 
 
 class _Sums:

@@ -66,7 +66,7 @@ INSPECTOR_SCENES = {
         pictured=True,
     ),
     "layers": Scene(
-        inspect("4", "left"),
+        inspect("5", "left"),
         SAID,
         (
             "What each layer would predict after token 21 ⏎ ; Assistant: followed",
@@ -75,7 +75,7 @@ INSPECTOR_SCENES = {
         pictured=True,
     ),
     "steps": Scene(
-        inspect("5", "space", "space", "right", "plus", "plus", "down"),
+        inspect("6", "space", "space", "right", "plus", "plus", "down"),
         SAID,
         ("3.56 bits before the cut, 1.00 after; 2 tokens left", "› 2 Assistant: 13.5%"),
         pictured=True,

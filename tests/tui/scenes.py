@@ -34,8 +34,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     "inspected prompt": ("f3", "1"),
     "tokens": ("f3", "2"),
     "attention": ("f3", "3"),
-    "layers": ("f3", "4"),
-    "generation by steps": ("f3", "5"),
+    "layers": ("f3", "5"),
+    "generation by steps": ("f3", "6"),
 }
 """The keys that lead to each, from the prompt."""
 

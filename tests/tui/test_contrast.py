@@ -111,8 +111,9 @@ SCENES: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "prompt tab": tab("1"),
     "tokens tab": tab("2"),
     "attention tab": tab("3"),
-    "layers tab": tab("4"),
-    "step tab": tab("5"),
+    "heads tab": tab("4"),
+    "layers tab": tab("5"),
+    "step tab": tab("6"),
 }
 MAIN = ("a message", "parameters", "tokens tab")
 EXTREME = ("chatapp", "catppuccin-frappe", "atom-one-light")

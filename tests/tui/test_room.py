@@ -130,7 +130,7 @@ async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> 
 async def test_each_tab_says_what_its_colours_and_keys_are(
     open_app: OpenApp, size: tuple[int, int]
 ) -> None:
-    legends = {"2": "100 %", "3": "most", "4": "the token that followed", "5": "under 1 %"}
+    legends = {"2": "100 %", "3": "most", "5": "the token that followed", "6": "under 1 %"}
     async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
         await driver.say("Hello")
         await driver.press_and_rest("f3")
@@ -186,7 +186,7 @@ async def test_no_hint_is_cut_off_beside_the_inspector(open_app: OpenApp) -> Non
     async with open_app(GlassModel(["It is.", "So."]), size=(130, 40)) as driver:
         assert "Write a message · Enter sends, Ctrl+J starts a new line" in driver.screen_text
         await driver.say("Hello")
-        await driver.press_and_rest("f3", "4")
+        await driver.press_and_rest("f3", "5")
         assert "│ Write a message · Enter sends  " in driver.screen_text
         left = driver.chat.query_one(Inspector).region.x
         beside = " ".join(row[left:].strip("▌ ") for row in driver.screen_text.split("\n"))

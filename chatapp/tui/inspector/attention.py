@@ -94,8 +94,12 @@ class HeatMap(ScrollView, can_focus=True):
         segments = [Segment(f"{y - 1:>3} ", dim)]
         for head, weight in enumerate(self._cells[y - 1]):
             style = base + self._style(weight, (y - 1, head) == self.cell)
-            segments.append(Segment(cell_number(weight, room), style))
+            segments.append(Segment(self.words(y - 1, head, weight, room), style))
         return Strip(segments).adjust_cell_length(width, base)
+
+    def words(self, layer: int, head: int, value: float, columns: int) -> str:
+        """What stands in a cell, in so many columns."""
+        return cell_number(value, columns)
 
     def _style(self, weight: float, chosen: bool) -> Style:
         if chosen:

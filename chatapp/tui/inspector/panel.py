@@ -20,6 +20,7 @@ from textual.widgets import ContentSwitcher, Static
 from chatapp.common.foreign import printable
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.heads import HeadsView
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
 from chatapp.tui.inspector.view import Compute, Look, Target, View, look
@@ -28,7 +29,7 @@ from chatapp.tui.platform.runtime import in_words
 BESIDE_FROM = 120
 """The least number of terminal columns for the inspector next to the chat."""
 
-_TABS = ("prompt", "tokens", "attention", "layers", "step")
+_TABS = ("prompt", "tokens", "attention", "heads", "layers", "step")
 
 
 class Inspector(Vertical, can_focus=True):
@@ -112,6 +113,7 @@ class Inspector(Vertical, can_focus=True):
             yield PromptView(id="prompt")
             yield TokensView(id="tokens")
             yield AttentionView(id="attention")
+            yield HeadsView(self._conversation, id="heads")
             yield LayersView(id="layers")
             yield StepView(self._conversation, id="step")
         yield Static(id="inspector-keys", markup=False)

@@ -259,10 +259,10 @@ def likelihood_legend(few_colors: bool) -> Content:
     return Content("probability ") + _swatches(swatches, few_colors)
 
 
-def weight_legend(few_colors: bool) -> Content:
-    """The attention weight of each token."""
+def weight_legend(few_colors: bool, of: str = "attention") -> Content:
+    """The attention weight of each token, or another number from 0 to 1."""
     swatches = ((words, attended(share)) for words, share in _WEIGHTS)
-    return Content("attention ") + _swatches(swatches, few_colors)
+    return Content(f"{of} ") + _swatches(swatches, few_colors)
 
 
 def _swatches(swatches: Iterable[tuple[str, Paint]], few_colors: bool) -> Content:

@@ -98,7 +98,7 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
 async def test_layers_are_the_traces(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await driver.press_and_rest("f3", "4")
+        await driver.press_and_rest("f3", "5")
         text = text_of(driver, LayersView)
         session = driver.chat.conversation.session
         assert session is not None

@@ -1,0 +1,87 @@
+"""The inspector's tab of heads: scores, names, the texts of one head, and how measuring ends."""
+
+import threading
+
+import numpy as np
+import pytest
+from inspector_driver import SETTINGS, words
+from tui_driver import OpenApp
+
+from chatapp.engine.backends.local import LocalModel
+from chatapp.lab import heads as lab
+from chatapp.lab.head_texts import strongest_texts
+from chatapp.lab.heads import MEASURES, score_heads
+from chatapp.tui.inspector.heads import HeadMap, HeadsView
+
+TEXTS = ["The quick brown fox jumps.", "A naïve café owner, a naïve café owner."]
+
+
+@pytest.fixture(autouse=True)
+def few_texts(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("texts") / "sample.txt"
+    path.write_text("\n\n".join(TEXTS))
+    monkeypatch.setattr(lab.sample_texts, "__defaults__", (path,))
+
+
+async def test_scores_are_those_of_the_lab(open_app: OpenApp, gpt2: LocalModel) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3", "4")
+        scores = score_heads(gpt2, TEXTS)
+        heat = driver.chat.query_one(HeadMap)
+        shown = np.array(heat._cells)
+        assert np.allclose(shown, scores.values["induction"].clip(0, 1), atol=1e-5)
+        assert heat.cell == scores.order[0]
+        detail = words(driver, "heads-detail")
+        assert scores.sentence in detail
+        assert MEASURES["induction"].formula in detail
+        assert MEASURES["induction"].source in detail
+
+        await driver.press_and_rest("m")
+        name = list(MEASURES)[list(MEASURES).index("induction") + 1]
+        assert MEASURES[name].formula in words(driver, "heads-detail")
+        await driver.press_and_rest("M")
+        heat.focus()
+        await driver.press_and_rest("up" if heat.cell[0] else "down")
+        assert heat.cell is not None
+        layer, head = heat.cell
+        assert f"{layer}.{head}" in words(driver, "heads-detail")
+
+        await driver.press_and_rest("enter")
+        found = strongest_texts(gpt2, layer, head, TEXTS)
+        text = words(driver, "heads-texts")
+        assert found.sentence in text
+        for row in found.rows:
+            assert f"{row.strength:.2f}" in text
+
+
+async def test_measuring_stops_and_begins_again(
+    open_app: OpenApp, gpt2: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, has_begun = threading.Event(), threading.Event()
+    add = lab._add_random
+
+    def wait(*arguments: object) -> None:
+        has_begun.set()
+        may_go_on.wait(60)
+        add(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lab, "_add_random", wait)
+    try:
+        async with open_app(gpt2, settings=SETTINGS) as driver:
+            await driver.say("he has it")
+            await driver.press_and_rest("f3")
+            await driver.press("4")
+            await driver.until(has_begun.is_set)
+            assert "Measuring heads" in words(driver, "heads-detail")
+            await driver.press("escape")
+            assert "Stopped" in words(driver, "heads-detail")
+            may_go_on.set()
+            await driver.rest()
+            assert "Stopped" in words(driver, "heads-detail")
+            view = driver.chat.query_one(HeadsView)
+            assert view._scores is None
+            await driver.press_and_rest("x", "4")
+            assert "What heads do" in words(driver, "heads-detail")
+    finally:
+        may_go_on.set()
