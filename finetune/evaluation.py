@@ -14,7 +14,7 @@ from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.model import LanguageModel, PieceTokenizer
 from chatapp.evaluation.metrics import estimate
 from chatapp.models.loading import load_model
-from chatapp.prompting.files.promptfile import Measure
+from chatapp.prompting.files.keys import Measure
 from finetune.measuring.evaluated_models import Subject, on_shared_rows, open_subject
 from finetune.measuring.results import Answer, Evaluation, Measured
 from finetune.objectives.objective import Question

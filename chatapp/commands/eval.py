@@ -223,7 +223,7 @@ def _from_files(
         if name in tasks:
             raise UserError(f"{file}: another prompt file is named {name!r} as well; rename one")
         report_pool(prompt.pool, strict=strict)
-        items = subset(read_test(test, prompt.labels, prompt.form.columns), limit, seed)
+        items = subset(read_test(test, prompt.labels, prompt.columns), limit, seed)
         tasks[name] = Task(name, prompt, items, str(test))
     return list(tasks.values())
 
@@ -267,8 +267,8 @@ def _measured(
     from chatapp.evaluation.journal import Journal
     from chatapp.evaluation.report import results
 
-    if grid.scoring and not any(task.prompt.labels for task in tasks):
-        raise UserError("--score needs labels, and none of these tasks has any")
+    if grid.scoring and not any(task.prompt.labels or task.prompt.choices for task in tasks):
+        raise UserError("--score needs labels or choices, and none of these tasks has any")
     cells = [(task, cell) for task in tasks for cell in plan(task, grid)]
     model = load(settings.model, "float32", settings.device)
     with ExitStack() as stack:

@@ -264,7 +264,7 @@ def _one(
     from chatapp.evaluation.batch import document
     from chatapp.evaluation.inputs import query_of
 
-    query = text if prompt.text is not None else query_of(text, prompt.form.columns, "--input")
+    query = text if prompt.text is not None else query_of(text, prompt.columns, "--input")
     answerer, _ = _answerer(prompt, options)
     question = answerer.prepare(query)
     if show_prompt:
@@ -298,7 +298,7 @@ def _many(prompt: "PromptFile", options: dict[str, Any], inputs: str, output: Pa
     from chatapp.evaluation.journal import Journal
 
     is_stream = inputs == "-"
-    columns = prompt.form.columns
+    columns = prompt.columns
     texts = (
         read_stream(sys.stdin.buffer, columns=columns)
         if is_stream

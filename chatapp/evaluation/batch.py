@@ -43,10 +43,15 @@ def log_likelihoods(answer: Answer) -> dict[str, Any] | None:
     likelihoods = answer.likelihoods
     if likelihoods is None:
         return None
+    of_choices = {
+        "tokens": dict(likelihoods.tokens),
+        "unconditional": dict(likelihoods.unconditional),
+    }
     return {
         "direct": dict(likelihoods.direct),
         "content_free": [dict(sums) for sums in likelihoods.content_free],
         "channel": dict(likelihoods.channel),
+        **(of_choices if likelihoods.tokens else {}),
     }
 
 

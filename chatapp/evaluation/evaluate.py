@@ -30,7 +30,8 @@ from chatapp.fewshot.options import Switch, changed, method_of, selector_for
 from chatapp.models.resolving import model_identity
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.files.promptfile import PromptFile, Scoring, Style
+from chatapp.prompting.files.keys import CHOICE_SCORINGS, Scoring, Style
+from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.selection.methods import Fixed, Selector, vote
 from chatapp.prompting.selection.select import Select
 from chatapp.prompting.template import PLAIN
@@ -118,6 +119,8 @@ def plan(task: Task, grid: Grid) -> list[Cell]:
                     is_drawn = _is_drawn(prompt_of(task, cell), cell)
                     for seed in range(grid.seeds if is_drawn else 1):
                         cells[replace(cell, seed=grid.seed + seed)] = None
+    if not cells:
+        raise PromptError(f"{prompt.path}: --score does not apply to it: {', '.join(grid.scoring)}")
     return list(cells)
 
 
@@ -152,6 +155,8 @@ def _order(prompt: PromptFile, select: str, order: str | None) -> str:
 def _layouts(prompt: PromptFile, selection: str, scorings: Sequence[Scoring]) -> list[str]:
     if selection != NONE and method_of(selection).votes:
         return ["vote"]
+    if prompt.choices:
+        return ["choices"] if {*scorings} & {*CHOICE_SCORINGS} else []
     if not prompt.labels:
         return ["text"]
     # Calibrated scoring includes the requests of direct scoring.
@@ -161,7 +166,7 @@ def _layouts(prompt: PromptFile, selection: str, scorings: Sequence[Scoring]) ->
 
 def _is_drawn(prompt: PromptFile, cell: Cell) -> bool:
     """Whether another seed can give other answers."""
-    if not prompt.labels and prompt.generate.get("temperature", 0.0) > 0:
+    if not (prompt.labels or prompt.choices) and prompt.generate.get("temperature", 0.0) > 0:
         return True
     is_drawn = prompt.select.selector.draws or cell.order == "shuffled"
     return is_drawn and cell.shots > 0
@@ -322,7 +327,7 @@ def _bare(prompt: PromptFile) -> PromptFile:
 def _items_identity(items: Sequence[Item]) -> str:
     digest = hashlib.sha256()
     for item in items:
-        for text in (item.input, item.output, *item.values.values()):
+        for text in (item.input, item.output, *item.values.values(), *item.choices, *item.answers):
             digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()[:12]
 

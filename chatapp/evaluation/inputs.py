@@ -25,6 +25,9 @@ from chatapp.prompting.examples import (
 
 _BOM = b"\xef\xbb\xbf"
 
+Gold = str | tuple[str, ...]
+"""A correct answer, or several of them."""
+
 Inputs = Iterator[tuple[int, Query | PromptError]]
 """Line numbers, and on each line an input or its error."""
 
@@ -34,11 +37,11 @@ def query_of(text: str, columns: Columns, location: str) -> Query:
 
     Raises PromptError, beginning with `location`.
     """
-    if len(columns.inputs) == 1:
+    if len(columns.inputs) == 1 and not columns.choices:
         return text
     record = _record(text)
     if not isinstance(record, dict):
-        names = ", ".join(columns.inputs)
+        names = ", ".join((*columns.inputs, *([columns.choices] if columns.choices else [])))
         raise PromptError(f"{location}: expected a JSON object with the fields {names}")
     return parse_row(record, location, columns, output_required=False)
 
@@ -93,7 +96,7 @@ def read_stream(
 
 
 def _query(row: PoolRow) -> Query:
-    return row if row.values else row.input
+    return row if row.values or row.choices else row.input
 
 
 def _parsed(text: str | PromptError, columns: Columns, location: str) -> Query | PromptError:
@@ -129,6 +132,11 @@ class Item(Example):
 
     line: int
 
+    @property
+    def gold(self) -> Gold:
+        """The correct output, or all of them."""
+        return self.answers or self.output
+
 
 def read_test(
     path: Path, labels: tuple[str, ...] = (), columns: Columns = PLAIN_COLUMNS
@@ -147,7 +155,16 @@ def read_test(
                 f"{path}, line {line}: {quoted(row.output)} is not one of the labels"
                 f"{did_you_mean(row.output, labels) or '; there are ' + ', '.join(labels)}"
             )
-        items.append(Item(row.input, row.output, line, values=row.values))
+        items.append(
+            Item(
+                row.input,
+                row.output,
+                line,
+                values=row.values,
+                choices=row.choices,
+                answers=row.answers,
+            )
+        )
     if not items:
         raise PromptError(f"{path}: contains no test items")
     return items

@@ -20,7 +20,7 @@ the answer to one item in one setting:
 
     task, shots, selection, order, seed     the setting
     layout          of the request: direct, calibrated (direct with content-free inputs),
-                    channel, text (generated) or vote (no model)
+                    channel, choices (of the item), text (generated) or vote (no model)
     style           text, turns (of a chat), or none for a vote; text if missing
     instruction     on or off; on if missing
     label_tokens    number of tokens by label, if turns differ from the head
@@ -48,7 +48,8 @@ from filelock import FileLock, Timeout
 from chatapp.common.userfiles import reason
 from chatapp.fewshot.label_scores import Likelihoods, best, probabilities
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.files.promptfile import PromptFile, Scoring
+from chatapp.prompting.files.keys import Scoring
+from chatapp.prompting.files.promptfile import PromptFile
 
 JournalRow = dict[str, Any]
 
@@ -170,6 +171,8 @@ def prompt_identity(prompt: PromptFile) -> str:
     }
     if prompt.style != "text":  # unchanged for files from before there was a choice
         keys["style"] = prompt.style
+    if prompt.choices:
+        keys["choices"] = prompt.choices
     if prompt.documents is not None:
         keys["documents"] = prompt.documents.to_dict()
     digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode())
@@ -206,7 +209,13 @@ def instruction_of(row: JournalRow) -> Any:
 def likelihoods_of(row: JournalRow) -> Likelihoods:
     """The likelihoods of a row of labels."""
     by_kind = row["log_likelihoods"]
-    return Likelihoods(by_kind["direct"], tuple(by_kind["content_free"]), by_kind["channel"])
+    return Likelihoods(
+        by_kind["direct"],
+        tuple(by_kind["content_free"]),
+        by_kind["channel"],
+        by_kind.get("tokens", {}),
+        by_kind.get("unconditional", {}),
+    )
 
 
 def decided(row: JournalRow, scoring: str) -> str:

@@ -11,78 +11,98 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from statistics import fmean, stdev
 from typing import Literal
 
 import numpy as np
 
-from chatapp.prompting.files.promptfile import Measure
+from chatapp.evaluation.inputs import Gold
+from chatapp.prompting.files.keys import Measure
 
-Score = Callable[[Sequence[str], Sequence[str]], float]
+Score = Callable[[Sequence[str], Sequence[Gold]], float]
 """Maps answers and gold answers, equally many and at least one, to a number."""
 
 _RESAMPLES = 1000
 
 
-def accuracy(answers: Sequence[str], golds: Sequence[str]) -> float:
-    """The fraction of answers that are the gold label."""
-    return fmean(answer == gold for answer, gold in zip(answers, golds, strict=True))
+def accuracy(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """The fraction of answers that are the gold label or choice."""
+    return _mean_best(lambda answer, gold: float(answer == gold), answers, golds)
 
 
-def macro_f1(answers: Sequence[str], golds: Sequence[str]) -> float:
+def macro_f1(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The unweighted mean of each label's F1, as scikit-learn's `f1_score(average="macro")`.
 
     Labels are those that occur as an answer or as gold; one that is never answered correctly counts
     as 0.
     """
-    pairs = Counter(zip(answers, golds, strict=True))
-    given, wanted = Counter(answers), Counter(golds)
+    firsts = [_alternatives(gold)[0] for gold in golds]
+    pairs = Counter(zip(answers, firsts, strict=True))
+    given, wanted = Counter(answers), Counter(firsts)
     return fmean(
         2 * pairs[label, label] / (given[label] + wanted[label])
         for label in given.keys() | wanted.keys()
     )
 
 
-def exact_match(answers: Sequence[str], golds: Sequence[str]) -> float:
+def exact_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The fraction of answers equal to the gold answer, ignoring white space.
 
     Unlike SQuAD's measure, which drops punctuation: -5 is not 5.
     """
-    return fmean(
-        answer.split() == gold.split() for answer, gold in zip(answers, golds, strict=True)
+    return _mean_best(lambda answer, gold: answer.split() == gold.split(), answers, golds)
+
+
+def squad_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """The fraction of answers equal to the gold answer after SQuAD's normalization (see
+    `token_f1`)."""
+    return _mean_best(
+        lambda answer, gold: _squad_words(answer) == _squad_words(gold), answers, golds
     )
 
 
-def token_f1(answers: Sequence[str], golds: Sequence[str]) -> float:
+def numeric_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """The fraction of answers whose last number is that of the gold answer.
+
+    Commas between digits are ignored, and 5.0 is 5. An answer without a number is wrong.
+    """
+    return _mean_best(_same_number, answers, golds)
+
+
+def token_f1(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The mean F1 of the words of answer and gold as bags (SQuAD, Rajpurkar et al. 2016).
 
     Words are lower-cased, without ASCII punctuation and the articles a, an and the.
     """
-    return fmean(map(_token_f1, answers, golds))
+    return _mean_best(_token_f1, answers, golds)
 
 
-def bleu(answers: Sequence[str], golds: Sequence[str]) -> float:
+def bleu(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """BLEU of the whole corpus (Papineni et al. 2002) by sacrebleu's defaults (Post 2018).
 
     On a scale from 0 to 1, where sacrebleu prints 0 to 100.
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    return float(BLEU().corpus_score(list(answers), [list(golds)]).score) / 100
+    firsts = [_alternatives(gold)[0] for gold in golds]
+    return float(BLEU().corpus_score(list(answers), [firsts]).score) / 100
 
 
-def rouge_l(answers: Sequence[str], golds: Sequence[str]) -> float:
+def rouge_l(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The mean ROUGE-L F1 (Lin 2004): the longest common subsequence of words.
 
     Words are runs of letters and digits, case-folded, unstemmed.
     """
-    return fmean(map(_rouge_l, answers, golds))
+    return _mean_best(_rouge_l, answers, golds)
 
 
 MEASURES: dict[Measure, Score] = {
     "accuracy": accuracy,
     "macro_f1": macro_f1,
     "exact_match": exact_match,
+    "squad_match": squad_match,
+    "numeric_match": numeric_match,
     "token_f1": token_f1,
     "bleu": bleu,
     "rouge_l": rouge_l,
@@ -90,7 +110,27 @@ MEASURES: dict[Measure, Score] = {
 
 IntervalMethod = Literal["wilson", "bootstrap", "logit-t"]
 
-_PROPORTIONS = ("accuracy", "exact_match")
+_PROPORTIONS = ("accuracy", "exact_match", "squad_match", "numeric_match")
+
+
+def _alternatives(gold: Gold) -> tuple[str, ...]:
+    return (gold,) if isinstance(gold, str) else gold
+
+
+def _mean_best(
+    score: Callable[[str, str], float], answers: Sequence[str], golds: Sequence[Gold]
+) -> float:
+    """The mean score of the answers, each with the gold answer that fits it best."""
+    return fmean(
+        max(score(answer, right) for right in _alternatives(gold))
+        for answer, gold in zip(answers, golds, strict=True)
+    )
+
+
+def _same_number(answer: str, gold: str) -> bool:
+    numbers = [re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", "")) for text in (answer, gold)]
+    first, second = numbers
+    return bool(first and second) and Decimal(first[-1]) == Decimal(second[-1])
 
 
 def _token_f1(answer: str, gold: str) -> float:
@@ -145,7 +185,7 @@ class Estimate:
     interval_of: IntervalMethod
 
 
-def estimate(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[str]) -> Estimate:
+def estimate(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Gold]) -> Estimate:
     """Estimate a measure from runs over the same items.
 
     runs: the answers of each seed; at least one seed and one item.
@@ -189,7 +229,7 @@ def logit_t_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def bootstrap(
-    measure: Measure, answers: Sequence[str], golds: Sequence[str]
+    measure: Measure, answers: Sequence[str], golds: Sequence[Gold]
 ) -> tuple[float, float]:
     """The 95 % percentile interval of a measure over resampled items (Efron 1979)."""
     n = len(golds)
@@ -200,7 +240,7 @@ def bootstrap(
 
 
 def _over_items(
-    measure: Measure, answers: Sequence[str], golds: Sequence[str]
+    measure: Measure, answers: Sequence[str], golds: Sequence[Gold]
 ) -> Callable[[Sequence[int]], float]:
     """The measure as a function of the item indices, which may repeat."""
     if measure == "macro_f1":
@@ -212,13 +252,14 @@ def _over_items(
 
 
 def _bleu_over_items(
-    answers: Sequence[str], golds: Sequence[str]
+    answers: Sequence[str], golds: Sequence[Gold]
 ) -> Callable[[Sequence[int]], float]:
     """BLEU of a corpus is a function of sums of counts; here they are counted once per item."""
     from sacrebleu.metrics.bleu import BLEU
 
     scorer = BLEU(effective_order=True)
-    scores = [scorer.sentence_score(a, [g]) for a, g in zip(answers, golds, strict=True)]
+    pairs = zip(answers, golds, strict=True)
+    scores = [scorer.sentence_score(answer, [_alternatives(gold)[0]]) for answer, gold in pairs]
     counts = np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores])
 
     def score(items: Sequence[int]) -> float:

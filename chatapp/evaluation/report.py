@@ -16,7 +16,7 @@ from chatapp import __version__
 from chatapp.evaluation.evaluate import Cell, Task
 from chatapp.evaluation.journal import JournalRow, decided, setting_of
 from chatapp.evaluation.metrics import MEASURES, IntervalMethod, estimate
-from chatapp.prompting.files.promptfile import Measure, Scoring
+from chatapp.prompting.files.keys import CHOICE_SCORINGS, Measure, Scoring
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +34,8 @@ class Result:
         "text" (generated) and "vote".
     mean, spread, interval, interval_of: over seeds, see `metrics.Estimate`.
     n: items. seeds: runs, one where nothing is drawn.
-    majority: the measure of always giving the commonest gold answer of these items.
+    majority: the measure of always giving the commonest gold answer of these items; with choices,
+        of a random choice.
     vote: the measure of the vote of the k nearest examples; None without
         demonstrations or labels.
     head: the measure of the answers of the model's head; None where it has none for the task.
@@ -93,7 +94,7 @@ def results(
         for scoring in _deciding(layout, scorings or (task.prompt.scoring,)):
             runs = _runs(group, scoring)
             for metric in task.prompt.metrics:
-                golds = [item.output for item in task.items]
+                golds = [item.gold for item in task.items]
                 estimated = estimate(metric, runs, golds)
                 measured.append(
                     Result(
@@ -120,6 +121,7 @@ def _deciding(layout: str, scorings: Sequence[Scoring]) -> list[str]:
         "direct": ("direct",),
         "calibrated": ("direct", "calibrated"),
         "channel": ("channel",),
+        "choices": CHOICE_SCORINGS,
     }
     if layout not in allowed:
         return [layout]
@@ -141,8 +143,9 @@ def _beside(
     by_head: Sequence[str] | None,
 ) -> Callable[[Measure], dict[str, Any]]:
     """Computes the baselines of a measure of these answers."""
-    golds = [item.output for item in task.items]
-    commonest = Counter(golds).most_common(1)[0][0]
+    golds = [item.gold for item in task.items]
+    commonest = Counter(item.output for item in task.items).most_common(1)[0][0]
+    chances = [1 / len(item.choices) for item in task.items if item.choices]
     shown = [
         [task.prompt.pool.outputs[index] == row["gold"] for index in row["examples"]]
         for row in group
@@ -152,7 +155,7 @@ def _beside(
     def beside(metric: Measure) -> dict[str, Any]:
         score = MEASURES[metric]
         return {
-            "majority": score([commonest] * len(golds), golds),
+            "majority": fmean(chances) if chances else score([commonest] * len(golds), golds),
             "vote": None if voted is None else score(voted, golds),
             "head": None if by_head is None else score(by_head, golds),
             "gold_label_share": fmean(rights) if rights else None,
@@ -219,7 +222,7 @@ _MEANINGS = {
     "95 %": "95 % confidence interval of the metric",
     "95 % by": "how the interval is computed",
     "n": "items",
-    "majority": "what always giving the most common answer scores",
+    "majority": "what always giving the most common answer, or a random choice, scores",
     "vote": "what a vote of the nearest examples scores, without the model",
     "head": "what the model's head scores, without examples",
     "gold share": "share of the examples shown that have the item's right answer",

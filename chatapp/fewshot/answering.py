@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, islice, product
 from typing import Protocol
 
 from chatapp.encoding import ids_of, segment_ids, without_start
@@ -38,6 +38,9 @@ _BATCH = 16
 # Texts whose tokens are cached; demonstrations recur, inputs do not.
 _REMEMBERED = 2**14
 
+
+Pair = tuple[list[int], list[int]]
+"""Tokens, and those that are scored after them."""
 
 LookUp = Callable[[str, int, Callable[[str], int]], tuple[str, ...]]
 """Finds passages of documents for an input, up to a number of tokens counted by a function."""
@@ -182,7 +185,8 @@ class Answerer:
         """
         if self._prompt.select.selector.votes:
             return ([self._by_vote(question)] for question in questions)
-        return self._labelled(questions) if self._prompt.labels else self._generated(questions)
+        is_scored = self._prompt.labels or self._prompt.choices
+        return self._labelled(questions) if is_scored else self._generated(questions)
 
     def _labelled(self, questions: Iterable[Question]) -> Iterator[list[Answer]]:
         coming = iter(questions)
@@ -224,6 +228,8 @@ class Answerer:
     def _room(self, item: Example) -> int:
         """The tokens that a prompt may have, with its label."""
         window = self.model.context
+        if self._prompt.choices:
+            return window
         if not self._prompt.labels:
             return window - min(self._sampling.max_tokens, window // 4)
         # `fit` does not count the token that ends a label, or other inputs.
@@ -261,34 +267,41 @@ class Answerer:
 
     def _score(self, questions: Sequence[Question]) -> list[Likelihoods]:
         """All log-likelihoods that the prompt's scoring needs, in one call of the model."""
-        pairs: list[tuple[list[int], list[int]]] = []
-        for question in questions:
-            kept = [example.index for example in question.examples]
-            if self._prompt.scoring == "channel":
-                for label in self.label_ids:
-                    *context, scored = render_channel(self._prompt, kept, question.input, label)
-                    pairs.append((self._ids(context), self._ids([scored], begins=False)))
-                continue
-            renderings = [self._render(kept, question.asked, question.passages)]
-            if self._prompt.scoring == "calibrated":
-                renderings += [self._render(kept, text) for text in CONTENT_FREE]
-            for segments in renderings:
-                ids = self._ids(segments)
-                pairs += [(ids, label) for label in self.label_ids.values()]
+        groups = [self._groups(question) for question in questions]
+        pairs = [pair for own in groups for group in own for pair in group.values()]
         sums = iter([math.fsum(scores) for scores in self.model.score(pairs)])
-
-        def by_label() -> dict[str, float]:
-            return {label: next(sums) for label in self.label_ids}
-
+        scored = [[{label: next(sums) for label in group} for group in own] for own in groups]
         likelihoods = []
-        for _ in questions:
+        for question, own, (first, *others) in zip(questions, groups, scored, strict=True):
             if self._prompt.scoring == "channel":
-                likelihoods.append(Likelihoods(channel=by_label()))
-                continue
-            direct = by_label()
-            free = CONTENT_FREE if self._prompt.scoring == "calibrated" else ()
-            likelihoods.append(Likelihoods(direct, tuple(by_label() for _ in free)))
+                likelihoods.append(Likelihoods(channel=first))
+            elif question.item.choices:
+                tokens = {choice: len(scored) for choice, (_, scored) in own[0].items()}
+                likelihoods.append(Likelihoods(first, tokens=tokens, unconditional=others[0]))
+            else:
+                likelihoods.append(Likelihoods(first, tuple(others)))
         return likelihoods
+
+    def _groups(self, question: Question) -> list[dict[str, Pair]]:
+        """By label, what is scored after what: first of the prompt, then as the scoring needs."""
+        kept = [example.index for example in question.examples]
+        if self._prompt.scoring == "channel":
+            group = {}
+            for label in self.label_ids:
+                *context, scored = render_channel(self._prompt, kept, question.input, label)
+                group[label] = self._ids(context), self._ids([scored], begins=False)
+            return [group]
+        contexts = [self._render(kept, question.asked, question.passages)]
+        if self._prompt.scoring == "calibrated":
+            contexts += [self._render(kept, text) for text in CONTENT_FREE]
+        options = self.label_ids
+        if choices := question.item.choices:
+            options = {choice: self._answer_ids(choice) for choice in choices}
+            contexts.append([Segment("marker", self._prompt.form.announcement)])
+        return [
+            dict(zip(options, product([self._ids(context)], options.values()), strict=True))
+            for context in contexts
+        ]
 
     def _by_vote(self, question: Question) -> Answer:
         """The majority of the demonstrations; the votes as probabilities."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from chatapp.prompting.files.promptfile import Scoring
+from chatapp.prompting.files.keys import Scoring
 
 CONTENT_FREE = ("N/A", "", "[MASK]")
 """Inputs without content (Zhao et al. 2021)."""
@@ -23,12 +23,15 @@ class Likelihoods:
 
     direct: log p(label | demonstrations, input). content_free: the same with each of CONTENT_FREE
     as the input; empty if not needed. channel: log p(input | reversed demonstrations, label); empty
-    if not needed.
+    if not needed. tokens: of each choice, and unconditional: log p(choice | the answer's prefix);
+    empty for labels.
     """
 
     direct: ByLabel = field(default_factory=dict)
     content_free: tuple[ByLabel, ...] = ()
     channel: ByLabel = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    unconditional: ByLabel = field(default_factory=dict)
 
 
 def probabilities(likelihoods: Likelihoods, scoring: Scoring) -> dict[str, float]:
@@ -36,19 +39,30 @@ def probabilities(likelihoods: Likelihoods, scoring: Scoring) -> dict[str, float
 
     direct: p(label | input). calibrated: p(label | input) / p(label), where p(label) is the mean
     over the content-free inputs: contextual calibration with W = diag(p)⁻¹ and b = 0 (Zhao et al.
-    2021). channel: p(input | label), with equal prior probabilities (Min et al. 2021). Raises
-    ValueError when the required numbers are missing.
+    2021). channel: p(input | label), with equal prior probabilities (Min et al. 2021). per_token:
+    the geometric mean of the probabilities of a choice's tokens. unconditional: p(choice | prompt)
+    / p(choice | the answer's prefix) (both Brown et al. 2020). Raises ValueError when the required
+    numbers are missing.
     """
     needed = {
         "direct": likelihoods.direct,
         "calibrated": likelihoods.direct and likelihoods.content_free,
         "channel": likelihoods.channel,
+        "per_token": likelihoods.tokens,
+        "unconditional": likelihoods.unconditional,
     }
     if not needed[scoring]:
         raise ValueError(f"there are no log-probabilities for {scoring} scoring")
     if scoring == "channel":
         return softmax(likelihoods.channel)
-    direct = softmax(likelihoods.direct)
+    sums = likelihoods.direct
+    if scoring == "per_token":
+        return softmax({choice: sums[choice] / likelihoods.tokens[choice] for choice in sums})
+    if scoring == "unconditional":
+        return softmax(
+            {choice: sums[choice] - likelihoods.unconditional[choice] for choice in sums}
+        )
+    direct = softmax(sums)
     if scoring == "direct":
         return direct
     free = [softmax(sums) for sums in likelihoods.content_free]

@@ -12,7 +12,8 @@ from chatapp.common.userfiles import quoted, suggestion
 from chatapp.engine.model import LanguageModel
 from chatapp.models.encoders import Progress, load_encoder
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.files.promptfile import PromptFile, Scoring, Style
+from chatapp.prompting.files.keys import Scoring, Style
+from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.selection.installed import find_method, listed_methods, usable_methods
 from chatapp.prompting.selection.methods import Selector, with_encoder
 from chatapp.prompting.selection.select import ShotOrder, build_selector

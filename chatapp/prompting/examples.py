@@ -9,15 +9,14 @@ import csv
 import difflib
 import json
 import re
-import sys
 import unicodedata
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from chatapp.common.userfiles import UserError, did_you_mean, encoding_hint, quoted, reason, shown
+from chatapp.common.userfiles import UserError, encoding_hint, quoted, reason, shown
+from chatapp.prompting.published import FORMATS, FormatFault
 
 INPUT_FIELDS = ("input", "context", "prompt", "question", "text")
 OUTPUT_FIELDS = ("output", "completion", "target", "answer", "label")
@@ -38,11 +37,15 @@ class Example:
     """An input with its correct output.
 
     values: of an input with several fields, by their names, whose values together are `input`.
+    choices: the possible outputs, if the item has its own. answers: all correct outputs, if there
+    are several; `output` is the first.
     """
 
     input: str
     output: str
     values: Mapping[str, str] = field(default_factory=dict, hash=False, kw_only=True)
+    choices: tuple[str, ...] = field(default=(), kw_only=True)
+    answers: tuple[str, ...] = field(default=(), kw_only=True)
 
     def value(self, name: str) -> str:
         """What stands in a field of the input: the input itself where it has one value."""
@@ -63,11 +66,14 @@ class Columns:
     """The fields that a row needs.
 
     inputs: of its input. output: of its answer. The names "input" and "output" stand for any of
-    INPUT_FIELDS and OUTPUT_FIELDS.
+    INPUT_FIELDS and OUTPUT_FIELDS. choices: the field with the possible outputs of the item, if
+    any. published: the format of a public data set (see `published`), if the file has one.
     """
 
     inputs: tuple[str, ...] = ("input",)
     output: str = "output"
+    choices: str = ""
+    published: str = ""
 
 
 PLAIN_COLUMNS = Columns()
@@ -122,90 +128,6 @@ class Pool:
         return Example(self.inputs[index], self.outputs[index], values=values)
 
 
-def read_pool(path: Path, labels: Iterable[str] = (), columns: Columns = PLAIN_COLUMNS) -> Pool:
-    """Read a JSONL or CSV file of examples; for rows see `read_rows`.
-
-    labels: the only allowed outputs, if given. Raises PromptError at the first bad row, and for a
-    file without rows.
-    """
-    return collect(read_rows(path, columns), str(path), "line", labels)
-
-
-def collect(
-    rows: Iterable[tuple[int, PoolRow | PromptError]],
-    source: str,
-    unit: str,
-    labels: Iterable[str],
-) -> Pool:
-    """Collect rows into a pool. unit: of the row numbers in `source`, such as lines."""
-    allowed = frozenset(labels)
-    inputs: list[str] = []
-    outputs: list[str] = []
-    columns: dict[str, list[str]] = {}
-    numbers = array("q")
-    fields = None
-    for number, row in rows:
-        if isinstance(row, PromptError):
-            raise row
-        if allowed and row.output not in allowed:
-            raise PromptError(
-                f"{source}, {unit} {number}: {quoted(row.output)} is not one of the labels"
-                f"{did_you_mean(row.output, allowed)}"
-            )
-        inputs.append(row.input)
-        # All rows with a label share one object in memory.
-        outputs.append(sys.intern(row.output))
-        numbers.append(number)
-        fields = fields or row.fields
-        for name, value in row.values.items():
-            columns.setdefault(name, []).append(value)
-    if fields is None:
-        raise PromptError(f"{source}: holds no examples")
-    pool = Pool(inputs, outputs, fields, source, columns=columns)
-    return _distinct(pool, lambda index: f"{unit} {numbers[index]}", labelled=bool(allowed))
-
-
-def _distinct(pool: Pool, location: Callable[[int], str], *, labelled: bool) -> Pool:
-    """Remove repeated rows, and describe each input that has two labels."""
-    repeats: set[int] = set()
-    conflicts: list[str] = []
-    for indices in _with_equal_inputs(pool.inputs):
-        first: dict[str, int] = {}
-        repeats.update(i for i in indices if first.setdefault(pool.outputs[i], i) != i)
-        # Several texts may be right, but only one label.
-        if labelled and len(first) > 1:
-            (one, earlier), (other, later) = list(first.items())[:2]
-            conflicts.append(
-                f"{pool.source}, {location(later)}: {quoted(pool.inputs[later])} has the label "
-                f"{quoted(other)}, in {location(earlier)} {quoted(one)}"
-            )
-    if not repeats and not conflicts:
-        return pool
-    kept = [index for index in range(len(pool)) if index not in repeats]
-    return replace(
-        pool,
-        inputs=[pool.inputs[index] for index in kept],
-        outputs=[pool.outputs[index] for index in kept],
-        columns={name: [values[i] for i in kept] for name, values in pool.columns.items()},
-        repeats=len(repeats),
-        conflicts=tuple(conflicts),
-    )
-
-
-def _with_equal_inputs(inputs: list[str]) -> list[list[int]]:
-    """The indices of each input that occurs more than once, in rising order."""
-    import numpy as np  # here, because help and completion import this module without it
-
-    # Sorted hashes take a tenth of the memory of a dictionary of texts.
-    hashes = np.fromiter(map(hash, inputs), dtype=np.int64, count=len(inputs))
-    order = np.argsort(hashes, kind="stable")
-    alike = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-    groups: dict[str, list[int]] = {}
-    for index in sorted({*order[alike].tolist(), *order[alike + 1].tolist()}):
-        groups.setdefault(inputs[index], []).append(index)
-    return [indices for indices in groups.values() if len(indices) > 1]
-
-
 def read_rows(
     path: Path, columns: Columns = PLAIN_COLUMNS, *, output_required: bool = True
 ) -> Iterator[tuple[int, PoolRow | PromptError]]:
@@ -215,11 +137,15 @@ def read_rows(
     White space around the values is removed. A bad row is yielded as the error that explains it,
     and reading continues. Raises PromptError when the file itself cannot be read.
     """
-    if path.suffix.lower() not in POOL_SUFFIXES:
+    is_json = bool(columns.published) and path.suffix.lower() in (".json", ".txt")
+    if path.suffix.lower() not in POOL_SUFFIXES and not is_json:
         raise PromptError(f"{path}: expected a file of examples ending in .jsonl or .csv")
     if "\0" in str(path):
         raise PromptError(f"{quoted(str(path))}: holds a NUL character and is not a valid path")
     records = csv_records if path.suffix.lower() == ".csv" else jsonl_records
+    if is_json:
+        records = json_records
+    labels = _labels_beside(path) if columns.published == "piqa" else iter(())
     try:
         with path.open("rb") as file:
             for line, record in records(file):
@@ -227,14 +153,27 @@ def read_rows(
                 try:
                     if isinstance(record, str):
                         raise PromptError(f"{location}: {record}")
-                    yield (
-                        line,
-                        parse_row(record, location, columns, output_required=output_required),
-                    )
+                    label = next(labels, None)
+                    record = record if label is None else {"label": label, **record}
+                    for item in _items(record, columns.published):
+                        row = parse_row(item, location, columns, output_required=output_required)
+                        yield line, row
+                except FormatFault as error:
+                    yield line, PromptError(f"{location}: {error}")
                 except PromptError as error:
                     yield line, error
     except OSError as error:
         raise PromptError(f"{path}: cannot be read: {reason(error)}") from None
+
+
+def _items(record: Mapping[Any, Any], published: str) -> Iterable[Mapping[Any, Any]]:
+    return FORMATS[published](record) if published else [record]
+
+
+def _labels_beside(path: Path) -> Iterator[str]:
+    """The lines of NAME-labels.lst beside NAME.jsonl; none if there is no such file."""
+    beside = path.with_name(f"{path.stem}-labels.lst")
+    return iter(beside.read_text("utf-8", "replace").split() if beside.is_file() else ())
 
 
 def parse_row(
@@ -252,12 +191,31 @@ def parse_row(
         values[column] = _text(record[names[-1]], names[-1], location)
     text = "\n".join(values.values())
     several = values if len(values) > 1 else {}
+    row = PoolRow(text, "", (names[0], columns.output), values=several)
+    if columns.choices:
+        row = replace(row, choices=_texts(record, columns.choices, location))
+    if "answers" in record:
+        answers = _texts(record, "answers", location)
+        return replace(row, output=answers[0], answers=answers)
     given = OUTPUT_FIELDS if columns.output == "output" else (columns.output,)
     if not output_required and not any(name in record for name in given):
-        return PoolRow(text, "", (names[0], columns.output), values=several)
+        return row
     output = _column(record, columns.output, location)
     answer = _text(record[output], output, location)
-    return PoolRow(text, answer, (names[0], output), values=several)
+    if row.choices and answer not in row.choices:
+        raise PromptError(f"{location}: {quoted(answer)} is not one of the choices of its item")
+    return replace(row, output=answer, fields=(names[0], output))
+
+
+def _texts(record: Mapping[Any, Any], name: str, location: str) -> tuple[str, ...]:
+    """A list of different texts. Raises PromptError."""
+    values = record[_column(record, name, location)]
+    if not isinstance(values, list) or not values:
+        raise PromptError(f"{location}: {name!r} is {shown(values)}, expected a list of strings")
+    texts = tuple(_text(value, name, location) for value in values)
+    if len(set(texts)) < len(texts):
+        raise PromptError(f"{location}: {name!r} holds a text twice")
+    return texts
 
 
 def _column(record: Mapping[Any, Any], name: str, location: str) -> str:
@@ -316,6 +274,26 @@ def jsonl_records(file: IO[bytes]) -> Iterator[Record]:
             line = line.removeprefix(_BOM)
         if line.strip():
             yield number, _jsonl_record(line)
+
+
+def json_records(file: IO[bytes]) -> Iterator[Record]:
+    """The objects of a JSON file: of a list, of the list `Data` of an object, or the object.
+
+    The line is the number of the object.
+    """
+    try:
+        content = json.loads(file.read().decode("utf-8-sig"), object_pairs_hook=unique_keys)
+    except RecursionError:
+        yield 1, "is nested too deeply"
+        return
+    except ValueError as error:
+        yield 1, f"is not valid JSON: {str(error).split(';')[0]}"
+        return
+    if isinstance(content, dict) and isinstance(content.get("Data"), list):
+        content = content["Data"]
+    for number, record in enumerate(content if isinstance(content, list) else [content], 1):
+        is_object = isinstance(record, dict)
+        yield number, record if is_object else f"is {shown(record)}, expected a JSON object"
 
 
 def _jsonl_record(line: bytes) -> Mapping[Any, Any] | str:

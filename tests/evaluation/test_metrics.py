@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 
 from chatapp.evaluation import metrics
+from chatapp.evaluation.inputs import Gold
 from chatapp.evaluation.metrics import MEASURES, estimate, logit_t_interval, t_quantile, wilson
 
 
@@ -138,3 +139,20 @@ def test_bootstrap_intervals(measure: str) -> None:
     wide = estimate(measure, [answers * 4], golds * 4).interval  # type: ignore[arg-type]
     assert 0.35 < (wide[1] - wide[0]) / (high - low) < 0.7
     assert estimate(measure, [answers], golds) == found  # type: ignore[arg-type]
+
+
+def test_the_best_of_several_right_answers_counts() -> None:
+    golds: list[Gold] = [("Ann Lee", "Anna"), "Bo"]
+    assert metrics.squad_match(["the anna!", "bob"], golds) == 0.5
+    assert metrics.token_f1(["Lee", "Bo"], golds) == pytest.approx((2 / 3 + 1) / 2)
+    assert metrics.accuracy(["Anna", "Bo"], golds) == 1.0
+    expected = metrics.bleu(["Ann Lee", "Bo"], ["Ann Lee", "Bo"])
+    assert metrics.bleu(["Ann Lee", "Bo"], golds) == expected
+
+
+def test_numbers_are_compared_as_numbers() -> None:
+    answers = ["It costs $1,200.50.", "5.0", "3 + 4 = 7", "-2", "none", "12"]
+    golds = ["1200.5", "5", "7", "2", "0", "no number"]
+    assert [metrics.numeric_match([a], [g]) for a, g in zip(answers, golds, strict=True)] == [
+        *(1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    ]

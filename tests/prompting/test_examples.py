@@ -9,9 +9,9 @@ from chatapp.prompting.examples import (
     Example,
     PromptError,
     normalise,
-    read_pool,
     read_rows,
 )
+from chatapp.prompting.pools import read_pool
 
 
 def write(folder: Path, content: str | bytes, name: str = "pool.jsonl") -> Path:

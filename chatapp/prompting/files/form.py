@@ -90,6 +90,12 @@ class Form:
         return tuple(name for name in self.query.fields if name != INSTRUCTION)
 
     @property
+    def announcement(self) -> str:
+        """What precedes an answer without its input: the last line before it, or "Answer:"."""
+        lines = self.query.ending.split("\n")
+        return lines[-1].strip() or "Answer:"
+
+    @property
     def places_instruction(self) -> bool:
         """Whether the layout itself says where the instruction stands."""
         return INSTRUCTION in self.query.fields + self.example.fields

@@ -225,7 +225,8 @@ def _scored(prompt: PromptFile, ranked: Sequence[int], query: Query) -> Iterable
         text = item_of(query).input
         return (render_channel(prompt, ranked, text, label) for label in prompt.labels)
     segments = render(prompt, ranked, query)
-    labels = [[Segment("assistant", continuation(prompt, label))] for label in prompt.labels]
+    answers = item_of(query).choices or prompt.labels
+    labels = [[Segment("assistant", continuation(prompt, answer))] for answer in answers]
     return (segments + label for label in labels or [[]])
 
 

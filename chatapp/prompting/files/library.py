@@ -14,8 +14,8 @@ _TASKS = (".toml", ".txt")
 
 
 def tasks() -> dict[str, Path]:
-    """Prompt files and texts to complete."""
-    return {file.stem: file for file in files() if file.suffix in _TASKS}
+    """Prompt files and texts to complete; those in `papers` have the layouts of the literature."""
+    return _named(_files("papers")) | _for_messages()
 
 
 def personas() -> dict[str, Path]:
@@ -24,8 +24,8 @@ def personas() -> dict[str, Path]:
 
 
 def for_chats() -> dict[str, Path]:
-    """The files that a chat can use: personas, and prompt files that take an input."""
-    takes_input = {name: path for name, path in tasks().items() if path.suffix == ".toml"}
+    """The files that a chat can use: personas, and prompt files that take a message."""
+    takes_input = {name: path for name, path in _for_messages().items() if path.suffix == ".toml"}
     return personas() | takes_input
 
 
@@ -52,12 +52,20 @@ def name_of(name: str) -> str:
     return name if name in for_chats() else str(find(name))
 
 
+def _for_messages() -> dict[str, Path]:
+    return _named(_files(""))
+
+
+def _named(paths: list[Path]) -> dict[str, Path]:
+    return {path.stem: path for path in paths if path.suffix in _TASKS}
+
+
 def files() -> list[Path]:
     """All files in the folders of prompt files, including pools; the user's own last.
 
     Raises PromptError, like the functions above, when a folder cannot be read.
     """
-    return _files("")
+    return [*_files("papers"), *_files("")]
 
 
 def _files(below: str) -> list[Path]:

@@ -9,13 +9,10 @@ import tomllib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-
-from chatapp.common.parameters import Sampling
 from chatapp.common.userfiles import line_of, parse_toml, quoted, read_required, shown
-from chatapp.common.validation import located, strict_model, validated
+from chatapp.common.validation import located, validated
 from chatapp.prompting.calls import CALCULATOR
 from chatapp.prompting.examples import (
     POOL_SUFFIXES,
@@ -23,19 +20,27 @@ from chatapp.prompting.examples import (
     Pool,
     PoolRow,
     PromptError,
-    collect,
     parse_row,
-    read_pool,
 )
-from chatapp.prompting.files.documents import PASSAGE_SIZE, PASSAGES, DocumentsError, DocumentSet
+from chatapp.prompting.files.documents import DocumentsError, DocumentSet
 from chatapp.prompting.files.form import Form, FormError, named_form, short_form
+from chatapp.prompting.files.keys import (
+    CHOICE_SCORINGS,
+    LABEL_MEASURES,
+    LABEL_SCORINGS,
+    TEXT_MEASURES,
+    DescribedKeys,
+    DocumentKeys,
+    Measure,
+    PersonaKeys,
+    PromptKeys,
+    Scoring,
+    Style,
+)
 from chatapp.prompting.messages import InlineCalls
+from chatapp.prompting.pools import collect, read_pool
 from chatapp.prompting.selection.select import Select
 from chatapp.prompting.template import TEMPLATES
-
-Scoring = Literal["direct", "calibrated", "channel"]
-Style = Literal["text", "turns"]
-Measure = Literal["accuracy", "macro_f1", "exact_match", "token_f1", "bleu", "rouge_l"]
 
 NO_CHANNEL = (
     "is 'channel', which puts the input after the label; a layout of named fields has one order, "
@@ -44,9 +49,6 @@ NO_CHANNEL = (
 
 # An answer should be the most likely one, the same each time, and short.
 _ANSWER: dict[str, int | float] = {"temperature": 0.0, "max_tokens": 64}
-
-_LABEL_MEASURES: tuple[Measure, ...] = ("accuracy", "macro_f1")
-_TEXT_MEASURES: tuple[Measure, ...] = ("exact_match", "token_f1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,11 @@ class PromptFile:
     in an evaluation; by default accuracy and macro_f1 with labels, else exact_match and token_f1.
     scoring: decides between labels by the likelihood of the label (`direct`), by the same relative
     to the label's likelihood without an input (`calibrated`, Zhao et al. 2021), or by the
-    likelihood of the input given the label (`channel`, Min et al. 2021). style: one text, or
+    likelihood of the input given the label (`channel`, Min et al. 2021). choices: the field with
+    the possible answers of each item, scored like labels; there, `per_token` divides the likelihood
+    by the tokens of a choice, and `unconditional` by its likelihood after the answer's prefix alone
+    (Brown et al. 2020). published: the format of the pool and of test items, see `published`.
+    style: one text, or
     demonstrations as turns of a chat. documents: whose passages precede the input, or None. calls:
     how an output contains the call of a tool. generate: sampling parameters; by default greedy and
     at most 64 tokens; empty for a text prompt. source: the file's text, so that a later error can
@@ -81,10 +87,12 @@ class PromptFile:
     separator: str = "\n\n"
     stop: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    metrics: tuple[Measure, ...] = _TEXT_MEASURES
+    metrics: tuple[Measure, ...] = TEXT_MEASURES
     pool: Pool = field(default_factory=lambda: Pool([], []), repr=False)
     select: Select = field(default_factory=Select)
     scoring: Scoring = "direct"
+    choices: str = ""
+    published: str = ""
     style: Style = "text"
     documents: DocumentSet | None = None
     calls: InlineCalls = CALCULATOR
@@ -109,14 +117,33 @@ class PromptFile:
             raise self.error(
                 "documents", "is set, but channel scoring and votes search no documents"
             )
+        self._check_answers()
+
+    def _check_answers(self) -> None:
+        if self.choices and self.labels:
+            raise self.error("choices", "conflicts with 'labels'")
+        possible = CHOICE_SCORINGS if self.choices else LABEL_SCORINGS
+        if (self.labels or self.choices) and self.scoring not in possible:
+            what = "choices" if self.choices else "labels"
+            known = ", ".join(possible)
+            message = f"is {self.scoring!r}; there are {known} for {what}"
+            raise self.error("score.method", message)
         if self.labels:
             return
         if self.select.selector.needs_labels:
             raise self.error("select.method", f"is {self.select.method!r}, which needs labels")
+        if self.choices:
+            return
         if self.scoring != "direct":
-            raise self.error("score.method", f"is {self.scoring!r}, which needs labels")
-        if needy := [metric for metric in self.metrics if metric in _LABEL_MEASURES]:
+            needed = "choices" if self.scoring in CHOICE_SCORINGS else "labels"
+            raise self.error("score.method", f"is {self.scoring!r}, which needs {needed}")
+        if needy := [metric for metric in self.metrics if metric in LABEL_MEASURES]:
             raise self.error("metrics", f"holds {needy[0]!r}, which needs labels")
+
+    @property
+    def columns(self) -> Columns:
+        """The fields of its pool, its inputs and its test items."""
+        return replace(self.form.columns, choices=self.choices, published=self.published)
 
     def _form(self) -> Form:
         if not (self.example or self.query):
@@ -151,7 +178,7 @@ def load_for_chat(path: Path) -> PromptFile | Persona:
     Raises PromptError when it is invalid, or takes no message.
     """
     if path.suffix.lower() == ".toml" and "system" in _keys_of(source := _read(path)):
-        own = _parsed(path, source, _PersonaFile)
+        own = _parsed(path, source, PersonaKeys)
         if own.template and own.template not in TEMPLATES:
             known = ", ".join(TEMPLATES)
             message = f"is {quoted(own.template)}; there are {known}"
@@ -160,6 +187,8 @@ def load_for_chat(path: Path) -> PromptFile | Persona:
     prompt = load_prompt(path)
     if prompt.text is not None:
         raise PromptError(f"{path}: is a text to complete and takes no message")
+    if prompt.choices:
+        raise PromptError(f"{path}: has choices for each item, and a message has none")
     if len(names := prompt.form.columns.inputs) > 1:
         raise PromptError(f"{path}: has the fields {', '.join(names)}, and a message is one text")
     return prompt
@@ -171,7 +200,7 @@ def describe(path: Path) -> str:
     Raises PromptError when the file itself is invalid.
     """
     source = _read(path)
-    schema = _PersonaFile if "system" in _keys_of(source) else _File
+    schema = PersonaKeys if "system" in _keys_of(source) else PromptKeys
     return _parsed(path, source, schema).description.strip()
 
 
@@ -231,86 +260,13 @@ def _from_text(path: Path, source: str) -> PromptFile:
     return PromptFile(path=path, text=text, description=first[:60] + "…" * (len(first) > 60))
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-_Path = Annotated[str, StringConstraints(min_length=1)]
-_Mark = Annotated[str, StringConstraints(min_length=1)]
-
-
-class _Score(_Strict):
-    method: Scoring = "direct"
-
-
-class _Chat(_Strict):
-    style: Style = "text"
-
-
-class _Documents(_Strict):
-    paths: list[_Path] = Field(min_length=1)
-    method: str = "bm25"
-    limit: int = Field(PASSAGES, ge=1)
-    size: int = Field(PASSAGE_SIZE, ge=50)
-
-
-class _Calls(_Strict):
-    tool: _Mark = CALCULATOR.tool
-    argument: _Mark = CALCULATOR.argument
-    begin: _Mark = CALCULATOR.begin
-    end: _Mark = CALCULATOR.end
-    close: _Mark = CALCULATOR.close
-
-
-class _Generate(strict_model(Sampling)):  # type: ignore[misc]  # a class made of another
-    """The sampling parameters; only those set in the file count."""
-
-
-_Layout = Annotated[str, StringConstraints(min_length=1)]
-_Label = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-_Stop = Annotated[str, StringConstraints(min_length=1)]
-
-
-class _Described(_Strict):
-    description: str = ""
-
-
-class _PersonaFile(_Described):
-    """The keys of a persona, with their defaults."""
-
-    system: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-    template: str = ""
-
-
-class _File(_Described):
-    """The keys of a prompt file, with their defaults."""
-
-    instruction: str = ""
-    input_prefix: str = "Input: "
-    output_prefix: str = "Output:"
-    example: _Layout = ""
-    query: _Layout = ""
-    separator: str = "\n\n"
-    stop: list[_Stop] | None = None
-    labels: list[_Label] = Field([], min_length=2)
-    metrics: list[Measure] | None = None
-    examples_file: str | None = None
-    examples: list[Any] | None = None
-    select: Select = Select()
-    score: _Score = _Score()
-    chat: _Chat = _Chat()
-    documents: _Documents | None = None
-    calls: _Calls = _Calls()
-    generate: _Generate = _Generate()
-
-
-_Schema = TypeVar("_Schema", bound=_Described)
+_Schema = TypeVar("_Schema", bound=DescribedKeys)
 
 
 def _parsed(path: Path, source: str, schema: type[_Schema]) -> _Schema:
     """The validated keys of a TOML file. Raises PromptError."""
     data = parse_toml(source, path, PromptError)
-    what = "persona" if schema is _PersonaFile else "prompt file"
+    what = "persona" if schema is PersonaKeys else "prompt file"
     return validated(schema, data, PromptError, origin=path, what=what, source=source)
 
 
@@ -323,8 +279,10 @@ def _keys_of(source: str) -> Set[str]:
 
 
 def _from_toml(path: Path, source: str) -> PromptFile:
-    file = _parsed(path, source, _File)
-    measures = _LABEL_MEASURES if file.labels else _TEXT_MEASURES
+    file = _parsed(path, source, PromptKeys)
+    measures = LABEL_MEASURES if file.labels else TEXT_MEASURES
+    if file.choices:
+        measures = ("accuracy",)
     if file.example or file.query:
         for key in ("input_prefix", "output_prefix"):
             if key in file.model_fields_set:
@@ -344,6 +302,8 @@ def _from_toml(path: Path, source: str) -> PromptFile:
         metrics=measures if file.metrics is None else tuple(file.metrics),
         select=file.select,
         scoring=file.score.method,
+        choices=file.choices,
+        published=file.format or "",
         style=file.chat.style,
         documents=_documents(path, source, file.documents),
         calls=InlineCalls(**file.calls.model_dump()),
@@ -353,7 +313,7 @@ def _from_toml(path: Path, source: str) -> PromptFile:
     return replace(prompt, pool=_pool(prompt, file))
 
 
-def _documents(path: Path, source: str, table: _Documents | None) -> DocumentSet | None:
+def _documents(path: Path, source: str, table: DocumentKeys | None) -> DocumentSet | None:
     """The documents of a prompt file, whose paths are relative to its folder."""
     if table is None:
         return None
@@ -365,8 +325,8 @@ def _documents(path: Path, source: str, table: _Documents | None) -> DocumentSet
         raise _key_error(path, source, ("documents", "method"), message) from None
 
 
-def _pool(prompt: PromptFile, file: _File) -> Pool:
-    path, source, columns = prompt.path, prompt.source, prompt.form.columns
+def _pool(prompt: PromptFile, file: PromptKeys) -> Pool:
+    path, source, columns = prompt.path, prompt.source, prompt.columns
     if file.examples_file is not None:
         if file.examples is not None:
             raise prompt.error("examples", "conflicts with 'examples_file'")

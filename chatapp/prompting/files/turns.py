@@ -79,7 +79,8 @@ class TurnsLayout:
         self, ranked: Sequence[int], query: Query, count: Callable[[Segment], int], limit: int
     ) -> Fitted:
         count = functools.cache(count)
-        answers = [self.answer(label) for label in self._prompt.labels]
+        possible = item_of(query).choices or self._prompt.labels
+        answers = [self.answer(answer) for answer in possible]
         longest = max((sum(map(count, answer)) for answer in answers), default=0)
 
         def size(kept: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from chatapp.prompting.selection.select import build_selector
 
 FOLDER = Path(__file__).parents[3] / "prompts"
 TASKS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".toml", ".txt"))
+PAPERS = sorted((FOLDER / "papers").glob("*.toml"))
 
 
 def tokens(text: str) -> int:
@@ -52,6 +53,20 @@ def test_every_prompt_fits_a_gpt2_with_all_its_examples(prompt: PromptFile) -> N
         assert query in text_of(render(prompt, ranked, query))
         if prompt.labels:
             render_channel(prompt, ranked, query, prompt.labels[0])
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_the_layouts_of_papers_fit_a_gpt2_and_can_be_answered(path: Path) -> None:
+    prompt = load_prompt(path)
+    assert 0 < len(prompt.description) <= 64
+    selector = build_selector(prompt.pool, prompt.select)
+    for index in range(len(prompt.pool)):
+        item = prompt.pool[index]
+        ranked = selector.select(item.input, prompt.select.k)
+        assert index not in ranked
+        fitted = fit(prompt, ranked, item, tokens, 1_024 - int(prompt.generate["max_tokens"]))
+        assert fitted.dropped == []
+        assert not any(stop in item.output for stop in prompt.stop)
 
 
 def test_no_answer_is_cut_off_by_its_own_stop(prompt: PromptFile) -> None:

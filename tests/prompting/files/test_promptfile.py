@@ -5,7 +5,8 @@ import pytest
 
 from chatapp.engine.model import Sampling
 from chatapp.prompting.examples import Example, PromptError
-from chatapp.prompting.files.promptfile import _Generate, load_prompt
+from chatapp.prompting.files.keys import GenerateKeys
+from chatapp.prompting.files.promptfile import load_prompt
 from chatapp.prompting.selection.methods import METHODS
 from chatapp.prompting.selection.select import Select
 
@@ -118,7 +119,7 @@ def test_examples_written_inline(tmp_path: Path) -> None:
 
 
 def test_generate_takes_the_fields_of_sampling() -> None:
-    ours = {name: field.annotation for name, field in _Generate.model_fields.items()}
+    ours = {name: field.annotation for name, field in GenerateKeys.model_fields.items()}
     assert ours == {field.name: field.type for field in fields(Sampling)}
 
 

@@ -1,0 +1,159 @@
+"""Public data sets in the formats in which they are published."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatapp.evaluation.inputs import read_test
+from chatapp.prompting.examples import PromptError
+from chatapp.prompting.files.layout import render
+from chatapp.prompting.files.promptfile import PromptFile, load_prompt
+from chatapp.prompting.messages import text_of
+
+PAPERS = Path(__file__).parents[2] / "prompts" / "papers"
+
+ITEMS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
+    # By format: a record (or a file), the prompt, the choices and the gold answer.
+    "copa": (
+        '{"premise": "The ice broke.", "choice1": "It was thin.", "choice2": "I slept.", '
+        '"question": "cause", "label": 0, "idx": 3}',
+        "The ice broke because",
+        ("it was thin.", "i slept."),
+        "it was thin.",
+    ),
+    "story_cloze": (
+        "InputStoryid,InputSentence1,InputSentence2,InputSentence3,InputSentence4,"
+        "RandomFifthSentenceQuiz1,RandomFifthSentenceQuiz2,AnswerRightEnding\n"
+        'x,A.,"B, b.",C.,D.,No.,Yes.,2\n',
+        "A. B, b. C. D.",
+        ("No.", "Yes."),
+        "Yes.",
+    ),
+    "race": (
+        '{"id": "x", "article": "It rained.", "questions": ["What fell?"], '
+        '"options": [["Snow", "Rain", "Frogs", "Ash"]], "answers": ["B"]}',
+        "Article:\nIt rained.\n\nQ: What fell?\n\nA:",
+        ("Snow", "Rain", "Frogs", "Ash"),
+        "Rain",
+    ),
+    "hellaswag": (
+        '{"ind": 1, "activity_label": "Knots", "ctx_a": "A hand [step] holds a rope.", '
+        '"ctx_b": "the hand", "endings": ["ties [title] it.", "eats."], "label": "1"}',
+        "Knots: A hand holds a rope. The hand",
+        ("ties. it.", "eats."),
+        "eats.",
+    ),
+    "piqa": (
+        '{"goal": "To dry a shirt,", "sol1": "hang it up.", "sol2": "eat it.", "label": 0}',
+        "To dry a shirt,",
+        ("hang it up.", "eat it."),
+        "hang it up.",
+    ),
+    "arc": (
+        '{"question": {"stem": "What is hot?", "choices": [{"text": "Ice", "label": "1"}, '
+        '{"text": "Fire", "label": "2"}]}, "answerKey": "2"}',
+        "Question: What is hot?\nAnswer:",
+        ("Ice", "Fire"),
+        "Fire",
+    ),
+    "triviaqa": (
+        '{"Data": [{"Question": "Who?", "Answer": {"Value": "Ann", "Aliases": ["Anna", "Ann"]}}]}',
+        "Q: Who?\nA:",
+        (),
+        "Ann",
+    ),
+    "webquestions": (
+        '[{"utterance": "where?", "targetValue": "(list (description \\"New York\\") '
+        '(description here))"}]',
+        "Q: where?\nA:",
+        (),
+        "New York",
+    ),
+    "boolq": (
+        '{"question": "is it wet", "passage": "Water is wet.", "answer": true}',
+        "Water is wet.\nquestion: is it wet?\nanswer:",
+        (),
+        "yes",
+    ),
+    "wic": (
+        '{"word": "set", "sentence1": "Set it.", "sentence2": "A set.", "label": false}',
+        "Set it.\nA set.\nquestion: Is the word 'set' used in the same way in the two sentences "
+        "above?\nanswer:",
+        (),
+        "no",
+    ),
+}
+SUFFIXES = {"story_cloze": "csv", "triviaqa": "json", "webquestions": "json", "race": "txt"}
+
+
+def prompt_of(name: str) -> PromptFile:
+    return load_prompt(PAPERS / f"{name}.toml")
+
+
+def write(folder: Path, name: str, content: str) -> Path:
+    path = folder / f"test.{SUFFIXES.get(name, 'jsonl')}"
+    path.write_text(content)
+    return path
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_an_item_of_each_format(tmp_path: Path, name: str) -> None:
+    content, text, choices, gold = ITEMS[name]
+    prompt = prompt_of(name)
+    (item,) = read_test(write(tmp_path, name, content), prompt.labels, prompt.columns)
+    assert text_of(render(prompt, [], item)) == text
+    assert (item.choices, item.output) == (choices, gold)
+
+
+def test_all_answers_of_a_question_are_right(tmp_path: Path) -> None:
+    for name, answers in (("triviaqa", ("Ann", "Anna")), ("webquestions", ("New York", "here"))):
+        path = write(tmp_path, name, ITEMS[name][0])
+        (item,) = read_test(path, (), prompt_of(name).columns)
+        assert item.gold == answers
+
+
+def test_labels_of_piqa_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+    rows = [{"goal": f"{n}", "sol1": "a", "sol2": "b"} for n in range(2)]
+    path = write(tmp_path, "piqa", "".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "test-labels.lst").write_text("1\n0\n")
+    items = read_test(path, (), prompt_of("piqa").columns)
+    assert [item.output for item in items] == ["b", "a"]
+
+
+def changed(name: str, **changes: Any) -> str:
+    return json.dumps(json.loads(ITEMS[name][0]) | changes)
+
+
+FAULTS = {
+    ("copa", '{"premise": "x"}'): "line 1: no field 'question', which this format has",
+    ("copa", changed("copa", question="why")): "'question' is 'why', expected 'cause' or 'effect'",
+    ("copa", changed("copa", label=2)): "the number 2 is not the number of one of 2 choices",
+    ("copa", changed("copa", label=None)): "is not the number of one of 2 choices",
+    ("copa", changed("copa", choice2="It was thin.")): "'choices' holds a text twice",
+    ("race", changed("race", options=[])): "'options' and 'answers' are not lists of equal length",
+    ("race", changed("race", answers=["E"])): "is not the number of one of 4 choices",
+    ("race", changed("race", options=["abcd"])): "'options' is the string 'abcd', expected a list",
+    ("race", "[1]"): "line 1: is the number 1, expected a JSON object",
+    ("race", "{"): "line 1: is not valid JSON",
+    (
+        "arc",
+        changed("arc", answerKey="C"),
+    ): "'answerKey' is 'C', which is not the label of a choice",
+    ("arc", changed("arc", question="x")): "'question' is not an object with 'stem' and 'choices'",
+    ("boolq", changed("boolq", answer="yes")): "expected true or false",
+    ("wic", changed("wic", word=3)): "'word' is the number 3, expected a string",
+    ("triviaqa", '{"Data": [{"Question": "x", "Answer": "y"}]}'): "'Answer' is the string 'y'",
+    ("webquestions", '[{"utterance": "x", "targetValue": "y"}]'): "'targetValue' holds no",
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_record_is_refused_in_one_sentence(tmp_path: Path, case: tuple[str, str]) -> None:
+    name, content = case
+    path = write(tmp_path, name, content)
+    with pytest.raises(PromptError) as caught:
+        read_test(path, (), prompt_of(name).columns)
+    assert str(caught.value).startswith(f"{path}, line 1: ")
+    assert FAULTS[case] in str(caught.value)
