@@ -44,7 +44,8 @@ def explain_answer(answerer: "Answering", answer: "Answer") -> "PromptParts":
         others = (label for label in direct if label != answer.output)
         second = max(others, key=direct.__getitem__, default=None)
         chosen = [answer.output] if second is None else [answer.output, second]
-        labels = [answerer.label_ids[label] for label in chosen]
+        options = answerer.option_ids(answer.question.item)
+        labels = [options[label] for label in chosen]
     with progress("Hiding parts of the prompt") as report:
         return attribute_prompt(
             answerer.model,

@@ -294,14 +294,17 @@ class Answerer:
         contexts = [self._render(kept, question.asked, question.passages)]
         if self._prompt.scoring == "calibrated":
             contexts += [self._render(kept, text) for text in CONTENT_FREE]
-        options = self.label_ids
-        if choices := question.item.choices:
-            options = {choice: self._answer_ids(choice) for choice in choices}
+        options = self.option_ids(question.item)
+        if question.item.choices:
             contexts.append([Segment("marker", self._prompt.form.announcement)])
         return [
             dict(zip(options, product([self._ids(context)], options.values()), strict=True))
             for context in contexts
         ]
+
+    def option_ids(self, item: Example) -> dict[str, list[int]]:
+        """The tokens of the choices of an item, or of the labels."""
+        return {choice: self._answer_ids(choice) for choice in item.choices} or self.label_ids
 
     def _by_vote(self, question: Question) -> Answer:
         """The majority of the demonstrations; the votes as probabilities."""

@@ -282,9 +282,12 @@ _TURN = {"user", "assistant", "thinking", "tool"}
 def parts_of_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[Span]:
     """The parts of a prompt by its segments; markers belong to what they stand before.
 
-    An example is an input and an output. The user's text alone is `input`; in a chat, each message
-    with its reply is a turn.
+    An example is an input and an output, or named fields up to its answer. The user's text alone is
+    `input`; in a chat, each message with its reply is a turn.
     """
+    names = [segment.name for segment in segments if segment.kind == "example"]
+    answers = names.count(names[-1]) if names and names[-1] else len(names) // 2
+    per_example = len(names) // max(answers, 1)
     turns = sum(segment.kind == "user" for segment in segments)
     counts = dict.fromkeys(("example", "passage", "turn"), 0)
     spans: list[Span] = []
@@ -297,14 +300,14 @@ def parts_of_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> list
             continue
         name: str = segment.kind
         if segment.kind == "example":
-            name = f"example {counts['example'] // 2 + 1}"
+            name = f"example {counts['example'] // per_example + 1}"
             counts["example"] += 1
         elif segment.kind == "document":
             counts["passage"] += 1
             name = f"passage {counts['passage']}"
         elif segment.kind in _TURN:
             counts["turn"] += segment.kind == "user"
-            name = "input" if turns == 1 else f"turn {counts['turn']}"
+            name = "input" if turns == 1 or segment.name else f"turn {counts['turn']}"
         if spans and spans[-1].name == name:
             spans[-1] = replace(spans[-1], stop=at)
         else:

@@ -155,6 +155,13 @@ def test_gradients_need_float32(make_gpt2: Any) -> None:
         attribute_prompt(model, [1, 2, 3], [])
 
 
+def test_an_example_ends_with_its_answer_where_fields_have_names(local: LocalModel) -> None:
+    shown = [Segment("example", f" {text}", name) for text in "pq" for name in ("a", "b", "label")]
+    asked = [Segment("user", " r", "a"), Segment("user", " r", "b")]
+    spans = parts_of_segments([*shown, *asked, Segment("marker", " =>")], local.tokenizer)
+    assert [span.name for span in spans] == ["example 1", "example 2", "input"]
+
+
 def test_parts_of_a_prompt(local: LocalModel) -> None:
     segments = [
         Segment("instruction", "Classify."),
