@@ -33,7 +33,6 @@ from chatapp.engine.kernels.linear import Linear, linear_layer
 from chatapp.engine.kernels.native_layers import (
     KINDS,
     NO_NORM,
-    ROWS,
     NativeBlock,
     NativeLinear,
     Rows,
@@ -64,12 +63,12 @@ class Block:
             self.norm_after_2 = make_norm(weights, f"{name}.norm_after_2", architecture)
         self.attention = Attention(weights, architecture, layer, rotations)
         self.mlp = MLP(weights, f"{name}.mlp", architecture)
-        self._native = native_block(self, architecture, layer)
+        self.native = native_block(self, architecture, layer)
 
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
         """The states (rows · tokens, width) after the block."""
-        if run.native is not None and self._native is not None:
-            self._native.add_to(x, run.native)
+        if run.native is not None and self.native is not None:
+            self.native.add_to(x, run.native)
             return x
         return run.observed(self.point, self.updated(x, run))
 
@@ -178,7 +177,8 @@ class Decoder:
         if is_tiled:  # padding rows are no weights
             self.matrix_bytes -= output[name].nbytes - self.vocabulary * architecture.width
         self._output = linear_layer(output, name.removesuffix(".weight"), self.vocabulary)
-        self._is_native = has_kernels() and self.device.type == "cpu"
+        natives = [block.native for block in self.blocks if block.native is not None]
+        self._most_native_rows = min((native.most_rows for native in natives), default=0)
         self._steps: WeakKeyDictionary[KeyValueCache, Step] = WeakKeyDictionary()
 
     def new_cache(self, spare: int = 0) -> KeyValueCache:
@@ -325,7 +325,7 @@ class Decoder:
 
         at: (tokens,) their positions.
         """
-        if not self._is_native or len(at) > ROWS:
+        if len(at) > self._most_native_rows:
             return None
         halves: dict[Rotation, tuple[Tensor, Tensor]] = {}
         for rotation, parts in turns.items():

@@ -22,9 +22,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX2__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #define PAUSE() _mm_pause()
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define PAUSE() __asm__ volatile("yield")
 #else
 #define PAUSE()
 #endif
@@ -33,126 +36,123 @@
 #define GROUP 32         /* columns that share a scale in int4 */
 #define LARGEST 16000    /* of a rounded activation */
 #define EXACT_PAIRS 512  /* columns / 2 whose products fit an int32: 127 * 16,000 * 1,024 < 2^31 */
-#if defined(__AVX512VNNI__)
-#define ROWS 8 /* computed together with one reading of a tile: as many as registers hold sums of */
-#else
-#define ROWS 4
-#endif
 #define API __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
 
-/* ---- sixteen sums at once: products of 16 x 2 weights with two activations ---- */
+/* ---- vectors ---- */
 
+/* BYTES: of a vector. ROWS: computed with one reading of a tile, as many as registers hold sums of. */
 #if defined(__AVX512VNNI__)
-typedef __m512i sums;
-typedef __m512i pairs;
-typedef __m512 floats;
-INLINE sums no_sums(void) { return _mm512_setzero_si512(); }
-INLINE pairs pairs_i8(const int8_t *n) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)n)); }
-INLINE void pairs_i4(const uint8_t *n, pairs *first, pairs *second) {
-  const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)n));
-  *first = _mm512_and_si512(both, _mm512_set1_epi16(15));
-  *second = _mm512_srli_epi16(both, 4);
-}
-INLINE sums add_products(sums sum, pairs weights, const int16_t *q) {
-  int32_t pair;
-  memcpy(&pair, q, 4);
-  return _mm512_dpwssd_epi32(sum, weights, _mm512_set1_epi32(pair));
-}
-INLINE sums added(sums a, sums b) { return _mm512_add_epi32(a, b); }
-INLINE floats zeros(void) { return _mm512_setzero_ps(); }
-INLINE floats times_plus(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
-INLINE floats of_sums(sums sum) { return _mm512_cvtepi32_ps(sum); }
-INLINE floats of_bfloat16(const uint16_t *x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)x)), 16));
-}
-INLINE floats all(float x) { return _mm512_set1_ps(x); }
-INLINE void store(float *y, floats x) { _mm512_storeu_ps(y, x); }
+#define BYTES 64
+#define ROWS 16
 #elif defined(__AVX2__)
-typedef struct { __m256i a, b; } sums;
-typedef struct { __m256i a, b; } pairs;
-typedef struct { __m256 a, b; } floats;
-INLINE sums no_sums(void) { return (sums){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-INLINE pairs pairs_i8(const int8_t *n) {
-  return (pairs){_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)n)),
-                 _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(n + 16)))};
+#define BYTES 32
+#define ROWS 4
+#else
+#define BYTES 16
+#define ROWS 2
+#endif
+#define LANES (BYTES / 4)
+#define VECTORS (OUTPUTS / LANES) /* of a tile */
+#define VECTOR(type, bytes) type __attribute__((vector_size(bytes)))
+
+typedef VECTOR(float, BYTES) floats;
+typedef VECTOR(int32_t, BYTES) ints;
+typedef VECTOR(uint32_t, BYTES) bits;
+typedef VECTOR(int16_t, BYTES) pairs; /* LANES x 2 numbers */
+
+INLINE floats all(float x) { return x - (floats){0}; }
+INLINE floats load(const float *x) {
+  floats v;
+  memcpy(&v, x, BYTES);
+  return v;
 }
-INLINE void pairs_i4(const uint8_t *n, pairs *first, pairs *second) {
-  const __m256i low = _mm256_set1_epi16(15);
-  const __m256i a = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)n));
-  const __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)(n + 16)));
-  *first = (pairs){_mm256_and_si256(a, low), _mm256_and_si256(b, low)};
-  *second = (pairs){_mm256_srli_epi16(a, 4), _mm256_srli_epi16(b, 4)};
+INLINE void store(float *y, floats x) { memcpy(y, &x, BYTES); }
+INLINE floats of_bfloat16(bits halves) { return (floats)(halves << 16); }
+#if BYTES == 64 /* compilers take two steps of what is one instruction */
+INLINE pairs load_int8(const int8_t *n) { return (pairs)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)n)); }
+INLINE pairs load_uint8(const uint8_t *n) { return (pairs)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)n)); }
+INLINE floats load_bfloat16(const uint16_t *x) {
+  return of_bfloat16((bits)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)x)));
 }
-INLINE sums add_products(sums sum, pairs weights, const int16_t *q) {
+#elif BYTES == 32
+INLINE pairs load_int8(const int8_t *n) { return (pairs)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)n)); }
+INLINE pairs load_uint8(const uint8_t *n) { return (pairs)_mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)n)); }
+INLINE floats load_bfloat16(const uint16_t *x) {
+  return of_bfloat16((bits)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)x)));
+}
+#else
+INLINE floats load_bfloat16(const uint16_t *x) {
+  VECTOR(uint16_t, BYTES / 2) v;
+  memcpy(&v, x, BYTES / 2);
+  return of_bfloat16(__builtin_convertvector(v, bits));
+}
+INLINE pairs load_int8(const int8_t *n) {
+  VECTOR(int8_t, BYTES / 2) v;
+  memcpy(&v, n, BYTES / 2);
+  return __builtin_convertvector(v, pairs);
+}
+INLINE pairs load_uint8(const uint8_t *n) {
+  VECTOR(uint8_t, BYTES / 2) v;
+  memcpy(&v, n, BYTES / 2);
+  return __builtin_convertvector(v, pairs);
+}
+#endif
+INLINE pairs all_pairs(const int16_t *q) {
   int32_t pair;
   memcpy(&pair, q, 4);
-  const __m256i both = _mm256_set1_epi32(pair);
-  return (sums){_mm256_add_epi32(sum.a, _mm256_madd_epi16(weights.a, both)),
-                _mm256_add_epi32(sum.b, _mm256_madd_epi16(weights.b, both))};
+  return (pairs)(pair - (ints){0});
 }
-INLINE sums added(sums x, sums y) { return (sums){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-INLINE floats zeros(void) { return (floats){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-INLINE floats times_plus(floats x, floats y, floats z) {
-  return (floats){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+
+/* sums: of products of two numbers in each lane. add_products: sum += w[0] q[0] + w[1] q[1]. */
+#if defined(__aarch64__)
+typedef struct { int32x4_t low, high; } sums;
+INLINE sums add_products(sums sum, pairs w, pairs q) {
+  return (sums){vmlal_s16(sum.low, vget_low_s16((int16x8_t)w), vget_low_s16((int16x8_t)q)),
+                vmlal_high_s16(sum.high, (int16x8_t)w, (int16x8_t)q)};
 }
-INLINE floats of_sums(sums sum) { return (floats){_mm256_cvtepi32_ps(sum.a), _mm256_cvtepi32_ps(sum.b)}; }
-INLINE __m256 of_bfloat16_half(const uint16_t *x) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)x)), 16));
-}
-INLINE floats of_bfloat16(const uint16_t *x) { return (floats){of_bfloat16_half(x), of_bfloat16_half(x + 8)}; }
-INLINE floats all(float x) { return (floats){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-INLINE void store(float *y, floats x) { _mm256_storeu_ps(y, x.a), _mm256_storeu_ps(y + 8, x.b); }
+INLINE ints sums_of_lanes(sums sum) { return (ints)vpaddq_s32(sum.low, sum.high); }
+INLINE float total_of(floats x) { return vaddvq_f32((float32x4_t)x); }
 #else
-typedef struct { int32_t v[OUTPUTS]; } sums;
-typedef struct { int16_t v[2 * OUTPUTS]; } pairs;
-typedef struct { float v[OUTPUTS]; } floats;
-INLINE sums no_sums(void) { return (sums){{0}}; }
-INLINE pairs pairs_i8(const int8_t *n) {
-  pairs p;
-  for (int i = 0; i < 2 * OUTPUTS; i++) p.v[i] = n[i];
-  return p;
+typedef struct { ints lanes; } sums;
+INLINE ints sums_of_lanes(sums sum) { return sum.lanes; }
+#if BYTES == 64
+INLINE sums add_products(sums sum, pairs w, pairs q) {
+  return (sums){(ints)_mm512_dpwssd_epi32((__m512i)sum.lanes, (__m512i)w, (__m512i)q)};
 }
-INLINE void pairs_i4(const uint8_t *n, pairs *first, pairs *second) {
-  for (int i = 0; i < 2 * OUTPUTS; i++) first->v[i] = n[i] & 15, second->v[i] = n[i] >> 4;
+INLINE float total_of(floats x) { return _mm512_reduce_add_ps((__m512)x); }
+#elif defined(__x86_64__)
+#if BYTES == 32
+INLINE sums add_products(sums sum, pairs w, pairs q) {
+  return (sums){sum.lanes + (ints)_mm256_madd_epi16((__m256i)w, (__m256i)q)};
 }
-INLINE sums add_products(sums sum, pairs w, const int16_t *q) {
-  for (int o = 0; o < OUTPUTS; o++) sum.v[o] += w.v[2 * o] * q[0] + w.v[2 * o + 1] * q[1];
+INLINE __m128 half_sums(floats x) {
+  return _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+}
+#else
+INLINE sums add_products(sums sum, pairs w, pairs q) {
+  return (sums){sum.lanes + (ints)_mm_madd_epi16((__m128i)w, (__m128i)q)};
+}
+INLINE __m128 half_sums(floats x) { return (__m128)x; }
+#endif
+INLINE float total_of(floats x) {
+  const __m128 four = half_sums(x), two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+#else /* any other processor */
+INLINE sums add_products(sums sum, pairs w, pairs q) {
+  for (int i = 0; i < LANES; i++) sum.lanes[i] += w[2 * i] * q[2 * i] + w[2 * i + 1] * q[2 * i + 1];
   return sum;
 }
-INLINE sums added(sums a, sums b) {
-  for (int o = 0; o < OUTPUTS; o++) a.v[o] += b.v[o];
-  return a;
-}
-INLINE floats zeros(void) { return (floats){{0}}; }
-INLINE floats times_plus(floats a, floats b, floats c) {
-  for (int o = 0; o < OUTPUTS; o++) c.v[o] = fmaf(a.v[o], b.v[o], c.v[o]);
-  return c;
-}
-INLINE floats of_sums(sums sum) {
-  floats f;
-  for (int o = 0; o < OUTPUTS; o++) f.v[o] = (float)sum.v[o];
-  return f;
-}
-INLINE floats of_bfloat16(const uint16_t *x) {
-  floats f;
-  for (int o = 0; o < OUTPUTS; o++) {
-    const uint32_t bits = (uint32_t)x[o] << 16;
-    memcpy(&f.v[o], &bits, 4);
-  }
-  return f;
-}
-INLINE floats all(float x) {
-  floats f;
-  for (int o = 0; o < OUTPUTS; o++) f.v[o] = x;
-  return f;
-}
-INLINE void store(float *y, floats x) { memcpy(y, x.v, sizeof x.v); }
+INLINE float total_of(floats x) { return (x[0] + x[1]) + (x[2] + x[3]); }
+#endif
 #endif
 
 /* ---- threads: the caller computes too; helpers that are late are not waited for ---- */
 
 #define MOST_HELPERS 31
+#define LEAST_WORK (1 << 16)
 #define SPINS 4000 /* some tens of microseconds; then a helper sleeps */
 
 typedef void (*task)(void *given, int begin, int end);
@@ -199,10 +199,11 @@ static void *help(void *nothing) {
   return NULL;
 }
 
-/* Have `run` called for all of `items`, in parts, by this thread and those that help it. */
-static void in_parallel(task run, void *given, int items) {
+/* Have `run` called for all of `items`, in parts, by this thread and those that help it.
+   work: multiplications in all; few are done sooner than help comes. */
+static void in_parallel(task run, void *given, int items, long work) {
   const int wanted = atomic_load(&threads);
-  if (wanted < 2 || items < 2 || atomic_flag_test_and_set(&pool.busy)) {
+  if (wanted < 2 || items < 2 || work < LEAST_WORK || atomic_flag_test_and_set(&pool.busy)) {
     run(given, 0, items);
     return;
   }
@@ -263,66 +264,77 @@ typedef struct {
   const float *x;
   float *y;
   int rows;
-  const int16_t *q;    /* (rows, in) rounded */
-  const float *scale;  /* (rows,) */
-  const float *sum;    /* int4: (rows, groups) of q */
+  int16_t *q;          /* (rows, in) rounded */
+  float *scale;        /* (rows,) */
+  float *sum;          /* int4: (rows, groups) of q; else NULL */
 } product;
 
+/* y (rows, 16) = the sums of one tile. Where sums wait for the ones before, chains of them alternate. */
 INLINE void tile_i8(const int8_t *w, const int16_t *q, long stride, int count, int rows, float *y) {
-  enum { CHAINS = 4 }; /* of one row, so that no sum waits for the one before */
-  const int chains = rows == 1 ? CHAINS : 1;
-  floats total[8];
-  for (int r = 0; r < rows; r++) total[r] = zeros();
+  const int chains = BYTES == 64 && rows < 8 ? 8 / rows : 1;
+  floats total[ROWS][VECTORS] = {0};
   for (int start = 0; start < count; start += EXACT_PAIRS) {
     const int stop = start + EXACT_PAIRS < count ? start + EXACT_PAIRS : count;
-    sums sum[8];
-    for (int r = 0; r < (rows == 1 ? CHAINS : rows); r++) sum[r] = no_sums();
+    sums sum[ROWS < 8 ? 8 : ROWS][VECTORS] = {0};
     int p = start;
-    for (; p + chains <= stop; p += chains)
-      for (int c = 0; c < chains; c++) {
-        const pairs weights = pairs_i8(w + 2 * OUTPUTS * (long)(p + c));
-        for (int r = 0; r < rows; r++)
-          sum[r + c] = add_products(sum[r + c], weights, q + r * stride + 2 * (p + c));
-      }
-    for (; p < stop; p++) {
-      const pairs weights = pairs_i8(w + 2 * OUTPUTS * (long)p);
-      for (int r = 0; r < rows; r++) sum[r] = add_products(sum[r], weights, q + r * stride + 2 * p);
+    for (; p + chains <= stop; p += chains) {
+      UNROLL for (int c = 0; c < chains; c++)
+        UNROLL for (int v = 0; v < VECTORS; v++) {
+          const pairs weights = load_int8(w + 2 * OUTPUTS * (long)(p + c) + 2 * LANES * v);
+          UNROLL for (int r = 0; r < rows; r++)
+            sum[c * rows + r][v] = add_products(sum[c * rows + r][v], weights, all_pairs(q + r * stride + 2 * (p + c)));
+        }
     }
-    if (rows == 1) sum[0] = added(added(sum[0], sum[1]), added(sum[2], sum[3]));
-    for (int r = 0; r < rows; r++) total[r] = times_plus(of_sums(sum[r]), all(1), total[r]);
+    for (; p < stop; p++)
+      UNROLL for (int v = 0; v < VECTORS; v++) {
+        const pairs weights = load_int8(w + 2 * OUTPUTS * (long)p + 2 * LANES * v);
+        UNROLL for (int r = 0; r < rows; r++)
+          sum[r][v] = add_products(sum[r][v], weights, all_pairs(q + r * stride + 2 * p));
+      }
+    UNROLL for (int r = 0; r < rows; r++)
+      UNROLL for (int v = 0; v < VECTORS; v++) {
+        ints lanes = sums_of_lanes(sum[r][v]);
+        UNROLL for (int c = 1; c < chains; c++) lanes += sums_of_lanes(sum[c * rows + r][v]);
+        total[r][v] += __builtin_convertvector(lanes, floats);
+      }
   }
-  for (int r = 0; r < rows; r++) store(y + r * OUTPUTS, total[r]);
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int v = 0; v < VECTORS; v++) store(y + r * OUTPUTS + v * LANES, total[r][v]);
 }
 
 INLINE void tile_i4(const uint8_t *w, const uint16_t *scale, const int16_t *q, long stride, const float *sum_q,
                     int groups, int rows, float *y) {
-  floats total[8];
-  for (int r = 0; r < rows; r++) total[r] = zeros();
-  for (int g = 0; g < groups; g++) {
-    sums sum[8], other[8];
-    for (int r = 0; r < rows; r++) sum[r] = other[r] = no_sums();
-    for (int p = 0; p < GROUP / 4; p++, w += 2 * OUTPUTS) {
-      pairs first, second;
-      pairs_i4(w, &first, &second);
-      for (int r = 0; r < rows; r++) {
-        const int16_t *at = q + r * stride + g * GROUP + 4 * p;
-        sum[r] = add_products(sum[r], first, at);
-        other[r] = add_products(other[r], second, at + 2);
+  floats total[ROWS][VECTORS] = {0};
+  const int chains = BYTES == 64 && rows < 8 ? 2 : 1;
+  for (int g = 0; g < groups; g++, w += OUTPUTS * GROUP / 2, q += GROUP, scale += 2 * OUTPUTS) {
+    sums sum[2][VECTORS][ROWS] = {0};
+    UNROLL for (int p = 0; p < GROUP / 4; p++)
+      UNROLL for (int v = 0; v < VECTORS; v++) {
+        const pairs both = load_uint8(w + 2 * OUTPUTS * p + 2 * LANES * v);
+        UNROLL for (int r = 0; r < rows; r++) {
+          const int16_t *at = q + r * stride + 4 * p;
+          sum[0][v][r] = add_products(sum[0][v][r], both & 15, all_pairs(at));
+          sum[chains - 1][v][r] = add_products(sum[chains - 1][v][r], both >> 4, all_pairs(at + 2));
+        }
+      }
+    UNROLL for (int v = 0; v < VECTORS; v++) {
+      const floats times = load_bfloat16(scale + LANES * v), least = load_bfloat16(scale + OUTPUTS + LANES * v);
+      UNROLL for (int r = 0; r < rows; r++) {
+        ints lanes = sums_of_lanes(sum[0][v][r]);
+        if (chains == 2) lanes += sums_of_lanes(sum[1][v][r]);
+        total[r][v] += __builtin_convertvector(lanes, floats) * times;
+        total[r][v] += least * sum_q[r * groups + g];
       }
     }
-    const floats times = of_bfloat16(scale + 2 * OUTPUTS * g), least = of_bfloat16(scale + 2 * OUTPUTS * g + OUTPUTS);
-    for (int r = 0; r < rows; r++) {
-      total[r] = times_plus(of_sums(added(sum[r], other[r])), times, total[r]);
-      total[r] = times_plus(least, all(sum_q[r * groups + g]), total[r]);
-    }
   }
-  for (int r = 0; r < rows; r++) store(y + r * OUTPUTS, total[r]);
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int v = 0; v < VECTORS; v++) store(y + r * OUTPUTS + v * LANES, total[r][v]);
 }
 
 INLINE void tile(const product *p, int tile, int row, int rows) {
   const linear *l = p->layer;
   const long in = l->in;
-  float y[8 * OUTPUTS];
+  float y[ROWS * OUTPUTS];
   const int16_t *q = p->q + row * in;
   if (l->kind == INT8) {
     tile_i8((const int8_t *)l->weight + tile * in * OUTPUTS, q, in, l->in / 2, rows, y);
@@ -346,47 +358,92 @@ static void tiles(void *given, int begin, int end) {
   const product *p = given;
   for (int t = begin; t < end; t++) {
     int row = 0;
-    if (ROWS == 8)
-      for (; row + 8 <= p->rows; row += 8) tile(p, t, row, 8);
+#if ROWS == 16
+    for (; row + 16 <= p->rows; row += 16) tile(p, t, row, 16);
+    for (; row + 8 <= p->rows; row += 8) tile(p, t, row, 8);
+#endif
+#if ROWS >= 4
     for (; row + 4 <= p->rows; row += 4) tile(p, t, row, 4);
+#endif
     for (; row + 2 <= p->rows; row += 2) tile(p, t, row, 2);
     for (; row < p->rows; row++) tile(p, t, row, 1);
   }
 }
 
-INLINE float dot(const float *a, const float *b, int n) {
-  float sum = 0;
-  for (int i = 0; i < n; i++) sum += a[i] * b[i];
-  return sum;
+/* y[r][o] = w[o] . x[r] for a few rows of each, n numbers long; y_stride: floats from one r to the next. */
+INLINE void dots(const float *w, const float *x, long x_stride, int n, int outputs, int rows, float *y, long y_stride) {
+  floats sum[4][4] = {0};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    floats weights[4];
+    UNROLL for (int o = 0; o < outputs; o++) weights[o] = load(w + (long)o * n + i);
+    UNROLL for (int r = 0; r < rows; r++) {
+      const floats state = load(x + r * x_stride + i);
+      UNROLL for (int o = 0; o < outputs; o++) sum[o][r] += weights[o] * state;
+    }
+  }
+  UNROLL for (int o = 0; o < outputs; o++)
+    UNROLL for (int r = 0; r < rows; r++) {
+      float rest = 0;
+      for (int j = i; j < n; j++) rest += w[(long)o * n + j] * x[r * x_stride + j];
+      y[r * y_stride + o] = total_of(sum[o][r]) + rest;
+    }
+}
+
+/* The same for any number of rows of w (outputs, n) and of x. */
+static void all_dots(const float *w, const float *x, long x_stride, int n, int outputs, int rows, float *y,
+                     long y_stride) {
+  enum { WIDE = BYTES == 64 || LANES < 8 ? 4 : 2 }; /* as registers allow */
+  int o = 0;
+  for (; o + WIDE <= outputs; o += WIDE) {
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) dots(w + (long)o * n, x + r * x_stride, x_stride, n, WIDE, 4, y + r * y_stride + o, y_stride);
+    for (; r < rows; r++) dots(w + (long)o * n, x + r * x_stride, x_stride, n, WIDE, 1, y + r * y_stride + o, y_stride);
+  }
+  for (; o < outputs; o++)
+    for (int r = 0; r < rows; r++) dots(w + (long)o * n, x + r * x_stride, x_stride, n, 1, 1, y + r * y_stride + o, y_stride);
 }
 
 static void rows_of_floats(void *given, int begin, int end) {
   const product *p = given;
   const linear *l = p->layer;
-  for (int o = begin; o < end; o++) {
-    const float *w = (const float *)l->weight + (long)o * l->in;
-    for (int r = 0; r < p->rows; r++) {
-      const float sum = dot(w, p->x + (long)r * l->in, l->in);
-      p->y[(long)r * l->out + o] = l->bias ? sum + l->bias[o] : sum;
-    }
-  }
+  all_dots((const float *)l->weight + (long)begin * l->in, p->x, l->in, l->in, end - begin, p->rows, p->y + begin, l->out);
+  if (l->bias)
+    for (int r = 0; r < p->rows; r++)
+      for (int o = begin; o < end; o++) p->y[(long)r * l->out + o] += l->bias[o];
+}
+
+INLINE int32_t nearest(float x) { /* for |x| < 2^22: the last bits of a float whose unit is 1 */
+  const float shifted = x + 12582912.0f;
+  int32_t number;
+  memcpy(&number, &shifted, 4);
+  return number - 0x4B400000;
 }
 
 static void round_row(const float *x, int n, int16_t *q, float *scale, float *sum) {
   float largest = 0;
-  for (int i = 0; i < n; i++) largest = fmaxf(largest, fabsf(x[i]));
-  const int is_finite = largest <= 3.4e38f;
-  const float times = is_finite && largest > 1e-30f ? LARGEST / largest : 0;
-  for (int i = 0; i < n; i++) q[i] = (int16_t)lrintf(x[i] * times);
-  *scale = is_finite ? (times > 0 ? 1 / times : 0) : NAN;
-  for (int i = 0; i < n; i++) /* a row that holds no number gives none */
-    if (x[i] != x[i]) *scale = NAN;
+  int is_number = 1;
+  for (int i = 0; i < n; i++) {
+    const float size = fabsf(x[i]);
+    largest = size > largest ? size : largest;
+    is_number &= size <= 3.4e38f;
+  }
+  const float times = is_number && largest > 1e-30f ? LARGEST / largest : 0;
+  *scale = !is_number ? NAN : times > 0 ? 1 / times : 0; /* a row that holds no number gives none */
+  for (int i = 0; i < n; i++) q[i] = is_number ? (int16_t)nearest(x[i] * times) : 0;
   if (sum)
     for (int g = 0; g < n / GROUP; g++) {
       int total = 0;
       for (int i = 0; i < GROUP; i++) total += q[g * GROUP + i];
       sum[g] = (float)total;
     }
+}
+
+static void round_rows(void *given, int begin, int end) {
+  const product *p = given;
+  const long in = p->layer->in;
+  for (int r = begin; r < end; r++)
+    round_row(p->x + r * in, (int)in, p->q + r * in, p->scale + r, p->sum ? p->sum + r * (in / GROUP) : NULL);
 }
 
 /* y (rows, out) = x (rows, in) W^T + b. room: bytes for rounded rows, as many as linear_room says. */
@@ -396,17 +453,17 @@ API long linear_room(const linear *l, int rows) {
 
 API void apply_linear(const linear *l, const float *x, float *y, int rows, char *room) {
   product p = {.layer = l, .x = x, .y = y, .rows = rows};
+  const long work = (long)rows * l->in * l->out;
   if (l->kind == FLOAT32) {
-    in_parallel(rows_of_floats, &p, l->out);
+    in_parallel(rows_of_floats, &p, l->out, work);
     return;
   }
-  float *scale = (float *)room, *sum = scale + rows;
-  const int groups = l->kind == INT4 ? l->in / GROUP : 0;
-  int16_t *q = (int16_t *)(sum + (long)rows * groups);
-  for (int r = 0; r < rows; r++)
-    round_row(x + (long)r * l->in, l->in, q + (long)r * l->in, scale + r, groups ? sum + (long)r * groups : NULL);
-  p.q = q, p.scale = scale, p.sum = sum;
-  in_parallel(tiles, &p, (l->out + OUTPUTS - 1) / OUTPUTS);
+  const long groups = l->kind == INT4 ? l->in / GROUP : 0;
+  p.scale = (float *)room;
+  p.sum = groups ? p.scale + rows : NULL;
+  p.q = (int16_t *)(p.scale + rows * (1 + groups));
+  in_parallel(round_rows, &p, rows, (long)rows * l->in);
+  in_parallel(tiles, &p, (l->out + OUTPUTS - 1) / OUTPUTS, work);
 }
 
 /* ---- norms, positions, activations ---- */
@@ -416,17 +473,24 @@ typedef struct {
   float epsilon;
 } norm;
 
+static float total(const float *x, int n) {
+  floats sum = {0};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) sum += load(x + i);
+  float rest = 0;
+  for (; i < n; i++) rest += x[i];
+  return total_of(sum) + rest;
+}
+
 /* y = (x - mean) / sqrt(var + epsilon) weight + bias, or x / sqrt(mean(x^2) + epsilon) weight. */
 API void apply_norm(const norm *f, const float *x, float *y, int rows, int n) {
   for (int r = 0; r < rows; r++, x += n, y += n) {
-    float mean = 0, square = 0;
-    if (f->bias) {
-      for (int i = 0; i < n; i++) mean += x[i];
-      mean /= (float)n;
-    }
-    for (int i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean);
+    const float mean = f->bias ? total(x, n) / (float)n : 0;
+    for (int i = 0; i < n; i++) y[i] = x[i] - mean;
+    float square;
+    dots(y, y, n, n, 1, 1, &square, 1);
     const float factor = 1 / sqrtf(square / (float)n + f->epsilon);
-    for (int i = 0; i < n; i++) y[i] = (x[i] - mean) * factor * f->weight[i] + (f->bias ? f->bias[i] : 0);
+    for (int i = 0; i < n; i++) y[i] = y[i] * factor * f->weight[i] + (f->bias ? f->bias[i] : 0);
   }
 }
 
@@ -441,8 +505,9 @@ static void turn(float *x, const float *cosines, const float *sines, int size) {
 }
 
 INLINE float exponential(float x) { /* to 2e-7, as a loop of it becomes vectors */
-  x = fmaxf(fminf(x, 88.0f), -87.0f);
-  const float n = rintf(x * 1.44269504f);
+  x = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+  const int32_t whole = nearest(x * 1.44269504f);
+  const float n = (float)whole;
   const float f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
   p = p * f + 1.3981999507e-3f;
@@ -451,21 +516,27 @@ INLINE float exponential(float x) { /* to 2e-7, as a loop of it becomes vectors 
   p = p * f + 1.6666665459e-1f;
   p = p * f + 5.0000001201e-1f;
   p = p * f * f + f + 1;
-  const int32_t bits = ((int32_t)n + 127) << 23;
+  const uint32_t raised = (uint32_t)(whole + 127) << 23;
   float power;
-  memcpy(&power, &bits, 4);
+  memcpy(&power, &raised, 4);
   return p * power;
 }
 
 enum { GELU_TANH, GELU, RELU, SILU };
 
-/* In place; gated: x (2 n) -> act(gate) up in its first half. */
-API void apply_activation(int kind, float *x, int rows, int n, int is_gated) {
-  const int stride = is_gated ? 2 * n : n;
-  for (int r = 0; r < rows; r++) {
-    float *v = x + (long)r * stride, *to = x + (long)r * n;
-    const float *up = v + n;
-    switch (kind) {
+typedef struct {
+  int kind, n, is_gated;
+  const float *x;
+  float *y;
+} activation;
+
+static void activate_rows(void *given, int begin, int end) {
+  const activation *a = given;
+  const int n = a->n, is_gated = a->is_gated;
+  for (int r = begin; r < end; r++) {
+    const float *v = a->x + (long)r * n * (is_gated ? 2 : 1), *up = v + n;
+    float *to = a->y + (long)r * n;
+    switch (a->kind) {
       case GELU_TANH: /* half x (1 + tanh u) is x times the sigmoid of 2 u */
         for (int i = 0; i < n; i++) {
           const float u = 1.5957691216f * (v[i] + 0.044715f * v[i] * v[i] * v[i]);
@@ -484,6 +555,12 @@ API void apply_activation(int kind, float *x, int rows, int n, int is_gated) {
   }
 }
 
+/* x (rows, n) -> y; gated: x (rows, 2, n), gate and up -> act(gate) up. y may be x where nothing is gated. */
+API void apply_activation(int kind, const float *x, float *y, int rows, int n, int is_gated) {
+  activation a = {kind, n, is_gated, x, y};
+  in_parallel(activate_rows, &a, rows, 8L * rows * n);
+}
+
 /* ---- attention of one token a row ---- */
 
 typedef struct {
@@ -500,41 +577,64 @@ typedef struct {
   const int *at;              /* (rows,) the position of each */
   float *mixed;               /* (rows, heads, head size) */
   float *room;                /* (threads' items, positions) */
-  int positions;
+  int positions, row;         /* which row is the first */
 } mixing;
 
+#define ATTENDED 16 /* rows whose scores there is room for */
+
+/* y (n,) = the sum over t of s[t] v[t], where v is (count, n). */
+static void weighted_sum(const float *s, const float *v, int count, int n, float *y) {
+  enum { WIDE = 4 };
+  int i = 0;
+  for (; i + WIDE * LANES <= n; i += WIDE * LANES) {
+    floats sum[WIDE] = {0};
+    for (int t = 0; t < count; t++)
+      UNROLL for (int c = 0; c < WIDE; c++) sum[c] += all(s[t]) * load(v + (long)t * n + i + c * LANES);
+    UNROLL for (int c = 0; c < WIDE; c++) store(y + i + c * LANES, sum[c]);
+  }
+  for (; i < n; i++) {
+    float sum = 0;
+    for (int t = 0; t < count; t++) sum += s[t] * v[(long)t * n + i];
+    y[i] = sum;
+  }
+}
+
+static void softmax(float *x, int n, float scale) {
+  float largest = -INFINITY;
+  for (int i = 0; i < n; i++) largest = x[i] > largest ? x[i] : largest;
+  for (int i = 0; i < n; i++) x[i] = exponential((x[i] - largest) * scale);
+  const float sum = total(x, n);
+  for (int i = 0; i < n; i++) x[i] /= sum;
+}
+
+/* An item: the heads of a row that share keys and values. */
 static void mix_heads(void *given, int begin, int end) {
   const mixing *m = given;
   const attention *a = m->a;
   const int size = a->head_size, shared = a->heads / a->key_value_heads;
   for (int item = begin; item < end; item++) {
-    const int r = item / a->heads, h = item % a->heads;
-    const float *query = m->query + r * m->stride + (long)h * size;
-    const long offset = r * a->row + (h / shared) * a->head;
-    const float *keys = a->keys + offset, *values = a->values + offset;
-    float *scores = m->room + (long)item * m->positions, *mixed = m->mixed + ((long)r * a->heads + h) * size;
-    const int last = m->at[r], first = a->window && last >= a->window ? last - a->window + 1 : 0;
-    float largest = -INFINITY, sum = 0;
-    for (int t = first; t <= last; t++) {
-      scores[t] = a->scale * dot(query, keys + (long)t * size, size);
-      largest = fmaxf(largest, scores[t]);
+    const int r = item / a->key_value_heads, h = item % a->key_value_heads;
+    const int last = m->at[r], first = a->window && last >= a->window ? last - a->window + 1 : 0, seen = last - first + 1;
+    const long offset = (m->row + r) * a->row + h * a->head + (long)first * size;
+    float *scores = m->room + (long)item * shared * m->positions;
+    all_dots(a->keys + offset, m->query + r * m->stride + (long)h * shared * size, size, size, seen, shared, scores,
+             m->positions);
+    for (int n = 0; n < shared; n++) {
+      softmax(scores + (long)n * m->positions, seen, a->scale);
+      weighted_sum(scores + (long)n * m->positions, a->values + offset, seen, size,
+                   m->mixed + ((long)r * a->heads + h * shared + n) * size);
     }
-    for (int t = first; t <= last; t++) scores[t] = exponential(scores[t] - largest);
-    for (int t = first; t <= last; t++) sum += scores[t];
-    memset(mixed, 0, sizeof(float) * size);
-    for (int t = first; t <= last; t++)
-      for (int i = 0; i < size; i++) mixed[i] += scores[t] * values[(long)t * size + i];
-    for (int i = 0; i < size; i++) mixed[i] /= sum;
   }
 }
 
-/* softmax(q K^T scale) V of each row, up to its position. */
+/* softmax(q K^T scale) V of each row, up to its position. room: (attended rows, heads, positions). */
 API void attend(const attention *a, const float *query, long stride, const int *at, int rows, float *mixed,
                 float *room, int positions) {
-  mixing m = {a, query, stride, at, mixed, room, positions};
-  const long work = (long)rows * a->heads * positions * a->head_size;
-  if (work < 1 << 16) mix_heads(&m, 0, rows * a->heads);
-  else in_parallel(mix_heads, &m, rows * a->heads);
+  for (int row = 0; row < rows; row += ATTENDED) {
+    const int some = rows - row < ATTENDED ? rows - row : ATTENDED;
+    mixing m = {a, query + row * stride, stride, at + row, mixed + (long)row * a->heads * a->head_size, room, positions, row};
+    in_parallel(mix_heads, &m, some * a->key_value_heads, (long)some * a->heads * positions * a->head_size);
+  }
 }
 
 /* ---- a block ---- */
@@ -553,7 +653,8 @@ API long block_room(const block *b, int rows, int positions) {
   if (b->width > widest) widest = b->width;
   if ((long)a->heads * a->head_size > widest) widest = (long)a->heads * a->head_size;
   return sizeof(float) * rows * (3L * b->width + all * a->head_size + (long)a->heads * a->head_size +
-                                 (b->is_gated ? 2L : 1L) * b->inner + (long)a->heads * positions) +
+                                 (b->is_gated ? 3L : 2L) * b->inner) +
+         sizeof(float) * (rows < ATTENDED ? rows : ATTENDED) * a->heads * positions +
          rows * (widest * 2 + 8 + (widest / GROUP + 1) * 4) + 256;
 }
 
@@ -570,8 +671,8 @@ API void apply_block(const block *b, float *x, int rows, const int *at, int posi
   const long width = b->width;
   float *normed = room, *added = normed + rows * width, *other = added + rows * width, *heads = other + rows * width;
   float *mixed = heads + (long)rows * all * size, *inner = mixed + (long)rows * queries * size;
-  float *scores = inner + (long)rows * b->inner * (b->is_gated ? 2 : 1);
-  char *rounded = (char *)(scores + (long)rows * queries * positions);
+  float *active = inner + (long)rows * b->inner * (b->is_gated ? 2 : 1), *scores = active + (long)rows * b->inner;
+  char *rounded = (char *)(scores + (rows < ATTENDED ? rows : ATTENDED) * (long)queries * positions);
 
   apply_norm(&b->norm_1, x, normed, rows, b->width);
   apply_linear(&b->query_key_value, normed, heads, rows, rounded);
@@ -597,8 +698,8 @@ API void apply_block(const block *b, float *x, int rows, const int *at, int posi
 
   apply_norm(&b->norm_2, x, normed, rows, b->width);
   apply_linear(&b->expand, normed, inner, rows, rounded);
-  apply_activation(b->activation, inner, rows, b->inner, b->is_gated);
-  apply_linear(&b->contract, inner, other, rows, rounded);
+  apply_activation(b->activation, inner, active, rows, b->inner, b->is_gated);
+  apply_linear(&b->contract, active, other, rows, rounded);
   if (b->after_2.weight) apply_norm(&b->after_2, other, other, rows, b->width);
   if (b->is_parallel) add(x, added, rows * width);
   add(x, other, rows * width);

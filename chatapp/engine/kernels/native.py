@@ -37,12 +37,11 @@ LEVELS: dict[str, tuple[str, ...]] = {
 }
 """Compiler options of each set of instructions, as `instructions` counts them."""
 
-# Sums may be added up in any order; what is no number stays none.
-_OPTIONS = (
+OPTIONS = (
     *("-O3", "-std=c11", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno"),
-    *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-freciprocal-math"),
-    "-ffp-contract=fast",
+    *("-fno-signed-zeros", "-fno-trapping-math", "-freciprocal-math", "-ffp-contract=fast"),
 )
+"""Compiler options. What is no number stays none, and sums are added up as they are written."""
 _SECONDS = 120.0
 
 
@@ -95,7 +94,7 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "linear_room": ((_POINTER, _INT), _LONG),
     "apply_linear": ((_POINTER, _POINTER, _POINTER, _INT, _POINTER), None),
     "apply_norm": ((_POINTER, _POINTER, _POINTER, _INT, _INT), None),
-    "apply_activation": ((_INT, _POINTER, _INT, _INT, _INT), None),
+    "apply_activation": ((_INT, _POINTER, _POINTER, _INT, _INT, _INT), None),
     "attend": (
         (_POINTER, _POINTER, _LONG, _POINTER, _INT, _POINTER, _POINTER, _INT),
         None,
@@ -172,7 +171,7 @@ def compile_level(level: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         made = Path(aside) / library_name(level)
         threads = () if os.name == "nt" else ("-pthread", "-lm")
-        command = [*compiler(), *_OPTIONS, *LEVELS[level], "-o", str(made), str(SOURCE), *threads]
+        command = [*compiler(), *OPTIONS, *LEVELS[level], "-o", str(made), str(SOURCE), *threads]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
         if done.returncode:
             line = next(iter(done.stderr.strip().splitlines()), "no message")
@@ -201,6 +200,6 @@ def levels_here() -> list[str]:
 
 def library_name(level: str) -> str:
     """The file name of a level's library on this system; another source has another name."""
-    text = SOURCE.read_bytes() + repr((_OPTIONS, LEVELS[level], platform.machine())).encode()
+    text = SOURCE.read_bytes() + repr((OPTIONS, LEVELS[level], platform.machine())).encode()
     suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
     return f"kernels-{level}-{hashlib.sha256(text).hexdigest()[:12]}.{suffix}"

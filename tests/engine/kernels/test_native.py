@@ -7,6 +7,9 @@ import ctypes
 import math
 import os
 import random
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,15 +150,13 @@ def test_norms_and_activations(library: Any) -> None:
             expected = F.layer_norm(x, (width,), weight, bias, 1e-5)
         assert torch.allclose(y, expected, atol=2e-5, rtol=2e-5)
         for kind, activation in enumerate(ACTIVATIONS):
-            plain = x.clone()
-            library.apply_activation(kind, at(plain), rows, width, 0)
-            assert torch.allclose(plain, activation(x), atol=2e-6, rtol=2e-6)
+            library.apply_activation(kind, at(x), at(y), rows, width, 0)
+            assert torch.allclose(y, activation(x), atol=2e-6, rtol=2e-6)
             gated = torch.randn(rows, 2 * width)
             gate, up = gated.chunk(2, -1)
             expected = activation(gate) * up
-            library.apply_activation(kind, at(gated), rows, width, 1)
-            ours = gated.view(-1)[: rows * width].view(rows, width)
-            assert torch.allclose(ours, expected, atol=2e-6, rtol=2e-6)
+            library.apply_activation(kind, at(gated), at(y), rows, width, 1)
+            assert torch.allclose(y, expected, atol=2e-6, rtol=2e-6)
 
 
 def test_attention(library: Any) -> None:
@@ -210,6 +211,35 @@ def test_attention(library: Any) -> None:
 
 def test_the_exponential_is_exact_enough(library: Any) -> None:
     x = torch.linspace(-80, 80, 20001)
-    y = x.clone()
-    library.apply_activation(3, at(y), 1, len(y), 0)
+    y = torch.empty_like(x)
+    library.apply_activation(3, at(x), at(y), 1, len(y), 0)
     assert math.isclose(float((y - F.silu(x)).abs().max()), 0, abs_tol=1e-5)
+
+
+CHECK = Path(__file__).with_name("check_kernels.c")
+SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover")
+
+
+def check_kernels(folder: Path, compiler: list[str], run: list[str], *options: str) -> None:
+    """Compile the kernels with `check_kernels.c`, which compares them with plain loops, and run."""
+    program = folder / "check"
+    command = [*compiler, *(o for o in native.OPTIONS if o != "-shared"), *options]
+    files = ["-I", str(native.SOURCE.parent), str(CHECK), "-o", str(program), "-pthread", "-lm"]
+    made = subprocess.run([*command, *files], capture_output=True, text=True)
+    if options[:1] == SANITIZERS[:1] and made.returncode:
+        pytest.skip("this compiler has no sanitizers")
+    assert made.returncode == 0, made.stderr
+    done = subprocess.run([*run, str(program), str(SHAPES)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_arm(tmp_path: Path) -> None:
+    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
+    if compiler is None or emulator is None:
+        pytest.skip("there is no compiler for ARM here, or no emulator")
+    check_kernels(tmp_path, [compiler], [emulator], "-static")
+
+
+@pytest.mark.parametrize("level", levels()[-1:])
+def test_no_kernel_reads_or_writes_elsewhere(level: str, tmp_path: Path) -> None:
+    check_kernels(tmp_path, native.compiler(), [], *SANITIZERS, *native.LEVELS[level])
