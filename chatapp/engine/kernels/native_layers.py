@@ -14,9 +14,13 @@ from torch import Tensor
 
 from chatapp.engine.kernels import native
 from chatapp.engine.kernels.tiles import kind_of
+from chatapp.engine.kernels.token_threads import token_threads
 
 FEW_ROWS = 16
 """Up to so many, a block in float32 is computed natively by any instructions."""
+
+_TOKENS = 2
+"""Rows that are limited by the memory's speed."""
 
 NO_NORM = native.Norm(None, None, 0.0)
 """Stands where a block has none."""
@@ -49,9 +53,15 @@ class NativeLinear:
         y = torch.empty(len(rows), self.struct.outputs)
         of = ctypes.byref(self.struct)
         room = torch.empty(self._library.linear_room(of, len(rows)), dtype=torch.uint8)
-        self._library.set_threads(torch.get_num_threads())
+        choose_threads(self._library, len(rows))
         self._library.apply_linear(of, rows.data_ptr(), y.data_ptr(), len(rows), room.data_ptr())
         return y.view(*x.shape[:-1], -1)
+
+
+def choose_threads(library: ctypes.CDLL, rows: int) -> None:
+    """Many rows, limited by computing, get all threads of torch; for a few see `token_threads`."""
+    most = torch.get_num_threads()
+    library.set_threads(most if most < 2 or rows > _TOKENS else token_threads(most))
 
 
 def float_struct(weight: Tensor, bias: Tensor | None) -> native.Linear:
@@ -112,7 +122,7 @@ class NativeBlock:
             turns = rows.turns[self._rotation]
             cosines, sines = turns[0].data_ptr(), turns[1].data_ptr()
         block = ctypes.byref(struct)
-        library.set_threads(torch.get_num_threads())
+        choose_threads(library, len(x))
         room = torch.empty(library.block_room(block, len(x), rows.span), dtype=torch.uint8)
         library.apply_block(
             block,

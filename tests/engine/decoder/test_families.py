@@ -22,7 +22,7 @@ from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.decoder.summary import parameter_formula
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.kernels.native_layers import ROWS
+from chatapp.engine.kernels.native_layers import FEW_ROWS
 from chatapp.engine.kernels.precision import has_kernels
 from chatapp.engine.model import Request, Sampling
 from chatapp.lab.inspectable import inspectable
@@ -80,7 +80,7 @@ def test_in_pieces(
     assert close(pair[0].forward(IDS, all_positions=True), wanted)
 
 
-@pytest.mark.parametrize("size", [1, 5, ROWS])
+@pytest.mark.parametrize("size", [1, 5, FEW_ROWS])
 def test_the_native_kernels_and_torch_agree(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -89,7 +89,7 @@ def test_the_native_kernels_and_torch_agree(
         pytest.skip("there is no C compiler here")
     found = []
     for is_native in (True, False):
-        monkeypatch.setattr(decoder, "_is_native", is_native)
+        monkeypatch.setattr(decoder, "_most_native_rows", size if is_native else 0)
         cache = decoder.new_cache()
         decoder.forward(IDS[:40], cache)
         pieces = [IDS[n : n + size] for n in range(40, 80 - size, size)]

@@ -1,0 +1,290 @@
+"""Programs that compute the same decoder, each in a process of its own, and the files they read.
+
+`python rivals.py NAME FILE PRECISION` loads a GGUF file and answers requests, one JSON document a
+line: {"reply": prompt, "new": n} the seconds of a token, {"prompt": ids} the seconds of a prompt,
+{"eight": prompt, "new": n} the tokens a second of eight sequences, {"bytes": true} the bytes of
+weights that a token reads. In one process they would disturb each other.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SMOLLM2 = Path(os.environ.get("SMOLLM2_GGUF", "smollm2.gguf"))
+
+Answer = Callable[[dict[str, Any]], Any]
+Shape = dict[str, int]
+
+GPT2: Shape = {"width": 768, "layers": 12, "heads": 12, "inner": 3072, "words": 50257}
+QWEN3: Shape = {
+    **{"width": 1024, "layers": 28, "heads": 16, "shared": 8, "size": 128, "inner": 3072},
+    "words": 151936,
+}
+
+
+def write_shape(path: Path, kind: str, shape: Shape) -> None:
+    """A GGUF file of random weights: a Qwen3 where heads share keys, else a GPT-2."""
+    import gguf
+    import numpy as np
+
+    is_qwen = "shared" in shape
+    width, inner = shape["width"], shape["inner"]
+    writer = gguf.GGUFWriter(path, "qwen3" if is_qwen else "gpt2")
+    writer.add_context_length(1024)
+    writer.add_embedding_length(width)
+    writer.add_block_count(shape["layers"])
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(shape["heads"])
+    if is_qwen:
+        writer.add_head_count_kv(shape["shared"])
+        writer.add_key_length(shape["size"])
+        writer.add_value_length(shape["size"])
+        writer.add_layer_norm_rms_eps(1e-6)
+        writer.add_rope_freq_base(1e6)
+        writer.add_vocab_size(shape["words"])
+    else:
+        writer.add_layer_norm_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2" if is_qwen else "gpt-2")
+    names = [f"t{id}" for id in range(shape["words"])]
+    writer.add_token_list(names)
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(names))
+    writer.add_token_merges(["t0 t1"])
+    writer.add_bos_token_id(len(names) - 1)
+    writer.add_eos_token_id(len(names) - 1)
+    draw = np.random.default_rng(0)
+
+    def matrix(name: str, rows: int, columns: int, as_kind: str = kind) -> None:
+        weights = draw.standard_normal((rows, columns), np.float32) * 0.02
+        add_matrix(writer, name, weights, as_kind)
+
+    def vector(name: str, size: int, value: float) -> None:
+        writer.add_tensor(name, np.full(size, value, np.float32))
+
+    def product(name: str, rows: int, columns: int) -> None:
+        matrix(f"{name}.weight", rows, columns)
+        if not is_qwen:
+            vector(f"{name}.bias", rows, 0.0)
+
+    def norm(name: str, size: int = width) -> None:
+        vector(f"{name}.weight", size, 1.0)
+        if not is_qwen:
+            vector(f"{name}.bias", size, 0.0)
+
+    matrix("token_embd.weight", shape["words"], width)
+    norm("output_norm")
+    if not is_qwen:
+        matrix("position_embd.weight", 1024, width, "f32")
+    for layer in range(shape["layers"]):
+        block = f"blk.{layer}."
+        norm(f"{block}attn_norm")
+        norm(f"{block}ffn_norm")
+        if is_qwen:
+            queries, keys = (shape[part] * shape["size"] for part in ("heads", "shared"))
+            for part, rows in (("q", queries), ("k", keys), ("v", keys)):
+                product(f"{block}attn_{part}", rows, width)
+            norm(f"{block}attn_q_norm", shape["size"])
+            norm(f"{block}attn_k_norm", shape["size"])
+            product(f"{block}attn_output", width, queries)
+            product(f"{block}ffn_gate", inner, width)
+        else:
+            product(f"{block}attn_qkv", 3 * width, width)
+            product(f"{block}attn_output", width, width)
+        product(f"{block}ffn_up", inner, width)
+        product(f"{block}ffn_down", width, inner)
+    _finish(writer)
+
+
+def add_matrix(writer: Any, name: str, weights: Any, kind: str) -> None:
+    """A matrix as f32, q8_0 or q4_0; in q4_0 the output matrix is q8_0, as it is in int4 here."""
+    import gguf
+
+    kind = "q8_0" if kind == "q4_0" and name == "token_embd.weight" else kind
+    stored = gguf.GGMLQuantizationType[kind.upper()]
+    writer.add_tensor(name, gguf.quantize(weights, stored), raw_dtype=stored)
+
+
+def convert(source: Path, path: Path, kind: str) -> None:
+    """A GGUF file with its matrices stored as another kind."""
+    import gguf
+    import numpy as np
+
+    reader = gguf.GGUFReader(source)
+    fields = reader.fields
+    writer = gguf.GGUFWriter(path, fields["general.architecture"].contents())
+    for name, field in fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        is_list = field.types[0] == gguf.GGUFValueType.ARRAY
+        items = field.types[-1] if is_list else None
+        writer.add_key_value(name, field.contents(), field.types[0], sub_type=items)
+    for tensor in reader.tensors:
+        weights = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        if weights.ndim == 2 and tensor.name != "position_embd.weight":
+            add_matrix(writer, tensor.name, weights, kind)
+        else:
+            writer.add_tensor(tensor.name, weights)
+    _finish(writer)
+
+
+def _finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def chatapp(path: Path, precision: str) -> Answer:
+    """This program."""
+    from chatapp.engine.backends.local import load_decoder
+    from chatapp.engine.cache.key_values import RowCache
+    from chatapp.engine.files.model_files import ModelFiles
+    from chatapp.engine.kernels.threads import ComputeLock
+
+    decoder, lock = load_decoder(ModelFiles.read(path), precision=precision), ComputeLock()
+
+    def answer(request: dict[str, Any]) -> Any:
+        if "bytes" in request:
+            return decoder.matrix_bytes
+        ids = request.get("reply") or request.get("prompt") or request["eight"]
+        cache = decoder.new_cache()
+        started = time.perf_counter()
+        with lock:
+            id = int(decoder.forward(ids, cache).argmax())
+        if "prompt" in request:
+            return time.perf_counter() - started
+        rows = RowCache(cache, 8, len(ids) + request["new"] + 1)
+        if "eight" in request:
+            for row in range(8):
+                rows.put(row, cache)
+        drawn = [id] * 8
+        started = time.perf_counter()
+        for _ in range(request["new"]):
+            with lock:
+                if "eight" in request:
+                    drawn = decoder.forward_rows(drawn, rows).argmax(-1).tolist()
+                else:
+                    id = int(decoder.forward([id], cache).argmax())
+        seconds = (time.perf_counter() - started) / request["new"]
+        return 8 / seconds if "eight" in request else seconds
+
+    return answer
+
+
+def transformers(path: Path, precision: str) -> Answer:
+    """transformers in float32, with random weights of the shape that the file has."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from chatapp.engine.files.model_files import ModelFiles
+
+    values = dict(ModelFiles.read(path).config)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def answer(request: dict[str, Any]) -> Any:
+        ids = request.get("reply") or request["prompt"]
+        started = time.perf_counter()
+        out = model(torch.tensor([ids]), use_cache=True, logits_to_keep=1)
+        id = int(out.logits[0, -1].argmax())
+        if "prompt" in request:
+            return time.perf_counter() - started
+        started = time.perf_counter()
+        for _ in range(request["new"]):
+            out = model(torch.tensor([[id]]), past_key_values=out.past_key_values, use_cache=True)
+            id = int(out.logits[0, -1].argmax())
+        return (time.perf_counter() - started) / request["new"]
+
+    return answer
+
+
+def llama_cpp(path: Path, threads: str) -> Answer:
+    """llama.cpp by the wheel `xllamacpp`, with its own clock."""
+    import xllamacpp
+
+    options = xllamacpp.CommonParams()
+    options.model.path = str(path)
+    options.n_ctx = 1024
+    options.n_parallel = 1
+    for part in (options.cpuparams, options.cpuparams_batch):
+        part.n_threads = int(threads)
+    server = xllamacpp.Server(options)
+
+    def answer(request: dict[str, Any]) -> Any:
+        done: Any = server.handle_completions(
+            {
+                "prompt": request.get("reply") or request["prompt"],
+                "n_predict": request.get("new", 1),
+                **{"temperature": 0, "ignore_eos": True, "cache_prompt": False},
+            }
+        )
+        clock = done["timings"]
+        return clock["prompt_ms" if "prompt" in request else "predicted_per_token_ms"] / 1000
+
+    return answer
+
+
+PROGRAMS = {each.__name__: each for each in (chatapp, transformers, llama_cpp)}
+
+
+class Rival:
+    """One of PROGRAMS in a process of its own; is_there: whether it could load the file."""
+
+    def __init__(self, name: str, path: Path, given: str, **environment: str) -> None:
+        bare = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "KMP_"))}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, name, str(path), given],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**bare, "PYTHONPATH": str(ROOT), **environment},
+            text=True,
+        )
+        self.is_there: bool = self._read() == "ready"
+
+    def ask(self, **request: Any) -> float:
+        """What it answers."""
+        assert self._process.stdin is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return float(self._read())
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else None
+
+
+def text(size: int, seed: int, vocabulary: int = 340) -> list[int]:
+    """Random tokens."""
+    draw = random.Random(seed)
+    return [draw.randrange(vocabulary) for _ in range(size)]
+
+
+def _serve(name: str, path: Path, given: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    if name == "chatapp":
+        from chatapp.engine.kernels.threads import wait_briefly
+
+        wait_briefly(os.environ)
+    answer = PROGRAMS[name](path, given)
+    print(json.dumps("ready"), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,83 @@
+"""The number of threads that compute a token: measured once, and kept."""
+
+from pathlib import Path
+
+import pytest
+
+from chatapp.engine.kernels import token_threads as module
+from chatapp.engine.kernels.native import kernels
+from chatapp.engine.kernels.token_threads import fewest, token_threads
+
+
+def test_fewer_threads_that_are_nearly_as_fast_are_enough() -> None:
+    assert fewest({1: 1.05, 2: 1.0}) == 1
+    assert fewest({1: 1.5, 2: 1.0}) == 2
+    assert fewest({1: 4.0, 2: 2.0, 4: 1.05, 8: 1.0}) == 4
+    assert fewest({1: 1.0, 2: 30.0}) == 1  # the others have no core
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of threads that were measured for; there, two are best."""
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+    asked: list[int] = []
+
+    def seconds(most: int) -> dict[int, float]:
+        asked.append(most)
+        return {1: 2.0, 2: 1.0, 4: 0.99}
+
+    monkeypatch.setattr(module, "_seconds_by_threads", seconds)
+    monkeypatch.setattr(module, "seconds_of_others", lambda: 7.0)
+    return asked
+
+
+def choose(most: int) -> int:
+    """As a process that starts now."""
+    token_threads.cache_clear()
+    try:
+        return token_threads(most)
+    finally:
+        token_threads.cache_clear()
+
+
+def test_the_number_is_measured_once_on_a_machine(measured: list[int]) -> None:
+    assert [choose(4), choose(4)] == [2, 2]
+    assert measured == [4]
+    assert choose(3) == 2  # with another number of threads, what is best may be another
+    assert choose(4) == 2
+    assert measured == [4, 3]
+
+
+def test_what_is_measured_beside_other_programs_is_not_kept(
+    measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(range(100))
+    monkeypatch.setattr(module, "seconds_of_others", lambda: 1000.0 * next(looks))
+    assert [choose(4), choose(4)] == [2, 2]
+    assert measured == [4, 4]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "7", '{"a": "b"}', "\ud800"])
+def test_a_broken_file_is_measured_again(measured: list[int], tmp_path: Path, content: str) -> None:
+    path = tmp_path / "cache" / "kernels" / "threads.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content.encode(errors="surrogatepass"))
+    assert choose(4) == 2
+    assert choose(4) == 2
+    assert len(measured) == 1
+
+
+def test_without_a_place_for_the_file(
+    measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.write_text("a file where the folder should be")
+    monkeypatch.setenv("CHATAPP_HOME", str(home))
+    assert [choose(4), choose(4)] == [2, 2]
+
+
+@pytest.mark.skipif(kernels().library is None, reason="there is no C compiler here")
+def test_every_number_is_measured() -> None:
+    seconds = module._seconds_by_threads(3)
+    assert list(seconds) == [1, 2, 3]
+    assert all(0 < each < 60 for each in seconds.values())
