@@ -37,8 +37,12 @@ def print_answer(
     *,
     as_json: bool,
     sources: "Sequence[Source]" = (),
+    changes: str = "",
 ) -> None:
-    """Print an answer while it arrives, or as JSON at its end. Raises typer.Exit."""
+    """Print an answer while it arrives, or as JSON at its end. Raises typer.Exit.
+
+    changes: what is changed inside the model, in words.
+    """
     from chatapp.dialogue.writers.prompt import seeded
     from chatapp.engine.events import Finished
 
@@ -62,6 +66,8 @@ def print_answer(
             document["sources"] = [asdict(source) for source in sources]
         if collected.calls:
             document["calls"] = list(map(asdict, collected.calls))
+        if changes:
+            document["changes"] = changes
         write_json(document | {"sampling": choices.document(sampling)})
     elif not collected.reply.endswith("\n"):
         write("\n")
@@ -70,6 +76,8 @@ def print_answer(
     for source in sources:
         if source.number:
             complain(f"[{source.number}] {source.file}, {source.place}")
+    if changes and not as_json:
+        complain(f"the answer is of the model {changes}")
     if collected.thought_tokens:
         complain(f"thought for {collected.thought_tokens} tokens")
     _end(collected.finished)

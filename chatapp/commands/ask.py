@@ -26,6 +26,7 @@ from chatapp.commands.ask_inputs import (
     names_in,
     toolbox_of,
 )
+from chatapp.commands.changes import AblateOption, changes_of
 from chatapp.commands.console import complain, show_reading, status
 from chatapp.commands.loading import choices_for, load, open_store
 from chatapp.commands.options import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.events import ReplyEvent
     from chatapp.dialogue.store.rows import StoredChat
     from chatapp.dialogue.tool_calls import Toolbox
+    from chatapp.engine.decoder.interventions import Interventions
     from chatapp.engine.events import Event
     from chatapp.engine.model import Generate, LanguageModel, Sampling
     from chatapp.passages.sources import Source
@@ -128,6 +130,7 @@ def ask(
     docs_method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
     tools: ToolsOption = "",
     yes_tools: YesToolsOption = "",
+    ablate: AblateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output.
@@ -147,19 +150,20 @@ def ask(
     documents = _documents(docs, docs_method, chat)
     read_now = None if chat else documents  # a chat searches its own
     sources = _sources(loaded, chosen, text, read_now, own_system, choices.sampling)
-    alone = _Question(loaded, chosen, text, own_system, tuple(sources))
+    changes = changes_of(loaded, ablate)
+    alone = _Question(loaded, chosen, text, own_system, tuple(sources), changes)
     named = settings.model, choices, chosen.name
     if reward:
         print_best(alone.answers, *named, reward, alone.messages, best_of, as_json=as_json)
         return
     answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = alone.answer
     if chat is not None:
-        given = documents, wanted, allowed, sources
+        given = documents, wanted, allowed, sources, changes
         answer = partial(_answer_in, chat, loaded, chosen, text, *given)
     elif wanted:
         toolbox = toolbox_of(loaded, chosen, wanted, allowed)
         answer = partial(alone.answer_with_tools, toolbox)
-    print_answer(answer, *named, as_json=as_json, sources=sources)
+    print_answer(answer, *named, as_json=as_json, sources=sources, changes=changes.words)
 
 
 def _check_together(
@@ -262,6 +266,7 @@ class _Question:
     text: str
     system: str | None
     sources: "tuple[Source, ...]"
+    changes: "Interventions"
 
     @property
     def messages(self) -> "list[Message]":
@@ -283,6 +288,7 @@ class _Question:
     ) -> "Iterator[Event]":
         """The answer."""
         from chatapp.dialogue import oneshot
+        from chatapp.engine.model import with_interventions
 
         return oneshot.ask(
             self.model,
@@ -292,7 +298,7 @@ class _Question:
             sources=self.sources,
             sampling=sampling,
             cancel=cancel,
-            generate=generate,
+            generate=with_interventions(generate or self.model.generate, self.changes),
         )
 
     def answer_with_tools(
@@ -300,6 +306,7 @@ class _Question:
     ) -> "Iterator[ReplyEvent]":
         """The answer of a model that may call tools."""
         from chatapp.dialogue import oneshot
+        from chatapp.engine.model import with_interventions
 
         return oneshot.ask_with_tools(
             self.model,
@@ -310,6 +317,7 @@ class _Question:
             sources=self.sources,
             sampling=sampling,
             cancel=cancel,
+            generate=with_interventions(self.model.generate, self.changes),
         )
 
 
@@ -322,6 +330,7 @@ def _answer_in(
     tools: "Sequence[str]",
     allowed: "Collection[str]",
     sources: "list[Source]",
+    changes: "Interventions",
     sampling: "Sampling",
     cancel: threading.Event,
 ) -> "Iterator[ReplyEvent]":
@@ -338,6 +347,7 @@ def _answer_in(
         _read(documents)  # unreadable documents are not stored in the chat
     with open_store() as store, closing(Chat(store, chat.id)) as opened:
         opened.ask = lambda request, cancel: "once" if is_allowed(request.tool, allowed) else "no"
+        opened.interventions = changes
         if documents is not None:
             opened.use_documents(documents)
         session = Session(opened, model, template=template, sampling=sampling)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp.commands.answers import print_answer
+from chatapp.commands.changes import AblateOption, changes_of
 from chatapp.commands.console import standard_input
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import (
@@ -34,6 +35,7 @@ def complete(
     ] = None,
     model: ModelOption = None,
     precision: PrecisionOption = None,
+    ablate: AblateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a text as it stands, without a dialogue."""
@@ -43,11 +45,17 @@ def complete(
         raise UserError("there is no text to continue; pass it in quotes or on standard input")
 
     from chatapp.dialogue import oneshot
+    from chatapp.engine.model import with_interventions
 
     language_model = load(settings.model, settings.precision, settings.device)
 
+    changes = changes_of(language_model, ablate)
+    generate = with_interventions(language_model.generate, changes)
+
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
-        return oneshot.complete(language_model, prompt, sampling=sampling, cancel=cancel)
+        return oneshot.complete(
+            language_model, prompt, sampling=sampling, cancel=cancel, generate=generate
+        )
 
     choices = choices_for(language_model, settings)
-    print_answer(answer, settings.model, choices, None, as_json=as_json)
+    print_answer(answer, settings.model, choices, None, as_json=as_json, changes=changes.words)

@@ -15,6 +15,7 @@ from chatapp.common.userfiles import UserError
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import Gone
 from chatapp.dialogue.store.rows import Basis, StoredMessage
+from chatapp.engine.decoder.interventions import UNCHANGED
 from chatapp.passages.sources import Source
 from chatapp.prompting.files.documents import DocumentSet
 
@@ -44,7 +45,8 @@ class Chat:
     of those that the model may call. choices: the sampling parameters; those chosen in this chat
     are stored. reward: the name of the reward model that scores its replies; "" is none. markdown:
     whether its replies are shown as Markdown. messages: its current path, oldest first. ask: asks
-    the user whether a tool may run that is not allowed yet.
+    the user whether a tool may run that is not allowed yet. interventions: what is changed inside
+    the model from the next reply on; not stored.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Chat:
         self.markdown = markdown
         self.messages: list[StoredMessage] = []
         self.ask: Ask = never
+        self.interventions = UNCHANGED
         self._servers: Servers | None = None
         if id is not None:
             row = store.chat(id)
@@ -107,6 +110,7 @@ class Chat:
         chat.ask = self.ask
         if id is not None and id == self.id:
             chat._servers = self._servers
+            chat.interventions = self.interventions
         return chat
 
     def close(self) -> None:

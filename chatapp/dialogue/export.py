@@ -15,7 +15,8 @@ A chat's JSON document, which `importing` reads back:
         {"role": "assistant", "content": "Yes, mo", "status": "stopped", "created": …,
          "thoughts": "They ask …",  only if there are thoughts
          "sources": [{"file": …, "place": …, "text": …, "score": …, "number": …}],
-         "calls": [{"name": …, "arguments": {…}, "result": …, "status": …, "at": 12, "inside": 0}]}
+         "calls": [{"name": …, "arguments": {…}, "result": …, "status": …, "at": 12, "inside": 0}],
+         "changes": "without 3.5"}  what was changed inside the model
       ]
     }
 
@@ -79,7 +80,9 @@ def to_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
     if chat.system:
         parts += ["## System", chat.system]
     for message in messages:
-        note = "" if message.status == "complete" else f" ({message.status})"
+        status = "" if message.status == "complete" else message.status
+        notes = ", ".join(filter(None, (status, message.changes)))
+        note = f" ({notes})" if notes else ""
         parts += [f"## {_NAMES[message.role]}{note}", message.text]
         parts += [_call_in_words(call) for call in message.calls]
         shown = [source for source in message.sources if source.number]
@@ -106,6 +109,7 @@ def to_json(chat: StoredChat, messages: Sequence[StoredMessage]) -> dict[str, An
                 **({"thoughts": message.thoughts} if message.thoughts else {}),
                 **({"sources": list(map(asdict, message.sources))} if message.sources else {}),
                 **({"calls": list(map(asdict, message.calls))} if message.calls else {}),
+                **({"changes": message.changes} if message.changes else {}),
             }
             for message in messages
         ],
@@ -119,13 +123,14 @@ def to_training_rows(
 
     At most one row. Exchanges without a complete reply are left out, because they would
     teach the model to break off, and so are those in which a tool told what the text alone does
-    not hold; a chat of nothing else gives no row. thinking: with what was
-    thought before each reply.
+    not hold, and those of a model that was changed inside; a chat of nothing else gives no row.
+    thinking: with what was thought before each reply.
     """
     exchanges = []
     for message, reply in pairwise(messages):
         is_complete = reply.role == "assistant" and reply.status == "complete"
         is_complete = is_complete and all(call.inside for call in reply.calls)
+        is_complete = is_complete and not reply.changes
         if is_complete and reply.text.strip():
             exchanges += [
                 {"role": "user", "content": message.text},

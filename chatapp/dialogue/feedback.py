@@ -18,7 +18,8 @@ A prompt ends in the user's message that was answered. It has the conditions at 
 reply: the instructions, a prompt file's demonstrations, the passages before the message; "tools"
 are those that the model could call, and calls have the form of OpenAI's protocol. If the two
 replies of a preference had different conditions, those of the better one count. A reply that is one
-of a prompt file's labels gives no row, because it was chosen from a list, not written. `finetune`
+of a prompt file's labels gives no row, because it was chosen from a list, not written; nor does one
+of a model that was changed inside, because that is another model. `finetune`
 reads the rows of corrections unchanged.
 
 Invariant: a row has the model's input and only an opinion that the user expressed: two replies are
@@ -117,7 +118,7 @@ def _answers(store: "Store", chat_id: int) -> Iterator[_Answer]:
         conditions = known.get(id) or conditions_of(chat)
         # For a label stored by an earlier version, the store has only the remark.
         is_label = conditions.is_label or (id not in known and bool(chat.prompt and reply.remark))
-        if reply.parent_id is not None and not is_label:
+        if reply.parent_id is not None and not is_label and not reply.changes:
             yield _Answer(reply, feedback, conditions)
 
 

@@ -5,7 +5,8 @@ The documents, each alone, in a list, or one per line:
 - {"messages": [{"role", "content"}], "title", "system", "template", "model"}, where all but
   the messages may be missing. `role` is system (only the first message), user or assistant,
   which alternate; messages of a `tool` are left out; `content` is text or a list of parts {"text"};
-  a message may have the `status`, `thoughts`, `sources` and `calls` of this program's export.
+  a message may have the `status`, `thoughts`, `sources`, `calls` and `changes` of this program's
+  export.
 - {"mapping": {node: {"parent", "message"}}, "current_node", "title"}, which is ChatGPT's tree.
   The path from its root to the current node is read.
 
@@ -50,6 +51,7 @@ class ImportedMessage:
     thoughts: str = ""
     sources: tuple[Source, ...] = ()
     calls: tuple[Call, ...] = ()
+    changes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,9 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
         calls = _parts(row, "calls", Call, where)
         _check_calls(calls, role, content, where)
         status = _status(row, where)
-        message = ImportedMessage(cast(Role, role), content, status, thoughts, sources, calls)
+        changes = _text(row, "changes", where)
+        parts = status, thoughts, sources, calls, changes
+        message = ImportedMessage(cast(Role, role), content, *parts)
         messages.append(_continued(before, message) if before else message)
     return system, messages
 

@@ -59,6 +59,7 @@ def ask_with_tools(
     sources: Sequence[Source] = (),
     sampling: Sampling,
     cancel: threading.Event | None = None,
+    generate: Generate | None = None,
 ) -> Iterator[ReplyEvent]:
     """Like `ask`. toolbox: the tools that the model may call."""
     if not text.strip():
@@ -74,7 +75,7 @@ def ask_with_tools(
     prompt = write()
     request = Request(prompt.ids, sampling, writer.stop, cancel)
     events = events_with_calls(
-        model, prompt, request, toolbox=toolbox, pattern=writer.calls, go_on=write
+        model, prompt, request, generate, toolbox=toolbox, pattern=writer.calls, go_on=write
     )
     with closing(events):
         for event in trimmed(events):
@@ -108,6 +109,7 @@ def complete(
     *,
     sampling: Sampling,
     cancel: threading.Event | None = None,
+    generate: Generate | None = None,
 ) -> Iterator[Event]:
     """The model's continuation of `text`, which is passed unchanged.
 
@@ -122,4 +124,4 @@ def complete(
             f"the text is {len(ids)} tokens long; at most {model.context - 1} fit the model's "
             f"window of {model.context} tokens"
         )
-    yield from model.generate(Request(ids, sampling, cancel=cancel))
+    yield from (generate or model.generate)(Request(ids, sampling, cancel=cancel))

@@ -26,6 +26,12 @@ _STORE_EVERY_SECONDS = 0.5
 _STATUS: dict[FinishReason, Status] = {"cancelled": "stopped", "error": "error"}
 
 
+_LABELS_OF_THE_WHOLE = (
+    "the labels of the prompt file are scored by the model without changes inside; undo the "
+    "changes first"
+)
+
+
 class ReplyNotStored(StoreError):
     """A reply has ended but could not be stored. store: tries again; raises StoreError."""
 
@@ -51,9 +57,20 @@ class ReplyRecorder:
         self._stored_at = time.monotonic()
 
     def begin(
-        self, model: str, template: str, prompt: str, sampling: Sampling, conditions: Conditions
+        self,
+        model: str,
+        template: str,
+        prompt: str,
+        sampling: Sampling,
+        conditions: Conditions,
+        changes: str = "",
     ) -> None:
-        """Record the conditions of the reply."""
+        """Record the conditions of the reply. changes: inside the model, in words; a reply keeps
+        those of its earlier parts."""
+        if changes and changes not in self.reply.changes:
+            changes = " · ".join(filter(None, (self.reply.changes, changes)))
+            self.reply = replace(self.reply, changes=changes)
+            self._store.update_changes(self.reply.id, changes)
         self._generation_id = self._store.begin_generation(
             self.reply.id,
             model=model,
@@ -183,6 +200,9 @@ def _drawn_events(
     model: LanguageModel, prompt: Prompt, request: Request, generate: Generate
 ) -> Generator[Event]:
     """A reply to a prompt: chosen among its labels if it has some, else generated."""
+    if prompt.choose is not None and request.interventions:
+        yield Finished("error", message=_LABELS_OF_THE_WHOLE)
+        return
     if prompt.choose is None or request.forced:
         yield from generate(request)
         return

@@ -266,7 +266,8 @@ class Session:
             prompt.choose is not None,
             writer.tools,
         )
-        recorder.begin(self.model.name, writer.name, prompt.text, sampling, conditions)
+        named = self.model.name, writer.name, prompt.text
+        recorder.begin(*named, sampling, conditions, self.chat.interventions.words)
 
     def _remember(self, before: StoredMessage, recorder: ReplyRecorder) -> None:
         """Keep the drawn tokens of a reply. before: its row before generation."""
@@ -284,7 +285,15 @@ class Session:
     ) -> Request:
         # A server's alternatives are available only now.
         top = _ALTERNATIVES if isinstance(self.model, RemoteModel) else 0
-        return Request(prompt.ids, seeded(self.sampling), self.writer.stop, cancel, top, forced)
+        return Request(
+            prompt.ids,
+            seeded(self.sampling),
+            self.writer.stop,
+            cancel,
+            top,
+            forced,
+            interventions=self.chat.interventions.added_after(len(prompt.ids)),
+        )
 
     def _events(
         self, prompt: Prompt, request: Request, recorder: ReplyRecorder

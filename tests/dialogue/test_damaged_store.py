@@ -12,6 +12,7 @@ import pytest
 
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import APPLICATION_ID, StoreError, log_of
+from chatapp.dialogue.store.migrations import MIGRATIONS
 from chatapp.dialogue.store.rescue import Rescued, rescue
 from chatapp.dialogue.store.rows import StoredMessage
 
@@ -186,7 +187,7 @@ def test_tables_of_another_shape_are_damage(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE chats (a)")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute("PRAGMA user_version = 12")
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
         connection.commit()
     with closing(Store(path)) as store, pytest.raises(StoreError, match="is damaged"):
         store.chats()

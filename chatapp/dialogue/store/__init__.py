@@ -215,6 +215,7 @@ class Store:
                     thoughts=message.thoughts,
                     sources=[asdict(source) for source in message.sources],
                     calls=[asdict(call) for call in message.calls],
+                    changes=message.changes,
                 )
                 count += 1
                 if message.role == "user":
@@ -240,6 +241,10 @@ class Store:
     def update_remark(self, message_id: int, remark: str) -> None:
         """Replace the remark on how a reply was generated."""
         self._database.update("messages", message_id, remark=remark)
+
+    def update_changes(self, message_id: int, changes: str) -> None:
+        """Replace the words for what was changed inside the model at a reply."""
+        self._database.update("messages", message_id, changes=changes)
 
     def message(self, message_id: int) -> StoredMessage:
         """A message by its id."""

@@ -126,5 +126,8 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
     "how a reply came about": ("ALTER TABLE messages ADD COLUMN remark TEXT NOT NULL DEFAULT ''",),
     "reward model": ("ALTER TABLE chats ADD COLUMN reward TEXT NOT NULL DEFAULT ''",),
     "what was in force at a reply": ("ALTER TABLE turns ADD COLUMN conditions TEXT",),
+    "what was changed inside the model": (
+        "ALTER TABLE messages ADD COLUMN changes TEXT NOT NULL DEFAULT ''",
+    ),
 }
 """The statements of each migration, by name, in their order."""

@@ -26,7 +26,7 @@ MESSAGES = """
         (SELECT count(*) FROM messages AS other
             WHERE other.parent_id IS message.parent_id AND other.chat_id = message.chat_id)
             AS siblings,
-        thoughts, thought_tokens, sources, calls, remark
+        thoughts, thought_tokens, sources, calls, remark, changes
     FROM messages AS message
 """
 

@@ -114,6 +114,8 @@ class MessageContent(Protocol):
     @property
     def thoughts(self) -> str: ...
     @property
+    def changes(self) -> str: ...
+    @property
     def sources(self) -> tuple[Source, ...]: ...
     @property
     def calls(self) -> tuple[Call, ...]: ...
@@ -127,6 +129,7 @@ class StoredMessage:
     thoughts: the model's thoughts before a reply, which are not part of its text, with their number
     of tokens. sources: the passages of documents in the reply's prompt. calls: of tools, within it.
     remark: how the reply was generated, in words, such as the probability of every label.
+    changes: what was changed inside the model while it was generated, in words; "" for nothing.
     """
 
     id: int
@@ -143,6 +146,12 @@ class StoredMessage:
     sources: tuple[Source, ...] = ()
     calls: tuple[Call, ...] = ()
     remark: str = ""
+    changes: str = ""
+
+    @property
+    def notes(self) -> str:
+        """What there is to say about how it was generated."""
+        return " · ".join(filter(None, (self.changes, self.remark)))
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "StoredMessage":

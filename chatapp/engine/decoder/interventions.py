@@ -134,6 +134,16 @@ class Interventions:
         listed = ((word, " ".join(dict.fromkeys(names))) for word, names in groups)
         return ", ".join(f"{word} {names}" for word, names in listed if names)
 
+    @property
+    def off(self) -> "Interventions":
+        """Those that replace a part."""
+        return Interventions(tuple(change for change in self.changes if not change.is_added))
+
+    @property
+    def added(self) -> "Interventions":
+        """Those that add a direction."""
+        return Interventions(tuple(change for change in self.changes if change.is_added))
+
     def added_after(self, position: int) -> "Interventions":
         """The same, with directions added from a position on: that of the reply's first token."""
         return Interventions(

@@ -108,6 +108,13 @@ class ChatControls:
         else:
             await self.open_at(choice.message_id)
 
+    def show_changes(self) -> str:
+        """Show what is changed inside the model, in the status line and the open inspector."""
+        words = self.conversation.chat.interventions.words
+        self.widgets.status.changes = words
+        self.widgets.look_again()
+        return words
+
     async def leave_deleted(self) -> None:
         """Begin a new chat when the open one has been deleted."""
         with self.widgets.store_errors():

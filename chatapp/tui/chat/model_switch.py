@@ -109,6 +109,7 @@ class ModelSwitch:
         status.limit = session.model.context
         status.template, status.is_prompt_file = session.layout, bool(session.chat.basis.prompt)
         status.persona = persona_of(session.chat.basis.system)
+        status.changes = session.chat.interventions.words
         status.is_estimate = self._conversation.remote() is not None
         self._conversation.measure()
 

@@ -141,6 +141,14 @@ COMMANDS = (
         actions.set_thinking,
         lambda chat: ("on", "off"),
     ),
+    Command(
+        "ablate",
+        "[PART …]",
+        "switch off heads, MLPs and layers: 3.5 4.mlp 6; none ends it",
+        actions.switch_off,
+        lambda chat: (actions.NO_PARTS,),
+        empty=True,
+    ),
     Command("theme", "NAME", "change the colours", actions.use_theme, actions.theme_names),
     Command("learn", "", "fine-tune the model on your feedback", actions.learn),
     Command(

@@ -20,6 +20,12 @@ from chatapp.common.paths import presets_path
 from chatapp.common.presets import PresetsError, no_preset, read_presets
 from chatapp.common.userfiles import UserError, write_named
 from chatapp.dialogue.store import Store
+from chatapp.engine.decoder.interventions import (
+    UNCHANGED,
+    Interventions,
+    parse_parts,
+    switched_off,
+)
 from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.platform.runtime import in_words
@@ -33,6 +39,7 @@ TEMPLATES_OWN = "default"
 NO_DOCUMENTS = "none"
 NO_TOOLS = "none"
 NO_REWARD = "none"
+NO_PARTS = "none"
 
 _METHOD = "method="
 
@@ -417,6 +424,33 @@ def _as_text(store: Store, chat_id: int, suffix: str) -> str:
 
 def _write(store: Store, chat_id: int, path: Path) -> None:
     write_named(path, _as_text(store, chat_id, path.suffix))
+
+
+async def switch_off(chat: ChatControls, argument: str) -> None:
+    conversation = chat.conversation
+    changes = conversation.chat.interventions
+    if not argument:
+        chat.widgets.inform(changes.words or "Nothing is switched off; /ablate 3.5 4.mlp does it.")
+        return
+    _refuse_while_busy(chat)
+    try:
+        off = UNCHANGED if argument == NO_PARTS else _parts_of(conversation, argument)
+        conversation.change_model(off + changes.added)
+    except ValueError as error:
+        raise SlashError(str(error)) from None
+    words = chat.show_changes()
+    chat.widgets.inform(f"The next reply is written {words or 'by the whole model'}.")
+
+
+def _parts_of(conversation: Conversation, names: str) -> Interventions:
+    """The parts of the loaded model that names stand for, switched off."""
+    from chatapp.engine.backends.local import LocalModel
+
+    model = conversation.model
+    if not isinstance(model, LocalModel):
+        name = model.name if model is not None else "the model"
+        raise SlashError(f"{name}: only models that chatapp computes itself have parts to switch")
+    return switched_off(parse_parts(names, model.decoder.architecture))
 
 
 def _refuse_while_busy(chat: ChatControls) -> None:

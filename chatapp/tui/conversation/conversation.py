@@ -20,6 +20,7 @@ from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.events import interleaved
 from chatapp.dialogue.store.database import Gone
 from chatapp.dialogue.store.rows import Basis
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check_changeable
 from chatapp.tui import events
 from chatapp.tui.conversation.loading import LoadRequest
 from chatapp.tui.conversation.turn import NumberedEvent, Reply, Turn
@@ -135,6 +136,16 @@ class Conversation:
             keep_settings(choices.by_origin["settings file"])
         self.chat.choose(choices)
 
+    def change_model(self, interventions: Interventions) -> None:
+        """Change the model inside from the next reply on. Raises InterventionError for a model that
+        cannot be changed, ValueError before one is loaded.
+        """
+        if self.session is None:
+            raise ValueError("the model is not loaded yet")
+        is_changeable = getattr(self.session.model, "takes_interventions", False)
+        check_changeable(self.session.model.name, interventions, is_changeable=is_changeable)
+        self.chat.interventions = interventions
+
     def measure(self) -> None:
         """Count the chat's tokens in the context window; ends in a Measured."""
 
@@ -174,6 +185,8 @@ class Conversation:
         self.loading = None
         makers = read_generation_config(model.files)
         self.chat.choices = self.chat.choices.of("model", makers.sampling)
+        if model is not self.model:  # it has parts of its own
+            self.chat.interventions = UNCHANGED
         self._new_session(model)
         self.model = model
         self.precision = request.precision

@@ -23,7 +23,6 @@ from chatapp.tui.inspector.view import Branch, Compute, Look, View
 from chatapp.tui.widgets.dialog import MarkedOptions
 
 if TYPE_CHECKING:
-    from chatapp.lab.inspectable import Inspectable
     from chatapp.lab.predictions import Candidate, Stepper
     from chatapp.tui.conversation.conversation import Conversation
 
@@ -57,14 +56,16 @@ def stepped(value: float, steps: tuple[float, ...], direction: int) -> float:
 class LazyStepper:
     """A stepper that is created on first use. For threads."""
 
-    def __init__(self, model: "Inspectable", prompt: tuple[int, ...], sampling: Sampling) -> None:
-        self._model, self._prompt, self._sampling = model, prompt, sampling
+    def __init__(self, look: Look, sampling: Sampling) -> None:
+        assert look.model is not None
+        self._model, self._prompt = look.model, look.tokens.ids[: look.start]
+        self._sampling, self._changes = sampling, look.changes
         self._stepper: Stepper | None = None
 
     def after(self, change: "Callable[[Stepper], object]") -> Step:
         """The state after a change. A finished generation stays unchanged."""
         if self._stepper is None:
-            self._stepper = self._model.stepper(self._prompt, self._sampling)
+            self._stepper = self._model.stepper(self._prompt, self._sampling, self._changes)
         stepper = self._stepper
         change(stepper)
         after = None if stepper.is_over else NextToken.of(stepper)
@@ -126,7 +127,7 @@ class StepView(View):
         if look.model is None:
             self._failed(look.reason)
             return
-        self._stepper = LazyStepper(look.model, look.tokens.ids[: look.start], self._sampling)
+        self._stepper = LazyStepper(look, self._sampling)
         self._change(lambda stepper: None)
 
     def take_focus(self) -> None:

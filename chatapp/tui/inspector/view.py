@@ -12,6 +12,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
 
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.lab.findings import Tokens
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Look:
     tokens: those from `start` on are the reply. reading: the role of the text in its chat; None for
     the example sentence. template: in words, its layout; "" is none. is_draft: whether it is
     unsent. trace, model: None when the model cannot be inspected, and then `reason` explains that.
+    changes: those inside the model.
     """
 
     tokens: Tokens
@@ -54,6 +56,7 @@ class Look:
     reason: str = ""
     model: "Inspectable | None" = None
     trace: "Trace | None" = None
+    changes: Interventions = UNCHANGED
 
     @property
     def message(self) -> "StoredMessage | None":
@@ -81,7 +84,8 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
     else:
         ids, start = (*reading.prompt.ids, *reading.reply_ids), len(reading.prompt.ids)
     opened = inspectable(model)
-    trace = None if opened is None else opened.inspect(ids)
+    changes = session.chat.interventions.added_after(start)
+    trace = None if opened is None else opened.inspect(ids, changes)
     drawn = reading.drawn if reading else ()
     return Look(
         Tokens.of(trace) if trace else Tokens.of_served(ids, start, drawn, model.tokenizer),
@@ -94,6 +98,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         else f"The model {model.name} cannot be inspected: only its text is known.",
         model=opened,
         trace=trace,
+        changes=changes,
     )
 
 

@@ -147,7 +147,7 @@ class Side(Vertical):
                 message = self.reply = self._store.message(self.reply.id)
                 self.body.replace(message.text)
                 words = status_words(message, reason).split(" · ")[0]
-                self.show_note(" · ".join(filter(None, (message.remark, words))))
+                self.show_note(" · ".join(filter(None, (message.notes, words))))
         except StoreError as error:
             problem = problem or str(error)
         self._on_end(problem)

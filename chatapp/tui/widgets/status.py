@@ -32,7 +32,8 @@ class StatusLine(Widget, can_focus=False):
     used and limit: tokens of the prompt and of the context window; a limit of 0 is unknown.
     is_estimate: whether `used` is one. is_kept: whether the chat is stored. speed: tokens per
     second; 0 is unknown. dropped: messages that no longer fit. template: a template's name, or that
-    of the chat's prompt file. persona: the name of the chat's, if any.
+    of the chat's prompt file. persona: the name of the chat's, if any. changes: what is changed
+    inside the model, in words.
     """
 
     state: reactive[str] = reactive("loading")
@@ -46,12 +47,15 @@ class StatusLine(Widget, can_focus=False):
     is_kept: reactive[bool] = reactive(True)
     speed: reactive[float] = reactive(0.0)
     dropped: reactive[int] = reactive(0)
+    changes: reactive[str] = reactive("")
 
     def render(self) -> Content:
         # In the order of the screen, each part with its rank: rank 0 is never left out.
         parts = [(0, self._state()), (1, self._short(self.model))]
         if not self.is_kept:
             parts.insert(1, (0, Content.styled("not saved", "$text-warning")))
+        if self.changes:
+            parts.append((0, Content.styled(printable(self.changes), "bold $text-warning")))
         if self.persona:
             parts.append((2, Content.assemble("persona ", self._short(self.persona))))
         if self.is_prompt_file:

@@ -243,7 +243,7 @@ class Transcript(VerticalScroll, can_focus=False):
             return ""
         words = status_words(message, self._reasons.get(message.id, ""))
         score = self.score_words(message)
-        return " · ".join(filter(None, (message.remark, words, score)))
+        return " · ".join(filter(None, (message.notes, words, score)))
 
     def _hold(self, widget: Widget) -> None:
         """Keep a widget at its position on the screen through the next layout."""

@@ -1,0 +1,57 @@
+"""/ablate switches parts of the model off, and the screen says so until they are on again."""
+
+from pathlib import Path
+
+import pytest
+from tiny import write_tiny_gpt2
+from tui_driver import OpenApp
+
+from chatapp.common.parameters import Sampling
+from chatapp.dialogue.store import Store
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256)
+
+
+async def test_parts_are_off_until_they_are_on_again(
+    open_app: OpenApp, store: Store, folder: Path
+) -> None:
+    model = LocalModel.load(ModelFiles.read(folder), name="tiny")
+    async with open_app(model) as driver:
+        await driver.ready()
+        driver.chat.conversation.set_sampling(Sampling(temperature=0, max_tokens=6))
+        await driver.press(*"/ablate 1.0 0.mlp", "enter")
+        await driver.until(lambda: "without 1.0 0.mlp" in driver.screen_text)
+        await driver.say("Hi")
+        await driver.press(*"/ablate", "enter")
+        await driver.press(*"/ablate 5.1", "enter")
+        assert "5.1: there is no layer 5; the model has 2, numbered 0 to 1" in driver.problem
+        assert driver.chat.conversation.chat.interventions.words == "without 1.0 0.mlp"
+        driver.prompt.text = ""
+        await driver.press(*"/ablate none", "enter")
+        await driver.until(lambda: not driver.chat.conversation.chat.interventions)
+        await driver.say("Hi")
+        chat_id = driver.chat.conversation.chat.id
+        assert chat_id is not None
+        replies = [message for message in store.path(chat_id) if message.role == "assistant"]
+        assert [reply.changes for reply in replies] == ["without 1.0 0.mlp", ""]
+        # In the transcript only: the status line is as before.
+        assert "without 1.0 0.mlp" in driver.screen_text
+        assert driver.chat.widgets.status.changes == ""
+
+
+async def test_another_chat_has_the_whole_model(
+    open_app: OpenApp, store: Store, folder: Path
+) -> None:
+    model = LocalModel.load(ModelFiles.read(folder), name="tiny")
+    async with open_app(model) as driver:
+        await driver.ready()
+        await driver.press(*"/ablate 1", "enter")
+        await driver.until(lambda: driver.chat.widgets.status.changes == "without 1")
+        await driver.press("ctrl+n")
+        await driver.until(lambda: driver.chat.widgets.status.changes == "")
+        assert not driver.chat.conversation.chat.interventions
