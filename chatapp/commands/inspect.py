@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatapp.commands.close_ups import CloseUps, find_close_ups
 from chatapp.commands.console import interruptible, standard_input, write, write_json, write_output
 from chatapp.commands.inspect_heads import find_heads
 from chatapp.commands.inspect_parts import PartOptions, find_parts
@@ -136,6 +137,29 @@ CircuitOption = Annotated[
     bool,
     typer.Option("--circuit", help="Find the fewest heads and MLPs that keep 90 % of the answer."),
 ]
+NeighboursOption = Annotated[
+    str | None,
+    typer.Option(metavar="TOKEN", help='Show the tokens nearest to a token, such as " king".'),
+]
+StateOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="LAYER", help="Show the tokens nearest to a layer's hidden state; 0: embeddings."
+    ),
+]
+WeightOption = Annotated[
+    str | None,
+    typer.Option(metavar="HEAD", help="Show step by step how a head, such as 3.5, weighs keys."),
+]
+NormsOption = Annotated[
+    bool, typer.Option("--norms", help="Show the residual stream's norm by layer.")
+]
+NeuronsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MLP", help="Show the neurons of an MLP, such as 4.mlp, with the largest effect."
+    ),
+]
 TokenOption = Annotated[
     int | None,
     typer.Option(help="The token's index, from 0; -1 is the last and the default."),
@@ -175,6 +199,11 @@ def inspect(
     destroy: DestroyOption = False,
     estimate: EstimateOption = False,
     circuit: CircuitOption = False,
+    neighbours: NeighboursOption = None,
+    state: StateOption = None,
+    weight: WeightOption = None,
+    norms: NormsOption = False,
+    neurons: NeuronsOption = None,
     token: TokenOption = None,
     layer: LayerOption = None,
     head: HeadOption = None,
@@ -207,7 +236,9 @@ def inspect(
     experiments = PartOptions(
         why, answer, against, ablate, mean, losses, patch, noise, destroy, estimate, circuit
     )
-    everything = [] if parts or experiments.are_given else list(SECTIONS)
+    close_ups = CloseUps(neighbours, state, weight, norms, neurons)
+    is_chosen = parts or experiments.are_given or close_ups.are_given
+    everything = [] if is_chosen else list(SECTIONS)
     sections = [name for name in SECTIONS if wanted[name]] or everything
     language_model = load(settings.model, "float32", settings.device)
     with interruptible("interrupted"):
@@ -228,6 +259,8 @@ def inspect(
         follower = next(iter(after), None)
         if experiments.are_given:
             findings += find_parts(language_model, before, experiments, follower)
+        if close_ups.are_given:
+            findings += find_close_ups(language_model, before, position, close_ups, top)
         if parts:
             findings.append(explain_text(language_model, before, answer, against, follower))
         document = {"model": language_model.name, "text": given, **in_full}

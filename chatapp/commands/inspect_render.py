@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
+from chatapp.commands.close_ups import draw_neighbours, draw_neurons, draw_norms, draw_weight
 from chatapp.commands.drawing import (
     draw_table,
     heading,
@@ -30,6 +31,7 @@ from chatapp.commands.experiment_tables import (
 from chatapp.commands.head_tables import draw_head_texts, draw_heads
 from chatapp.commands.prompt_parts import draw_parts
 from chatapp.common.shading import RGB, bar, likelihood_color, percent, visible, weight_color
+from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
 from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, Why
 from chatapp.lab.findings import Attention, Finding, Layers, NextToken, Tokens
 from chatapp.lab.head_texts import HeadTexts
@@ -171,5 +173,10 @@ _RENDERERS: dict[type[Finding], Callable[[Any, int], list[RenderableType]]] = {
     HeadScores: draw_heads,
     HeadTexts: draw_head_texts,
     PromptParts: draw_parts,
+    Neighbours: draw_neighbours,
+    StateNeighbours: draw_neighbours,
+    WeightSteps: draw_weight,
+    Norms: draw_norms,
+    Neurons: draw_neurons,
 }
 """The function that draws each finding, with the number of columns."""

@@ -1,0 +1,136 @@
+"""`chatapp inspect --neighbours, --state, --weight, --norms, --neurons`: close-ups as tables.
+
+Invariant: nothing of torch is imported before a model is loaded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from chatapp.commands.drawing import draw_table, heading, piece_text
+from chatapp.common.shading import bar, percent
+from chatapp.lab.findings import Finding
+
+if TYPE_CHECKING:
+    from chatapp.engine.model import LanguageModel
+    from chatapp.lab.close_ups import Neighbour, Neighbours, Neurons, Norms, WeightSteps
+
+_SHOWN = 20
+_BAR = 12
+
+
+@dataclass(frozen=True, slots=True)
+class CloseUps:
+    """What the options of `inspect` say; None or False where not given.
+
+    neighbours: a token. state: a layer. weight: a head. neurons: an MLP.
+    """
+
+    neighbours: str | None = None
+    state: int | None = None
+    weight: str | None = None
+    norms: bool = False
+    neurons: str | None = None
+
+    @property
+    def are_given(self) -> bool:
+        """Whether there is one of them."""
+        asked = (self.neighbours, self.state, self.weight, self.neurons)
+        return self.norms or any(each is not None for each in asked)
+
+
+def find_close_ups(
+    model: "LanguageModel", ids: Sequence[int], position: int, wanted: CloseUps, top: int
+) -> list[Finding]:
+    """The close-ups, in the order of the options. Raises UserError.
+
+    ids: of the text up to the token at `position`.
+    """
+    from chatapp.engine.decoder.interventions import parse_part
+    from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
+    from chatapp.lab.experiments import token_of
+    from chatapp.lab.heads import own_decoder
+
+    shape = own_decoder(model).decoder.architecture
+    findings: list[Finding] = []
+    if wanted.neighbours is not None:
+        id = token_of(model.tokenizer, wanted.neighbours, "--neighbours")
+        findings.append(Neighbours.of_token(model, id, top))
+    if wanted.state is not None:
+        findings.append(StateNeighbours.of_state(model, ids, wanted.state, position, top))
+    if wanted.weight is not None:
+        findings.append(WeightSteps.of(model, ids, parse_part(wanted.weight, shape), position))
+    if wanted.norms:
+        findings.append(Norms.of(model, ids, position))
+    if wanted.neurons is not None:
+        findings.append(Neurons.of(model, ids, parse_part(wanted.neurons, shape), top=top))
+    return findings
+
+
+def draw_neighbours(found: "Neighbours", width: int) -> list[RenderableType]:
+    """A table for each matrix."""
+    parts: list[RenderableType] = [heading("Neighbours", found.sentence)]
+    for title, rows in (("embedding", found.embedding), ("output", found.output)):
+        if rows:
+            parts += [Text(), draw_table([title, ">cosine", ""], _rows(rows, width), width)]
+    return parts
+
+
+def _rows(neighbours: "Sequence[Neighbour]", width: int) -> list[list[Text | str]]:
+    size = _BAR if width >= 60 else 4
+    return [
+        [piece_text(each.text), f"{each.cosine:+.3f}", Text(bar(each.cosine, size), "dim")]
+        for each in neighbours
+    ]
+
+
+def draw_weight(steps: "WeightSteps", width: int) -> list[RenderableType]:
+    """The keys with the largest weights, with each step's number."""
+    order = sorted(steps.keys, key=lambda key: -key.weight)[:_SHOWN]
+    rows: list[list[Text | str]] = [
+        [
+            str(key.position),
+            piece_text(key.text),
+            f"{key.product:.2f}",
+            f"{key.score:.2f}",
+            percent(key.weight),
+            f"{key.size:.3f}",
+        ]
+        for key in order
+    ]
+    columns = [">#", "key", ">q·k", ">scaled", ">softmax", ">weight·‖v‖"]
+    total = Text(f"The mixed values have the norm {steps.mixed:.3f}.", "dim")
+    return [heading("Weight", steps.sentence), draw_table(columns, rows, width), total]
+
+
+def draw_norms(norms: "Norms", width: int) -> list[RenderableType]:
+    """A row a state, with what the block before it added."""
+    most = max(norms.stream) or 1.0
+    rows: list[list[Text | str]] = []
+    for layer, (norm, other) in enumerate(zip(norms.stream, norms.others, strict=True)):
+        added = ["", ""]
+        if layer:
+            added = [f"{norms.attention[layer - 1]:.2f}", f"{norms.mlp[layer - 1]:.2f}"]
+        mean = "" if other is None else f"{other:.2f}"
+        shown = Text(bar(norm / most, _BAR if width >= 70 else 4), "green")
+        rows.append([str(layer), *added, f"{norm:.2f}", mean, shown])
+    columns = [">state", ">attention", ">MLP", ">stream", ">others", ""]
+    return [heading("Norms", norms.sentence), draw_table(columns, rows, width)]
+
+
+def draw_neurons(neurons: "Neurons", width: int) -> list[RenderableType]:
+    """The neurons, and what each promotes."""
+    rows: list[list[Text | str]] = [
+        [
+            each.name,
+            f"{each.activation:+.3f}",
+            f"{each.effect:+.3f}",
+            Text(" ").join(map(piece_text, each.promotes)),
+        ]
+        for each in neurons.neurons
+    ]
+    columns = ["neuron", ">activation", ">effect", "promotes"]
+    return [heading("Neurons", neurons.sentence), draw_table(columns, rows, width)]

@@ -1,0 +1,154 @@
+"""Close-ups show the numbers of transformers' own weights and hidden states, in every family."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from family_shapes import SHAPES, make_family
+from hooked import blocks_of, parts_of
+
+from chatapp.common.userfiles import UserError
+from chatapp.engine.backends.local import LocalModel, load_decoder
+from chatapp.engine.decoder.interventions import Part
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.tokenizers.byte_level import BPETokenizer
+from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
+
+Pair = tuple[LocalModel, Any]
+
+IDS = [5, 17, 93, 200, 41, 5, 18, 77, 123, 4, 9, 31, 30, 21, 8, 7]
+START = 9
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bpe: Any
+) -> Pair:
+    folder = tmp_path_factory.mktemp("family")
+    reference = make_family(request.param, folder)
+    reference.set_attn_implementation("eager")
+    decoder = load_decoder(ModelFiles.read(folder))
+    return LocalModel(decoder, BPETokenizer(bpe, 0), name="a", start=[START]), reference
+
+
+def output_of(reference: Any) -> Any:
+    with torch.no_grad():
+        return reference(
+            torch.tensor([[START, *IDS]]), output_attentions=True, output_hidden_states=True
+        )
+
+
+def test_weights_step_by_step(pair: Pair) -> None:
+    model, reference = pair
+    attentions = output_of(reference).attentions
+    for part in (Part(0, 1), Part(1, 0)):
+        for position in (0, 6, len(IDS) - 1):
+            steps = WeightSteps.of(model, IDS, part, position)
+            row = attentions[part.layer][0, part.head, position + 1, : position + 2]
+            shown = dict.fromkeys(range(-1, position + 1), 0.0)
+            shown |= {key.position: key.weight for key in steps.keys}
+            assert list(shown.values()) == pytest.approx(row.tolist(), abs=1e-4)
+            assert steps.error < 1e-4
+            scores = np.array([key.score for key in steps.keys])
+            weights = np.exp(scores - scores.max())
+            weights /= weights.sum()
+            assert weights == pytest.approx([key.weight for key in steps.keys], abs=1e-4)
+            products = [key.product * steps.scale for key in steps.keys]
+            assert scores == pytest.approx(products, abs=1e-4)
+    with pytest.raises(UserError, match=r"0\.mlp: expected a head"):
+        WeightSteps.of(model, IDS, Part(0, is_mlp=True), 0)
+
+
+def test_norms_by_layer(pair: Pair) -> None:
+    model, reference = pair
+    seen: list[torch.Tensor] = []
+    blocks = blocks_of(reference)
+    hook = blocks[-1].register_forward_hook(
+        lambda _, __, out: seen.append(out[0] if isinstance(out, tuple) else out)
+    )
+    states = [state[0] for state in output_of(reference).hidden_states[:-1]]
+    hook.remove()
+    states.append(seen[0].view(-1, states[0].shape[-1]))
+    norms = Norms.of(model, IDS, 4)
+    assert norms.stream == pytest.approx([float(s[5].norm()) for s in states], rel=1e-3)
+    others = [n for n in range(len(IDS) + 1) if n not in (0, 5)]
+    expected = [float(s[others].norm(dim=1).mean()) for s in states]
+    assert norms.others == pytest.approx(expected, rel=1e-3)
+    assert len(norms.attention) == len(norms.mlp) == len(blocks)
+
+
+def test_neurons_and_what_they_promote(pair: Pair) -> None:
+    model, reference = pair
+    shape = model.decoder.architecture
+    _, _, contract = parts_of(blocks_of(reference)[0])
+    inputs: list[torch.Tensor] = []
+    last: list[torch.Tensor] = []
+    hooks = [
+        contract.register_forward_pre_hook(lambda _, given: inputs.append(given[0])),
+        blocks_of(reference)[-1].register_forward_hook(
+            lambda _, __, out: last.append(out[0] if isinstance(out, tuple) else out)
+        ),
+    ]
+    output_of(reference)
+    for hook in hooks:
+        hook.remove()
+    activations = inputs[0].view(-1, shape.inner)[-1].detach()
+    state = last[0].view(-1, shape.width)[-1].detach()
+    token, against = 7, 30
+    found = Neurons.of(model, IDS, Part(0, is_mlp=True), token, against, top=shape.inner)
+    assert found.total == pytest.approx(found.share, abs=1e-3)
+
+    base = reference.base_model
+    final = getattr(base, "norm", None) or base.final_layer_norm
+
+    def normed(norm: Any, rows: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        gamma = norm.weight.detach() + shape.norm_offset
+        if shape.norm == "LayerNorm":
+            scale = (whole.var(unbiased=False) + shape.epsilon).sqrt()
+            return (rows - rows.mean(-1, keepdim=True)) * gamma / scale
+        return rows * gamma / (whole.pow(2).mean() + shape.epsilon).sqrt()
+
+    added = activations[:, None] * contract.weight.detach().T
+    if shape.has_norms_after:
+        norm = blocks_of(reference)[0].post_feedforward_layernorm
+        added = normed(norm, added, added.sum(0))
+    ends = reference.get_output_embeddings().weight.detach()
+    effects = normed(final, added, state) @ (ends[token] - ends[against])
+    assert len(found.neurons) == shape.inner
+    for neuron in found.neurons:
+        number = int(neuron.name.split(".")[-1])
+        assert neuron.activation == pytest.approx(float(activations[number]), abs=1e-4)
+        assert neuron.effect == pytest.approx(float(effects[number]), abs=1e-3)
+    sizes = [abs(neuron.effect) for neuron in found.neurons]
+    assert sizes == sorted(sizes, reverse=True)
+    number = int(found.neurons[0].name.split(".")[-1])
+    logits = normed(final, added[[number]], state)[0] @ ends[: model.vocabulary].T
+    best = model.piece(int(logits.argmax()))
+    assert best in found.neurons[0].promotes
+    with pytest.raises(UserError, match="expected an MLP"):
+        Neurons.of(model, IDS, Part(0, 1))
+
+
+def test_neighbours_of_tokens_and_states(pair: Pair) -> None:
+    model, reference = pair
+    tables = [reference.get_input_embeddings().weight, reference.get_output_embeddings().weight]
+    tables = [table.detach()[: model.vocabulary] for table in tables]
+    found = Neighbours.of_token(model, 17, 5)
+    state = output_of(reference).hidden_states[1][0, 4]
+    near = StateNeighbours.of_state(model, IDS, 1, 3, 5)
+    is_tied = model.decoder.architecture.is_tied
+    assert bool(found.output) != is_tied
+    for name, table in zip(("embedding", "output"), tables[: 2 - is_tied], strict=False):
+        centred = table - table.mean(0)
+        cosines = torch.cosine_similarity(centred, centred[17][None])
+        cosines[17] = -2
+        best = cosines.topk(5)
+        rows = getattr(found, name)
+        assert [row.cosine for row in rows] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert 17 not in [row.id for row in rows]
+        of_state = torch.cosine_similarity(centred, state[None]).topk(5)
+        shown = [row.cosine for row in getattr(near, name)]
+        assert shown == pytest.approx(of_state.values.tolist(), abs=1e-4)
+    with pytest.raises(UserError, match="states 0 to"):
+        StateNeighbours.of_state(model, IDS, 9, 0)
