@@ -10,7 +10,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -86,22 +86,25 @@ def _run(
     """
     output = Path(config.output)
     setup = set_up_run(config, device, begun_on(earlier), runs_code=True)
-    if earlier:
-        check_unchanged(output, earlier, setup.record)
-    if setup.objective.needs_reference:
-        keep_reference(setup, output, console)
-    trainer = build_trainer(setup, output)
-    checkpoint = _last_whole_checkpoint(output)
-    display = _display(trainer, setup, console)
-    _begin_folder(setup, output)
-    _print(console, [*header(setup), *([f"resuming from {checkpoint.name}"] if checkpoint else [])])
-    trainer.add_callback(display)
-    _take_steps(trainer, setup, checkpoint, display, console)
-    best_step = _load_best(trainer, output)
-    figures = trainer.measure_all(setup.data.held_out) if setup.data.held_out else {}
-    publish(setup, trainer, output)
-    if is_first_process():
-        _write_result(trainer, setup, best_step, figures, display.log.seconds, console)
+    with closing(setup.objective):
+        if earlier:
+            check_unchanged(output, earlier, setup.record)
+        if setup.objective.needs_reference:
+            keep_reference(setup, output, console)
+        trainer = build_trainer(setup, output)
+        checkpoint = _last_whole_checkpoint(output)
+        display = _display(trainer, setup, console)
+        _begin_folder(setup, output)
+        _print(
+            console, [*header(setup), *([f"resuming from {checkpoint.name}"] if checkpoint else [])]
+        )
+        trainer.add_callback(display)
+        _take_steps(trainer, setup, checkpoint, display, console)
+        best_step = _load_best(trainer, output)
+        figures = trainer.measure_all(setup.data.held_out) if setup.data.held_out else {}
+        publish(setup, trainer, output)
+        if is_first_process():
+            _write_result(trainer, setup, best_step, figures, display.log.seconds, console)
     return output
 
 

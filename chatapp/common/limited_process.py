@@ -6,6 +6,7 @@ it ends with this process, and it answers one request at a time.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,9 @@ _ENVIRONMENT = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 """Interval at which the child is asked whether the caller still waits."""
+
+_LATE_SECONDS = 2.0
+"""After which the child ends by itself when its time is over: its caller may have been killed."""
 
 _AHEAD = 4
 """Items that the child may send before the caller has taken them."""
@@ -131,7 +135,7 @@ class _Child:
     def answers(self, request: Any, seconds: float, wait: Callable[[], None]) -> Iterator[Any]:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(json.dumps([seconds, request]).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             raise LimitPassedError("end") from None
@@ -205,8 +209,12 @@ def serve(module: str, function: str, memory: int) -> None:
 def _answered(answer: Answer, line: bytes) -> dict[str, Any]:
     """Write the items of an answer; return how it ended."""
     try:
-        for item in answer(json.loads(line)):
+        seconds, request = json.loads(line)
+        _end_after(seconds + _LATE_SECONDS)
+        for item in answer(request):
+            _end_after(0)
             _write({"item": item})
+            _end_after(seconds + _LATE_SECONDS)
         return {"limit": None}
     except UserError as error:
         return {"sentence": str(error)}
@@ -214,6 +222,14 @@ def _answered(answer: Answer, line: bytes) -> dict[str, Any]:
         return {"limit": "memory"}
     except BaseException:  # whatever a library raises on malicious bytes
         return {"limit": "end"}
+    finally:
+        _end_after(0)
+
+
+def _end_after(seconds: float) -> None:
+    """Have the system end this process after some seconds, whatever it does then; 0: not."""
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _write(answer: dict[str, Any]) -> None:

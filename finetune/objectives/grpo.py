@@ -188,6 +188,9 @@ class Grpo(Objective):
             return None
         return self.rewards.of(question.prompt, _as_drawn(reply, tokenizer, ends=False))
 
+    def close(self) -> None:
+        self.rewards.close()
+
     @property
     def names(self) -> tuple[str, ...]:
         return ("grpo", *self._step_figures)

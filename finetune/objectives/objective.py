@@ -217,6 +217,9 @@ class Objective(ABC):
     def extend(self, model: Any, seed: int) -> None:
         """Add the objective's module to a model, with weights drawn by the seed."""
 
+    def close(self) -> None:
+        """End the processes that it has started."""
+
     def save(self, model: Any, folder: Path) -> None:
         """Write the added module next to the model's own files."""
 

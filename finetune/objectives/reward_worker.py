@@ -1,4 +1,4 @@
-"""A user's reward function in a separate process: `python -m … FILE FUNCTION`.
+"""A user's reward function in a separate process: `python reward_worker.py FILE FUNCTION`.
 
 Reads {"prompt", "reply", "reference"} per line from standard input and writes {"value"} or
 {"error"} per line to standard output, first {"ready": true} when the function is loaded.
@@ -11,7 +11,6 @@ import json
 import math
 import numbers
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +61,6 @@ def serve(function: Callable[[str, str, str], Any], answers: IO[str]) -> None:
 
 def main() -> None:
     """See above."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C lets the run finish its step
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the function's output goes to standard error
     try:

@@ -1,8 +1,9 @@
 """The rewards of replies, by the checks of a configuration, including a user's function.
 
 Invariants: a reply's reward depends only on its prompt, its text and its length, never on other
-replies. A user's function runs in another process, which can be ended, and whatever it does, the
-result here is a number or one sentence.
+replies. A user's function runs in another process with a minimal environment. Whatever it does, the
+result here is a number or one sentence, and the process ends with this one at the latest, with all
+that it has started.
 """
 
 import json
@@ -14,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
@@ -21,6 +23,7 @@ from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError, quoted
 from chatapp.dialogue.reply_scores import ReplyScorer
 from chatapp.evaluation.metrics import exact_match
+from chatapp.tools.process import Supervision, end_program
 from finetune.config.objectives import (
     Check,
     ExactMatch,
@@ -41,7 +44,7 @@ STARTING = 60.0
 _LONGEST_LINE = 10_000
 """Characters of a function's output that are read at once."""
 
-WORKER = "finetune.objectives.reward_worker"
+_WORKER = Path(__file__).parent / "reward_worker.py"
 
 
 class RewardError(UserError):
@@ -56,7 +59,7 @@ class RewardFunction:
 
     def __init__(self, place: str, timeout: float) -> None:
         self.place, self.timeout = place, timeout
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._start()
 
     def __call__(self, prompt: str, reply: str, reference: str) -> float:
@@ -74,15 +77,18 @@ class RewardFunction:
 
     def _start(self) -> None:
         file, _, name = self.place.rpartition(":")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", WORKER, file, name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-        )
-        weakref.finalize(self, _end, self._process)
+        supervision = Supervision()
+        with supervision.theirs as theirs:
+            self._process = subprocess.Popen(
+                supervision.command([sys.executable, "-P", str(_WORKER), file, name]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=supervision.environment(()),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl+C lets the run finish its step
+            )
+        self._end = weakref.finalize(self, end_program, self._process, supervision)
         self._lines: Queue[str] = Queue()
         for read in (partial(self._read, lines=self._lines), self._pass_on):
             threading.Thread(target=read, args=(self._process,), daemon=True).start()
@@ -99,7 +105,7 @@ class RewardFunction:
         assert process.stdin is not None
         try:
             if request is not None:
-                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.write(json.dumps(request).encode() + b"\n")
                 process.stdin.flush()
             line = self._lines.get(timeout=seconds)
         except Empty:
@@ -120,29 +126,24 @@ class RewardFunction:
         return answer
 
     @staticmethod
-    def _pass_on(process: "subprocess.Popen[str]") -> None:
+    def _pass_on(process: "subprocess.Popen[bytes]") -> None:
         """Show the function's output, without what a terminal would obey."""
         assert process.stderr is not None
         while line := process.stderr.readline(_LONGEST_LINE):
-            sys.stderr.write(printable(line))
+            sys.stderr.write(printable(line.decode("utf-8", "replace")))
 
     @staticmethod
-    def _read(process: "subprocess.Popen[str]", lines: "Queue[str]") -> None:
+    def _read(process: "subprocess.Popen[bytes]", lines: "Queue[str]") -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            lines.put(line)
+            lines.put(line.decode("utf-8", "replace"))
         lines.put("")
 
     def close(self) -> None:
         """End the process; the next call starts another."""
         if self._process is not None:
-            _end(self._process)
+            self._end()
             self._process = None
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    process.kill()
-    process.wait()
 
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -177,7 +178,8 @@ class Rewards:
     """
 
     def __init__(self, checks: Sequence[Check]) -> None:
-        self._judges = [_Judge(check.kind, check.weight, _made(check)) for check in checks]
+        self._own: list[RewardFunction] = []
+        self._judges = [_Judge(check.kind, check.weight, self._made(check)) for check in checks]
         self.needs_reference = any(isinstance(each, ExactMatch | NumericMatch) for each in checks)
         self.functions = [each.function for each in checks if isinstance(each, Function)]
         self.withheld = any(isinstance(each, WithheldFunction) for each in checks)
@@ -198,6 +200,11 @@ class Rewards:
             for judge, given in zip(self._judges, self.each(prompt, reply), strict=True)
         )
 
+    def close(self) -> None:
+        """End the processes of the user's functions; the next call starts others."""
+        for function in self._own:
+            function.close()
+
     def check_references(self, prompts: Sequence[EncodedPrompt]) -> None:
         """Raises ConfigError for a prompt without the reply that a check compares with."""
         if not self.needs_reference:
@@ -209,28 +216,28 @@ class Rewards:
                     f"reply, which the prompt {quoted(each.text)} has not"
                 )
 
-
-def _made(check: Check) -> Give:
-    match check:
-        case ExactMatch():
-            return lambda prompt, reply: exact_match([reply.text], [prompt.reference])
-        case NumericMatch():
-            return lambda prompt, reply: float(_numbers_match(prompt.reference, reply.text))
-        case Regex():
-            pattern = re.compile(check.pattern)
-            return lambda prompt, reply: float(pattern.search(reply.text) is not None)
-        case Length():
-            return lambda prompt, reply: _within(len(reply.ids), check.least, check.most)
-        case Format():
-            has_form = _FORMS[check.form]
-            return lambda prompt, reply: float(has_form(reply.text))
-        case Model():
-            return _by_model(ReplyScorer.load(check.run))
-        case WithheldFunction():
-            return lambda asked, reply: 0.0
-        case Function():
-            function = RewardFunction(check.function, check.timeout)
-            return lambda prompt, reply: function(prompt.text, reply.text, prompt.reference)
+    def _made(self, check: Check) -> Give:
+        match check:
+            case ExactMatch():
+                return lambda prompt, reply: exact_match([reply.text], [prompt.reference])
+            case NumericMatch():
+                return lambda prompt, reply: float(_numbers_match(prompt.reference, reply.text))
+            case Regex():
+                pattern = re.compile(check.pattern)
+                return lambda prompt, reply: float(pattern.search(reply.text) is not None)
+            case Length():
+                return lambda prompt, reply: _within(len(reply.ids), check.least, check.most)
+            case Format():
+                has_form = _FORMS[check.form]
+                return lambda prompt, reply: float(has_form(reply.text))
+            case Model():
+                return _by_model(ReplyScorer.load(check.run))
+            case WithheldFunction():
+                return lambda asked, reply: 0.0
+            case Function():
+                function = RewardFunction(check.function, check.timeout)
+                self._own.append(function)
+                return lambda prompt, reply: function(prompt.text, reply.text, prompt.reference)
 
 
 def _numbers_match(reference: str, text: str) -> bool:

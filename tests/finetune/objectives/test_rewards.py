@@ -1,6 +1,8 @@
 """Rewards of replies: the checks, and functions of the user's own, which are code that runs."""
 
 import gc
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,13 @@ import psutil
 import pytest
 from rich.console import Console
 from tiny_grpo import config, settings, trust
+from tool_server import ends
 
 from chatapp.prompting.messages import Message
 from finetune.check import examine, show
-from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted
 from finetune.data.prompts import EncodedPrompt
+from finetune.objectives.grpo import Grpo
 from finetune.objectives.rewards import DrawnReply, RewardError, Rewards
 from finetune.run import train
 
@@ -151,6 +155,60 @@ def test_a_function_that_writes_between_its_answers_is_one_sentence(tmp_path: Pa
     rewards = Rewards(settings(rewards=[check]).rewards)
     with pytest.raises(RewardError, match="wrote between the answers"):
         rewards.of(PROMPT, DrawnReply([1], "abc"))
+
+
+WITH_DAEMON = """
+import os, subprocess, sys
+daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)
+def score(prompt, reply, reference):
+    with open(os.path.join(os.path.dirname(__file__), "pids"), "a") as file:
+        print(os.getpid(), daemon.pid, file=file)
+    return 1.0
+"""
+
+
+def test_a_function_gets_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    (tmp_path / "mine.py").write_text(
+        "import os\ndef score(*_): return float('OPENAI_API_KEY' in os.environ)\n"
+    )
+    check = {"kind": "function", "function": f"{tmp_path / 'mine.py'}:score"}
+    assert Rewards(settings(rewards=[check]).rewards).of(PROMPT, DrawnReply([1], "abc")) == 0.0
+
+
+@pytest.mark.parametrize("end", ["done", "interrupted"])
+def test_nothing_that_a_function_started_is_left_after_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    trust(tmp_path, monkeypatch)
+    (tmp_path / "mine.py").write_text(WITH_DAEMON)
+    made = config(tmp_path, [{"kind": "function", "function": f"{tmp_path / 'mine.py'}:score"}])
+    if end == "interrupted":
+        monkeypatch.setattr(Grpo, "losses", interrupt)
+        with pytest.raises(Interrupted):
+            train(made, QUIET, "cpu")
+    else:
+        train(made, QUIET, "cpu")
+    pids = {int(pid) for pid in (tmp_path / "pids").read_text().split()}
+    assert all(ends(pid) for pid in pids)
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_nothing_that_a_function_started_is_left_after_a_kill(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WITH_DAEMON)
+    code = (
+        "import sys, time; from finetune.objectives.rewards import RewardFunction\n"
+        "RewardFunction(sys.argv[1], 60)('', '', ''); print('ready', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, f"{tmp_path / 'mine.py'}:score"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+    assert all(ends(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
 class Terminal(StringIO):
