@@ -26,7 +26,7 @@ from chatapp.commands.ask_inputs import (
     names_in,
     toolbox_of,
 )
-from chatapp.commands.changes import AblateOption, changes_of
+from chatapp.commands.changes import AblateOption, SteerOption, changes_of
 from chatapp.commands.console import complain, show_reading, status
 from chatapp.commands.loading import choices_for, load, open_store
 from chatapp.commands.options import (
@@ -131,6 +131,7 @@ def ask(
     tools: ToolsOption = "",
     yes_tools: YesToolsOption = "",
     ablate: AblateOption = None,
+    steer: SteerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output.
@@ -150,7 +151,7 @@ def ask(
     documents = _documents(docs, docs_method, chat)
     read_now = None if chat else documents  # a chat searches its own
     sources = _sources(loaded, chosen, text, read_now, own_system, choices.sampling)
-    changes = changes_of(loaded, ablate)
+    changes = changes_of(loaded, ablate, steer)
     alone = _Question(loaded, chosen, text, own_system, tuple(sources), changes)
     named = settings.model, choices, chosen.name
     if reward:

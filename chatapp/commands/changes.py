@@ -3,6 +3,7 @@
 Invariant: an answer of a changed model says so, on standard error or in its document.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,11 +24,23 @@ AblateOption = Annotated[
 ]
 
 
-def changes_of(model: "LanguageModel", ablate: str | None) -> "Interventions":
-    """The parts of --ablate, switched off. Raises UserError for a model without such parts."""
+SteerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=STRENGTH",
+        help="Add a direction of `steer make` to the reply, as in calm=0.1; may be repeated.",
+    ),
+]
+
+
+def changes_of(
+    model: "LanguageModel", ablate: str | None, steer: "Sequence[str] | None" = None
+) -> "Interventions":
+    """The parts of --ablate, switched off, and the directions of --steer. Raises UserError for a
+    model without such parts."""
     from chatapp.engine.decoder.interventions import UNCHANGED, parse_parts, switched_off
 
-    if ablate is None:
+    if ablate is None and not steer:
         return UNCHANGED
     from chatapp.engine.backends.local import LocalModel
 
@@ -35,4 +48,11 @@ def changes_of(model: "LanguageModel", ablate: str | None) -> "Interventions":
         raise UserError(
             f"{model.name}: only models that chatapp computes itself have parts to switch off"
         )
-    return switched_off(parse_parts(ablate, model.decoder.architecture))
+    shape = model.decoder.architecture
+    changes = UNCHANGED if ablate is None else switched_off(parse_parts(ablate, shape))
+    if steer:
+        from chatapp.lab.steering import steering
+
+        for text in steer:
+            changes += steering(text, shape)
+    return changes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp.commands.answers import print_answer
-from chatapp.commands.changes import AblateOption, changes_of
+from chatapp.commands.changes import AblateOption, SteerOption, changes_of
 from chatapp.commands.console import standard_input
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import (
@@ -36,6 +36,7 @@ def complete(
     model: ModelOption = None,
     precision: PrecisionOption = None,
     ablate: AblateOption = None,
+    steer: SteerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a text as it stands, without a dialogue."""
@@ -49,7 +50,7 @@ def complete(
 
     language_model = load(settings.model, settings.precision, settings.device)
 
-    changes = changes_of(language_model, ablate)
+    changes = changes_of(language_model, ablate, steer)
     generate = with_interventions(language_model.generate, changes)
 
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":

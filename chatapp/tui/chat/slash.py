@@ -149,6 +149,14 @@ COMMANDS = (
         lambda chat: (actions.NO_PARTS,),
         empty=True,
     ),
+    Command(
+        "steer",
+        "[NAME STRENGTH]",
+        "add a direction of `chatapp steer` to replies: calm 0.1; none ends it",
+        actions.steer,
+        lambda chat: (actions.NO_PARTS, *actions.directions()),
+        empty=True,
+    ),
     Command("theme", "NAME", "change the colours", actions.use_theme, actions.theme_names),
     Command("learn", "", "fine-tune the model on your feedback", actions.learn),
     Command(

@@ -32,6 +32,7 @@ from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.screens.library import choice_of, choosable_names
 
 if TYPE_CHECKING:
+    from chatapp.engine.backends.local import LocalModel
     from chatapp.prompting.files.documents import DocumentSet
     from chatapp.tools.registry import Registry
 
@@ -442,15 +443,54 @@ async def switch_off(chat: ChatControls, argument: str) -> None:
     chat.widgets.inform(f"The next reply is written {words or 'by the whole model'}.")
 
 
-def _parts_of(conversation: Conversation, names: str) -> Interventions:
-    """The parts of the loaded model that names stand for, switched off."""
+async def steer(chat: ChatControls, argument: str) -> None:
+    conversation = chat.conversation
+    changes = conversation.chat.interventions
+    if not argument:
+        known = ", ".join(directions()) or "none yet; `chatapp steer make` makes one"
+        chat.widgets.inform(changes.added.words or f"Nothing is added. Directions: {known}.")
+        return
+    _refuse_while_busy(chat)
+    try:
+        added = UNCHANGED if argument == NO_PARTS else _steering_of(conversation, argument)
+        conversation.change_model(changes.off + added)
+    except ValueError as error:
+        raise SlashError(str(error)) from None
+    words = chat.show_changes()
+    chat.widgets.inform(f"The next reply is written {words or 'by the whole model'}.")
+
+
+def directions() -> list[str]:
+    """The names of the saved directions."""
+    from chatapp.lab.steering import direction_names
+
+    return direction_names()
+
+
+def _steering_of(conversation: Conversation, text: str) -> Interventions:
+    """The direction and its strength, for the loaded model."""
+    from chatapp.lab.steering import steering
+
+    try:
+        return steering(text, _own_model(conversation).decoder.architecture)
+    except UserError as error:
+        raise SlashError(str(error)) from None
+
+
+def _own_model(conversation: Conversation) -> "LocalModel":
+    """The loaded model, if this program computes it."""
     from chatapp.engine.backends.local import LocalModel
 
     model = conversation.model
     if not isinstance(model, LocalModel):
         name = model.name if model is not None else "the model"
-        raise SlashError(f"{name}: only models that chatapp computes itself have parts to switch")
-    return switched_off(parse_parts(names, model.decoder.architecture))
+        raise SlashError(f"{name}: only models that chatapp computes itself have parts to change")
+    return model
+
+
+def _parts_of(conversation: Conversation, names: str) -> Interventions:
+    """The parts of the loaded model that names stand for, switched off."""
+    return switched_off(parse_parts(names, _own_model(conversation).decoder.architecture))
 
 
 def _refuse_while_busy(chat: ChatControls) -> None:

@@ -173,7 +173,8 @@ async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -
         ("/template odd", "there is no template 'odd'"),
         ("/theme odd", "there is no theme 'odd'"),
         ("/export chat.md", "there is nothing to export yet"),
-        ("/ablate 0.1", "only models that chatapp computes itself have parts to switch"),
+        ("/steer calm", "only models that chatapp computes itself have parts to change"),
+        ("/ablate 0.1", "only models that chatapp computes itself have parts to change"),
     ],
 )
 async def test_what_cannot_be_done_is_said_and_the_command_comes_back(
