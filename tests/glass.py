@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families.architecture import Architecture, Attention
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.model import Sampling
 from chatapp.engine.tokenizers.byte_level import END_OF_TEXT, BPETokenizer
 from chatapp.lab.predictions import Stepper
@@ -106,9 +107,11 @@ class GlassModel(ScriptedModel):
         ]
         return torch.tensor(values)
 
-    def inspect(self, ids: Sequence[int]) -> Trace:
+    def inspect(self, ids: Sequence[int], interventions: Interventions = UNCHANGED) -> Trace:
         return _ScriptedTrace(self, ids)
 
-    def stepper(self, ids: Sequence[int], sampling: Sampling) -> Stepper:
+    def stepper(
+        self, ids: Sequence[int], sampling: Sampling, interventions: Interventions = UNCHANGED
+    ) -> Stepper:
         piece = self.tokenizer.piece
         return Stepper(self.logits, piece, ids, sampling, self.context, {self.tokenizer.end_id})

@@ -181,7 +181,7 @@ CHAT_SCENES = {
     "completions": Scene(
         begin_command,
         says(SEA),
-        ("/help show all keys and commands", "/undo bring back", "22 · ↑ ↓ choose"),
+        ("/help show all keys and commands", "/undo bring back", "· ↑ ↓ choose"),
         pictured=True,
     ),
     "refused": Scene(

@@ -71,7 +71,9 @@ async def test_what_cannot_be_branched_is_said(open_app: OpenApp, store: Store) 
         await driver.press_and_rest("f3")
         text = text_of(driver, TokensView)
         options = driver.chat.query_one("#tokens-alternatives", OptionList)
-        while not any("●" in each for each in alternatives(driver)):
+        for _ in range(60):
+            if any("●" in each for each in alternatives(driver)):
+                break
             await driver.press("right")
         options.highlighted = next(
             place for place, each in enumerate(alternatives(driver)) if "●" in each
