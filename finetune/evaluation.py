@@ -116,7 +116,7 @@ def _answers(
     """Greedy replies to questions, with the rows' own."""
     evaluator = subject.evaluator
     stop = (*evaluator.text.chat_template.stop, *evaluator.config.objective.stops)
-    replies = greedy_replies(speaker, stop, (each.ids for each in questions), max_tokens)
+    replies = greedy_replies(speaker, stop, (prompt.ids for prompt in questions), max_tokens)
     answers: list[Answer] = []
     for question, reply in zip(questions, replies, strict=True):
         tell(len(answers), len(questions))
@@ -134,8 +134,8 @@ def _scores(
     texts, references = [a.reply.text for a in whole], [a.reference for a in whole]
     found = {measure: estimate(measure, [texts], references) for measure in _SCORES}
     return (
-        {name: each.mean for name, each in found.items()},
-        {name: each.interval for name, each in found.items()},
+        {name: estimate.mean for name, estimate in found.items()},
+        {name: estimate.interval for name, estimate in found.items()},
     )
 
 

@@ -71,7 +71,7 @@ def tokens(
     else:
         _show_pieces(pieces)
         whole = "".join(pieces)
-        for character in dict.fromkeys(each for each in given if each not in whole):
+        for character in dict.fromkeys(one for one in given if one not in whole):
             write(f"{character} = {character.encode(errors='replace').hex(' ').upper()}\n")
         write(f"{len(ids):,} tokens of {len(given):,} characters: {' '.join(map(str, ids))}\n")
 

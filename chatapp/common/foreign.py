@@ -51,7 +51,7 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 
 def revealed(text: str) -> str:
     """Replace invisible and bidirectional characters, and unusual spaces, by their JSON escapes."""
-    return "".join(_escape(each) if _is_hidden(each) else each for each in text)
+    return "".join(_escape(character) if _is_hidden(character) else character for character in text)
 
 
 def _is_hidden(character: str) -> bool:

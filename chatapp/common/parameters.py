@@ -80,7 +80,7 @@ class Parameter:
     def range_in_words(self) -> str:
         """For example "from 0 (off) to below 1"."""
         low, high = (
-            f"{each} (off)" if each == self.off else each for each in (self.low, self.high)
+            f"{bound} (off)" if bound == self.off else bound for bound in (self.low, self.high)
         )
         if self.high == math.inf:
             words = f"{low} or more"
@@ -204,12 +204,12 @@ class Sampling:
 
 
 PARAMETERS: Mapping[str, Parameter] = {
-    each.name: Parameter(
-        name=each.name,
-        kind=float if each.type is float else int,
-        **each.metadata,
+    item.name: Parameter(
+        name=item.name,
+        kind=float if item.type is float else int,
+        **item.metadata,
     )
-    for each in fields(Sampling)
+    for item in fields(Sampling)
 }
 
 

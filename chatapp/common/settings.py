@@ -79,7 +79,7 @@ class Settings:
         return Choices(by_origin)
 
 
-_TEXTS = tuple(each.name for each in fields(Settings) if each.type is str)
+_TEXTS = tuple(item.name for item in fields(Settings) if item.type is str)
 _CHOICES = {"precision": PRECISIONS, "device": DEVICES, "chat_list": ("shown", "hidden")}
 _NAMES = (*_TEXTS, *PARAMETERS, "keys")
 

@@ -57,7 +57,7 @@ def validated(
     except ValidationError as problem:
         details = problem.errors()
     # An unknown key is the likely reason why another one is missing, so it comes first.
-    first = min(details, key=lambda each: not _is_unknown(each))
+    first = min(details, key=lambda detail: not _is_unknown(detail))
     location, table = _resolved(model, first["loc"])
     sentence = _sentence(first, what, table)
     where = located(origin, source, location) if location else f"{origin}:"
@@ -67,8 +67,8 @@ def validated(
 def strict_model(schema: type) -> type[BaseModel]:
     """A pydantic model of a dataclass, whose own module then needs no pydantic."""
     definitions: dict[str, Any] = {
-        each.name: (each.type, ... if each.default is MISSING else each.default)
-        for each in fields(schema)
+        item.name: (item.type, ... if item.default is MISSING else item.default)
+        for item in fields(schema)
     }
     config = ConfigDict(extra="forbid", strict=True)
     return create_model(schema.__name__, __config__=config, **definitions)
@@ -136,7 +136,7 @@ def _is_union(annotation: Any) -> bool:
 def _branches(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
     """The tables of a union, by their tags."""
     for branch in get_args(annotation):
-        tags = [each.tag for each in getattr(branch, "__metadata__", ()) if isinstance(each, Tag)]
+        tags = [item.tag for item in getattr(branch, "__metadata__", ()) if isinstance(item, Tag)]
         for tag in tags:
             yield from ((tag, table) for table in _tables(branch))
 

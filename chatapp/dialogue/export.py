@@ -86,7 +86,9 @@ def to_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
         parts += [f"## {_NAMES[message.role]}{note}", message.text]
         parts += [_call_in_words(call) for call in message.calls]
         shown = [source for source in message.sources if source.number]
-        parts.append("\n".join(f"{each.number}. {each.file}, {each.place}" for each in shown))
+        parts.append(
+            "\n".join(f"{source.number}. {source.file}, {source.place}" for source in shown)
+        )
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -121,8 +121,8 @@ def _whole(replies: Sequence[Iterator[Event]]) -> Iterator[Scored]:
             so_far.append(event)
             if isinstance(event, Finished):
                 going_on.remove(reply)
-                text = "".join(each.text for each in so_far)
-                thoughts = "".join(each.thought or "" for each in so_far)
+                text = "".join(part.text for part in so_far)
+                thoughts = "".join(part.thought or "" for part in so_far)
                 yield Scored(text, thoughts, event, float("-inf"))
 
 

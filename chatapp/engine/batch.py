@@ -139,13 +139,15 @@ class Batch:
                     ids, self._cache, raise_if_cancelled=self._raise_if_cancelled
                 )
                 replies = [reply for _, reply in self._members]
-                drawn = [_drawn(*each) for each in zip(replies, logits, strict=True)]
+                drawn = [_drawn(*pair) for pair in zip(replies, logits, strict=True)]
         except FAILURES as failure:
             drawn = [failure] * len(self._members)
         return [
             (number, event)
-            for (number, reply), each in zip(self._members, drawn, strict=True)
-            for event in ([reply.fail(each)] if isinstance(each, Exception) else reply.add(each))
+            for (number, reply), result in zip(self._members, drawn, strict=True)
+            for event in (
+                [reply.fail(result)] if isinstance(result, Exception) else reply.add(result)
+            )
         ]
 
     def leave(self, number: int) -> None:

@@ -358,7 +358,7 @@ class Answerer:
             return []
         shown = [example.index for example in question.examples]
         messages = layout.messages(shown, question.asked)
-        return [{"role": each.role, "content": each.text} for each in messages]
+        return [{"role": message.role, "content": message.text} for message in messages]
 
 
 def sampling_of(prompt: PromptFile, base: Sampling | None = None) -> Sampling:

@@ -119,10 +119,10 @@ def _served_prediction(token: "Token") -> "Prediction | None":
     if math.isnan(token.logprob):
         return None
     best = tuple(
-        Candidate(each.id, each.text, math.exp(each.logprob), rank)
-        for rank, each in enumerate(token.alternatives, start=1)
+        Candidate(alternative.id, alternative.text, math.exp(alternative.logprob), rank)
+        for rank, alternative in enumerate(token.alternatives, start=1)
     )
-    rank = next((each.rank for each in best if each.id == token.id), None)
+    rank = next((candidate.rank for candidate in best if candidate.id == token.id), None)
     actual = Candidate(token.id, token.piece, math.exp(token.logprob), rank)
     return Prediction(None, best, actual)
 
@@ -271,8 +271,8 @@ class Layers(Finding):
 
     def to_json(self) -> list[dict[str, Any]]:
         return [
-            {"entropy": each.entropy, "alternatives": _candidates(each)}
-            for each in self.predictions
+            {"entropy": prediction.entropy, "alternatives": _candidates(prediction)}
+            for prediction in self.predictions
         ]
 
 

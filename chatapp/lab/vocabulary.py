@@ -154,7 +154,7 @@ def merge_steps(tokenizer: PieceTokenizer, text: str) -> list[Word]:
         Word(
             tuple(map(shown, start)),
             tuple(
-                Step(shown(each.token), each.rank, tuple(map(shown, each.tokens))) for each in taken
+                Step(shown(step.token), step.rank, tuple(map(shown, step.tokens))) for step in taken
             ),
         )
         for start, taken in steps
@@ -186,7 +186,7 @@ class _MergedWords:
 
     def __call__(self, word: str) -> _Cut:
         characters = [*word[:-1], word[-1:] + self._suffix]
-        start = tokens = tuple(part for each in characters for part in self._known(each))
+        start = tokens = tuple(part for character in characters for part in self._known(character))
         steps: list[Step] = []
         if self._takes_whole and word in self._vocabulary:
             return start, [Step(word, None, (word,))] if len(start) > 1 else []
@@ -240,10 +240,10 @@ def read_words(text: str) -> Counter[str]:
     """The words of a file: a text, or one word with its count in each line ("hug 10")."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     counted = [_NUMBERED.fullmatch(line) for line in lines]
-    if not lines or any(each is None for each in counted):
+    if not lines or any(match is None for match in counted):
         return count_words(text)
     words: Counter[str] = Counter()
-    for each in counted:
-        assert each is not None
-        words[each[1]] += int(each[2])
+    for match in counted:
+        assert match is not None
+        words[match[1]] += int(match[2])
     return words

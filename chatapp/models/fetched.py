@@ -79,18 +79,18 @@ def fetched_models() -> list[Fetched]:
 def find_fetched(name: str) -> Fetched | None:
     """The model downloaded under a short name or a hub id. Raises ModelError."""
     known = known_models().get(name)
-    by_name = {each.name: each for each in fetched_models()}
+    by_name = {entry.name: entry for entry in fetched_models()}
     return by_name.get(name) or (by_name.get(known.hub) if known else None)
 
 
 def remember(model: Fetched) -> None:
     """Add a model's files to the record. Raises ModelError when it cannot be written."""
-    _write([each for each in fetched_models() if each.name != model.name] + [model])
+    _write([entry for entry in fetched_models() if entry.name != model.name] + [model])
 
 
 def forget(model: Fetched) -> None:
     """Remove a model from the record. Raises ModelError when it cannot be written."""
-    _write([each for each in fetched_models() if each.name != model.name])
+    _write([entry for entry in fetched_models() if entry.name != model.name])
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def _fetched(name: str, row: dict[str, Any]) -> Fetched:
 
 
 def _write(models: list[Fetched]) -> None:
-    rows = {each.name: asdict(each) | {"folder": str(each.folder)} for each in models}
+    rows = {model.name: asdict(model) | {"folder": str(model.folder)} for model in models}
     for row in rows.values():
         del row["name"]
     path = fetched_path()

@@ -66,7 +66,7 @@ def _blob(models: Path, manifest: Path) -> Path | None:
     """The file of a manifest's weights; None when the manifest or the file cannot be used."""
     try:
         layers = read_json_object(manifest, ModelError)["layers"]
-        digests = [each["digest"] for each in layers if each["mediaType"] == _MODEL_LAYER]
+        digests = [layer["digest"] for layer in layers if layer["mediaType"] == _MODEL_LAYER]
         (digest,) = digests  # a model of safetensors has one for each tensor
         match = _DIGEST.fullmatch(digest)
     except (ModelError, OSError, KeyError, TypeError, ValueError):

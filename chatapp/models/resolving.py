@@ -42,7 +42,7 @@ def note_model(name: str | Path) -> None:
     path = os.path.expanduser(name)  # unlike Path, accepts any text without an error
     if os.path.exists(path):
         place = os.path.abspath(path)
-        known = [str(each) for each in used_models()]
+        known = [str(path) for path in used_models()]
         if place not in known:
             with suppress(OSError, UnicodeError):
                 write_whole(used_models_path(), json.dumps([place, *known][:_MOST], indent=2))

@@ -26,7 +26,9 @@ def server_of(name: str) -> Server | None:
     server = servers.get(address)
     if server is None and is_address(address):
         url = server_url(address)
-        server = next((each for each in servers.values() if each.url == url), Server(url))
+        server = next(
+            (candidate for candidate in servers.values() if candidate.url == url), Server(url)
+        )
     return replace(server, model=model) if server is not None and model else server
 
 

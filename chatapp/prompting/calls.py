@@ -66,10 +66,12 @@ def as_text(call: Call) -> tuple[str, str]:
 def depth(value: object) -> int:
     """The depth of nested lists and objects in a JSON value; 0 for a scalar."""
     levels, inside = 0, [value]
-    while holders := [each for each in inside if isinstance(each, dict | list)]:
+    while holders := [value for value in inside if isinstance(value, dict | list)]:
         levels += 1
         inside = [
-            part for each in holders for part in (each.values() if isinstance(each, dict) else each)
+            part
+            for holder in holders
+            for part in (holder.values() if isinstance(holder, dict) else holder)
         ]
     return levels
 
@@ -82,7 +84,7 @@ def with_calls(segments: Sequence[Segment], reply: str, calls: Sequence[Call]) -
     if not calls:
         return list(segments)
     own = list(segments)
-    place = next((i for i, each in enumerate(own) if each.kind == "assistant"), None)
+    place = next((i for i, segment in enumerate(own) if segment.kind == "assistant"), None)
     text = "" if place is None else own.pop(place).text
     place = place or 0
     lead = len(text) - len(reply.strip())

@@ -197,8 +197,8 @@ def _environment(count_step: Callable[[], None]) -> SandboxedEnvironment:
     environment.no_text = _no_text  # type: ignore[attr-defined]
     environment.concat = _concatenated  # type: ignore[method-assign]
     environment.filters = {
-        name: _counting(count_step, each if name in _EXACT_FILTERS else _attributing(each))
-        for name, each in filters.items()
+        name: _counting(count_step, function if name in _EXACT_FILTERS else _attributing(function))
+        for name, function in filters.items()
     }
     operators = {"*": _product, "+": _sum, "%": _remainder, "**": _power}
     environment.intercepted_binops = frozenset(operators)

@@ -78,7 +78,7 @@ def allowed_for_good() -> list[str]:
     except (OSError, UserError):
         return []
     strings = permissions if isinstance(permissions, list) else []
-    return [each for each in strings if isinstance(each, str)]
+    return [place for place in strings if isinstance(place, str)]
 
 
 def allow_for_good(permission: str) -> None:

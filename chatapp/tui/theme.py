@@ -79,7 +79,7 @@ def readable(variables: Mapping[str, str]) -> dict[str, str]:
 def _moved(color: Color, end: Color, grounds: Iterable[Color], share: float) -> Color:
     """The first colour on the way to `end` that is readable where `share` of it is left."""
     shades = [color.blend(end, step / _STEPS) for step in range(_STEPS + 1)]
-    return next((each for each in shades if _least(each, grounds, share) >= READABLE), end)
+    return next((shade for shade in shades if _least(shade, grounds, share) >= READABLE), end)
 
 
 def _least(color: Color, grounds: Iterable[Color], share: float = 1.0) -> float:

@@ -33,7 +33,7 @@ def average(
     files = find_model(later)
     old, new = load_causal(find_model(earlier)), load_causal(files)
     before, after = old.state_dict(), new.state_dict()
-    shapes = [{name: each.shape for name, each in one.items()} for one in (before, after)]
+    shapes = [{name: parameter.shape for name, parameter in one.items()} for one in (before, after)]
     if shapes[0] != shapes[1]:
         raise ConfigError(f"{earlier} and {later} are models of different shapes")
     with torch.no_grad():

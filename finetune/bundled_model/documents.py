@@ -96,7 +96,7 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
 
     words, tasks = own_words(), all_tasks()
     groups = groupings(data)
-    sentences = [each for group in groups["source"].values() for each in group]
+    sentences = [sentence for group in groups["source"].values() for sentence in group]
     spelt = in_more_words(letter_tasks(sorted({*words, *common_words(sentences, 4000)})))
     asked = in_more_words(tasks)
     letters = [task for task in tasks if task.name in LETTERS]

@@ -85,7 +85,7 @@ def chat(model: LanguageModel, template: Template, sampling: Sampling) -> str:
         session = Session(Chat(store), model, template=template, sampling=sampling)
         for said in TURNS:
             events = session.say(said)
-            reply = whole_reply(each for each in events if isinstance(each, Token | Finished))
+            reply = whole_reply(event for event in events if isinstance(event, Token | Finished))
             lines.append(f"**User:** {said}\n\n**Model:** {reply}\n")
     return "\n".join(lines)
 
@@ -127,16 +127,16 @@ def in_context_rows(
     With the vote of the demonstrations and the most common label, as in `chatapp eval`.
     """
     tasks = [
-        Task(each.name, each.prompt, [Item(*shot, line) for line, shot in enumerate(each.items, 1)])
-        for each in held_out
+        Task(task.name, task.prompt, [Item(*shot, line) for line, shot in enumerate(task.items, 1)])
+        for task in held_out
     ]
     cells = [(task, cell) for task in tasks for cell in plan(task, GRID)]
     selectors = {task.name: Selectors(task, model, None) for task in tasks}
     rows = evaluate(model, cells, selectors, journal=journal)
-    votes = {name: each.voted for name, each in selectors.items()}
+    votes = {name: selector.voted for name, selector in selectors.items()}
     columns = ("task", "shots", "selection", "mean", "vote", "majority", "n")
     measured = results(tasks, rows, (), votes)
-    return [{name: getattr(each, name) for name in columns} for each in measured]
+    return [{name: getattr(result, name) for name in columns} for result in measured]
 
 
 def curve(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -171,10 +171,10 @@ def draw_curves(reports: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> 
         for line, selection in zip(("--", "-"), GRID.select, strict=True):
             # Settings without demonstrations are the first point of every curve.
             points = [means.get((k, selection)) or means[k, NONE] for k in GRID.shots]
-            height = [each["mean"] for each in points]
+            height = [point["mean"] for point in points]
             name = f"{model}, {selection}"
             axes.plot(shots, height, marker="o", linestyle=line, color=f"C{number}", label=name)
-            votes = [each["vote"] for each in points]
+            votes = [point["vote"] for point in points]
     axes.plot(shots, votes, color="0.6", label="vote of the nearest")
     axes.set(xlabel="demonstrations", ylabel="accuracy, mean over tasks", ylim=(0, 1))
     figure.legend(loc="outside right upper")

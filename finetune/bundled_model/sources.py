@@ -60,7 +60,7 @@ def by_opening(sentences: Iterable[str]) -> Groups:
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for sentence in dict.fromkeys(sentences):
         words = sentence.lower()
-        opening = next((each for each in OPENINGS if words.startswith(each + " ")), None)
+        opening = next((start for start in OPENINGS if words.startswith(start + " ")), None)
         if opening:
             groups[opening].append(sentence)
     return dict(groups)
@@ -95,7 +95,7 @@ def books(folder: Path) -> Iterator[dict[str, Any]]:
     """Passages of about 3,000 characters, lines unwrapped, cut at paragraphs."""
     for path in sorted(folder.glob("*.txt")):
         paragraphs = re.split(r"\n\s*\n", path.read_text(encoding="utf-8-sig"))
-        lines = (clean(each.replace("\n", " ").replace("_", "")) for each in paragraphs)
+        lines = (clean(paragraph.replace("\n", " ").replace("_", "")) for paragraph in paragraphs)
         yield from passages(lines, "\n")
 
 
@@ -191,11 +191,11 @@ def groupings(data: Path) -> dict[str, Groups]:
     problems = [row["messages"][0]["content"] for row in grade_school(data / "gsm8k/train.jsonl")]
     source = {
         "books": _sentences(stories),
-        "services": [each for group in services.values() for each in group],
+        "services": [sentence for group in services.values() for sentence in group],
         "instructions": _sentences(asked),
         "problems": _sentences(problems),
     }
-    everything = (each for group in source.values() for each in group)
+    everything = (sentence for group in source.values() for sentence in group)
     return {
         "service": services,
         "source": source,
@@ -207,11 +207,11 @@ def common_words(texts: Iterable[str], count: int) -> list[str]:
     """The most frequent words of three to nine lower-case letters, the most frequent first."""
     counts = Counter(word for text in texts for word in re.findall(r"\b[a-z]{3,9}\b", text))
     return [
-        word for word, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:count]
+        word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:count]
     ]
 
 
 def _sentences(texts: Iterable[str]) -> list[str]:
     """The sentences of texts, without repetitions."""
     lines = (line for text in texts for line in text.split("\n"))
-    return list(dict.fromkeys(each for line in lines for each in split(line)))
+    return list(dict.fromkeys(part for line in lines for part in split(line)))

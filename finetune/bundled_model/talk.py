@@ -73,9 +73,11 @@ def first_messages(data: Path, count: int, seed: int) -> list[str]:
 def known_questions(count: int, seed: int) -> list[str]:
     """Questions of the generated tasks whose answer is in training, each task equally often."""
     tasks = [task for task in all_tasks() if task.name != "unknown"]
-    each = -(-count // len(tasks))
+    per_task = -(-count // len(tasks))
     questions = [
-        problem.question for task in tasks for problem in task.held_out(each, seed, unseen=False)
+        problem.question
+        for task in tasks
+        for problem in task.held_out(per_task, seed, unseen=False)
     ]
     return questions[:count]
 
@@ -84,11 +86,11 @@ def replies(
     model: LanguageModel, template: Template, said: Sequence[str], sampling: Sampling
 ) -> Iterator[Reply]:
     """The reply to each message as the first one of a chat."""
-    for each in said:
-        events = list(ask(model, template, each, sampling=sampling))
+    for message in said:
+        events = list(ask(model, template, message, sampling=sampling))
         end = events[-1]
         assert isinstance(end, Finished)
-        yield Reply(each, "".join(event.text for event in events).strip(), end.reason)
+        yield Reply(message, "".join(event.text for event in events).strip(), end.reason)
 
 
 def likelihoods(judge: LanguageModel, said: Sequence[Reply]) -> list[float]:
@@ -98,9 +100,9 @@ def likelihoods(judge: LanguageModel, said: Sequence[Reply]) -> list[float]:
     """
     writer = writer_for(judge, choose_template(judge, ""))
     pairs = [
-        (writer.write(None, [Exchange(each.said)], max_tokens=1).ids, writer.reply_ids(each.text))
-        for each in said
-        if each.text
+        (writer.write(None, [Exchange(reply.said)], max_tokens=1).ids, writer.reply_ids(reply.text))
+        for reply in said
+        if reply.text
     ]
     return [fmean(row) for row in judge.score(pairs)]
 
@@ -145,7 +147,7 @@ def measure(
     out.mkdir(parents=True, exist_ok=True)
     figures, some = measured(load_model(model), data, load_model(judge) if judge else None)
     (out / "talk.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    lines = [f"- {each.said}\n  *{each.text}* ({each.reason})\n" for each in some]
+    lines = [f"- {reply.said}\n  *{reply.text}* ({reply.reason})\n" for reply in some]
     (out / "talk.md").write_text("".join(lines), encoding="utf-8")
     for name, value in figures.items():
         print(f"{name}: {value:.2f}" if name == "logprob" else f"{name}: {value:.1%}")

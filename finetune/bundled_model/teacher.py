@@ -50,7 +50,7 @@ class Taught:
 def questions() -> list[tuple[str, str]]:
     """Each question and the thing that it asks about, or ""."""
     rows = table("questions")
-    things = [" ".join(each.split()) for each in rows["things"].split("|")]
+    things = [" ".join(part.split()) for part in rows["things"].split("|")]
     asked = [(filled(rows["ask"][0], {"x": thing}), thing) for thing in things]
     return [*asked, *((question, "") for question in rows["whole"])]
 
@@ -151,8 +151,8 @@ def write(
     limit: Annotated[int, typer.Option(min=0, help="questions to ask; 0: all")] = 0,
 ) -> None:
     """Answer the questions that OUT does not contain yet."""
-    known = {each.question for each in read_taught(out)}
-    asked = [each for each in questions() if each[0] not in known]
+    known = {answer.question for answer in read_taught(out)}
+    asked = [question for question in questions() if question[0] not in known]
     taught = 0
     with out.open("a", encoding="utf-8") as file:
         for row in teach(Teacher(model), asked[: limit or None]):

@@ -52,7 +52,7 @@ def require_permission(config: FinetuneConfig) -> None:
 def _functions(config: FinetuneConfig) -> list[str]:
     """The reward functions, each as file.py:function."""
     checks = config.objective.rewards if isinstance(config.objective, GrpoSettings) else []
-    return list(dict.fromkeys(each.function for each in checks if isinstance(each, Function)))
+    return list(dict.fromkeys(check.function for check in checks if isinstance(check, Function)))
 
 
 def _trusted_folders() -> list[Path]:

@@ -110,8 +110,8 @@ def _section_in(annotation: Any) -> type[BaseModel] | None:
     """The table in a key, or in the key's list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    sections = (_section_in(each) for each in get_args(annotation))
-    return next((each for each in sections if each is not None), None)
+    sections = (_section_in(argument) for argument in get_args(annotation))
+    return next((section for section in sections if section is not None), None)
 
 
 def _values(annotation: Any) -> str:
@@ -125,16 +125,16 @@ def _values(annotation: Any) -> str:
     if origin is dict:
         return "table of texts"
     if origin in (Union, types.UnionType):
-        return ", or ".join(_values(each) for each in inner if each is not types.NoneType)
+        return ", or ".join(_values(member) for member in inner if member is not types.NoneType)
     return "paths and tables" if annotation is TrainSource else _WORDS[annotation]
 
 
 def _bounds(field: FieldInfo) -> str:
     bounds = [
-        f"{sign} {getattr(each, name):,}"
-        for each in field.metadata
+        f"{sign} {getattr(bound, name):,}"
+        for bound in field.metadata
         for name, sign in _BOUNDS.items()
-        if hasattr(each, name)
+        if hasattr(bound, name)
     ]
     return f" {', '.join(bounds)}" if bounds else ""
 

@@ -284,7 +284,9 @@ class GrpoSettings(ObjectiveSettings):
         return self.stop
 
     def relocated(self, there: Callable[[str], str]) -> Self:
-        return self.model_copy(update={"rewards": [each.relocated(there) for each in self.rewards]})
+        return self.model_copy(
+            update={"rewards": [reward.relocated(there) for reward in self.rewards]}
+        )
 
 
 class Head(Section):

@@ -338,7 +338,7 @@ def _cut_prompts(pieces: list[Piece], length: int) -> list[Piece] | None:
     lengths = [len(piece.ids) for piece in pieces if piece.may_be_cut]
     budget = length - count(pieces) + sum(lengths)
     caps = range(max(lengths) + 1)
-    cap = bisect_right(caps, budget, key=lambda cap: sum(min(each, cap) for each in lengths)) - 1
+    cap = bisect_right(caps, budget, key=lambda cap: sum(min(size, cap) for size in lengths)) - 1
     if cap < min(_SHORTEST_PROMPT, max(lengths)):
         return None
 

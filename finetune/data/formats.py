@@ -309,7 +309,7 @@ FIELDS = tuple(dict.fromkeys(name for layout in LAYOUTS for name in layout.field
 
 def detect(row: Row) -> Layout[TrainingExample]:
     """The layout of a row, by the names of its fields. Raises BadRow."""
-    layout = next((each for each in LAYOUTS if each.fits(row)), None)
+    layout = next((candidate for candidate in LAYOUTS if candidate.fits(row)), None)
     if "label" in row.fields and (layout is None or layout in _SINGLE_FIELDS):
         raise BadRow(
             "no instruction",
@@ -318,8 +318,8 @@ def detect(row: Row) -> Layout[TrainingExample]:
             "the completion (`columns`)",
         )
     if layout is None:
-        by_needs = sorted(LAYOUTS, key=lambda each: len(each.needs), reverse=True)
-        known = dict.fromkeys(" and ".join(each.needs) for each in by_needs)
+        by_needs = sorted(LAYOUTS, key=lambda layout: len(layout.needs), reverse=True)
+        known = dict.fromkeys(" and ".join(layout.needs) for layout in by_needs)
         raise BadRow(
             "unknown layout",
             f"{row.location}: expected {either(tuple(known))}; there are {names(row.fields)}; "
@@ -372,7 +372,7 @@ def _labelled_field(row: Row, role: str) -> str | list[str]:
     value = row.fields.get(role)
     if role == "choices" and role in row.fields:
         texts = value if isinstance(value, list) else []
-        if len(texts) < 2 or not all(isinstance(each, str) and each.strip() for each in texts):
+        if len(texts) < 2 or not all(isinstance(text, str) and text.strip() for text in texts):
             raise BadRow(
                 "bad choices", f"{row.location}: 'choices' is {value!r}, expected two or more texts"
             )

@@ -66,20 +66,22 @@ class Rows(Dataset[Tensors]):
         cls, examples: Sequence[Encoded], aux_span: SupervisedSpan, length: int, seed: int
     ) -> "Rows":
         """Several examples per row, at most `length` tokens together."""
-        return cls(examples, aux_span, pack([len(each.ids) for each in examples], length, seed))
+        return cls(
+            examples, aux_span, pack([len(example.ids) for example in examples], length, seed)
+        )
 
     def __len__(self) -> int:
         return len(self.bins)
 
     def __getitem__(self, index: int) -> Tensors:
         members = [self.examples[i] for i in self.bins[index]]
-        lengths = [len(each.ids) for each in members]
+        lengths = [len(member.ids) for member in members]
         columns = (
-            np.concatenate([each.ids for each in members]).astype(np.int64),
+            np.concatenate([member.ids for member in members]).astype(np.int64),
             np.concatenate([np.arange(length) for length in lengths]),
             np.repeat(np.arange(1, len(members) + 1), lengths),
-            np.concatenate([response_labels(each) for each in members]),
-            np.concatenate([aux_labels(each, self.aux_span) for each in members]),
+            np.concatenate([response_labels(member) for member in members]),
+            np.concatenate([aux_labels(member, self.aux_span) for member in members]),
         )
         return dict(zip(ROW_KEYS, map(torch.from_numpy, columns), strict=True))
 

@@ -190,10 +190,12 @@ def load_phrasings(path: Path) -> Phrasings:
         if len(distinct) < max(2, len(options)):
             raise ConfigError(f"{path}: 'options': expected two or more different texts")
     templates = []
-    for number, each in enumerate(file.templates, 1):
+    for number, template in enumerate(file.templates, 1):
         location = f"{path}, template {number}"
-        if not each.response and not file.answer:
+        if not template.response and not file.answer:
             raise ConfigError(f"{location}: 'response' is missing")
-        response = each.response or f"{{{file.answer}}}"
-        templates.append((parse_pattern(each.prompt, location), parse_pattern(response, location)))
+        response = template.response or f"{{{file.answer}}}"
+        templates.append(
+            (parse_pattern(template.prompt, location), parse_pattern(response, location))
+        )
     return Phrasings(path, file.cluster, file.answer, options, tuple(templates))

@@ -363,9 +363,9 @@ class PairEncoder:
     def _encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
         """The sequences with one prompt, which is cut for the longest if necessary."""
         whole = [_last_reply(self._whole.encode(example)[-1]) for example in examples]
-        if max(len(each.ids) for each in whole) <= self.length:
+        if max(len(sequence.ids) for sequence in whole) <= self.length:
             return whole
-        replies = [_reply_tokens(each) for each in whole]
+        replies = [_reply_tokens(sequence) for sequence in whole]
         order = np.argsort(replies)[::-1].tolist()  # the longest reply decides how it is cut
         cut = dict(enumerate(whole))
         counted = Counter(self.truncated), self.turns_left_out

@@ -129,9 +129,9 @@ def _begun(run: str) -> date | None:
 
 def _common(sources: Sequence[TrainSource]) -> dict[str, Any]:
     """The settings for rows on which all sources agree."""
-    first, *others = (each.model_dump(include={"columns", "template"}) for each in sources)
+    first, *others = (source.model_dump(include={"columns", "template"}) for source in sources)
     return {
-        key: value for key, value in first.items() if all(each[key] == value for each in others)
+        key: value for key, value in first.items() if all(other[key] == value for other in others)
     }
 
 

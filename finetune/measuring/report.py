@@ -27,14 +27,14 @@ def header(setup: RunSetup) -> list[str]:
     config, data = setup.config, setup.data
     settings = config.train
     trained = trained_parameters(setup.model)
-    total = sum(each.numel() for each in setup.model.parameters())
+    total = sum(parameter.numel() for parameter in setup.model.parameters())
     head = "" if setup.objective.replies else "a linear head"
     template = f"template {setup.template.name}" if setup.template else ""
     template = ", ".join(filter(None, (template, head)))
     packed = f" in {len(data.train):,} rows" if len(data.train) < data.examples else ""
     held_out = ", ".join(
-        f"{len(each):,} {'held out' if name == HELD_OUT else f'of cluster {name}'}"
-        for name, each in data.held_out.items()
+        f"{len(rows):,} {'held out' if name == HELD_OUT else f'of cluster {name}'}"
+        for name, rows in data.held_out.items()
     )
     per_step = data.examples / max(1, steps_per_epoch(config, data))
     lines = [
@@ -183,4 +183,6 @@ def _number(value: float | None) -> str:
 def _plain(text: str) -> str:
     """Foreign text for a cell of a Markdown table."""
     flat = " ".join(printable(text).split())
-    return "".join("\\" + each if each in "\\|*_`<>[]#" else each for each in flat)
+    return "".join(
+        "\\" + character if character in "\\|*_`<>[]#" else character for character in flat
+    )

@@ -91,9 +91,13 @@ def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
     """Tables of one model, or of several side by side, with some of their replies."""
     parts: list[RenderableType] = []
     for name in evaluations[0].sets:
-        columns = [(each, each.sets[name]) for each in evaluations if name in each.sets]
+        columns = [
+            (evaluation, evaluation.sets[name])
+            for evaluation in evaluations
+            if name in evaluation.sets
+        ]
         parts.append(_figures(name, columns))
-        if len({each.vocabulary for each, _ in columns}) > 1:
+        if len({evaluation.vocabulary for evaluation, _ in columns}) > 1:
             parts.append(Text("The models cut text into other tokens: compare the loss a byte."))
         for evaluation, measured in columns:
             if measured.failed:
@@ -101,7 +105,7 @@ def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
                 parts.append(
                     Text(one_line(f"{evaluation.model}: {len(measured.failed):,} replies {reason}"))
                 )
-        for number in range(min(replies, *(len(each.answers) for _, each in columns))):
+        for number in range(min(replies, *(len(evaluation.answers) for _, evaluation in columns))):
             parts += [_replies(number, columns), Text("")]
     return Group(*parts)
 

@@ -50,11 +50,11 @@ class Dpo(PairObjective):
         )
 
     def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
-        ratios = [each.logps - each.reference for each in (chosen, rejected)]
+        ratios = [side.logps - side.reference for side in (chosen, rejected)]
         if self.loss == "ipo":
             means = [
-                ratio / each.tokens.clamp(min=1)
-                for ratio, each in zip(ratios, (chosen, rejected), strict=True)
+                ratio / side.tokens.clamp(min=1)
+                for ratio, side in zip(ratios, (chosen, rejected), strict=True)
             ]
             losses = (means[0] - means[1] - 1 / (2 * self.beta)) ** 2
         elif self.loss == "hinge":

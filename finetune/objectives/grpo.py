@@ -71,7 +71,7 @@ class PromptRows(Dataset[Tensors]):
     def __init__(self, prompts: Sequence[EncodedPrompt], start: Sequence[int]) -> None:
         self.prompts = prompts
         self.start = list(start)
-        self.lengths = [len(self.start) + len(each.ids) for each in prompts]
+        self.lengths = [len(self.start) + len(prompt.ids) for prompt in prompts]
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -167,7 +167,9 @@ class Grpo(Objective):
             rewards.check_references(prompts)
         return cls(config=settings, rewards=rewards), RowSets(
             train=PromptRows(prepared.train, start),
-            held_out={name: PromptRows(each, start) for name, each in prepared.held_out.items()},
+            held_out={
+                name: PromptRows(prompts, start) for name, prompts in prepared.held_out.items()
+            },
             collate=partial(collate, pad_id=tokenizer.end_id),
             examples=len(prepared.train),
             dropped=prepared.report.dropped,
@@ -181,7 +183,7 @@ class Grpo(Objective):
         self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
     ) -> Iterator[Question]:
         prompts = cast(PromptRows, rows).prompts
-        return (Question(each.ids, each.text, each.reference, each) for each in prompts)
+        return (Question(prompt.ids, prompt.text, prompt.reference, prompt) for prompt in prompts)
 
     def reward(self, question: Question, reply: str, tokenizer: Tokenizer) -> float | None:
         if question.prompt is None:  # a prompt of the configuration, which has no row
@@ -288,14 +290,14 @@ class Grpo(Objective):
         self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
     ) -> Mapping[str, Sequence[RenderableType]]:
         rows = cast(PromptRows, data.train)
-        lengths = [len(each.ids) for each in rows.prompts]
+        lengths = [len(prompt.ids) for prompt in rows.prompts]
         lines = [
             printable(self.summary(data)),
             f"prompts: {np.mean(lengths):,.0f} tokens on average, at most {max(lengths):,}",
         ]
         references = _references(rows, tokenizer)
         if references and not self.rewards.withheld:
-            rewards = [self.rewards.of(*each) for each in references]
+            rewards = [self.rewards.of(*reference) for reference in references]
             lines.append(
                 f"the rows' own replies earn {fmean(rewards):.3g} on average, from "
                 f"{min(rewards):.3g} to {max(rewards):.3g} (the first {len(rewards)})"
@@ -305,9 +307,11 @@ class Grpo(Objective):
 
     def preview_figures(self, data: RowSets, tokenizer: PieceTokenizer) -> dict[str, Any]:
         rows = cast(PromptRows, data.train)
-        rewards = [self.rewards.of(*each) for each in _references(rows, tokenizer)]
+        rewards = [self.rewards.of(*reference) for reference in _references(rows, tokenizer)]
         return {
-            "prompt_lengths": lengths_document(np.array([len(each.ids) for each in rows.prompts])),
+            "prompt_lengths": lengths_document(
+                np.array([len(prompt.ids) for prompt in rows.prompts])
+            ),
             "reference_reward": fmean(rewards) if rewards and not self.rewards.withheld else None,
         }
 
@@ -337,8 +341,8 @@ _SHOWN_REWARDS = 50
 
 def _references(rows: PromptRows, tokenizer: Tokenizer) -> list[tuple[EncodedPrompt, DrawnReply]]:
     """The first rows that have a reply of their own, with it."""
-    replied = [each for each in rows.prompts if each.reference][:_SHOWN_REWARDS]
-    return [(each, _as_drawn(each.reference, tokenizer, ends=True)) for each in replied]
+    replied = [prompt for prompt in rows.prompts if prompt.reference][:_SHOWN_REWARDS]
+    return [(prompt, _as_drawn(prompt.reference, tokenizer, ends=True)) for prompt in replied]
 
 
 def _as_drawn(reply: str, tokenizer: Tokenizer, *, ends: bool) -> DrawnReply:
@@ -358,9 +362,9 @@ def _show_rewards(
         table.add_column(name, justify="right")
     for number in short_middling_long(np.argsort(lengths, kind="stable").tolist()):
         prompt = rows.prompts[number]
-        given = [""] * len(rewards.names)
+        scores = [""] * len(rewards.names)
         if prompt.reference:
             reply = _as_drawn(prompt.reference, tokenizer, ends=True)
-            given = [f"{each:.3g}" for each in rewards.each(prompt, reply)]
-        table.add_row(Text(printable(prompt.text)), Text(printable(prompt.reference)), *given)
+            scores = [f"{score:.3g}" for score in rewards.scores(prompt, reply)]
+        table.add_row(Text(printable(prompt.text)), Text(printable(prompt.reference)), *scores)
     return table

@@ -57,8 +57,8 @@ class HeadRows:
     def __init__(self, examples: Sequence[HeadExample], pad_id: int) -> None:
         self.examples = examples
         self.pad_id = pad_id
-        self.lengths = [max(map(len, each.sequences)) for each in examples]
-        self.aux_labels = sum(len(ids) - 1 for each in examples for ids in each.sequences)
+        self.lengths = [max(map(len, example.sequences)) for example in examples]
+        self.aux_labels = sum(len(ids) - 1 for example in examples for ids in example.sequences)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -66,7 +66,7 @@ class HeadRows:
     def __getitem__(self, index: int) -> Tensors:
         example = self.examples[index]
         ids = [torch.tensor(sequence) for sequence in example.sequences]
-        real = pad_sequence([torch.ones_like(each) for each in ids], batch_first=True)
+        real = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
         lengths = real.sum(1, keepdim=True)
         positions = torch.arange(real.shape[1]).expand_as(real)
         return {

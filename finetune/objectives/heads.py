@@ -232,7 +232,7 @@ class HeadObjective(L3):
             n_examples = counts[0].clamp(min=1).item()
             l2, *right = self._of_labels(logits[counted].float(), batch["label"][counted])
             l2 = l2 / n_examples
-            rest = (each / n_examples for each in right)
+            rest = (total / n_examples for total in right)
             return torch.stack([l2 + text.l3, l2.detach(), text.l1, *rest])
 
         with in_place_of(lm_head, compute):
@@ -339,7 +339,9 @@ class HeadEvaluator(Evaluator):
         outputs: list[Output] = []
         for start in range(0, len(rows), _STRETCH):
             tell("labels", start)
-            outputs += head.outputs([each.sequences for each in rows[start : start + _STRETCH]])
+            outputs += head.outputs(
+                [example.sequences for example in rows[start : start + _STRETCH]]
+            )
         predictions = [
             {"label": self._gold(row), **answer_document(self.spec, output)}
             for row, output in zip(rows, outputs, strict=True)

@@ -190,7 +190,7 @@ class Kto(Objective):
             ),
             cut_line(data),
         ]
-        titles = [("good" if each else "bad", "mismatched, for the KL") for each in good]
+        titles = [("good" if is_good else "bad", "mismatched, for the KL") for is_good in good]
         return {"Pairs": [*lines, *show_pairs(rows, titles, tokenizer, marked)]}
 
     def preview_figures(self, data: RowSets, tokenizer: PieceTokenizer) -> dict[str, Any]:
@@ -229,18 +229,18 @@ def _kinds(rows: Tensors) -> tuple[Tensor, Tensor]:
 
 def as_verdicts(judged: Sequence[EncodedJudged]) -> list[EncodedVerdict]:
     """Verdicts unchanged, and each preference as two."""
-    return [verdict for each in judged for verdict in each.verdicts]
+    return [verdict for feedback_row in judged for verdict in feedback_row.verdicts]
 
 
 def verdict_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRows:
     """Rows of verdicts: the reply, the one before it with the same prompt, and the label."""
     verdicts = as_verdicts(judged)
-    replies = [each.reply for each in verdicts]
+    replies = [verdict.reply for verdict in verdicts]
     mismatched = [
         _mismatched(reply, before, max(len(reply.ids), len(before.ids)))
         for reply, before in zip(replies, [replies[-1], *replies[:-1]], strict=True)
     ]
-    return maker.rows(replies, mismatched, [float(each.desirable) for each in verdicts])
+    return maker.rows(replies, mismatched, [float(verdict.desirable) for verdict in verdicts])
 
 
 def _mismatched(prompt_of: Encoded, reply_of: Encoded, longest: int) -> Encoded:
@@ -254,7 +254,7 @@ def _mismatched(prompt_of: Encoded, reply_of: Encoded, longest: int) -> Encoded:
 
 def weights(settings: KtoSettings, verdicts: Sequence[EncodedVerdict]) -> tuple[float, float]:
     """λ_D and λ_U, computed from the counts unless they are set."""
-    good = sum(each.desirable for each in verdicts)
+    good = sum(verdict.desirable for verdict in verdicts)
     bad = len(verdicts) - good
     by_count = (max(1.0, bad / max(1, good)), max(1.0, good / max(1, bad)))
     set_to = (settings.desirable_weight, settings.undesirable_weight)
@@ -275,7 +275,7 @@ class VerdictEvaluator(FeedbackEvaluator):
     def measure(self, model: Any, rows: Sequence[EncodedJudged], tell: Tell) -> Figures:
         """The means over the replies; the fraction of correct verdicts with Wilson's interval."""
         settings = cast(KtoSettings, self.config.objective)
-        if all(isinstance(each, EncodedPair) for each in rows):
+        if all(isinstance(row, EncodedPair) for row in rows):
             ranking = PairEvaluator(self.config, self.text, Dpo(beta=settings.beta))
             return ranking.measure(model, rows, tell)
         objective = Kto.of(settings, as_verdicts(rows))
@@ -283,7 +283,7 @@ class VerdictEvaluator(FeedbackEvaluator):
         batches = list(self.batches(model, made, objective.needs_reference, tell))
         with torch.no_grad():
             counts = objective.count(batches, model, model)
-            parts = [objective.losses(model, model, each, counts, 0.0) for each in batches]
+            parts = [objective.losses(model, model, batch, counts, 0.0) for batch in batches]
         total = torch.stack(parts).cpu().double().sum(0)
         means = dict(zip(objective.names, total.tolist(), strict=True))
         right = wilson(round(means["accuracy"] * len(made)), len(made))

@@ -291,7 +291,7 @@ class ChatEvaluator(Evaluator):
             here = {key: value.to(model.device) for key, value in batch.items()}
             total += objective.losses(model, model, here, counts, 0.0).cpu()
         metrics = objective.metrics(dict(zip(objective.names, total.tolist(), strict=True)), 0.0)
-        size = sum(_reply_bytes(each, tokenizer) for each in rows)
+        size = sum(_reply_bytes(row, tokenizer) for row in rows)
         figures = {"token_accuracy" if key == "accuracy" else key: metrics[key] for key in metrics}
         return Figures(
             figures | {"loss_per_byte": figures["loss"] * float(counts[0]) / max(1, size)}

@@ -37,7 +37,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         learn: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """hidden (n, width), labels and weights (n,) -> Σ weight · nll, nll (n,), hits (n,)."""
-        wanted = [learn and each for each in ctx.needs_input_grad[:3]]
+        wanted = [learn and needed for needed in ctx.needs_input_grad[:3]]
         d_hidden = torch.empty_like(hidden) if wanted[0] else None
         d_head = torch.zeros_like(head, dtype=torch.float32) if wanted[1] else None
         d_bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None

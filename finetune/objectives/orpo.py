@@ -38,8 +38,8 @@ class Orpo(PairObjective):
 
     def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
         means = [
-            (each.logps / each.tokens.clamp(min=1)).clamp(max=_HIGHEST)
-            for each in (chosen, rejected)
+            (side.logps / side.tokens.clamp(min=1)).clamp(max=_HIGHEST)
+            for side in (chosen, rejected)
         ]
         odds = [mean - (-mean.expm1()).log() for mean in means]
         losses = -self.beta * functional.logsigmoid(odds[0] - odds[1])

@@ -199,7 +199,7 @@ class PairObjective(Objective):
             worth = self.worth(hidden, logps, model, batch)
             share = worth.counts / n_pairs
             pair_loss = (worth.loss * share).sum()
-            figures = [(each * share).sum() for each in worth.figures().values()]
+            figures = [(figure * share).sum() for figure in worth.figures().values()]
             l1 = l1.to(pair_loss)
             whole = pair_loss + self.weight * l1
             return torch.stack([whole, pair_loss.detach(), l1.detach(), *figures])
@@ -229,8 +229,8 @@ class PairObjective(Objective):
         hidden: the input of the language-model head. logps: of the labels, see `token_log_probs`.
         """
         chosen, rejected = (
-            replies_of(each, side(batch, number))
-            for number, each in enumerate((logps[0::2], logps[1::2]))
+            replies_of(values, side(batch, number))
+            for number, values in enumerate((logps[0::2], logps[1::2]))
         )
         return self.of_replies(chosen, rejected)
 
@@ -293,7 +293,7 @@ class FeedbackEvaluator(Evaluator):
 
     def questions(self, rows: Sequence[EncodedJudged]) -> Iterator[Question]:
         """The prompts of the better replies, and of the good ones."""
-        liked = [each.liked for each in rows if each.liked is not None]
+        liked = [row.liked for row in rows if row.liked is not None]
         return row_questions(liked, self.text.tokenizer, self.text.window)
 
     def pair_rows(self, rows: Sequence[EncodedJudged], make: MakeRows) -> PairRows:
@@ -356,4 +356,4 @@ class PairEvaluator(FeedbackEvaluator):
             "accuracy": wilson(int(figures["accuracy"].sum()), count),
             "margin": (middle - half, middle + half),
         }
-        return Figures({name: float(each.mean()) for name, each in figures.items()}, intervals)
+        return Figures({name: float(figure.mean()) for name, figure in figures.items()}, intervals)

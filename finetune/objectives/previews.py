@@ -79,7 +79,7 @@ def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
 
 def show_lengths(examples: Sequence[Encoded]) -> Iterator[RenderableType]:
     """The distributions of the lengths of examples, prompts and responses."""
-    lengths = np.array([np.bincount(each.spans, minlength=len(Span)) for each in examples])
+    lengths = np.array([np.bincount(example.spans, minlength=len(Span)) for example in examples])
     shown = {
         "whole": lengths.sum(1),
         "prompt": lengths[:, Span.PROMPT],
@@ -90,12 +90,13 @@ def show_lengths(examples: Sequence[Encoded]) -> Iterator[RenderableType]:
     table.add_column("tokens", justify="right")
     for name in shown:
         table.add_column(name, min_width=BAR + 6)
-    counts = {name: np.histogram(each, edges)[0] for name, each in shown.items()}
+    counts = {name: np.histogram(values, edges)[0] for name, values in shown.items()}
     for row, (low, high) in enumerate(pairwise(edges)):
-        bars = [_bar(int(each[row]), int(each.max())) for each in counts.values()]
+        bars = [_bar(int(count[row]), int(count.max())) for count in counts.values()]
         table.add_row(f"{low}–{high - 1}", *bars)
     table.add_row(
-        "mean", *(Text(f"{each.mean():,.0f}, at most {each.max():,}") for each in shown.values())
+        "mean",
+        *(Text(f"{values.mean():,.0f}, at most {values.max():,}") for values in shown.values()),
     )
     yield table
     template = int(lengths[:, Span.TEMPLATE].sum())
@@ -119,7 +120,7 @@ def show_masks(
 ) -> Iterator[RenderableType]:
     """A short, a middle and a long example, span by span; see `masked`."""
     yield legend(marked)
-    for example in short_middling_long(sorted(examples, key=lambda each: len(each.ids))):
+    for example in short_middling_long(sorted(examples, key=lambda row: len(row.ids))):
         yield Text(f"── {len(example.ids):,} tokens", "dim")
         yield masked(example, tokenizer, marked)
 
@@ -136,13 +137,13 @@ def show_pairs(
         table = Table(show_edge=False, padding=(0, 1), header_style="dim")
         for title, example in zip(titles[number], pair, strict=True):
             table.add_column(f"{title} · {len(example.ids):,} tokens", ratio=1, overflow="fold")
-        table.add_row(*(masked(each, tokenizer, marked) for each in pair))
+        table.add_row(*(masked(side, tokenizer, marked) for side in pair))
         yield table
 
 
 def reply_lengths(examples: Sequence[Encoded]) -> Any:
     """Tokens of each reply, an array."""
-    return np.array([int((each.spans == Span.RESPONSE).sum()) for each in examples])
+    return np.array([int((example.spans == Span.RESPONSE).sum()) for example in examples])
 
 
 def lengths_line(name: str, lengths: Any) -> Text:
@@ -167,7 +168,7 @@ def count_alike(rows: PairRows) -> int:
 
 
 def _are_alike(first: Encoded, second: Encoded) -> bool:
-    one, other = (each.ids[each.spans == Span.RESPONSE].tolist() for each in (first, second))
+    one, other = (reply.ids[reply.spans == Span.RESPONSE].tolist() for reply in (first, second))
     matcher: SequenceMatcher[int] = SequenceMatcher(None, one, other, autojunk=False)
     return (
         matcher.real_quick_ratio() >= ALIKE

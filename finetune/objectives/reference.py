@@ -57,7 +57,7 @@ def give_reference(
                 progress(before + rows_done, total)
 
             computed = log_probs_of(model, rows, collate, precision, tell)
-            flat[name] = torch.cat([each.flatten() for each in computed])
+            flat[name] = torch.cat([part.flatten() for part in computed])
             done += len(rows)
         if path:
             _write(path, flat, described)

@@ -59,8 +59,8 @@ class Reward(PairObjective):
     def worth(self, hidden: Tensor, logps: Tensor, model: Any, batch: Tensors) -> Worth:
         scores = model.task_head(hidden.float())[..., 0].float() * _last_tokens(batch)
         chosen, rejected = (
-            reply_sums(each, side(batch, number))
-            for number, each in enumerate((scores[0::2], scores[1::2]))
+            reply_sums(values, side(batch, number))
+            for number, values in enumerate((scores[0::2], scores[1::2]))
         )
         replies = replies_of(logps[0::2], side(batch, 0))
         losses = -functional.logsigmoid(chosen - rejected - replies.value)

@@ -189,15 +189,15 @@ class Rewards:
         """Of the checks, in their order."""
         return [judge.name for judge in self._judges]
 
-    def each(self, prompt: EncodedPrompt, reply: DrawnReply) -> list[float]:
+    def scores(self, prompt: EncodedPrompt, reply: DrawnReply) -> list[float]:
         """The value of each check for a reply, before its weight. Raises RewardError."""
         return [judge.give(prompt, reply) for judge in self._judges]
 
     def of(self, prompt: EncodedPrompt, reply: DrawnReply) -> float:
         """The reward: the weighted sum of the checks. Raises RewardError."""
         return sum(
-            judge.weight * given
-            for judge, given in zip(self._judges, self.each(prompt, reply), strict=True)
+            judge.weight * score
+            for judge, score in zip(self._judges, self.scores(prompt, reply), strict=True)
         )
 
     def close(self) -> None:
@@ -209,11 +209,11 @@ class Rewards:
         """Raises ConfigError for a prompt without the reply that a check compares with."""
         if not self.needs_reference:
             return
-        for each in prompts:
-            if not each.reference:
+        for prompt in prompts:
+            if not prompt.reference:
                 raise ConfigError(
                     "objective.rewards: exact_match and numeric_match compare with the row's own "
-                    f"reply, which the prompt {quoted(each.text)} has not"
+                    f"reply, which the prompt {quoted(prompt.text)} has not"
                 )
 
     def _made(self, check: Check) -> Give:

@@ -42,7 +42,7 @@ def read_chat_rows(config: FinetuneConfig, text: ModelText, span: AuxSpan) -> Ro
     prepared = encode_run_chats(config, text)
     examples = with_start(prepared.train, text.start)
     if config.data.packing:
-        longest = max(len(each.ids) for each in examples)
+        longest = max(len(example.ids) for example in examples)
         limit = min(PACKED_LENGTH, config.data.max_length or text.window)
         train = Rows.packed(examples, span, max(longest, limit), config.seed)
     else:
@@ -57,8 +57,8 @@ def read_chat_rows(config: FinetuneConfig, text: ModelText, span: AuxSpan) -> Ro
         examples=len(examples),
         dropped=prepared.report.dropped,
         hashes=prepared.report.hashes,
-        response_labels=sum(int(response_labels(each).sum()) for each in examples),
-        aux_labels=sum(int(aux_labels(each, span).sum()) for each in examples),
+        response_labels=sum(int(response_labels(example).sum()) for example in examples),
+        aux_labels=sum(int(aux_labels(example, span).sum()) for example in examples),
         report=prepared.report,
     )
 
@@ -161,7 +161,7 @@ class RowMaker:
     def rows(
         self, first: Sequence[Encoded], second: Sequence[Encoded], values: Sequence[float]
     ) -> PairRows:
-        first, second = (with_start(list(each), self.start) for each in (first, second))
+        first, second = (with_start(list(examples), self.start) for examples in (first, second))
         return PairRows(first, second, values, self.span, self.pad_id, self.packed)
 
 
@@ -192,8 +192,8 @@ def pair_row_sets(
         examples=len(train.first.examples),
         dropped=prepared.report.dropped,
         hashes=prepared.report.hashes,
-        response_labels=sum(int(response_labels(each).sum()) for each in replies),
-        aux_labels=sum(int(aux_labels(each, span).sum()) for each in train.first.examples),
+        response_labels=sum(int(response_labels(reply).sum()) for reply in replies),
+        aux_labels=sum(int(aux_labels(example, span).sum()) for example in train.first.examples),
         report=prepared.report,
     )
 
@@ -202,7 +202,7 @@ def preference_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRow
     """Rows of preferences: chosen, rejected, and the margin."""
     pairs = cast(Sequence[EncodedPair], judged)
     return maker.rows(
-        [each.chosen for each in pairs],
-        [each.rejected for each in pairs],
-        [each.margin for each in pairs],
+        [pair.chosen for pair in pairs],
+        [pair.rejected for pair in pairs],
+        [pair.margin for pair in pairs],
     )

@@ -32,11 +32,11 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
             instruction = text_field(row, "instruction")
             match row.fields.get("instances"):
                 case [*instances] if all(
-                    isinstance(each, dict) and {"input", "output"} <= each.keys()
-                    for each in instances
+                    isinstance(instance, dict) and {"input", "output"} <= instance.keys()
+                    for instance in instances
                 ):
-                    for each in instances:
-                        shown = {name: each[name] for name in ("input", "output")}
+                    for instance in instances:
+                        shown = {name: instance[name] for name in ("input", "output")}
                         yield {"instruction": instruction, **shown}
                 case _:
                     raise ConfigError(

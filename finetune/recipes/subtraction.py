@@ -28,7 +28,10 @@ def problems(train: int, test: int, seed: int) -> dict[str, list[Example]]:
     tested = generate(TASK, test, 0)
     asked = {problem.input for problem in tested}
     drawn = generate(TASK, train + test, seed + 1)
-    return {"train": [each for each in drawn if each.input not in asked][:train], "test": tested}
+    return {
+        "train": [problem for problem in drawn if problem.input not in asked][:train],
+        "test": tested,
+    }
 
 
 def build(
@@ -41,7 +44,7 @@ def build(
     out.mkdir(parents=True, exist_ok=True)
     for name, part in problems(train, test, seed).items():
         path = out / f"subtraction_{name}.jsonl"
-        rows = [{"parts": [each.input, f" {each.output}"]} for each in part]
+        rows = [{"parts": [problem.input, f" {problem.output}"]} for problem in part]
         write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
         print(f"{path}: {len(part):,} problems")
 

@@ -79,13 +79,15 @@ def muon_beside_adamw(
 def hidden_matrices(model: nn.Module) -> set[str]:
     """Names of the 2-D weights inside the blocks: no embedding, no head, no vector."""
     inside = {
-        id(each)
+        id(parameter)
         for module in model.modules()
         if isinstance(module, nn.ModuleList)
-        for each in module.parameters()
+        for parameter in module.parameters()
     }
     return {
-        name for name, each in model.named_parameters() if each.ndim == 2 and id(each) in inside
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 2 and id(parameter) in inside
     }
 
 
@@ -96,9 +98,9 @@ def _groups(
     groups = []
     for decay in (True, False):
         chosen = [
-            each
-            for name, each in model.named_parameters()
-            if each.requires_grad and name in names and (name in decayed) == decay
+            parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and name in names and (name in decayed) == decay
         ]
         if chosen:
             groups.append({"params": chosen, "weight_decay": weight_decay if decay else 0.0})

@@ -147,11 +147,13 @@ class Rollouts:
             return self._kept
         prompts = cast(PromptRows, rows).prompts
         numbers = [_numbers(batch) for batch in batches]
-        draws = [self._sampling(step, number) for each in numbers for number in each]
-        groups = iter(self._groups([prompts[number] for each in numbers for number in each], draws))
+        draws = [self._sampling(step, number) for batch in numbers for number in batch]
+        groups = iter(
+            self._groups([prompts[number] for batch in numbers for number in batch], draws)
+        )
         made = [
-            self._batch([next(groups) for _ in each], batch)
-            for each, batch in zip(numbers, batches, strict=True)
+            self._batch([next(groups) for _ in members], batch)
+            for members, batch in zip(numbers, batches, strict=True)
         ]
         if self.config.iterations > 1 and step is not None:
             made = [{**batch, "old": self._log_probs(self.setup.model, batch)} for batch in made]
@@ -173,9 +175,9 @@ class Rollouts:
                 top_k=config.top_k,
                 max_tokens=config.max_tokens,
                 max_repeats=0,
-                seed=int(each),
+                seed=int(seed),
             )
-            for each in seeds
+            for seed in seeds
         ]
 
     def _groups(
@@ -207,7 +209,7 @@ class Rollouts:
         examples = with_start(examples, self.setup.start)
         bins = None
         if self.setup.config.data.packing:
-            lengths = [len(each.ids) for each in examples]
+            lengths = [len(example.ids) for example in examples]
             bins = pack(lengths, max([PACKED_LENGTH, *lengths]), self.setup.config.seed)
         figures = torch.stack([self._figures(group) for group in groups], 1).flatten(1)
         rows = ReplyRows(examples, figures, bins)

@@ -61,7 +61,7 @@ def chat_template_of(
     source = config.get("chat_template")
     if isinstance(source, list):
         named = {
-            each.get("name"): each.get("template") for each in source if isinstance(each, dict)
+            entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
         }
         source = named.get("default")
     if source is None or source == "":

@@ -150,8 +150,8 @@ class Prompt:
 def in_protocol(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages in the form of OpenAI's protocol."""
     return [
-        {"role": each.role, "content": each.text, **_call_sent(each, place)}
-        for place, each in enumerate(messages)
+        {"role": message.role, "content": message.text, **_call_sent(message, place)}
+        for place, message in enumerate(messages)
     ]
 
 

@@ -232,9 +232,9 @@ class HeadModel:
         from torch.nn.utils.rnn import pad_sequence
 
         device = self._model.device
-        sequences = [torch.tensor(ids, device=device) for each in inputs for ids in each]
+        sequences = [torch.tensor(ids, device=device) for entry in inputs for ids in entry]
         last = torch.tensor([len(ids) - 1 for ids in sequences], device=device)
-        sizes = [len(each) for each in inputs]
+        sizes = [len(entry) for entry in inputs]
         owners = torch.arange(len(inputs), device=device).repeat_interleave(
             torch.tensor(sizes, device=device)
         )

@@ -99,7 +99,7 @@ def _attention(a: Architecture) -> str:
     if a.key_value_heads < a.heads:
         shared = "all" if a.key_value_heads == 1 else f"each {a.heads // a.key_value_heads}"
         words.append(f"{shared} share keys and values, K = {keys}")
-    windows = Counter(each.window for each in a.attentions if each.window is not None)
+    windows = Counter(part.window for part in a.attentions if part.window is not None)
     for window, layers in windows.items():
         words.append(f"{layers} of {a.layers} blocks see the last {window:,} tokens")
     return ", ".join(words)

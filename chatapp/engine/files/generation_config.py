@@ -35,7 +35,7 @@ def read_generation_config(files: ModelFiles | None) -> GenerationConfig:
     """
     if files is None:
         return GenerationConfig()
-    own, base = (each.path / GENERATION_CONFIG for each in (files, files.whole))
+    own, base = (model.path / GENERATION_CONFIG for model in (files, files.whole))
     path = own if own.is_file() else base
     if not path.is_file():
         return GenerationConfig(_ends(files.whole.config, files.whole.config_file)[0])

@@ -135,7 +135,9 @@ class HelpScreen(Dialog[None]):
     def _all_sections(self) -> Iterable[Section]:
         for place in self._here:
             yield self._section(place.BINDING_GROUP_TITLE or "", place)
-        commands = [(f"/{each.name} {each.argument}".strip(), each.words) for each in COMMANDS]
+        commands = [
+            (f"/{command.name} {command.argument}".strip(), command.words) for command in COMMANDS
+        ]
         yield Section("Commands, written in place of a message", commands)
         for place in self._others:
             yield self._section(place.BINDING_GROUP_TITLE or "", place)

@@ -61,7 +61,10 @@ class TokensView(View):
         # A user's text was not generated; it is shaded only if there is nothing else.
         first = look.start if look.start < size else 1
         actual = [look.tokens.actual(position) for position in range(first, size)]
-        paints = [surprise(each.probability) if each is not None else None for each in actual]
+        paints = [
+            surprise(candidate.probability) if candidate is not None else None
+            for candidate in actual
+        ]
         text.paint([*[None] * first, *paints])
         self._choose()
 

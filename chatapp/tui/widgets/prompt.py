@@ -128,7 +128,11 @@ class Prompt(LongTextArea):
 
     def _invite(self) -> None:
         """Show the hint of an empty prompt; an edit has its own hint above it."""
-        fitting = (each for each in self._invitations if cell_len(each) <= self.wrap_width)
+        fitting = (
+            invitation
+            for invitation in self._invitations
+            if cell_len(invitation) <= self.wrap_width
+        )
         self.placeholder = "" if self.editing else next(fitting, "")
 
     def find_matching_bracket(self, bracket: str, search_from: Location) -> Location | None:

@@ -128,7 +128,7 @@ class KeyBar(Widget, can_focus=False):
             if binding.show and enabled:
                 words = binding.group.description if binding.group else binding.description
                 same = entries.setdefault(words, [])
-                if binding.action not in (each.action for each in same):
+                if binding.action not in (shown.action for shown in same):
                     same.append(binding)
         for words, bindings in entries.items():
             keys = Content(" ").join(self._key(binding) for binding in bindings)

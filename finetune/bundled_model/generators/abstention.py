@@ -76,5 +76,5 @@ def _fields(draw: random.Random) -> Fields:
 
 @cache
 def _listed(part: str) -> list[str]:
-    listed: list[str] = [each.strip() for each in table("abstention")[part].split("|")]
+    listed: list[str] = [entry.strip() for entry in table("abstention")[part].split("|")]
     return listed

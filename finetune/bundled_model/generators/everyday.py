@@ -15,7 +15,7 @@ from finetune.bundled_model.generators.words import table
 @cache
 def talks() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Messages, in several wordings, and the replies to any of them."""
-    return [(tuple(each["said"]), tuple(each["replies"])) for each in table("everyday")["talk"]]
+    return [(tuple(talk["said"]), tuple(talk["replies"])) for talk in table("everyday")["talk"]]
 
 
 def rows(asides: Asides, count: int, seed: int) -> Iterator[dict[str, Any]]:

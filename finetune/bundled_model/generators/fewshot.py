@@ -69,7 +69,7 @@ def few_shot_row(
     segments.append(Segment("assistant", continuation(prompt, answer)))
     texts = [segment.text for segment in segments]
     # Inputs and outputs of demonstrations alternate.
-    answers = [index for index, each in enumerate(segments) if each.kind == "example"][1::2]
+    answers = [index for index, piece in enumerate(segments) if piece.kind == "example"][1::2]
     for index in answers:
         # The line break that ends an answer is trained with it.
         if texts[index + 1].startswith("\n"):

@@ -44,7 +44,7 @@ class Classes:
     texts: list[list[str]]
 
 
-def topics(draw: random.Random, lists: Mapping[str, str], classes: int, each: int) -> Classes:
+def topics(draw: random.Random, lists: Mapping[str, str], classes: int, per_class: int) -> Classes:
     """Words by their kind, alone or in a sentence."""
     chosen = draw.sample(sorted(lists), min(classes, len(lists)))
     frames = draw.sample(table("layouts")["frames"], draw.choice((1, 1, 2, 5)))
@@ -54,31 +54,31 @@ def topics(draw: random.Random, lists: Mapping[str, str], classes: int, each: in
         # An orange is a fruit and a colour; here it is only one of them.
         words = [word for word in lists[name].split() if word not in known]
         known.update(words)
-        words = draw.sample(words, min(each, len(words)))
+        words = draw.sample(words, min(per_class, len(words)))
         texts.append([draw.choice(frames).replace("{x}", word) for word in words])
     return Classes("topic: " + ", ".join(chosen), texts)
 
 
 def pattern(
-    draw: random.Random, patterns: Mapping[str, Pattern], words: Sequence[str], each: int
+    draw: random.Random, patterns: Mapping[str, Pattern], words: Sequence[str], per_class: int
 ) -> Classes:
     """Texts by their form."""
     name = draw.choice(sorted(patterns))
     makers = patterns[name]
     chosen = draw.sample(sorted(makers), min(len(makers), draw.choice((2, 2, 3, 4))))
     some = draw.sample(words, min(200, len(words)))
-    texts = [list(dict.fromkeys(makers[c](draw, some) for _ in range(each))) for c in chosen]
+    texts = [list(dict.fromkeys(makers[c](draw, some) for _ in range(per_class))) for c in chosen]
     return Classes(f"pattern: {name}", texts)
 
 
 def grouped(
-    draw: random.Random, groupings: Mapping[str, Groups], classes: int, each: int
+    draw: random.Random, groupings: Mapping[str, Groups], classes: int, per_class: int
 ) -> Classes:
     """Sentences by their source or their beginning."""
     name = draw.choice(sorted(groupings))
     groups = groupings[name]
     chosen = draw.sample(sorted(groups), min(classes, len(groups)))
-    texts = [draw.sample(groups[c], min(each, len(groups[c]))) for c in chosen]
+    texts = [draw.sample(groups[c], min(per_class, len(groups[c]))) for c in chosen]
     return Classes(f"text: {name}: " + ", ".join(chosen), texts)
 
 
@@ -90,11 +90,13 @@ def look_up(draw: random.Random, words: Sequence[str], classes: int) -> Classes:
     return Classes("lookup", [[thing] for thing in things])
 
 
-def variations(draw: random.Random, sentences: Sequence[str], classes: int, each: int) -> Classes:
+def variations(
+    draw: random.Random, sentences: Sequence[str], classes: int, per_class: int
+) -> Classes:
     """Each class is one sentence in several versions: words removed, doubled or inserted."""
     originals = draw.sample(sentences, classes)
     others = draw.choice(sentences).split()
-    texts = [[_varied(draw, original, others) for _ in range(each)] for original in originals]
+    texts = [[_varied(draw, original, others) for _ in range(per_class)] for original in originals]
     return Classes("variations", texts)
 
 
@@ -165,19 +167,19 @@ def training_rows(
     made = 0
     while made < count:
         classes = draw.choice((2, 2, 3, 4, 6))
-        each = draw.choice((6, 10, 20, 40))
+        per_class = draw.choice((6, 10, 20, 40))
         kind = draw.random()
         selection = draw.choice(("random", "random", "balanced", "nearest", "nearest"))
         if kind < 0.2:
-            task = topics(draw, lists, classes, each)
+            task = topics(draw, lists, classes, per_class)
         elif kind < 0.35:
-            task = pattern(draw, PATTERNS, words, each)
+            task = pattern(draw, PATTERNS, words, per_class)
         elif kind < 0.45:
             task, selection = look_up(draw, words, classes), "repeated"
         elif kind < 0.6:
             task = variations(draw, sentences, classes, 6)
         else:
-            task = grouped(draw, groupings, classes, each)
+            task = grouped(draw, groupings, classes, per_class)
             selection = draw.choice(("random", "nearest", "nearest"))
         labels = draw_labels(draw, len(task.texts))
         k = draw.randint(2, most)
@@ -276,7 +278,9 @@ def task_rows(tasks: Sequence[QuestionTask], count: int, seed: int) -> Iterator[
         problems = [task.training(draw) for _ in range(draw.randint(1, 9))]
         # A prompt file may contain the question in words, or only its changing part.
         bare = not task.taught and draw.random() < 0.5
-        shots = [(each.given if bare else each.question, each.answer) for each in problems]
+        shots = [
+            (problem.given if bare else problem.question, problem.answer) for problem in problems
+        ]
         row = few_shot_row(draw_layout(draw, (), named=0.0), shots, guessable=True)
         if row:
             made += 1
@@ -312,7 +316,7 @@ def held_out_tasks(
     patterns = [*HELD_OUT.items(), *list(HELD_OUT.items())[-1:]]
     made = [
         *(topics(draw, lists, classes, 12) for classes in (2, 2, 3, 3, 4)),
-        *(pattern(draw, dict([each]), words, 60) for each in patterns),
+        *(pattern(draw, dict([entry]), words, 60) for entry in patterns),
         *(variations(draw, sentences, classes, 30) for classes in (2, 2, 3, 4, 6)),
         *(grouped(draw, kept_out, classes, 60) for classes in (2, 2, 2, 3, 4)),
     ]

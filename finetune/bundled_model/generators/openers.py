@@ -32,17 +32,17 @@ def replies_to(opener: str) -> list[str]:
     """The replies that fit an opener: to its last question, or without one to its last sentence.
     Empty if other generators reply to it.
     """
-    sentences = [each.strip() for each in _SENTENCE.findall(opener) if each.strip()]
+    sentences = [sentence.strip() for sentence in _SENTENCE.findall(opener) if sentence.strip()]
     if not sentences:
         return []
-    asked = [each for each in sentences if each.endswith("?")]
+    asked = [sentence for sentence in sentences if sentence.endswith("?")]
     sentence = (asked or sentences)[-1]
     for pattern, replies in _kinds():
         found = pattern.search(sentence)
         if found is None:
             continue
         name = _name(found.groupdict().get("x") or "")
-        fitting = [filled(each, {"x": name}) for each in replies if name or "{x}" not in each]
+        fitting = [filled(reply, {"x": name}) for reply in replies if name or "{x}" not in reply]
         if fitting or not replies:
             return fitting
     return []
@@ -75,7 +75,7 @@ def rows(openers: Sequence[str], asides: Asides, count: int, seed: int) -> Itera
 
     asides: questions and the replies to any of them.
     """
-    answered = [(each, replies) for each in openers if (replies := replies_to(each))]
+    answered = [(opener, replies) for opener in openers if (replies := replies_to(opener))]
     draw = random.Random(seed)
     for _ in range(count):
         turns: Turns = []

@@ -72,7 +72,7 @@ def _name(draw: random.Random) -> str:
 def _thing(draw: random.Random) -> str:
     if draw.random() < 0.3:
         return word(draw)
-    listed: list[str] = [each.strip() for each in table("people")["likes"].split("|")]
+    listed: list[str] = [part.strip() for part in table("people")["likes"].split("|")]
     return draw.choice(listed)
 
 

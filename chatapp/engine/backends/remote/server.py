@@ -69,7 +69,9 @@ class Server:
         key = os.environ.get(self.key, "").strip() if self.key else ""
         for spelling in (key, key[::-1]) if key else ():
             in_base64 = "|".join(map(re.escape, _in_base64(spelling)))
-            by_per_cent = "".join(f"(?:{re.escape(each)}|%{ord(each):02x})" for each in spelling)
+            by_per_cent = "".join(
+                f"(?:{re.escape(letter)}|%{ord(letter):02x})" for letter in spelling
+            )
             pattern = f"{by_per_cent}|{in_base64}" if in_base64 else by_per_cent
             text = re.sub(pattern, self.key, text, flags=re.IGNORECASE)
         return text
@@ -87,7 +89,7 @@ def _in_base64(text: str) -> list[str]:
         # The first and the last characters also hold bits of their neighbours.
         code = base64.b64encode(data).decode()[(8 * before + 5) // 6 : 8 * len(data) // 6]
         spellings += [code, code.translate(str.maketrans("+/", "-_"))]
-    return [each for each in dict.fromkeys(spellings) if len(each) >= _SHORTEST]
+    return [spelling for spelling in dict.fromkeys(spellings) if len(spelling) >= _SHORTEST]
 
 
 def is_loopback(host: str) -> bool:

@@ -148,7 +148,7 @@ _DEFAULTS = DEFAULTS | {
 def _read_mistral(fields: ConfigFields) -> Architecture:
     architecture = read(fields)
     window = fields.size("sliding_window") if fields.has("sliding_window") else None
-    attentions = tuple(replace(each, window=window) for each in architecture.attentions)
+    attentions = tuple(replace(attention, window=window) for attention in architecture.attentions)
     return replace(architecture, attentions=attentions)
 
 

@@ -40,7 +40,7 @@ def with_windows(architecture: Architecture, fields: ConfigFields) -> Architectu
         first = fields.whole("max_window_layers")
         has_window = [layer >= first for layer in range(layers)]
     pairs = zip(architecture.attentions, has_window, strict=True)
-    attentions = tuple(replace(each, window=window if has else None) for each, has in pairs)
+    attentions = tuple(replace(part, window=window if has else None) for part, has in pairs)
     return replace(architecture, attentions=attentions)
 
 
