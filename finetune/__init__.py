@@ -48,8 +48,8 @@ def evaluate(
         pass
 
     name = str(run)
-    measured = measure(name, name, str(data), replies, max_tokens, quiet, device, overrides)
-    return measured.document()
+    evaluation = measure(name, name, str(data), replies, max_tokens, quiet, device, overrides)
+    return evaluation.document()
 
 
 def predict(
@@ -63,7 +63,7 @@ def predict(
 
     predictor = open_predictor(str(run), device)
     rows = [
-        predictor.row(given if isinstance(given, str) else dict(given), f"input {number}")
-        for number, given in enumerate(inputs, 1)
+        predictor.row(entry if isinstance(entry, str) else dict(entry), f"input {number}")
+        for number, entry in enumerate(inputs, 1)
     ]
     return predictor.answers(rows)

@@ -90,10 +90,10 @@ def _rows(examination: Examination) -> Iterator[RenderableType]:
     data = examination.setup.data
     lines = data.report.lines() if data.report else dropped_lines(data.dropped)
     yield from (Text(printable(line)) for line in lines)
-    measured = ", ".join(f"{printable(name)} {len(rows):,}" for name, rows in data.held_out.items())
+    held_out = ", ".join(f"{printable(name)} {len(rows):,}" for name, rows in data.held_out.items())
     yield Text(
         f"{data.examples:,} examples in {len(data.train):,} rows to learn from; "
-        f"to measure: {measured or 'none'}"
+        f"to measure: {held_out or 'none'}"
     )
 
 

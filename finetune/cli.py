@@ -134,7 +134,7 @@ def evaluate(
 
             evaluations = compare(models, data, replies, max_tokens, progress, device, overrides)
         if as_json:
-            _answer(json.dumps({"runs": [measured.document() for measured in evaluations]}))
+            _answer(json.dumps({"runs": [evaluation.document() for evaluation in evaluations]}))
         else:
             Console(highlight=False).print(show(evaluations, shown))
 

@@ -41,8 +41,8 @@ def evaluate(
     source, data_file, overrides: see `open_subject`. replies: number of greedy replies per set, of
     at most `max_tokens` tokens. device: as in `load_model`. Raises ConfigError and ModelError.
     """
-    subject = open_subject(model, source, data_file, overrides)
-    return _evaluate(subject, replies, max_tokens, progress, device)
+    candidate = open_evaluated(model, source, data_file, overrides)
+    return _evaluate(candidate, replies, max_tokens, progress, device)
 
 
 def compare(
@@ -55,12 +55,12 @@ def compare(
     overrides: Sequence[str] = (),
 ) -> list[Evaluation]:
     """Evaluate models on the rows of the first one that fit all of them; else like `evaluate`."""
-    subjects = [open_subject(model, models[0], data_file, overrides) for model in models]
-    if len(subjects) > 1:
-        subjects = on_shared_rows(subjects)
+    candidates = [open_evaluated(model, models[0], data_file, overrides) for model in models]
+    if len(candidates) > 1:
+        candidates = on_shared_rows(candidates)
     return [
-        _evaluate(subject, replies, max_tokens, partial(_named, progress, subject.name), device)
-        for subject in subjects
+        _evaluate(candidate, replies, max_tokens, partial(_named, progress, candidate.name), device)
+        for candidate in candidates
     ]
 
 
@@ -69,20 +69,20 @@ def _named(progress: Progress, name: str, what: str, done: int, total: int) -> N
 
 
 def _evaluate(
-    subject: Subject, replies: int, max_tokens: int, progress: Progress, device: str
+    candidate: EvaluatedModel, replies: int, max_tokens: int, progress: Progress, device: str
 ) -> Evaluation:
-    evaluator, text = subject.evaluator, subject.evaluator.text
-    network = load_causal(subject.files)
+    evaluator, text = candidate.evaluator, candidate.evaluator.text
+    network = load_causal(candidate.files)
     evaluator.extend(network)
     on_gpu = device != "cpu" and torch.cuda.is_available()
     network.to("cuda" if on_gpu else "cpu").eval()
     questions = {
         name: list(islice(evaluator.questions(rows), replies))
-        for name, rows in subject.sets.items()
+        for name, rows in candidate.sets.items()
     }
     speaker = load_model(text.name, device=device) if any(questions.values()) else None
-    measured = {}
-    for name, rows in subject.sets.items():
+    results = {}
+    for name, rows in candidate.sets.items():
 
         def tell(what: str, done: int, name: str = name, total: int = len(rows)) -> None:
             progress(f"{what}, {name}", done, total)
@@ -91,30 +91,30 @@ def _evaluate(
         answers = []
         if speaker is not None:
             tell_reply = partial(progress, f"replies, {name}")
-            answers = _answers(subject, speaker, questions[name], max_tokens, tell_reply)
+            answers = _answers(candidate, speaker, questions[name], max_tokens, tell_reply)
         scores, intervals = _scores(answers)
-        measured[name] = Measured(
+        results[name] = SetResult(
             len(rows),
             figures.values | scores,
             answers,
             figures.intervals | intervals,
-            subject.left_out.get(name, 0),
+            candidate.left_out.get(name, 0),
             figures.predictions,
         )
     # A head's figures are per row, not per token, so tokenizers may differ.
     vocabulary = _vocabulary(text.tokenizer) if text.template else 0
-    return Evaluation(text.name, evaluator.title, measured, vocabulary)
+    return Evaluation(text.name, evaluator.title, results, vocabulary)
 
 
 def _answers(
-    subject: Subject,
+    candidate: EvaluatedModel,
     speaker: LanguageModel,
     questions: Sequence[Question],
     max_tokens: int,
     tell: Callable[[int, int], None],
 ) -> list[Answer]:
     """Greedy replies to questions, with the rows' own."""
-    evaluator = subject.evaluator
+    evaluator = candidate.evaluator
     stop = (*evaluator.text.chat_template.stop, *evaluator.config.objective.stops)
     replies = greedy_replies(speaker, stop, (prompt.ids for prompt in questions), max_tokens)
     answers: list[Answer] = []
@@ -132,10 +132,10 @@ def _scores(
     if not whole:
         return {}, {}
     texts, references = [a.reply.text for a in whole], [a.reference for a in whole]
-    found = {measure: estimate(measure, [texts], references) for measure in _SCORES}
+    estimates = {measure: estimate(measure, [texts], references) for measure in _SCORES}
     return (
-        {name: estimate.mean for name, estimate in found.items()},
-        {name: estimate.interval for name, estimate in found.items()},
+        {name: estimate.mean for name, estimate in estimates.items()},
+        {name: estimate.interval for name, estimate in estimates.items()},
     )
 
 

@@ -57,15 +57,15 @@ class Predictor:
         """The fields of an input."""
         return ROLES[self.spec.task][:-1]
 
-    def row(self, given: str | dict[str, Any], location: str) -> Labelled:
+    def row(self, entry: str | dict[str, Any], location: str) -> Labelled:
         """A text, or the fields of an input, as a row. Raises BadRow and ConfigError."""
-        if isinstance(given, str):
+        if isinstance(entry, str):
             if len(self.roles) > 1:
                 raise ConfigError(
                     f"{location}: expected a JSON object with {' and '.join(self.roles)}"
                 )
-            given = {self.roles[0]: given}
-        return read_fields(Row(location, given), self.roles)
+            entry = {self.roles[0]: entry}
+        return read_fields(Row(location, entry), self.roles)
 
     def read(self, path: Path) -> Iterator[Input]:
         """The inputs of a file: of a text file its lines, else its rows. Raises UserError."""
@@ -151,18 +151,18 @@ def predict_all(
     other inputs, and NotWritten.
     """
     numbered = (
-        ({"row": number, "input": _shown(given)}, given) for number, given in enumerate(inputs, 1)
+        ({"row": number, "input": _shown(entry)}, entry) for number, entry in enumerate(inputs, 1)
     )
     waiting = unanswered(numbered, journal, predictor.identity, report)
     while batch := list(islice(waiting, STRETCH)):
-        good = [(row, given) for row, given in batch if not isinstance(given, UserError)]
-        answers = predictor.answers([given for _, given in good])
+        good = [(row, entry) for row, entry in batch if not isinstance(entry, UserError)]
+        answers = predictor.answers([entry for _, entry in good])
         for (row, _), answer in zip(good, answers, strict=True):
             row |= answer
-        for row, given in batch:
-            if isinstance(given, UserError):
-                row["error"] = str(given)
-                report(str(given))
+        for row, entry in batch:
+            if isinstance(entry, UserError):
+                row["error"] = str(entry)
+                report(str(entry))
             row["run"] = predictor.identity
         rows = [row for row, _ in batch]
         if journal:
@@ -175,11 +175,11 @@ def _choices(row: Labelled) -> list[str]:
     return choices if isinstance(choices, list) else []
 
 
-def _shown(given: Input) -> str | dict[str, Any] | None:
+def _shown(entry: Input) -> str | dict[str, Any] | None:
     """An input in the output: its text, or its fields if it has several."""
-    if isinstance(given, UserError):
+    if isinstance(entry, UserError):
         return None
-    return given.fields if len(given.fields) > 1 else str(next(iter(given.fields.values())))
+    return entry.fields if len(entry.fields) > 1 else str(next(iter(entry.fields.values())))
 
 
 def parsed(text: str, roles: tuple[str, ...]) -> str | dict[str, Any]:

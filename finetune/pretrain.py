@@ -182,13 +182,13 @@ def _windows(
     train: list[Ids] = []
     held_out: list[Ids] = []
     for source, documents in sources:
-        kept, aside = _split(documents, config.data.held_out)
-        held_out += encode_documents(aside, tokenizer)
-        drawn = draw(encode_documents(kept, tokenizer), source.weight, config.seed)
+        training, kept_out = _split(documents, config.data.held_out)
+        held_out += encode_documents(kept_out, tokenizer)
+        drawn = draw(encode_documents(training, tokenizer), source.weight, config.seed)
         train += drawn
         console.print(
             f"{source.path}: {len(documents):,} documents, {sum(map(len, drawn)):,} tokens an "
-            f"epoch ({source.weight:g} passes), {len(aside):,} documents held out",
+            f"epoch ({source.weight:g} passes), {len(kept_out):,} documents held out",
             markup=False,
         )
     length = config.train.window or config.shape.positions
@@ -296,9 +296,9 @@ def _finish(
         trainer.model.half().save_pretrained(aside)
         write_json(aside / "tokenizer_config.json", tokenizer_config)
         save_chat(template, aside)
-    measured = {
+    result = {
         "steps": trainer.state.global_step,
         "held_out_loss": loss,
         "held_out_perplexity": math.exp(loss) if loss is not None else None,
     }
-    write_json(output / RESULT_FILE, measured)
+    write_json(output / RESULT_FILE, result)

@@ -37,26 +37,25 @@ def bench(
                 f"{settings.model}: is an encoder-decoder model; bench measures causal "
                 "language models only"
             )
-        measured = measure(language_model)
+        speed = measure(language_model)
     if as_json:
-        write_json({"model": settings.model, "load_seconds": loading, **asdict(measured)})
+        write_json({"model": settings.model, "load_seconds": loading, **asdict(speed)})
         return
     lines = {
-        "model": f"{settings.model}, {measured.precision}, {measured.device}, "
-        f"{measured.threads} threads",
+        "model": f"{settings.model}, {speed.precision}, {speed.device}, {speed.threads} threads",
         "load": f"{loading:,.2f} s, including imports",
-        "prefill": f"{measured.prefill:,.0f} tokens/s, {measured.prefill_tokens} tokens",
-        "decode": f"{measured.decode:,.1f} tokens/s, {measured.decode_tokens} tokens after "
-        f"{measured.prompt_tokens}",
-        "kernels": measured.kernels,
-        "memory": f"{measured.bandwidth / 1e9:,.1f} GB/s read",
+        "prefill": f"{speed.prefill:,.0f} tokens/s, {speed.prefill_tokens} tokens",
+        "decode": f"{speed.decode:,.1f} tokens/s, {speed.decode_tokens} tokens after "
+        f"{speed.prompt_tokens}",
+        "kernels": speed.kernels,
+        "memory": f"{speed.bandwidth / 1e9:,.1f} GB/s read",
     }
-    if measured.matrix_bytes is not None and measured.limit_share is not None:
-        limit = measured.bandwidth / measured.matrix_bytes
+    if speed.matrix_bytes is not None and speed.limit_share is not None:
+        limit = speed.bandwidth / speed.matrix_bytes
         lines["limit"] = (
             f"{limit:,.1f} tokens/s at most, because each token reads "
-            f"{measured.matrix_bytes / 1e6:,.1f} MB of weights; "
-            f"{measured.limit_share:.0%} of this limit reached"
+            f"{speed.matrix_bytes / 1e6:,.1f} MB of weights; "
+            f"{speed.limit_share:.0%} of this limit reached"
         )
     width = max(map(len, lines))
     write("".join(f"{name:<{width}}  {value}\n" for name, value in lines.items()))

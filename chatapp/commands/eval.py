@@ -137,16 +137,16 @@ def evaluate(
     grid = _grid(context.params)
     hint = f"; run the same command again to continue {report}" if report else ""
     with interruptible(f"interrupted{hint}"):
-        results = _measured(tasks, grid, settings, report)
+        results = _evaluate_tasks(tasks, grid, settings, report)
         _tell(results, _config(context.params, settings, grid), report, as_json=as_json)
 
 
 def _refuse(options: dict[str, Any]) -> None:
     """Raise UserError for options that exclude each other."""
-    measured = [name for name in _NO_USE if options[name]]
-    if len(measured) != 1:
+    named = [name for name in _NO_USE if options[name]]
+    if len(named) != 1:
         raise UserError("expected prompt files with --test, or --task, or --lambada")
-    (what,) = measured
+    (what,) = named
     for name in _NO_USE[what]:
         if options[name] not in (None, False):
             described = "prompt files" if what == "files" else f"--{what}"
@@ -194,7 +194,7 @@ def _grid(options: dict[str, Any]) -> "Grid":
     )
 
 
-def _listed(value: str | None) -> tuple[str, ...]:
+def _split_list(value: str | None) -> tuple[str, ...]:
     """The parts between commas, without repetitions."""
     if value is None:
         return ()
@@ -258,7 +258,7 @@ def _write_items(tasks: "Sequence[Task]", folder: Path) -> None:
         write(f"{path}: {len(lines)} items\n")
 
 
-def _measured(
+def _evaluate_tasks(
     tasks: "Sequence[Task]", grid: "Grid", settings: "Settings", folder: Path | None
 ) -> "list[Result]":
     from contextlib import ExitStack
@@ -356,16 +356,16 @@ def _lambada(
     passages = subset(read_passages(path), limit, seed)
     model = load(settings.model, "float32", settings.device)
     with progress("LAMBADA") as show:
-        measured = lambada(model, [passage.input for passage in passages], show)
-    for index, message in measured.failures.items():
+        result = lambada(model, [passage.input for passage in passages], show)
+    for index, message in result.failures.items():
         complain(f"{path}, line {passages[index].line}: {message}")
-    failed = len(measured.failures)
+    failed = len(result.failures)
     if as_json:
-        figures = {name: asdict(figure) for name, figure in measured.figures.items()}
+        figures = {name: asdict(figure) for name, figure in result.figures.items()}
         n = len(passages) - failed
         write_json({"model": settings.model, "n": n, "failed": failed, **figures})
     else:
-        for name, figure in measured.figures.items():
+        for name, figure in result.figures.items():
             write(f"{name}: accuracy {figure.accuracy:.4f}, perplexity {figure.perplexity:.2f}\n")
     if failed:
         complain(f"{failed} of {len(passages)} passages failed and are not counted")

@@ -63,10 +63,10 @@ def _names(scores: HeadScores) -> RenderableType:
     return Group(*lines)
 
 
-def draw_head_texts(found: HeadTexts, width: int) -> list[RenderableType]:
+def draw_head_texts(texts: HeadTexts, width: int) -> list[RenderableType]:
     """The texts of one head, each shaded by what its strongest token attends to."""
-    parts: list[RenderableType] = [heading("Texts", found.sentence)]
-    for row in found.rows:
+    parts: list[RenderableType] = [heading("Texts", texts.sentence)]
+    for row in texts.rows:
         first = row.links[0].source
         colors = [*map(weight_color, row.weights), *[None] * (len(row.texts) - len(row.weights))]
         links = Text(f"{row.strength:.2f}  ")

@@ -218,19 +218,24 @@ def inspect(
     Without any choice it shows --tokens, --next, --attention and --layers.
     """
     settings = settings_of(context)
-    given = (text or "") + standard_input()
+    content = (text or "") + standard_input()
     if output is not None:
         _check_output(output, as_json, force)
     if heads:
         if tokens or next_token or attention or layers or parts:
             raise UserError("--heads is about the whole model; leave the other parts out")
         with interruptible("interrupted"):
-            found = find_heads(
-                settings, given=given, texts=texts, against=against, sort=sort, cell=(layer, head)
+            finding = find_heads(
+                settings,
+                content=content,
+                texts=texts,
+                against=against,
+                sort=sort,
+                cell=(layer, head),
             )
-            _give(found, {"model": settings.model}, as_json=as_json, output=output, force=force)
+            _give(finding, {"model": settings.model}, as_json=as_json, output=output, force=force)
         return
-    if not given:
+    if not content:
         raise UserError("there is no text to inspect; pass it in quotes or on standard input")
     wanted = dict(zip(SECTIONS, (tokens, next_token, attention, layers), strict=True))
     experiments = PartOptions(
@@ -243,7 +248,7 @@ def inspect(
     language_model = load(settings.model, "float32", settings.device)
     with interruptible("interrupted"):
         opened = _opened(language_model)
-        trace = opened.inspect(language_model.tokenizer.encode(given))
+        trace = opened.inspect(language_model.tokenizer.encode(content))
         sampling = choices_for(language_model, settings).sampling
         position = _position(token, len(trace.ids))
         cell = _place("layer", layer, trace.layers), _place("head", head, trace.heads)

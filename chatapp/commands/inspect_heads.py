@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def find_heads(
     settings: "Settings",
     *,
-    given: str,
+    content: str,
     texts: Path | None,
     against: str | None,
     sort: str,
@@ -28,7 +28,7 @@ def find_heads(
 ) -> Sequence[Finding]:
     """The scores of all heads; or of the chosen one the texts where it is strongest.
 
-    given: a text to measure on, instead of those of the file `texts` or the sample. against:
+    content: a text to measure on, instead of those of the file `texts` or the sample. against:
     another model. cell: a layer and a head, or neither. Raises UserError.
     """
     from chatapp.lab.head_texts import strongest_texts
@@ -43,9 +43,9 @@ def find_heads(
     layer, head = cell
     if (layer is None) != (head is None):
         raise UserError("--heads takes --layer and --head together, or neither")
-    if given and texts is not None:
+    if content and texts is not None:
         raise UserError("give either a text or --texts")
-    chosen = [given] if given else sample_texts(texts) if texts is not None else sample_texts()
+    chosen = [content] if content else sample_texts(texts) if texts is not None else sample_texts()
     if layer is not None and against is not None:
         raise UserError("--against compares all heads; leave --layer and --head out")
     model = load(settings.model, "float32", settings.device)

@@ -37,22 +37,22 @@ def perplexity(
     language_model = load(settings.model, wanted, settings.device)
     with interruptible("interrupted"), progress("Perplexity") as show:
         try:
-            measured = measure.perplexity(language_model, text, stride, show)
+            result = measure.perplexity(language_model, text, stride, show)
         except ValueError as error:
             raise UserError(f"{file}: {error}") from None
     per_unit = {
-        "per_token": measured.per_token,
-        "per_word": measured.per_word,
-        "per_byte": measured.per_byte,
+        "per_token": result.per_token,
+        "per_word": result.per_word,
+        "per_byte": result.per_byte,
     }
     if as_json:
-        write_json({"model": settings.model, **per_unit, **asdict(measured)})
+        write_json({"model": settings.model, **per_unit, **asdict(result)})
         return
     for name, value in per_unit.items():
         # Four digits of a small figure, and whole numbers of a large one.
         decimals = max(0, 4 - len(str(int(value)))) if math.isfinite(value) else 0
         write(f"perplexity {name.replace('_', ' ')}: {value:,.{decimals}f}\n")
     write(
-        f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes, "
-        f"stride {measured.stride}\n"
+        f"{result.tokens:,} tokens, {result.words:,} words, {result.bytes:,} bytes, "
+        f"stride {result.stride}\n"
     )

@@ -58,22 +58,22 @@ def tokens(
         return
     if (text is None) == (file is None):
         raise UserError("give either a text or --file")
-    given = read_required(file) if file is not None else text or ""
+    content = read_required(file) if file is not None else text or ""
     name = load_settings({"model": model}).model
     tokenizer = read_tokenizer(name)
-    ids = tokenizer.encode(given)
+    ids = tokenizer.encode(content)
     pieces = [tokenizer.piece(id) for id in ids]
     document = {"model": name, "ids": ids, "pieces": pieces}
     if steps:
-        _show_steps(tokenizer, given, document if as_json else None)
+        _show_steps(tokenizer, content, document if as_json else None)
     elif as_json:
         write_json(document)
     else:
         _show_pieces(pieces)
         whole = "".join(pieces)
-        for character in dict.fromkeys(one for one in given if one not in whole):
+        for character in dict.fromkeys(one for one in content if one not in whole):
             write(f"{character} = {character.encode(errors='replace').hex(' ').upper()}\n")
-        write(f"{len(ids):,} tokens of {len(given):,} characters: {' '.join(map(str, ids))}\n")
+        write(f"{len(ids):,} tokens of {len(content):,} characters: {' '.join(map(str, ids))}\n")
 
 
 def _show_pieces(pieces: list[str]) -> None:

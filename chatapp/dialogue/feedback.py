@@ -63,7 +63,7 @@ def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Itera
     Raises StoreError when there is no such chat.
     """
     compared = _compared(store.comparisons(chat_id))
-    judged = store.feedback(chat_id)
+    feedback_by_id = store.feedback(chat_id)
     by_parent: dict[int, list[_Answer]] = {}
     for answer in _answers(store, chat_id):
         by_parent.setdefault(answer.reply.parent_id or 0, []).append(answer)
@@ -72,7 +72,7 @@ def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Itera
         if format is FeedbackFormat.SFT:
             for answer in answers:
                 if answer.feedback.correction:
-                    row = answer.prompt(path, judged)
+                    row = answer.prompt(path, feedback_by_id)
                     messages = row.pop("prompt") + _written(answer.feedback.correction)
                     yield {"messages": messages, **row}
         elif format is FeedbackFormat.DPO:
@@ -100,12 +100,14 @@ class _Answer:
         return in_protocol(Exchange("", self.feedback.reply, calls=self.reply.calls).replied())
 
     def prompt(
-        self, path: "Sequence[StoredMessage]", judged: "Mapping[int, Feedback] | None" = None
+        self,
+        path: "Sequence[StoredMessage]",
+        feedback_by_id: "Mapping[int, Feedback] | None" = None,
     ) -> dict[str, Any]:
         """The messages that were answered and the tools, as fields of a row."""
         from chatapp.dialogue.writers.prompt import in_protocol
 
-        messages = answered_messages(self.conditions, path, self.reply, judged)
+        messages = answered_messages(self.conditions, path, self.reply, feedback_by_id)
         tools = {"tools": list(self.conditions.tools)} if self.conditions.tools else {}
         return {"prompt": in_protocol(messages), **tools}
 
@@ -133,23 +135,23 @@ def answered_messages(
     conditions: "Conditions",
     path: "Sequence[StoredMessage]",
     answer: "StoredMessage",
-    judged: "Mapping[int, Feedback] | None" = None,
+    feedback_by_id: "Mapping[int, Feedback] | None" = None,
     *,
     with_calls: bool = True,
 ) -> list[Message]:
     """The messages that a reply answers, in the form of feedback rows.
 
     Exchanges without a reply are left out, because readers of these rows expect user and assistant
-    to alternate. path: down to the user's message that was answered. judged: the feedback on
-    earlier replies, whose corrections replace them. with_calls: calls of tools and their results
-    are messages, too; otherwise a reply is one message.
+    to alternate. path: down to the answered message. feedback_by_id: on earlier replies, whose
+    corrections replace them. with_calls: calls of tools and their results are messages, too;
+    otherwise a reply is one message.
     """
     from chatapp.dialogue.writers.prompt import Exchange
 
     messages = [Message(role, text) for role, text in conditions.opening]
     for message, reply in pairwise(path) if conditions.goes_on else ():
         if message.role == "user" and reply.role == "assistant":
-            feedback = (judged or {}).get(reply.id)
+            feedback = (feedback_by_id or {}).get(reply.id)
             correction = feedback.correction if feedback else None
             text = correction or reply.text
             calls = reply.calls if with_calls and not correction else ()

@@ -69,7 +69,7 @@ class Grounding:
         writer, system, max_tokens: of the prompt; see `Writer.sources`. Raises DocumentsError and
         ModelError when the documents cannot be searched, and MessageTooLong.
         """
-        if self._documents is None or self._documents.asked != documents:
+        if self._documents is None or self._documents.document_set != documents:
             self._documents = Documents(documents, self._model)
         passages = self._documents.search(message, progress)
         return writer.sources(system, message, passages, max_tokens=max_tokens)

@@ -189,10 +189,10 @@ def _apart(
             thought, text = thoughts.push(event.text.removesuffix(name) + name)
         else:
             thought, text = thoughts.push(event.text)
-            rest, said = thoughts.flush()
+            rest, visible = thoughts.flush()
             if rest is not None:
                 thought = (thought or "") + rest
-            text += said
+            text += visible
         yield replace(event, text=text, thought=thought)
 
 

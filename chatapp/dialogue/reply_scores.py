@@ -112,8 +112,8 @@ def best_of(
 
 def _whole(replies: Sequence[Iterator[Event]]) -> Iterator[Scored]:
     """Each reply as soon as it has ended, not scored yet."""
-    said: list[list[Event]] = [[] for _ in replies]
-    going_on = list(zip(replies, said, strict=True))
+    events_of_replies: list[list[Event]] = [[] for _ in replies]
+    going_on = list(zip(replies, events_of_replies, strict=True))
     while going_on:
         for reply in list(going_on):
             events, so_far = reply

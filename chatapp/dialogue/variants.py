@@ -127,8 +127,8 @@ class Pair:
         if cancel.is_set():
             raise stopped
         with closing(self._chat.apart()) as chat:
-            asked = chat.basis.asked_template
-            template = choose_template(model, variant.template, asked, self._thinking)
+            template_name = chat.basis.asked_template
+            template = choose_template(model, variant.template, template_name, self._thinking)
             session = Session(chat, model, template=template, generate=generate_by(model))
             session.sampling = variant.sampling  # the prompt file's values do not apply
             if chat.id is None and chat.tools:
@@ -192,8 +192,8 @@ def preview(
             message = chosen.pool.inputs[0]
         sampling, about = few_shot.sampling(sampling), _about(chosen, goes_on=few_shot.goes_on)
     else:
-        asked = chosen.template if chosen is not None else ""
-        template = choose_template(model, f"{session.template.name}{INSIST}", asked)
+        template_name = chosen.template if chosen is not None else ""
+        template = choose_template(model, f"{session.template.name}{INSIST}", template_name)
         writer = writer_for(model, template)
         about = f"A persona: instructions for the chat, in template {template.name}."
         if chosen is None:

@@ -182,17 +182,17 @@ def _stored(tensor: Tensor, kind: GGMLQuantizationType) -> NDArray[Any]:
     return gguf.quants.quantize(values, kind)
 
 
-def _check(path: Path, meant: Config, origin: str) -> None:
+def _check(path: Path, expected: Config, origin: str) -> None:
     """Raises ModelError when the file differs from the configuration."""
     from transformers import AutoConfig
 
     values = read_config(GGUFFile(path))
     kind = values.pop("model_type")
-    said = AutoConfig.for_model(kind, **values).to_dict()
-    for key, value in said.items():
-        if key in meant and not _is_idle(key) and not _alike(value, meant[key]):
+    written = AutoConfig.for_model(kind, **values).to_dict()
+    for key, value in written.items():
+        if key in expected and not _is_idle(key) and not _alike(value, expected[key]):
             raise ModelError(
-                f"{origin}: {key} is {meant[key]!r}; a GGUF file supports {value!r} alone"
+                f"{origin}: {key} is {expected[key]!r}; a GGUF file supports {value!r} alone"
             )
 
 

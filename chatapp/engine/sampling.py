@@ -39,12 +39,12 @@ class Sampler:
         logits = self._penalised(logits, ids)
         if options.temperature == 0:
             return int(logits.argmax())
-        kept, probabilities = self._kept(self._tempered(logits))
+        token_ids, probabilities = self._truncated(self._tempered(logits))
         uniform = torch.rand((), dtype=torch.float64, generator=self._generator)
         cumulative = probabilities.double().cumsum(0)
         index = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
         index = min(index, len(cumulative) - 1)
-        return index if kept is None else int(kept[index])
+        return index if token_ids is None else int(token_ids[index])
 
     def distribution(self, logits: Tensor, ids: Sequence[int]) -> Tensor:
         """The probability with which `draw` gives each token after `ids`:
@@ -54,8 +54,8 @@ class Sampler:
         if self._sampling.temperature == 0:
             probabilities[logits.argmax()] = 1.0
             return probabilities
-        kept, weights = self._kept(self._tempered(logits))
-        probabilities[slice(None) if kept is None else kept] = weights / weights.sum()
+        token_ids, weights = self._truncated(self._tempered(logits))
+        probabilities[slice(None) if token_ids is None else token_ids] = weights / weights.sum()
         return probabilities
 
     def _tempered(self, logits: Tensor) -> Tensor:
@@ -85,25 +85,28 @@ class Sampler:
         self._known = len(ids)
         return logits
 
-    def _kept(self, logits: Tensor) -> tuple[Tensor | None, Tensor]:
+    def _truncated(self, logits: Tensor) -> tuple[Tensor | None, Tensor]:
         """The tokens after top-k, top-p and min-p: ids in rising order, and their weights.
 
         The ids are None when they are the whole vocabulary. Top-p uses the probabilities after
         top-k, as in transformers.
         """
         options, size = self._sampling, len(logits)
-        weights, kept = logits.exp(), None
+        weights, token_ids = logits.exp(), None
         top_k = min(options.top_k, size) or size
         if top_k < size:
-            kept = logits.topk(top_k).indices.sort().values
-            weights = weights[kept]
+            token_ids = logits.topk(top_k).indices.sort().values
+            weights = weights[token_ids]
         if options.top_p < 1.0:
             nucleus = _nucleus(weights, options.top_p)
-            kept, weights = nucleus if kept is None else kept[nucleus], weights[nucleus]
+            token_ids, weights = (
+                nucleus if token_ids is None else token_ids[nucleus],
+                weights[nucleus],
+            )
         if options.min_p:
             # The largest weight is 1, so min_p is the bound itself.
             weights = weights.where(weights >= options.min_p, 0.0)
-        return kept, weights
+        return token_ids, weights
 
 
 def _nucleus(weights: Tensor, share: float) -> Tensor:

@@ -97,7 +97,7 @@ class RepetitionFilter:
         self._shown = 0
         # For each period: how many of the last tokens equal the token one period before.
         self._runs = [0] * (_LONGEST_CYCLE + 1)
-        self._asked_for = [False] * (_LONGEST_CYCLE + 1)
+        self._is_requested = [False] * (_LONGEST_CYCLE + 1)
 
     def push(self, id: int, text: str) -> str:
         """The text that is certainly visible once a token is added."""
@@ -112,7 +112,7 @@ class RepetitionFilter:
                 self._runs[period] += 1
             else:
                 self._runs[period] = 0
-                self._asked_for[period] = False
+                self._is_requested[period] = False
         period = self._repeating()
         if period:
             self.hit = True
@@ -126,7 +126,7 @@ class RepetitionFilter:
         return "" if self.hit else self._shown_to(len(self._ids)) + rest
 
     def _open_run(self, period: int) -> int:
-        return 0 if self._asked_for[period] else self._runs[period]
+        return 0 if self._is_requested[period] else self._runs[period]
 
     def _repeating(self) -> int:
         """The period of the cycle to end; 0 if there is none."""
@@ -139,7 +139,7 @@ class RepetitionFilter:
                     return period
                 # So are the cycles that consist of several of this one.
                 for multiple in range(period, _LONGEST_CYCLE + 1, period):
-                    self._asked_for[multiple] = True
+                    self._is_requested[multiple] = True
         return 0
 
     def _shown_to(self, token: int) -> str:
@@ -158,11 +158,13 @@ def _asks_for(prompt: str, repeated: str, cycle: str) -> bool:
     if not words:
         return any(2 * turned in prompt for turned in _turns(cycle))
     size = next(n for n in range(1, len(words) + 1) if words[n:] == words[:-n])
-    asked = _WORD.findall(prompt.casefold())
-    wanted = 1 if _ASKING.intersection(asked) else 2
+    prompt_words = _WORD.findall(prompt.casefold())
+    wanted = 1 if _ASKING.intersection(prompt_words) else 2
     phrases = [wanted * turned for turned in _turns(words[:size])]
     length = wanted * size
-    return any(asked[start : start + length] in phrases for start in range(len(asked)))
+    return any(
+        prompt_words[start : start + length] in phrases for start in range(len(prompt_words))
+    )
 
 
 def _turns(cycle: _Cycle) -> Iterator[_Cycle]:

@@ -126,12 +126,12 @@ def plan(task: Task, grid: Grid) -> list[Cell]:
 
 def prompt_of(task: Task, cell: Cell) -> PromptFile:
     """The task's prompt file with the settings of a cell. Raises PromptError."""
-    given = cell.order in (NONE, AS_CHOSEN)
+    keeps_order = cell.order in (NONE, AS_CHOSEN)
     return changed(
         task.prompt,
         shots=cell.shots,
         select=Fixed.name if cell.selection == NONE else cell.selection,
-        order=None if given else cell.order,
+        order=None if keeps_order else cell.order,
         scoring=cell.layout if cell.layout in ("calibrated", "channel") else "direct",
         seed=cell.seed,
         style="text" if cell.style == NONE else cell.style,
@@ -247,7 +247,7 @@ def evaluate(
         answerer = Answerer(model, prompt, selector, template=template)
         asked = (answerer.prepare(task.items[number]) for number in missing)
         numbers = iter(missing)
-        for answers in answerer.answers(asked):
+        for answers in answerer.answers(questions):
             new = [_row(task, cell, next(numbers), answer) for answer in answers]
             if cell.style == "turns":
                 new = [row | {"label_tokens": answerer.label_tokens} for row in new]

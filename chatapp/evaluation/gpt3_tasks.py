@@ -67,11 +67,11 @@ def _cycled(word: str, draw: random.Random) -> str:
     return word[cut:] + word[:cut]
 
 
-def _anagram(kept: int, word: str, draw: random.Random) -> str:
+def _anagram(fixed: int, word: str, draw: random.Random) -> str:
     """All except the first and last `kept` letters shuffled."""
-    middle = list(word[kept:-kept])
+    middle = list(word[fixed:-fixed])
     draw.shuffle(middle)
-    return word[:kept] + "".join(middle) + word[-kept:]
+    return word[:fixed] + "".join(middle) + word[-fixed:]
 
 
 def _inserted(word: str, draw: random.Random) -> str:

@@ -41,8 +41,8 @@ def macro_f1(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     pairs = Counter(zip(answers, firsts, strict=True))
     given, wanted = Counter(answers), Counter(firsts)
     return fmean(
-        2 * pairs[label, label] / (given[label] + wanted[label])
-        for label in given.keys() | wanted.keys()
+        2 * pairs[label, label] / (answer_counts[label] + gold_counts[label])
+        for label in answer_counts.keys() | gold_counts.keys()
     )
 
 

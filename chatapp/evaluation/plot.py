@@ -64,7 +64,7 @@ def _over_shots(part: "SubFigure", group: Sequence[Result]) -> None:
     legend: dict[str, Any] = {}
     all_axes = part.subplots(1, len(scorings), sharey=True, squeeze=False)[0]
     for axes, scoring in zip(all_axes, scorings, strict=True):
-        curves = _curves([result for result in group if _asked(result) == scoring])
+        curves = _curves([result for result in group if _scoring_of(result) == scoring])
         for number, ((selection, order), points) in enumerate(curves.items()):
             style = selections.index(selection) if selection in selections else 0
             orders = [other for name, other in curves if name == selection]
@@ -109,7 +109,7 @@ def _over_selections(part: "SubFigure", group: Sequence[Result]) -> None:
     axes = part.subplots()
     legend: dict[str, Any] = {}
     for number, scoring in enumerate(scorings):
-        points = [result for result in group if _asked(result) == scoring]
+        points = [result for result in group if _scoring_of(result) == scoring]
         aside = 0.22 * (number - (len(scorings) - 1) / 2)
         legend[scoring] = axes.errorbar(
             [result.mean for result in points],
@@ -160,7 +160,7 @@ def _asked(result: Result) -> str:
 
 
 def _scorings(group: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(_asked(result) for result in group))
+    return list(dict.fromkeys(_scoring_of(result) for result in group))
 
 
 def _rows(group: Sequence[Result]) -> list[tuple[str, str]]:

@@ -190,12 +190,12 @@ class Answerer:
 
     def _labelled(self, questions: Iterable[Question]) -> Iterator[list[Answer]]:
         coming = iter(questions)
-        while some := list(islice(coming, _BATCH)):
+        while batch := list(islice(coming, _BATCH)):
             started = time.perf_counter()
-            scored = self._score(some)
-            seconds = (time.perf_counter() - started) / len(some)
+            scored = self._score(batch)
+            seconds = (time.perf_counter() - started) / len(batch)
             answers = []
-            for question, likelihoods in zip(some, scored, strict=True):
+            for question, likelihoods in zip(batch, scored, strict=True):
                 shares = probabilities(likelihoods, self._prompt.scoring)
                 tokens = len(self._ids(question.segments))
                 answers.append(
@@ -319,16 +319,16 @@ class Answerer:
         return Answer(question, output, shares, None, None, 0, seconds)
 
     def _generated(self, questions: Iterable[Question]) -> Iterator[list[Answer]]:
-        asked: deque[Question] = deque()
+        waiting: deque[Question] = deque()
 
         def taken() -> Iterator[Question]:
             for question in questions:
-                asked.append(question)
+                waiting.append(question)
                 yield question
 
         ended = time.perf_counter()
         for text, finished in whole_replies(self._events(taken())):
-            question = asked.popleft()
+            question = waiting.popleft()
             output = text if self._prompt.text is not None else text.strip()
             tokens = len(self._ids(question.segments))
             # Answers of a batch share its time equally.
@@ -357,7 +357,7 @@ class Answerer:
         if not isinstance(layout, TurnsLayout) or not self.model.takes_messages:
             return []
         shown = [example.index for example in question.examples]
-        messages = layout.messages(shown, question.asked)
+        messages = layout.messages(shown, question.full_input)
         return [{"role": message.role, "content": message.text} for message in messages]
 
 

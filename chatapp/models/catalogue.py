@@ -65,7 +65,7 @@ def on_this_machine(precision: str = "auto", device: str = "auto") -> list[Liste
 
     precision, device: of the planned use.
     """
-    return [_listed(name, precision, device) for name in resolving.local_models()]
+    return [_list_model(name, precision, device) for name in resolving.local_models()]
 
 
 def unfinished() -> list[ListedModel]:
@@ -123,7 +123,7 @@ def _is_here(name: str) -> bool:
         return False
 
 
-def _listed(name: str, precision: str, device: str) -> ListedModel:
+def _list_model(name: str, precision: str, device: str) -> ListedModel:
     """A model of this machine, with any fault as its remark."""
     origin, size = "", None
     try:

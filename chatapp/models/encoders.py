@@ -182,11 +182,11 @@ class CachedEncoder:
         vectors: Embeddings = np.empty((len(texts), 0), dtype=np.float32)
         missing = []
         for key, row in rows.items():
-            kept = cache.execute("SELECT vector FROM vectors WHERE key = ?", (key,)).fetchone()
-            if kept is None:
+            cached = cache.execute("SELECT vector FROM vectors WHERE key = ?", (key,)).fetchone()
+            if cached is None:
                 missing.append(row)
                 continue
-            vector = np.frombuffer(kept[0], dtype=np.float32)
+            vector = np.frombuffer(cached[0], dtype=np.float32)
             if not vectors.size:
                 vectors = np.empty((len(texts), len(vector)), dtype=np.float32)
             vectors[row] = vector

@@ -175,11 +175,11 @@ def _delete_cached(snapshot: Path, files: list[Path]) -> int:
     contents = {link.resolve() for link in links}
     freed = _delete([file for file in files if file not in links])
     _delete(links)
-    kept = [path for path in snapshot.parent.rglob("*") if not path.is_dir()]
-    contents -= {path.resolve() for path in kept}
+    remaining = [path for path in snapshot.parent.rglob("*") if not path.is_dir()]
+    contents -= {path.resolve() for path in remaining}
     freed += _delete([content for content in contents if content.parent == blobs])
     delete_partial(snapshot)
-    if repository.is_dir() and not kept and not any(blobs.glob("*")):
+    if repository.is_dir() and not remaining and not any(blobs.glob("*")):
         shutil.rmtree(repository)  # the rest is only the cache's own bookkeeping
         shutil.rmtree(_locks(repository), ignore_errors=True)
     return freed

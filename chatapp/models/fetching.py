@@ -65,10 +65,10 @@ def fetch(name: str, *, say: Say, progress: Progress) -> Fetched:
             f"form organisation/model{did_you_mean(name, known)}"
         )
     with only_one():
-        found = find_fetched(name)
-        if found is not None and found.is_whole:
+        recorded = find_fetched(name)
+        if recorded is not None and recorded.is_whole:
             say(f"{name} is already on this machine")
-            return found
+            return recorded
         if name not in known:
             return _from_hub(name, "", say, progress)
         model = known[name]

@@ -96,14 +96,14 @@ def hub_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (DryRunError, LocalEntryNotFoundError) as error:
-        raise _told(name, error.__cause__ or error) from None
+        raise _explain(name, error.__cause__ or error) from None
     except (HTTPError, XetDownloadError, OSError, ValueError, RuntimeError) as error:
-        raise _told(name, error) from None
+        raise _explain(name, error) from None
     finally:
         client_log.set_verbosity(verbosity)
 
 
-def _told(name: str, error: BaseException) -> ModelError:
+def _explain(name: str, error: BaseException) -> ModelError:
     """The meaning of an error of the hub's client, in a sentence."""
     from httpx2 import TransportError
     from huggingface_hub import constants, errors

@@ -130,8 +130,8 @@ def _download(package: Package, folder: Path, progress: Progress) -> Path:
 def _last_line(errors: str) -> str:
     """pip's reason, on one line."""
     lines = [line for line in errors.splitlines() if line.strip()] or ["pip gave no reason"]
-    told = [line for line in lines if line.startswith("ERROR: ")] or lines
-    return told[-1].removeprefix("ERROR: ")
+    reasons = [line for line in lines if line.startswith("ERROR: ")] or lines
+    return reasons[-1].removeprefix("ERROR: ")
 
 
 def _unpack(package: Package, wheel: Path, draft: Path) -> None:

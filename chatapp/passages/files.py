@@ -105,7 +105,7 @@ def _walk(top: Path, listing: Listing) -> None:
     for folder, folders, names in os.walk(top, onerror=refuse):
         here = Path(folder)
         own = [*rules.pop(here), *_rules_of(here)]
-        kept = []
+        entered = []
         for name in sorted(folders):
             path = here / name
             if name.startswith(".") or _is_ignored(f"{path}/", own):
@@ -113,9 +113,9 @@ def _walk(top: Path, listing: Listing) -> None:
             if path.is_symlink():
                 listing.left_out["links"] += 1
                 continue
-            kept.append(name)
+            entered.append(name)
             rules[path] = own
-        folders[:] = kept
+        folders[:] = entered
         for name in sorted(names):
             if not name.startswith(".") and not _is_ignored(f"{here / name}", own):
                 listing.add(here / name)
@@ -146,7 +146,7 @@ def _rules_of(folder: Path) -> Iterator[tuple[str, GitIgnoreSpec]]:
 def _is_ignored(path: str, rules: _Rules) -> bool:
     """Whether the innermost rule that matches a path ignores it."""
     for folder, spec in reversed(rules):
-        said = spec.check_file(path.removeprefix(folder)).include
-        if said is not None:
-            return said
+        decision = spec.check_file(path.removeprefix(folder)).include
+        if decision is not None:
+            return decision
     return False

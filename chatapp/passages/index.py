@@ -177,7 +177,7 @@ class Index:
         One that another process has replaced in the meantime is left out.
         """
         with self._open() as database:
-            found = []
+            result = []
             for identity, score in scores:
                 row = database.execute(
                     "SELECT path, place, text FROM passages JOIN files ON files.id = file_id"
@@ -185,8 +185,8 @@ class Index:
                     (identity,),
                 ).fetchone()
                 if row is not None:
-                    found.append(Passage(identity, row["path"], row["place"], row["text"], score))
-            return found
+                    result.append(Passage(identity, row["path"], row["place"], row["text"], score))
+            return result
 
     def _renew_file(
         self,

@@ -84,7 +84,7 @@ class DocumentReader:
 def answer(request: dict[str, Any]) -> Iterator[Any]:
     """Answer requests in the limited process."""
     if "list" in request:
-        yield from _listed(request["list"])
+        yield from _list_files(request["list"])
     else:
         try:
             yield from _read(request["read"], request["size"], request["known"])
@@ -92,7 +92,7 @@ def answer(request: dict[str, Any]) -> Iterator[Any]:
             raise UserError(str(error)) from None
 
 
-def _listed(paths: list[str]) -> Iterator[tuple[list[tuple[str, int, int]], dict[str, int]]]:
+def _list_files(paths: list[str]) -> Iterator[tuple[list[tuple[str, int, int]], dict[str, int]]]:
     listing = list_files(paths)
     files = ((file.path, file.size, file.modified) for file in listing.files.values())
     while batch := list(islice(files, _BATCH)):
@@ -107,7 +107,7 @@ def _read(path: str, size: int, known: str) -> Iterator[tuple[str, float, list[t
         return
     blocks = read_blocks(Path(path), data)
     pieces = cut(blocks, size)
-    total, given = sum(len(block.text) for block in blocks), 0
+    total, sent = sum(len(block.text) for block in blocks), 0
     while batch := list(islice(pieces, _BATCH)):
-        given += sum(len(piece.text) for piece in batch)
-        yield digest, given / total, [(piece.headings, piece.place, piece.text) for piece in batch]
+        sent += sum(len(piece.text) for piece in batch)
+        yield digest, sent / total, [(piece.headings, piece.place, piece.text) for piece in batch]

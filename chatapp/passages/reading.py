@@ -230,16 +230,16 @@ def cut(blocks: Sequence[Block], size: int) -> Iterator[Piece]:
     A longer block is cut after a sentence, else after a word.
     """
     headings: list[Block] = []
-    kept: list[str] = []
+    texts: list[str] = []
     begins = ""
     has_body = False
 
     def passage() -> Iterator[Piece]:
-        if kept:
+        if texts:
             path = _path(headings)
             place = f"{path}, {begins}" if path else begins
-            yield Piece(path, place, "\n\n".join(kept))
-        kept.clear()
+            yield Piece(path, place, "\n\n".join(texts))
+        texts.clear()
 
     for block in blocks:
         if block.alone or (block.level and has_body):
@@ -247,12 +247,12 @@ def cut(blocks: Sequence[Block], size: int) -> Iterator[Piece]:
         if block.level:
             headings = [above for above in headings if above.level < block.level] + [block]
         for part, text in enumerate(_parts(block.text, size), 1):
-            if sum(map(len, kept)) + 2 * len(kept) + len(text) > size:
+            if sum(map(len, texts)) + 2 * len(texts) + len(text) > size:
                 yield from passage()
-            if not kept:
+            if not texts:
                 begins = block.place if part == 1 else f"{block.place}, part {part}"
                 has_body = False
-            kept.append(text)
+            texts.append(text)
             has_body = has_body or not block.level
         if block.alone:
             yield from passage()

@@ -52,21 +52,21 @@ def _counted(count: int, what: str) -> str:
 class Documents:
     """The passages of some files and folders.
 
-    asked: which, and how to search. model: for the encoder "lm".
+    document_set: which, and how to search. model: for the encoder "lm".
     """
 
     def __init__(
         self,
-        asked: DocumentSet,
+        document_set: DocumentSet,
         model: "LanguageModel | None" = None,
     ) -> None:
-        self.asked = asked
-        self._method, self._encoder_name = asked.method_and_encoder()
+        self.document_set = document_set
+        self._method, self._encoder_name = document_set.method_and_encoder()
         self._model = model
-        paths = sorted(abspath(expanduser(path)) for path in asked.paths)
-        name = json.dumps([_FORMAT, asked.size, paths]).encode("utf-8", "surrogatepass")
+        paths = sorted(abspath(expanduser(path)) for path in document_set.paths)
+        name = json.dumps([_FORMAT, document_set.size, paths]).encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(name, digest_size=16).hexdigest()
-        self._index = Index(cache_dir() / "documents" / f"{digest}.sqlite", asked.size)
+        self._index = Index(cache_dir() / "documents" / f"{digest}.sqlite", document_set.size)
         self._reader = DocumentReader()
         self._similarity: tuple[list[str], list[int], Similarity] | None = None
 
@@ -76,13 +76,13 @@ class Documents:
         progress: called often while files are found and read; an exception of it ends the reading.
         """
         report = progress or (lambda done, of: None)
-        listing = self._reader.list_files(self.asked.paths, lambda: report(0, 1))
+        listing = self._reader.list_files(self.document_set.paths, lambda: report(0, 1))
         left_out = listing.left_out + self._index.renew(listing.files, self._reader, report)
         coverage = Coverage(*self._index.count(), left_out)
         if not coverage.passages:
             counted = f" ({coverage})" if left_out else ""
             raise DocumentsError(
-                f"{', '.join(self.asked.paths)}: there is no text to search{counted}"
+                f"{', '.join(self.document_set.paths)}: there is no text to search{counted}"
             )
         return coverage
 
@@ -95,7 +95,7 @@ class Documents:
         not available.
         """
         self.renew(progress)
-        limit = self.asked.limit
+        limit = self.document_set.limit
         if self._method == "bm25":
             scores = self._index.by_words(query, limit)
         elif self._method == "encoder":

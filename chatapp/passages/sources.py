@@ -51,12 +51,12 @@ def fitting(
     """
     sources: list[Source] = []
     room -= count(_LEAD)
-    kept = 0
+    count_fitting = 0
     for passage in passages:
-        source = Source(passage.file, passage.place, passage.text, passage.score, kept + 1)
+        source = Source(passage.file, passage.place, passage.text, passage.score, count_fitting + 1)
         tokens = count(source.in_prompt)
         if tokens <= room:
-            kept += 1
+            count_fitting += 1
             room -= tokens
         else:
             source = replace(source, number=0)

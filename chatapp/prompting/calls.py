@@ -45,10 +45,10 @@ def pattern_in(template: str, special: Collection[str]) -> CallPattern | None:
 
 def explained(tools: Sequence[Mapping[str, Any]]) -> str:
     """Instructions on tools for a model whose template does not support them; see `as_text`."""
-    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    definitions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return (
         "You can use these tools:\n"
-        f"{listed}\n\n"
+        f"{definitions}\n\n"
         "To use one, write a JSON object with its name and its arguments, such as\n"
         '<tool_call>{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}</tool_call>\n'
         "You are then given its result between <tool_response> and </tool_response>, and answer "
@@ -59,8 +59,8 @@ def explained(tools: Sequence[Mapping[str, Any]]) -> str:
 def as_text(call: Call) -> tuple[str, str]:
     """A call and its result as texts, where no template writes them."""
     document = {"name": call.name, "arguments": call.arguments}
-    asked = f"<tool_call>{json.dumps(document, ensure_ascii=False)}</tool_call>"
-    return asked, f"<tool_response>\n{call.result}\n</tool_response>"
+    call_text = f"<tool_call>{json.dumps(document, ensure_ascii=False)}</tool_call>"
+    return call_text, f"<tool_response>\n{call.result}\n</tool_response>"
 
 
 def depth(value: object) -> int:
@@ -96,8 +96,8 @@ def with_calls(segments: Sequence[Segment], reply: str, calls: Sequence[Call]) -
         if call.inside:
             parts.append(Segment("tool", text[lead + call.at : start]))
         else:
-            asked, told = as_text(call)
-            parts += [Segment("assistant", f"\n{asked}\n"), Segment("tool", f"{told}\n")]
+            call_text, result_text = as_text(call)
+            parts += [Segment("assistant", f"\n{call_text}\n"), Segment("tool", f"{result_text}\n")]
     parts.append(Segment("assistant", text[start:]))
     return [*own[:place], *(part for part in parts if part.text), *own[place:]]
 

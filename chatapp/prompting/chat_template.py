@@ -227,25 +227,29 @@ class ChatTemplate:
     def _leaves_out_system(self, messages: Sequence[Message], text: Traced) -> bool:
         """Whether the template silently ignored the system message."""
         first = messages[0]
-        told = first.role == "system" and bool(first.text.strip())
-        return told and "system" not in self.source and 0 not in origins_of(text)
+        has_system = first.role == "system" and bool(first.text.strip())
+        return has_system and "system" not in self.source and 0 not in origins_of(text)
 
     def _with_calls_as_text(self, messages: Sequence[Message]) -> list[Message]:
         """Messages for a template that does not support tools."""
-        told = list(messages)
+        rewritten = list(messages)
         if self.tools:
-            system = told.pop(0).text if told and told[0].role == "system" else self.instruction
+            system = (
+                rewritten.pop(0).text
+                if rewritten and rewritten[0].role == "system"
+                else self.instruction
+            )
             words = "\n\n".join(filter(None, (system, explained(self.tools))))
-            told.insert(0, Message("system", words))
-        for place, message in enumerate(told):
+            rewritten.insert(0, Message("system", words))
+        for place, message in enumerate(rewritten):
             if message.call is None:
                 continue
-            asked, answer = as_text(message.call)
+            call_text, answer = as_text(message.call)
             if message.role == "tool":
-                told[place] = Message("tool", answer)
+                rewritten[place] = Message("tool", answer)
             else:
-                told[place] = Message("assistant", f"{message.text}\n{asked}".lstrip())
-        return told
+                rewritten[place] = Message("assistant", f"{message.text}\n{call_text}".lstrip())
+        return rewritten
 
     def _run(self, turns: Turns, announce: bool, tools: Any, until: float) -> Traced:
         """Run the template until the time `until`. Raises ChatTemplateError."""
@@ -305,12 +309,12 @@ class ChatTemplate:
         """The position of the default instructions in the text before the first message."""
         try:
             bare = self._text([Message("user", "u")])
-            told = self._text([Message("system", "s"), Message("user", "u")])
+            rendered = self._text([Message("system", "s"), Message("user", "u")])
         except ChatTemplateError:
             return 0, 0, ""
         head = bare.plain()[: _start_of(bare, 0)]
-        before = told.plain()[: _start_of(told, 0)]
-        after = told.plain()[_end_of(told, 0) : _start_of(told, 1)]
+        before = rendered.plain()[: _start_of(rendered, 0)]
+        after = rendered.plain()[_end_of(rendered, 0) : _start_of(rendered, 1)]
         fits = head.startswith(before) and head.endswith(after)
         if not fits or len(head) <= len(before) + len(after):
             return 0, 0, ""

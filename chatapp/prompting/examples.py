@@ -241,8 +241,8 @@ def _field(record: Mapping[Any, Any], names: tuple[str, ...], role: str, locatio
     if not present:
         candidates = [key for key in record if isinstance(key, str)]
         close = [key for key in candidates if difflib.get_close_matches(key[:100].lower(), names)]
-        found = f", found {quoted(close[0])}" if close else ""
-        raise PromptError(f"{location}: no {role}; expected a field named {_either(names)}{found}")
+        hint = f", found {quoted(close[0])}" if close else ""
+        raise PromptError(f"{location}: no {role}; expected a field named {_either(names)}{hint}")
     return present[0]
 
 

@@ -88,11 +88,11 @@ class DialogueTemplate:
         """
         from chatapp.common.validation import strict_model, validated
 
-        given = {key: value for key, value in data.items() if key != "fingerprint"}
-        if isinstance(given.get("stop"), list):  # JSON has no tuples
-            given["stop"] = tuple(given["stop"])
+        fields = {key: value for key, value in data.items() if key != "fingerprint"}
+        if isinstance(fields.get("stop"), list):  # JSON has no tuples
+            fields["stop"] = tuple(fields["stop"])
         model = strict_model(cls)
-        checked = validated(model, given, TemplateError, origin=origin, what="template")
+        checked = validated(model, fields, TemplateError, origin=origin, what="template")
         try:
             template = cls(**dict(checked))
         except ValueError as error:

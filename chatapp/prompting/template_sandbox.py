@@ -294,7 +294,7 @@ def _message_in(value: Any) -> int | None:
             parts = value
         case _:
             return None
-    return next((found for part in parts if (found := _message_in(part)) is not None), None)
+    return next((number for part in parts if (number := _message_in(part)) is not None), None)
 
 
 def _product(left: Any, right: Any) -> Any:

@@ -82,8 +82,8 @@ class ThoughtFilter:
                 self._held = possible_start(thought, self._marks.end)
                 return thought.removesuffix(self._held), ""
             self._phase, self._held = "saying", rest
-        said, self._held = self._held, ""
-        return thought, said
+        reply, self._held = self._held, ""
+        return thought, reply
 
     def flush(self) -> tuple[str | None, str]:
         """The text held back so far, at the end of the reply."""

@@ -39,7 +39,7 @@ _MOST_DECIMALS = 30
 _ROUNDED = Context(prec=15)
 
 
-def sized(value: Fraction) -> Fraction:
+def check_size(value: Fraction) -> Fraction:
     """Return the value. Raises ToolError when it is too long."""
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
         raise ToolError("a number of this calculation has more than 3,900 digits")
@@ -54,7 +54,7 @@ def number(text: str) -> Fraction:
             raise ValueError
         if exponent and abs(int(exponent)) > _MOST_EXPONENT:
             raise ToolError(f"the exponent of {text[:40]} is beyond {_MOST_EXPONENT:,}")
-        return sized(Fraction(digits) * Fraction(10) ** int(exponent or 0))
+        return check_size(Fraction(digits) * Fraction(10) ** int(exponent or 0))
     except ValueError:
         raise ToolError(f"{text[:40]!r} is no number") from None
 
@@ -202,7 +202,7 @@ class _Parser:
         value = self._product()
         while sign := self._take("+", "-"):
             other = self._product()
-            value = sized(value + other if sign == "+" else value - other)
+            value = check_size(value + other if sign == "+" else value - other)
         return value
 
     def _product(self) -> Fraction:
@@ -210,12 +210,12 @@ class _Parser:
         while sign := self._take("*", "of", "/", "//", "mod", "%"):
             other = self._signed()
             if sign in ("*", "of"):
-                value = sized(value * other)
+                value = check_size(value * other)
             elif sign == "/":
-                value = sized(value / other)
+                value = check_size(value / other)
             else:
                 quotient = Fraction(value // other)
-                value = sized(quotient if sign == "//" else value - quotient * other)
+                value = check_size(quotient if sign == "//" else value - quotient * other)
         return value
 
     def _signed(self) -> Fraction:
@@ -235,7 +235,7 @@ class _Parser:
         length = max(base.numerator.bit_length(), base.denominator.bit_length())
         if length > 1 and abs(exponent) * (length - 1) > MOST_BITS:
             raise ToolError("a power of this calculation has more than 3,900 digits")
-        return sized(Fraction(base**exponent.numerator))
+        return check_size(Fraction(base**exponent.numerator))
 
     def _part(self) -> Fraction:
         if self._take("("):
@@ -316,7 +316,7 @@ def convert(value: str, unit: str, into: str) -> str:
         raise ToolError(f"{quoted(unit)} is {source[0]} and {quoted(into)} is {target[0]}")
     _, factor, offset = source
     _, into_factor, into_offset = target
-    result = sized((amount * factor + offset - into_offset) / into_factor)
+    result = check_size((amount * factor + offset - into_offset) / into_factor)
     return f"{value.strip()} {unit.strip()} = {in_digits(result)} {into.strip()}"
 
 

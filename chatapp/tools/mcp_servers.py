@@ -44,7 +44,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._running: dict[Program, Connection] = {}
-        self._listed: dict[Server, Listing] = {}
+        self._listings: dict[Server, Listing] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         weakref.finalize(self, _close_all, self._running)  # at the latest when the program ends
@@ -57,20 +57,22 @@ class Servers:
 
     def known(self, server: Server) -> Listing:
         """The tools that a server has listed before; none when it has not yet."""
-        return self._listed.get(server, Listing())
+        return self._listings.get(server, Listing())
 
     def ask(self, server: Server, cancel: threading.Event | None = None) -> Listing:
         """Let a server list its tools. Raises ToolError, which names it."""
         try:
             connection = self._connection(server)
-            listed = connection.ask(_listed, _LISTING_SECONDS, cancel or threading.Event())
+            foreign_tools = connection.ask(
+                _list_tools, _LISTING_SECONDS, cancel or threading.Event()
+            )
         except ToolError as error:
             raise ToolError(f"{server.name}: {error}") from None
         except Stopped:
             raise ToolError(f"{server.name}: stopped before it had listed its tools") from None
         tools: dict[str, Tool] = {}
         problems: list[str] = []
-        for foreign in listed:
+        for foreign in foreign_tools:
             try:
                 tool = self._tool(server, foreign)
                 if tool.name in tools:
@@ -78,8 +80,8 @@ class Servers:
                 tools[tool.name] = tool
             except ToolError as error:
                 problems.append(f"{server.name}: {error}")
-        self._listed[server] = Listing(tools, tuple(problems))
-        return self._listed[server]
+        self._listings[server] = Listing(tools, tuple(problems))
+        return self._listings[server]
 
     def _connection(self, server: Server) -> Connection:
         """The connection to a server, started if necessary. Raises ToolError once all
@@ -138,7 +140,7 @@ def _close_all(running: dict[Program, Connection]) -> None:
         connection.close()
 
 
-async def _listed(client: "Client") -> "list[mcp_types.Tool]":
+async def _list_tools(client: "Client") -> "list[mcp_types.Tool]":
     """All tools of a server, page by page."""
     tools: list[mcp_types.Tool] = []
     cursor: str | None = None

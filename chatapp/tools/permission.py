@@ -59,7 +59,7 @@ def changes_of(tool: Tool, permissions: Iterable[str]) -> tuple[str, ...]:
     permissions: of any tools, in the form of `Tool.permission`.
     """
     now = dict(_leaves(json.loads(tool.permission)))
-    before = [dict(_leaves(given)) for given in _of_name(tool.name, permissions)]
+    before = [dict(_leaves(permission)) for permission in _of_name(tool.name, permissions)]
     differences = [
         tuple(
             f"{place}: {old.get(place, 'nothing')} → {now.get(place, 'nothing')}"

@@ -142,10 +142,10 @@ class CommandLine:
         Raises ToolError when it cannot be started, fails or takes too long, and Stopped.
         """
         supervision = Supervision()
-        with tempfile.TemporaryFile() as given:  # a pipe would wait for a program that reads late
-            given.write(json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace"))
-            given.seek(0)
-            with self._start(given, supervision) as process:
+        with tempfile.TemporaryFile() as stdin:  # a pipe would wait for a program that reads late
+            stdin.write(json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace"))
+            stdin.seek(0)
+            with self._start(stdin, supervision) as process:
                 try:
                     output, errors, is_cut = self._read(process, cancel)
                 finally:
@@ -159,12 +159,12 @@ class CommandLine:
             raise ToolError(f"{_in_words(ending)}{f': {last}' if last else ''}")
         return output
 
-    def _start(self, given: IO[bytes], supervision: Supervision) -> "subprocess.Popen[bytes]":
+    def _start(self, stdin: IO[bytes], supervision: Supervision) -> "subprocess.Popen[bytes]":
         try:
             with supervision.theirs as theirs:
                 return subprocess.Popen(
                     supervision.command(self.program.command),
-                    stdin=given,
+                    stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     cwd=self.program.folder,

@@ -38,8 +38,8 @@ class Registry:
         for name in names:
             for server in self._servers_of(name):
                 if name not in tools or name == server.name:
-                    listed = self.running.ask(server, cancel).tools
-                    tools |= {key: tool for key, tool in listed.items() if key not in tools}
+                    server_tools = self.running.ask(server, cancel).tools
+                    tools |= {key: tool for key, tool in server_tools.items() if key not in tools}
             if name in self.servers:
                 chosen |= {key: tool for key, tool in tools.items() if tool.server == name}
             elif name in tools:
@@ -60,7 +60,7 @@ class Registry:
         servers = [server for server in self.servers.values() if name.startswith(f"{server.name}_")]
         return sorted(servers, key=lambda server: len(server.name), reverse=True)
 
-    def listed(self, cancel: threading.Event | None = None) -> "tuple[list[str], list[str]]":
+    def list_names(self, cancel: threading.Event | None = None) -> "tuple[list[str], list[str]]":
         """The current names of all tools, and a sentence for each problem. Servers are asked until
         the event is set.
         """
@@ -130,28 +130,28 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
         "calculator",
         "Works out an arithmetic expression exactly, such as 48*(76+2)/5 or 15% of 80.",
         _schema(expression="string"),
-        lambda given, cancel: in_digits(calculate(given["expression"])),
+        lambda arguments, cancel: in_digits(calculate(arguments["expression"])),
     )
     yield Tool(
         "clock",
         "Tells the date and the time, in a time zone such as Europe/Paris if one is given.",
         _schema((), zone="string"),
-        lambda given, cancel: built_in.clock(given.get("zone")),
+        lambda arguments, cancel: built_in.clock(arguments.get("zone")),
     )
     yield Tool(
         "calendar",
         "Tells the day of the week of a date, or of one so many days later, and how many days "
         'there are until another. A date is "today" or as 2026-11-23.',
         _schema(("date",), date="string", days="integer", until="string"),
-        lambda given, cancel: built_in.calendar(
-            given["date"], given.get("days", 0), given.get("until")
+        lambda arguments, cancel: built_in.calendar(
+            arguments["date"], arguments.get("days", 0), arguments.get("until")
         ),
     )
     yield Tool(
         "units",
         "Converts a quantity from one unit to another, such as 5 miles into km.",
         _schema(value="string", unit="string", into="string"),
-        lambda given, cancel: convert(given["value"], given["unit"], given["into"]),
+        lambda arguments, cancel: convert(arguments["value"], arguments["unit"], arguments["into"]),
     )
     yield Tool(
         "manual",
@@ -176,16 +176,16 @@ class _DocumentSearch:
 
         self._documents = Documents(documents)
 
-    def __call__(self, given: Arguments, cancel: threading.Event) -> str:
+    def __call__(self, arguments: Arguments, cancel: threading.Event) -> str:
         from chatapp.tools.lookup import search
 
-        return search(self._documents, given["query"], cancel)
+        return search(self._documents, arguments["query"], cancel)
 
 
-def _search_manual(given: Arguments, cancel: threading.Event) -> str:
+def _search_manual(arguments: Arguments, cancel: threading.Event) -> str:
     from chatapp.tools.lookup import search_manual
 
-    return search_manual(given["query"], cancel)
+    return search_manual(arguments["query"], cancel)
 
 
 def _schema(required: Iterable[str] | None = None, /, **types: str) -> dict[str, Any]:

@@ -91,14 +91,14 @@ def read(path: Path) -> Tool | Server:
     from chatapp.common.validation import strict_model, validated
 
     text = read_required(path, ToolError)
-    given = parse_toml(text, path, ToolError)
-    kind: type[ToolFile] | type[ServerFile] = ServerFile if "server" in given else ToolFile
+    table = parse_toml(text, path, ToolError)
+    kind: type[ToolFile] | type[ServerFile] = ServerFile if "server" in table else ToolFile
     for key in ("command", "server", "environment"):
-        if isinstance(given.get(key), list):  # TOML has no tuples
-            given[key] = tuple(given[key])
+        if isinstance(table.get(key), list):  # TOML has no tuples
+            table[key] = tuple(table[key])
     model = strict_model(kind)
-    checked = dict(validated(model, given, ToolError, origin=path, what="tool", source=text))
-    keys = kind(**{name: checked[name] for name in given})
+    checked = dict(validated(model, table, ToolError, origin=path, what="tool", source=text))
+    keys = kind(**{name: checked[name] for name in table})
     _check(keys, path, text)
     folder = _folder(keys, path)
     if isinstance(keys, ServerFile):

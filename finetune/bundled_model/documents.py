@@ -40,7 +40,7 @@ from finetune.bundled_model.sources import (
     schema_guided,
 )
 from finetune.bundled_model.stories import stories, talks
-from finetune.bundled_model.teacher import chats, read_taught
+from finetune.bundled_model.teacher import chats, read_answers
 
 Rows = Iterable[dict[str, Any]]
 
@@ -82,9 +82,11 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
     def count(rows: int) -> int:
         return max(1, round(rows * scale))
 
-    told = {name: list(rows) for name, rows in _told(data, seed, kept_out=False)}
-    yield from told.items()
-    for name, rows in _told(data, seed, kept_out=True):
+    talks_and_stories = {
+        name: list(rows) for name, rows in _talks_and_stories(data, seed, kept_out=False)
+    }
+    yield from talks_and_stories.items()
+    for name, rows in _talks_and_stories(data, seed, kept_out=True):
         yield f"kept_out/{name}", rows
     yield "books", books(data / "books")
     yield "sgd", schema_guided(data / "dialogue" / "sgd_train.jsonl.gz")
@@ -92,24 +94,27 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
     yield "grade_school", grade_school(data / "gsm8k" / "train.jsonl")
     yield "smalltalk", small_talk(data / "dialogue", count(16000), seed)
     if taught:
-        yield "taught", chats(read_taught(taught), count(12000), seed)
+        yield "taught", chats(read_answers(taught), count(12000), seed)
 
     words, tasks = own_words(), all_tasks()
     groups = groupings(data)
     sentences = [sentence for group in groups["source"].values() for sentence in group]
     spelt = in_more_words(letter_tasks(sorted({*words, *common_words(sentences, 4000)})))
-    asked = in_more_words(tasks)
+    question_tasks = in_more_words(tasks)
     letters = [task for task in tasks if task.name in LETTERS]
     yield "questions", dialogues.question_rows(tasks, count(40000), seed)
     yield "letters", dialogues.question_rows(letters, count(30000), seed + 1)
     yield "spelling", dialogues.question_rows(spelt, count(50000), seed + 2, loosely=True)
-    yield "more_questions", dialogues.question_rows(asked, count(40000), seed + 4, loosely=True)
+    yield (
+        "more_questions",
+        dialogues.question_rows(question_tasks, count(40000), seed + 4, loosely=True),
+    )
     yield "close", dialogues.close_rows(count(20000), seed + 3)
     asides = [*ABOUT_ITSELF, *everyday.talks()]
     yield "everyday", everyday.rows(ABOUT_ITSELF, count(20000), seed)
-    begun = [row["messages"][0]["content"] for name in TALKS for row in told[name]]
+    begun = [row["messages"][0]["content"] for name in TALKS for row in talks_and_stories[name]]
     yield "openers", openers.rows(begun, asides, count(20000), seed)
-    yield "abstention", abstention.rows(asides, asked, count(30000), seed)
+    yield "abstention", abstention.rows(asides, question_tasks, count(30000), seed)
     yield "people", people.rows(asides, tasks, count(20000), seed + 5)
     yield "follow_ups", dialogues.rows(asides, tasks, count(12000), seed)
     yield "repetition", patterns.rows(words, sentences, count(16000), seed)
@@ -128,7 +133,7 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
     yield "more_in_context", more
 
 
-def _told(data: Path, seed: int, *, kept_out: bool) -> Iterator[tuple[str, Rows]]:
+def _talks_and_stories(data: Path, seed: int, *, kept_out: bool) -> Iterator[tuple[str, Rows]]:
     """Talks of people and stories by name: those for training or for measuring."""
     for name in TALKS:
         path = data / "dialogue" / f"{name}.jsonl.gz"

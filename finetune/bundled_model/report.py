@@ -83,10 +83,10 @@ def chat(model: LanguageModel, template: Template, sampling: Sampling) -> str:
     lines = []
     with TemporaryDirectory() as folder, closing(Store(Path(folder) / "chat.sqlite")) as store:
         session = Session(Chat(store), model, template=template, sampling=sampling)
-        for said in TURNS:
-            events = session.say(said)
+        for message in TURNS:
+            events = session.say(message)
             reply = whole_reply(event for event in events if isinstance(event, Token | Finished))
-            lines.append(f"**User:** {said}\n\n**Model:** {reply}\n")
+            lines.append(f"**User:** {message}\n\n**Model:** {reply}\n")
     return "\n".join(lines)
 
 
@@ -135,8 +135,8 @@ def in_context_rows(
     rows = evaluate(model, cells, selectors, journal=journal)
     votes = {name: selector.voted for name, selector in selectors.items()}
     columns = ("task", "shots", "selection", "mean", "vote", "majority", "n")
-    measured = results(tasks, rows, (), votes)
-    return [{name: getattr(result, name) for name in columns} for result in measured]
+    report_rows = results(tasks, rows, (), votes)
+    return [{name: getattr(result, name) for name in columns} for result in report_rows]
 
 
 def curve(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

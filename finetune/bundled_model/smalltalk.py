@@ -108,7 +108,7 @@ def small_talk(folder: Path, chats: int, seed: int) -> Iterator[dict[str, Any]]:
     draw = random.Random(seed)
     friendly = personality(folder / "personality_chat")
     general = chatterbot(folder / "chatterbot_corpus")
-    own = {variant.lower() for asked, _ in ABOUT_ITSELF for variant in asked}
+    own = {variant.lower() for wordings, _ in ABOUT_ITSELF for variant in wordings}
     # Two answers to one question would be two voices.
     friendly = [pair for pair in friendly if pair[0].lower() not in own]
     general = [pair for pair in general if pair[0].lower() not in own]
@@ -143,8 +143,8 @@ def small_talk(folder: Path, chats: int, seed: int) -> Iterator[dict[str, Any]]:
 def _question(draw: random.Random, friendly: Sequence[Pair], general: Sequence[Pair]) -> Pair:
     kind = draw.random()
     if kind < 0.35:
-        asked, answers = draw.choice(ABOUT_ITSELF)
-        return draw.choice(asked), draw.choice(answers)
+        wordings, answers = draw.choice(ABOUT_ITSELF)
+        return draw.choice(wordings), draw.choice(answers)
     return draw.choice(friendly if kind < 0.75 else general)
 
 

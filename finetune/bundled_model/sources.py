@@ -139,8 +139,8 @@ def instructions(folder: Path) -> Iterator[dict[str, Any]]:
     for line in (folder / "dolly_3k.jsonl").read_text(encoding="utf-8").splitlines():
         user, assistant = json.loads(line)["messages"][:2]
         rows.append((user["content"], "", assistant["content"]))
-    for instruction, given, output in rows:
-        question = clean(f"{instruction}\n{given}" if given else instruction)
+    for instruction, context, output in rows:
+        question = clean(f"{instruction}\n{context}" if context else instruction)
         answer = clean(output)
         if answer and len(question) <= 400 and len(answer) <= 400:
             yield chat([question, answer])
@@ -187,12 +187,12 @@ def groupings(data: Path) -> dict[str, Groups]:
     """Ways to group the sentences of the allowed texts."""
     stories = [row["text"] for row in books(data / "books")]
     services = by_service(data / "dialogue" / "sgd_train.jsonl.gz")
-    asked = [row["messages"][0]["content"] for row in instructions(data / "instruct")]
+    first_messages = [row["messages"][0]["content"] for row in instructions(data / "instruct")]
     problems = [row["messages"][0]["content"] for row in grade_school(data / "gsm8k/train.jsonl")]
     source = {
         "books": _sentences(stories),
         "services": [sentence for group in services.values() for sentence in group],
-        "instructions": _sentences(asked),
+        "instructions": _sentences(first_messages),
         "problems": _sentences(problems),
     }
     everything = (sentence for group in source.values() for sentence in group)

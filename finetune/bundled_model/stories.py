@@ -70,10 +70,10 @@ def with_names(text: str, names: Sequence[str], speaker: int) -> str:
     speaker's own after words such as "I'm", else the other's.
     """
 
-    def name(found: re.Match[str]) -> str:
-        if found["number"]:
-            return names[int(found["number"]) - 1]
-        own = _OWN.search(text[: found.start()])
+    def name(match: re.Match[str]) -> str:
+        if match["number"]:
+            return names[int(match["number"]) - 1]
+        own = _OWN.search(text[: match.start()])
         return names[speaker if own else 1 - speaker]
 
     return _NAME_PLACE.sub(name, text)
@@ -82,5 +82,5 @@ def with_names(text: str, names: Sequence[str], speaker: int) -> str:
 def written_out(text: str) -> str:
     """Turn a hastily typed text into sentences: capitals at the beginning, a mark at the end."""
     text = re.sub(r"\bi\b(?=[ ',.?!]|$)", "I", text)
-    text = re.sub(r"(^|[.!?] +)([a-z])", lambda found: found[1] + found[2].upper(), text)
+    text = re.sub(r"(^|[.!?] +)([a-z])", lambda match: match[1] + match[2].upper(), text)
     return text + "." if text and text[-1].isalnum() else text

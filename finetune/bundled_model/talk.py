@@ -48,7 +48,7 @@ _NOT_KNOWING = re.compile(
 class Reply:
     """A message, the reply, and why it ended."""
 
-    said: str
+    message: str
     text: str
     reason: FinishReason
 
@@ -83,25 +83,28 @@ def known_questions(count: int, seed: int) -> list[str]:
 
 
 def replies(
-    model: LanguageModel, template: Template, said: Sequence[str], sampling: Sampling
+    model: LanguageModel, template: Template, messages: Sequence[str], sampling: Sampling
 ) -> Iterator[Reply]:
     """The reply to each message as the first one of a chat."""
-    for message in said:
+    for message in messages:
         events = list(ask(model, template, message, sampling=sampling))
         end = events[-1]
         assert isinstance(end, Finished)
         yield Reply(message, "".join(event.text for event in events).strip(), end.reason)
 
 
-def likelihoods(judge: LanguageModel, said: Sequence[Reply]) -> list[float]:
+def likelihoods(judge: LanguageModel, talk_replies: Sequence[Reply]) -> list[float]:
     """The mean log-probability of each reply's tokens under another model, in nats.
 
     The reply takes the place of the judge's own, in its own template. Empty replies have none.
     """
     writer = writer_for(judge, choose_template(judge, ""))
     pairs = [
-        (writer.write(None, [Exchange(reply.said)], max_tokens=1).ids, writer.reply_ids(reply.text))
-        for reply in said
+        (
+            writer.write(None, [Exchange(reply.message)], max_tokens=1).ids,
+            writer.reply_ids(reply.text),
+        )
+        for reply in talk_replies
         if reply.text
     ]
     return [fmean(row) for row in judge.score(pairs)]
@@ -111,20 +114,20 @@ def share(kept: Sequence[bool]) -> float:
     return sum(kept) / len(kept)
 
 
-def measured(
+def evaluate(
     model: LanguageModel, data: Path, judge: LanguageModel | None = None
 ) -> tuple[dict[str, float], list[Reply]]:
     """The results by name, and the replies of the first seed to first messages and questions."""
     own = Choices().of("model", read_generation_config(model.files).sampling).sampling
     samplings = [replace(own, seed=seed) for seed in range(_SEEDS)]
 
-    def drawn(said: Sequence[str], sampling: Sampling = samplings[0]) -> list[Reply]:
-        return list(replies(model, choose_template(model, ""), said, sampling))
+    def drawn(messages: Sequence[str], sampling: Sampling = samplings[0]) -> list[Reply]:
+        return list(replies(model, choose_template(model, ""), messages, sampling))
 
     messages = first_messages(data, _MESSAGES, seed=0)
     talked = [drawn(messages, sampling) for sampling in samplings]
-    every = [reply for some in talked for reply in some]
-    unknown = drawn(abstention.measured(_UNKNOWN, 0))
+    every = [reply for sample in talked for reply in sample]
+    unknown = drawn(abstention.held_out_questions(_UNKNOWN, 0))
     known = drawn(known_questions(_KNOWN, 0))
     figures = {
         "repeats_itself": share([reply.reason == "repetition" for reply in every]),
@@ -145,9 +148,9 @@ def measure(
 ) -> None:
     """Evaluate how a model talks."""
     out.mkdir(parents=True, exist_ok=True)
-    figures, some = measured(load_model(model), data, load_model(judge) if judge else None)
+    figures, sample = evaluate(load_model(model), data, load_model(judge) if judge else None)
     (out / "talk.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    lines = [f"- {reply.said}\n  *{reply.text}* ({reply.reason})\n" for reply in some]
+    lines = [f"- {reply.message}\n  *{reply.text}* ({reply.reason})\n" for reply in sample]
     (out / "talk.md").write_text("".join(lines), encoding="utf-8")
     for name, value in figures.items():
         print(f"{name}: {value:.2f}" if name == "logprob" else f"{name}: {value:.1%}")

@@ -38,7 +38,7 @@ _BAD = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
+class TeacherAnswer:
     """A question with the teacher's answer. thing: the thing that it defines, or ""."""
 
     question: str
@@ -51,11 +51,11 @@ def questions() -> list[tuple[str, str]]:
     """Each question and the thing that it asks about, or ""."""
     rows = table("questions")
     things = [" ".join(part.split()) for part in rows["things"].split("|")]
-    asked = [(filled(rows["ask"][0], {"x": thing}), thing) for thing in things]
-    return [*asked, *((question, "") for question in rows["whole"])]
+    questions_and_things = [(filled(rows["ask"][0], {"x": thing}), thing) for thing in things]
+    return [*questions_and_things, *((question, "") for question in rows["whole"])]
 
 
-def kept(reply: str, logprob: float) -> str:
+def first_good_sentence(reply: str, logprob: float) -> str:
     """The first sentence of a reply; "" when it is not good enough for training.
 
     logprob: mean of the reply's tokens, in nats.
@@ -79,7 +79,7 @@ class Teacher:
             path.parent, dtype=torch.float32, **where
         ).eval()
 
-    def answers(self, asked: Sequence[str]) -> list[tuple[str, float]]:
+    def answers(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         """A greedy reply to each question and the mean log-probability of its tokens."""
         import torch
 
@@ -92,7 +92,7 @@ class Teacher:
                 tokenize=False,
                 add_generation_prompt=True,
             )
-            for question in asked
+            for question in texts
         ]
         batch = self._tokenizer(prompts, return_tensors="pt", padding=True)
         end: Any = self._tokenizer.eos_token_id
@@ -116,24 +116,28 @@ class Teacher:
         return replies
 
 
-def teach(teacher: Teacher, asked: Sequence[tuple[str, str]]) -> Iterator[Taught]:
-    """Yield the answers that are good enough, batch by batch. asked: questions and their things."""
-    for start in range(0, len(asked), _BATCH):
-        some = asked[start : start + _BATCH]
-        replies = teacher.answers([question for question, _ in some])
-        for (question, thing), (reply, logprob) in zip(some, replies, strict=True):
-            if answer := kept(reply, logprob):
-                yield Taught(question, answer, thing, round(logprob, 3))
+def teach(
+    teacher: Teacher, questions_and_things: Sequence[tuple[str, str]]
+) -> Iterator[TeacherAnswer]:
+    """Yield the answers that are good enough, batch by batch. questions_and_things: pairs."""
+    for start in range(0, len(questions_and_things), _BATCH):
+        batch = questions_and_things[start : start + _BATCH]
+        replies = teacher.answers([question for question, _ in batch])
+        for (question, thing), (reply, logprob) in zip(batch, replies, strict=True):
+            if answer := first_good_sentence(reply, logprob):
+                yield TeacherAnswer(question, answer, thing, round(logprob, 3))
 
 
-def read_taught(path: Path) -> list[Taught]:
+def read_answers(path: Path) -> list[TeacherAnswer]:
     """The contents of a file of answers; empty when there is none."""
     if not path.exists():
         return []
-    return [Taught(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        TeacherAnswer(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()
+    ]
 
 
-def chats(taught: Sequence[Taught], count: int, seed: int) -> Iterator[dict[str, Any]]:
+def chats(taught: Sequence[TeacherAnswer], count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield `count` chats of one to three of the questions, those on things in several wordings."""
     draw = random.Random(seed)
     ask = table("questions")["ask"]
@@ -151,15 +155,15 @@ def write(
     limit: Annotated[int, typer.Option(min=0, help="questions to ask; 0: all")] = 0,
 ) -> None:
     """Answer the questions that OUT does not contain yet."""
-    known = {answer.question for answer in read_taught(out)}
-    asked = [question for question in questions() if question[0] not in known]
+    known = {answer.question for answer in read_answers(out)}
+    questions_and_things = [question for question in questions() if question[0] not in known]
     taught = 0
     with out.open("a", encoding="utf-8") as file:
-        for row in teach(Teacher(model), asked[: limit or None]):
+        for row in teach(Teacher(model), questions_and_things[: limit or None]):
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
             file.flush()
             taught += 1
-    print(f"{out}: {taught:,} answers kept of {len(asked[: limit or None]):,} asked")
+    print(f"{out}: {taught:,} answers kept of {len(questions_and_things[: limit or None]):,} asked")
 
 
 if __name__ == "__main__":

@@ -43,26 +43,26 @@ def keys(section: str = "") -> list[Key]:
 
     Raises ConfigError that names the sections for an unknown one.
     """
-    found = list(_keys(FinetuneConfig, ""))
+    all_keys = list(_keys(FinetuneConfig, ""))
     if not section:
-        return found
-    chosen = [key for key in found if key.name.startswith(f"{section}.")]
+        return all_keys
+    chosen = [key for key in all_keys if key.name.startswith(f"{section}.")]
     if not chosen:
-        sections = dict.fromkeys(key.name.rpartition(".")[0] for key in found if "." in key.name)
+        sections = dict.fromkeys(key.name.rpartition(".")[0] for key in all_keys if "." in key.name)
         raise ConfigError(f"there is no section {section!r}{suggestion(section, sections)}")
     return chosen
 
 
 def lines(chosen: Sequence[Key]) -> list[str]:
     """Keys as TOML would set them, each below its description. Required ones have no value."""
-    told = []
+    output = []
     for key in chosen:
         of_kind = f" (of kind {key.kind})" if key.kind else ""
-        told += [
+        output += [
             f"{key.name} = {key.default or '…'}",
             f"    {key.values}: {key.meaning}{of_kind}",
         ]
-    return told
+    return output
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:

@@ -121,14 +121,14 @@ class ChatEncoder:
         reply lacks), it is the text of the reply and the text after it.
         """
         segments = template.render(messages)
-        asked = [i for i, segment in enumerate(segments) if segment.kind == "user"]
-        spoken = [i for i, segment in enumerate(segments) if segment.kind == "assistant"]
-        if not asked or not spoken or spoken[-1] < asked[-1]:
+        user_indices = [i for i, segment in enumerate(segments) if segment.kind == "user"]
+        reply_indices = [i for i, segment in enumerate(segments) if segment.kind == "assistant"]
+        if not user_indices or not reply_indices or reply_indices[-1] < user_indices[-1]:
             raise ChatTemplateError(f"{template.origin}: the chat template leaves a message out")
         if text_of(segments).startswith(prompt):
             reply = _from(segments, len(prompt))
         else:
-            reply = segments[next(i for i in spoken if i > asked[-1]) :]
+            reply = segments[next(i for i in reply_indices if i > user_indices[-1]) :]
         pieces = [Piece(Span.RESPONSE, self._ids(segment)) for segment in reply]
         ended = max(i for i, segment in enumerate(reply) if segment.kind == "assistant")
         if not any(segment.kind == "special" for segment in reply[ended:]):

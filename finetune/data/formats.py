@@ -96,12 +96,12 @@ _PAIRS = (
 )
 
 
-def _pair_layout(name: str, request: str, given: str, reply: str) -> Layout[TrainingExample]:
+def _pair_layout(name: str, request: str, input_field: str, reply: str) -> Layout[TrainingExample]:
     def read(row: Row) -> TrainingExample:
         answer = Message("assistant", text_field(row, reply))
-        return chat_example(row.location, [*request_of(row, request, given), answer])
+        return chat_example(row.location, [*request_of(row, request, input_field), answer])
 
-    fields = (request, given, reply) if given else (request, reply)
+    fields = (request, input_field, reply) if input_field else (request, reply)
     return Layout(name, (*fields, *BESIDE), read, needs=(request, reply))
 
 
@@ -109,13 +109,13 @@ def _pair_layout(name: str, request: str, given: str, reply: str) -> Layout[Trai
 BESIDE = ("system", "history")
 
 
-def request_of(row: Row, request: str, given: str) -> list[Message]:
+def request_of(row: Row, request: str, input_field: str) -> list[Message]:
     """The chat that ends in the field `request` and its input `given`, after the optional fields.
 
     Raises BadRow.
     """
     user = text_field(row, request)
-    if given and (extra := _optional_text(row, given).strip()):
+    if input_field and (extra := _optional_text(row, input_field).strip()):
         user = f"{user.strip()}\n\n{extra}"
     return [*_system(row), *_history(row), Message("user", user)]
 

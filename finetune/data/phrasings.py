@@ -145,16 +145,16 @@ class Phrasings:
     def _options(self, row: Row) -> tuple[str, ...]:
         if not isinstance(self.options, str):
             return self.options
-        listed = _field(row, self.options, str(self.path))
+        options = _field(row, self.options, str(self.path))
         if (
-            isinstance(listed, list)
-            and len(listed) > 1
-            and all(isinstance(option, str) and option.strip() for option in listed)
+            isinstance(options, list)
+            and len(options) > 1
+            and all(isinstance(option, str) and option.strip() for option in options)
         ):
-            return tuple(listed)
+            return tuple(options)
         raise BadRow(
             f"no {self.options}",
-            f"{row.location}: {self.options!r} is {shown(listed)}, expected a list of two or more "
+            f"{row.location}: {self.options!r} is {shown(options)}, expected a list of two or more "
             f"texts, the options of {self.path}",
         )
 

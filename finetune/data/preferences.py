@@ -85,7 +85,7 @@ class Verdict:
         return EncodedVerdict(reply, self.desirable, self.key, self.prompt_key)
 
 
-Judged = Preference | Verdict
+FeedbackRow = Preference | Verdict
 
 # The fields of a request, and of an input to it.
 _REQUESTS = (
@@ -103,7 +103,7 @@ FIELDS = (
 """The fields of all layouts of feedback."""
 
 
-def detect_preference(row: Row) -> Layout[Judged]:
+def detect_preference(row: Row) -> Layout[FeedbackRow]:
     """The layout of a row that has to be a preference. Raises BadRow."""
     for name in ("chosen", "rejected"):
         if name not in row.fields:
@@ -118,7 +118,7 @@ def detect_preference(row: Row) -> Layout[Judged]:
     return Layout("preferences", (*fields, *_PAIR, *BESIDE), _read_preference)
 
 
-def detect_judged(row: Row) -> Layout[Judged]:
+def detect_feedback(row: Row) -> Layout[FeedbackRow]:
     """The layout of a verdict, or of a preference, which is two verdicts. Raises BadRow."""
     if "chosen" in row.fields or "rejected" in row.fields:
         return detect_preference(row)
@@ -137,9 +137,9 @@ _PAIR = ("chosen", "rejected", "margin")
 
 def prompt_fields(row: Row) -> tuple[str, ...]:
     """The fields of the prompt; none if the replies include it."""
-    for request, given in _REQUESTS:
+    for request, input_field in _REQUESTS:
         if request in row.fields:
-            return (request, given) if given in row.fields else (request,)
+            return (request, input_field) if input_field in row.fields else (request,)
     return ()
 
 
@@ -330,7 +330,7 @@ class EncodedVerdict:
         return (self,)
 
 
-EncodedJudged = EncodedPair | EncodedVerdict
+EncodedFeedback = EncodedPair | EncodedVerdict
 
 
 class PairEncoder:
@@ -356,9 +356,9 @@ class PairEncoder:
     def turns_left_out(self) -> int:
         return self._fitting.turns_left_out
 
-    def encode(self, judged: Judged) -> list[EncodedJudged]:
+    def encode(self, row: FeedbackRow) -> list[EncodedFeedback]:
         """Raises ExampleTooLong, and BadRow when the template refuses the chat."""
-        return [judged.encoded(self._encode(judged.examples))]
+        return [row.encoded(self._encode(row.examples))]
 
     def _encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
         """The sequences with one prompt, which is cut for the longest if necessary."""

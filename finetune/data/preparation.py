@@ -239,7 +239,7 @@ def encode_rows(data: Data, kind: RowKind[Encodes], seed: int) -> ExampleSets[En
     for name in _checked_clusters(data, report):
         members = (row for _, rows in sources for row in rows if row.cluster == name)
         held_out[name] = [example for row in members for example in row.first]
-    measured = {example.split_key for examples in held_out.values() for example in examples}
+    held_out_keys = {example.split_key for examples in held_out.values() for example in examples}
 
     train: list[Encodes] = []
     seen: set[str] = set()
@@ -248,7 +248,7 @@ def encode_rows(data: Data, kind: RowKind[Encodes], seed: int) -> ExampleSets[En
         for row in rows:
             if row.cluster in data.held_out_clusters:
                 continue
-            if row.first[0].split_key in measured:
+            if row.first[0].split_key in held_out_keys:
                 report.dropped["also held out"] += 1
                 row.table.kept -= 1
                 continue

@@ -262,9 +262,9 @@ def renamed(table: Table, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
                             f"from{did_you_mean(column, row.fields)}; there are {names(row.fields)}"
                         )
                 checked = True
-            kept = {k: v for k, v in row.fields.items() if k not in columns.values()}
+            others = {k: v for k, v in row.fields.items() if k not in columns.values()}
             taken = {n: row.fields[c] for n, c in columns.items() if c in row.fields}
-            row = Row(row.location, kept | taken)
+            row = Row(row.location, others | taken)
         yield row
 
 

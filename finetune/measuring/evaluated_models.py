@@ -18,12 +18,12 @@ from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.models.resolving import find_model, model_folder
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.preparation import LONGEST, choose_template, on_day
-from finetune.objectives.objective import Evaluator, MeasuredRow, ModelText, objective_class
+from finetune.objectives.objective import EvaluationRow, Evaluator, ModelText, objective_class
 from finetune.training.record import begun_on, configuration_of, read_record
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class EvaluatedModel:
     """A model with its rows.
 
     evaluator: evaluates it. sets: rows by name. left_out: the number of rows per set that another
@@ -32,7 +32,7 @@ class Subject:
 
     files: ModelFiles
     evaluator: Evaluator
-    sets: Mapping[str, Sequence[MeasuredRow]]
+    sets: Mapping[str, Sequence[EvaluationRow]]
     left_out: Mapping[str, int]
 
     @property
@@ -40,9 +40,9 @@ class Subject:
         return self.evaluator.text.name
 
 
-def open_subject(
+def open_evaluated(
     model: str, run: str, data_file: str = "", overrides: Sequence[str] = ()
-) -> Subject:
+) -> EvaluatedModel:
     """Open a model in its own template; without one, in that of the run.
 
     run: its held-out rows are used when there is no `data_file`; the file is read with the settings
@@ -67,35 +67,35 @@ def open_subject(
     sets = {Path(data_file).name: train} if data_file else held_out
     if not sets:
         raise ConfigError(f"{run}: the run held no rows out; name rows with --data")
-    return Subject(files, evaluator, sets, {})
+    return EvaluatedModel(files, evaluator, sets, {})
 
 
-def on_shared_rows(subjects: Sequence[Subject]) -> list[Subject]:
+def on_shared_rows(candidates: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     """Restrict the models to the rows that each of them holds completely, in the same order."""
     shared: dict[str, Collection[str]] = {}
     left_out = {}
-    for name in subjects[0].sets:
-        if all(name in subject.sets for subject in subjects):
-            keys = [{row.key for row in subject.sets[name]} for subject in subjects]
+    for name in candidates[0].sets:
+        if all(name in candidate.sets for candidate in candidates):
+            keys = [{row.key for row in candidate.sets[name]} for candidate in candidates]
             whole = [
-                {row.key for row in s.sets[name] if s.evaluator.is_whole(row)} for s in subjects
+                {row.key for row in s.sets[name] if s.evaluator.is_whole(row)} for s in candidates
             ]
             shared[name] = set.intersection(*whole)
             left_out[name] = len(set.union(*keys)) - len(shared[name])
     shared = {name: keys for name, keys in shared.items() if keys}
     if not shared:
-        names = " and ".join(subject.name for subject in subjects)
+        names = " and ".join(candidate.name for candidate in candidates)
         raise ConfigError(f"there is no row that {names} can both hold")
     return [
         replace(
-            subject,
+            candidate,
             left_out=left_out,
             sets={
-                name: [row for row in subject.sets[name] if row.key in keys]
+                name: [row for row in candidate.sets[name] if row.key in keys]
                 for name, keys in shared.items()
             },
         )
-        for subject in subjects
+        for candidate in candidates
     ]
 
 

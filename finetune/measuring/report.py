@@ -121,8 +121,8 @@ def _course(rows: Sequence[dict[str, Any]], objective: Objective) -> list[str]:
     names = objective.names
     shown = {key: title for key, title in objective.figures.items() if key in names}
     train = {row["step"]: row for row in rows if names[0] in row}
-    measured = [row for row in rows if "eval_loss" in row]
-    keys = list(dict.fromkeys(key for row in measured for key in row if key.startswith("eval_")))
+    evaluations = [row for row in rows if "eval_loss" in row]
+    keys = list(dict.fromkeys(key for row in evaluations for key in row if key.startswith("eval_")))
     return _table(
         ("step", *shown.values(), *(_held_out(key, objective) for key in keys)),
         [
@@ -131,7 +131,7 @@ def _course(rows: Sequence[dict[str, Any]], objective: Objective) -> list[str]:
                 *(_number(train.get(row["step"], {}).get(key)) for key in shown),
                 *(_number(row.get(key)) for key in keys),
             )
-            for row in measured
+            for row in evaluations
         ],
     )
 
@@ -151,8 +151,10 @@ def _plot(rows: Sequence[dict[str, Any]], objective: Objective, path: Path) -> b
     except ImportError:
         return False
     figures = {**_HELD_OUT_LOSS, **objective.figures}
-    measured = [key for key in objective.curves if key.startswith("eval_")] or [*_HELD_OUT_LOSS]
-    panels = [[*objective.curves, *measured], ["length"]]
+    held_out_curves = [key for key in objective.curves if key.startswith("eval_")] or [
+        *_HELD_OUT_LOSS
+    ]
+    panels = [[*objective.curves, *held_out_curves], ["length"]]
     panels = [[key for key in dict.fromkeys(keys) if key in figures] for keys in panels]
     panels = [keys for keys in panels if keys]
     figure = Figure(figsize=(7, 2 + 2 * len(panels)), layout="constrained")

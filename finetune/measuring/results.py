@@ -35,7 +35,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class SetResult:
     """A model on one set of rows.
 
     figures: by name; loss in nats per token, loss_per_byte in nats per byte of the replies as
@@ -75,7 +75,7 @@ class Evaluation:
 
     model: str
     template: str
-    sets: dict[str, Measured]
+    sets: dict[str, SetResult]
     vocabulary: int = 0
 
     def document(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Evaluation:
         return {
             "model": self.model,
             "template": self.template,
-            "sets": {name: measured.document() for name, measured in self.sets.items()},
+            "sets": {name: result.document() for name, result in self.sets.items()},
         }
 
 
@@ -99,18 +99,18 @@ def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
         parts.append(_figures(name, columns))
         if len({evaluation.vocabulary for evaluation, _ in columns}) > 1:
             parts.append(Text("The models cut text into other tokens: compare the loss a byte."))
-        for evaluation, measured in columns:
-            if measured.failed:
-                reason = f"not scored, failed: {measured.failed[0].reply.error}"
+        for evaluation, result in columns:
+            if result.failed:
+                reason = f"not scored, failed: {result.failed[0].reply.error}"
                 parts.append(
-                    Text(one_line(f"{evaluation.model}: {len(measured.failed):,} replies {reason}"))
+                    Text(one_line(f"{evaluation.model}: {len(result.failed):,} replies {reason}"))
                 )
         for number in range(min(replies, *(len(evaluation.answers) for _, evaluation in columns))):
             parts += [_replies(number, columns), Text("")]
     return Group(*parts)
 
 
-Columns = Sequence[tuple[Evaluation, Measured]]
+Columns = Sequence[tuple[Evaluation, SetResult]]
 """The models that have a set of rows, and the results of each."""
 
 
@@ -128,19 +128,19 @@ def _figures(name: str, columns: Columns) -> Table:
     for figure in first.figures:
         if not (unlike and figure in PER_TOKEN):
             row_name = NAMES.get(figure, figure.replace("_", " "))
-            table.add_row(row_name, *(_cell(measured, figure) for _, measured in columns))
+            table.add_row(row_name, *(_cell(result, figure) for _, result in columns))
     return table
 
 
-def _cell(measured: Measured, figure: str) -> str:
-    if figure not in measured.figures:
+def _cell(result: SetResult, figure: str) -> str:
+    if figure not in result.figures:
         return ""
-    text = f"{measured.figures[figure]:.4f}"
-    if figure in measured.intervals:
-        low, high = measured.intervals[figure]
+    text = f"{result.figures[figure]:.4f}"
+    if figure in result.intervals:
+        low, high = result.intervals[figure]
         of_replies = figure in _OF_REPLIES
-        answered = len(measured.answers) - len(measured.failed)
-        scored = answered if of_replies else measured.examples
+        answered = len(result.answers) - len(result.failed)
+        scored = answered if of_replies else result.examples
         text += f" ({low:.3f} to {high:.3f}, n {scored:,})"
     return text
 
@@ -153,7 +153,7 @@ def _replies(number: int, columns: Columns) -> Table:
     block.add_column(overflow="fold")
     block.add_row(Text("prompt", "dim"), Text(one_line(first.prompt), "bold"))
     block.add_row(Text("row", "dim"), Text(one_line(first.reference), "green"))
-    for evaluation, measured in columns:
-        reply = Text(one_line(str(measured.answers[number].reply)))
+    for evaluation, result in columns:
+        reply = Text(one_line(str(result.answers[number].reply)))
         block.add_row(Text(one_line(evaluation.model), "dim"), reply)
     return block

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from finetune.config.objectives import DpoSettings
-from finetune.objectives.pair_objective import PairObjective, Replies, Worth
+from finetune.objectives.pair_objective import PairObjective, PairScores, Replies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Dpo(PairObjective):
             smoothing=settings.label_smoothing,
         )
 
-    def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
+    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
         ratios = [side.logps - side.reference for side in (chosen, rejected)]
         if self.loss == "ipo":
             means = [
@@ -61,7 +61,7 @@ class Dpo(PairObjective):
             losses = (1 - self.beta * (ratios[0] - ratios[1])).relu()
         else:
             losses = self._sigmoid(self.beta * (ratios[0] - ratios[1]))
-        return Worth(
+        return PairScores(
             loss=losses,
             chosen_reward=self.beta * ratios[0],
             rejected_reward=self.beta * ratios[1],

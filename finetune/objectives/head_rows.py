@@ -184,8 +184,8 @@ def read_labelled_rows(
         examples = list(_encoded(mine, encoder, data, dropped))
         for turn in range(ceil(source.weight)):
             train += draw(examples, min(1.0, source.weight - turn), config.seed)
-    measured = [*apart, *(row for row in known if is_held_out(row.key, share))]
-    held_out = list(_encoded(measured, encoder, data, dropped))
+    evaluation_rows = [*apart, *(row for row in known if is_held_out(row.key, share))]
+    held_out = list(_encoded(evaluation_rows, encoder, data, dropped))
     if not train:
         raise ConfigError("data.train: no row is left to train on")
     digest = sha256(repr([(e.sequences, e.label) for e in [*train, *held_out]]).encode())

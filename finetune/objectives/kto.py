@@ -38,11 +38,11 @@ from finetune.data.batches import Tensors, TrainingRows
 from finetune.data.encoding import Encoded, Span
 from finetune.data.formats import Layout
 from finetune.data.preferences import (
-    EncodedJudged,
+    EncodedFeedback,
     EncodedPair,
     EncodedVerdict,
-    Judged,
-    detect_judged,
+    FeedbackRow,
+    detect_feedback,
 )
 from finetune.data.tables import Row
 from finetune.objectives.dpo import Dpo
@@ -74,7 +74,7 @@ from finetune.objectives.previews import (
 from finetune.objectives.rows import (
     PairRows,
     RowMaker,
-    encode_judged,
+    encode_feedback,
     pair_row_sets,
     row_questions,
 )
@@ -100,7 +100,7 @@ class Kto(Objective):
 
     @classmethod
     def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
-        prepared = encode_judged(config, text, detect_judged)
+        prepared = encode_feedback(config, text, detect_feedback)
         objective = cls.of(cast(KtoSettings, config.objective), as_verdicts(prepared.train))
         return objective, pair_row_sets(prepared, config, text, "response", verdict_rows)
 
@@ -227,14 +227,14 @@ def _kinds(rows: Tensors) -> tuple[Tensor, Tensor]:
     return labelled & (replies.value > 0.5), labelled & (replies.value <= 0.5)
 
 
-def as_verdicts(judged: Sequence[EncodedJudged]) -> list[EncodedVerdict]:
+def as_verdicts(rows: Sequence[EncodedFeedback]) -> list[EncodedVerdict]:
     """Verdicts unchanged, and each preference as two."""
-    return [verdict for feedback_row in judged for verdict in feedback_row.verdicts]
+    return [verdict for feedback_row in rows for verdict in feedback_row.verdicts]
 
 
-def verdict_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRows:
+def verdict_rows(rows: Sequence[EncodedFeedback], maker: RowMaker) -> PairRows:
     """Rows of verdicts: the reply, the one before it with the same prompt, and the label."""
-    verdicts = as_verdicts(judged)
+    verdicts = as_verdicts(rows)
     replies = [verdict.reply for verdict in verdicts]
     mismatched = [
         _mismatched(reply, before, max(len(reply.ids), len(before.ids)))
@@ -269,10 +269,10 @@ class VerdictEvaluator(FeedbackEvaluator):
     """Evaluates a model on verdicts by KTO, and on preferences by DPO, which ranks
     their replies."""
 
-    def detect(self, row: Row) -> Layout[Judged]:
-        return detect_judged(row)
+    def detect(self, row: Row) -> Layout[FeedbackRow]:
+        return detect_feedback(row)
 
-    def measure(self, model: Any, rows: Sequence[EncodedJudged], tell: Tell) -> Figures:
+    def measure(self, model: Any, rows: Sequence[EncodedFeedback], tell: Tell) -> Figures:
         """The means over the replies; the fraction of correct verdicts with Wilson's interval."""
         settings = cast(KtoSettings, self.config.objective)
         if all(isinstance(row, EncodedPair) for row in rows):

@@ -26,7 +26,7 @@ from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, response_labels
 from finetune.objectives.log_probs import LinearCrossEntropy
 from finetune.objectives.objective import (
-    MEASURED_AT_ONCE,
+    EVALUATION_BATCH,
     Evaluator,
     Figures,
     ModelText,
@@ -252,8 +252,8 @@ class L3(Objective):
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss and l1 in nats per token, perplexity, accuracy on response tokens."""
         loss = means["l2"]
-        measured = {"loss": loss, "perplexity": perplexity(loss), "accuracy": means["accuracy"]}
-        return measured | ({"l1": means["l1"]} if self.weight(done) else {})
+        metrics = {"loss": loss, "perplexity": perplexity(loss), "accuracy": means["accuracy"]}
+        return metrics | ({"l1": means["l1"]} if self.weight(done) else {})
 
 
 @dataclass(frozen=True)
@@ -283,11 +283,11 @@ class ChatEvaluator(Evaluator):
         objective, tokenizer = L3(aux_weight=0.0), self.text.tokenizer
         behind_start = Rows(with_start(list(rows), self.text.start), "prompt")
         pad = partial(collate, pad_id=tokenizer.end_id)
-        batches = loader(behind_start, ByLength(behind_start.lengths), MEASURED_AT_ONCE, pad)
+        batches = loader(behind_start, ByLength(behind_start.lengths), EVALUATION_BATCH, pad)
         counts = objective.count(batches, model, model)
         total = torch.zeros(len(objective.names), dtype=torch.float64)
         for number, batch in enumerate(batches):
-            tell("loss", number * MEASURED_AT_ONCE)
+            tell("loss", number * EVALUATION_BATCH)
             here = {key: value.to(model.device) for key, value in batch.items()}
             total += objective.losses(model, model, here, counts, 0.0).cpu()
         metrics = objective.metrics(dict(zip(objective.names, total.tolist(), strict=True)), 0.0)

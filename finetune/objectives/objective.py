@@ -83,7 +83,7 @@ class Question:
     prompt: EncodedPrompt | None = None
 
 
-class MeasuredRow(Protocol):
+class EvaluationRow(Protocol):
     """A row for evaluation. key: distinguishes it from other rows."""
 
     @property
@@ -103,7 +103,7 @@ class Figures:
     predictions: list[dict[str, Any]] = field(default_factory=list)
 
 
-MEASURED_AT_ONCE = 8
+EVALUATION_BATCH = 8
 """Rows of a batch in evaluation."""
 
 Tell = Callable[[str, int], None]
@@ -122,7 +122,7 @@ class Evaluator(ABC):
     text: ModelText
 
     @abstractmethod
-    def read_rows(self) -> tuple[Sequence[MeasuredRow], Mapping[str, Sequence[MeasuredRow]]]:
+    def read_rows(self) -> tuple[Sequence[EvaluationRow], Mapping[str, Sequence[EvaluationRow]]]:
         """The training rows, and the held-out ones by the name of their set.
 
         Raises ConfigError.
@@ -283,8 +283,8 @@ class Objective(ABC):
 def objective_class(config: FinetuneConfig) -> type[Objective]:
     """The objective of a configuration, from the table `OBJECTIVES`."""
     module, name = OBJECTIVES[type(config.head or config.objective)].split(":")
-    found: type[Objective] = getattr(import_module(f"finetune.objectives.{module}"), name)
-    return found
+    objective: type[Objective] = getattr(import_module(f"finetune.objectives.{module}"), name)
+    return objective
 
 
 def model_inputs(batch: Tensors) -> dict[str, Any]:

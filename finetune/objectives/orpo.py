@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch.nn import functional
 
 from finetune.config.objectives import OrpoSettings
-from finetune.objectives.pair_objective import PairObjective, Replies, Worth
+from finetune.objectives.pair_objective import PairObjective, PairScores, Replies
 
 # Of a mean log-probability: at 0 the odds would be infinite.
 _HIGHEST = -1e-7
@@ -36,14 +36,14 @@ class Orpo(PairObjective):
     def of(cls, settings: OrpoSettings) -> "Orpo":
         return cls(span=settings.span, beta=settings.beta)
 
-    def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
+    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
         means = [
             (side.logps / side.tokens.clamp(min=1)).clamp(max=_HIGHEST)
             for side in (chosen, rejected)
         ]
         odds = [mean - (-mean.expm1()).log() for mean in means]
         losses = -self.beta * functional.logsigmoid(odds[0] - odds[1])
-        return Worth(
+        return PairScores(
             loss=losses,
             chosen_reward=self.beta * means[0],
             rejected_reward=self.beta * means[1],

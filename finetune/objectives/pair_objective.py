@@ -29,11 +29,11 @@ from finetune.config.objectives import SupervisedSpan
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import ByLength, Tensors, TrainingRows, collate, loader
 from finetune.data.formats import Layout
-from finetune.data.preferences import EncodedJudged, Judged, detect_preference
+from finetune.data.preferences import EncodedFeedback, FeedbackRow, detect_preference
 from finetune.data.tables import Row
 from finetune.objectives.log_probs import reply_sums, side, token_log_probs
 from finetune.objectives.objective import (
-    MEASURED_AT_ONCE,
+    EVALUATION_BATCH,
     Evaluator,
     Figures,
     ModelText,
@@ -56,7 +56,7 @@ from finetune.objectives.rows import (
     MakeRows,
     PairRows,
     RowMaker,
-    encode_judged,
+    encode_feedback,
     pair_row_sets,
     preference_rows,
     row_questions,
@@ -84,7 +84,7 @@ class Replies(NamedTuple):
     value: Tensor
 
 
-class Worth(NamedTuple):
+class PairScores(NamedTuple):
     """The results of pairs, each (pairs,). loss has a gradient, the others are figures.
 
     counts: False for a pair without labels, which fills a batch.
@@ -145,14 +145,14 @@ class PairObjective(Objective):
     def of(cls, settings: Any) -> "PairObjective":
         """The objective for a table of the configuration."""
 
-    def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
+    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
         """The results of pairs from the log-probabilities of their replies."""
         raise NotImplementedError
 
     @classmethod
     def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
         objective = cls.of(config.objective)
-        prepared = encode_judged(config, text, detect_preference)
+        prepared = encode_feedback(config, text, detect_preference)
         return objective, pair_row_sets(prepared, config, text, objective.span, preference_rows)
 
     def questions(
@@ -196,10 +196,10 @@ class PairObjective(Objective):
         def compute(hidden: Tensor) -> Tensor:
             logps = self._log_probs(hidden, model, batch)
             l1 = -(logps * batch["aux_mask"]).sum() / n_aux if self.weight else torch.zeros(())
-            worth = self.worth(hidden, logps, model, batch)
-            share = worth.counts / n_pairs
-            pair_loss = (worth.loss * share).sum()
-            figures = [(figure * share).sum() for figure in worth.figures().values()]
+            score_pairs = self.score_pairs(hidden, logps, model, batch)
+            share = score_pairs.counts / n_pairs
+            pair_loss = (score_pairs.loss * share).sum()
+            figures = [(figure * share).sum() for figure in score_pairs.figures().values()]
             l1 = l1.to(pair_loss)
             whole = pair_loss + self.weight * l1
             return torch.stack([whole, pair_loss.detach(), l1.detach(), *figures])
@@ -215,15 +215,15 @@ class PairObjective(Objective):
 
         def compute(hidden: Tensor) -> Tensor:
             logps = self._log_probs(hidden, model, batch)
-            worth = self.worth(hidden, logps, model, batch)
-            figures.update({"loss": worth.loss, **worth.figures()})
+            score_pairs = self.score_pairs(hidden, logps, model, batch)
+            figures.update({"loss": score_pairs.loss, **score_pairs.figures()})
             return hidden
 
         with in_place_of(model.get_output_embeddings(), compute):
             model(**model_inputs(batch))
         return figures
 
-    def worth(self, hidden: Tensor, logps: Tensor, model: Any, batch: Tensors) -> Worth:
+    def score_pairs(self, hidden: Tensor, logps: Tensor, model: Any, batch: Tensors) -> PairScores:
         """The results of a batch's pairs.
 
         hidden: the input of the language-model head. logps: of the labels, see `token_log_probs`.
@@ -272,9 +272,9 @@ class PairObjective(Objective):
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss in nats per pair, and the figures of the pairs."""
-        measured = {"loss": means[self.name]}
-        measured |= {name: means[name] for name in (*REWARD_FIGURES, *self.logp_figures)}
-        return measured | ({"l1": means["l1"]} if self.weight else {})
+        metrics = {"loss": means[self.name]}
+        metrics |= {name: means[name] for name in (*REWARD_FIGURES, *self.logp_figures)}
+        return metrics | ({"l1": means["l1"]} if self.weight else {})
 
 
 @dataclass(frozen=True)
@@ -283,20 +283,20 @@ class FeedbackEvaluator(Evaluator):
     model, whichever model is evaluated.
     """
 
-    def detect(self, row: Row) -> Layout[Judged]:
+    def detect(self, row: Row) -> Layout[FeedbackRow]:
         """The layout of a row. Raises BadRow."""
         return detect_preference(row)
 
-    def read_rows(self) -> tuple[list[EncodedJudged], dict[str, list[EncodedJudged]]]:
-        sets = encode_judged(self.config, self.text, self.detect)
+    def read_rows(self) -> tuple[list[EncodedFeedback], dict[str, list[EncodedFeedback]]]:
+        sets = encode_feedback(self.config, self.text, self.detect)
         return sets.train, sets.held_out
 
-    def questions(self, rows: Sequence[EncodedJudged]) -> Iterator[Question]:
+    def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[Question]:
         """The prompts of the better replies, and of the good ones."""
         liked = [row.liked for row in rows if row.liked is not None]
         return row_questions(liked, self.text.tokenizer, self.text.window)
 
-    def pair_rows(self, rows: Sequence[EncodedJudged], make: MakeRows) -> PairRows:
+    def pair_rows(self, rows: Sequence[EncodedFeedback], make: MakeRows) -> PairRows:
         """Examples as rows of one pair each."""
         maker = RowMaker("response", self.text.tokenizer.end_id, self.text.start, None)
         return make(rows, maker)
@@ -315,8 +315,8 @@ class FeedbackEvaluator(Evaluator):
             give_reference(reference, {"": rows}, pad, "float32", progress)
         device = next(model.parameters()).device
         order = ByLength(rows.lengths)
-        for number, batch in enumerate(loader(rows, order, MEASURED_AT_ONCE, pad)):
-            tell("pairs", number * MEASURED_AT_ONCE)
+        for number, batch in enumerate(loader(rows, order, EVALUATION_BATCH, pad)):
+            tell("pairs", number * EVALUATION_BATCH)
             yield {key: value.to(device) for key, value in batch.items()}
 
 
@@ -336,19 +336,19 @@ class PairEvaluator(FeedbackEvaluator):
         self.objective.extend(model, seed=0)
         self.objective.load(model, self.text.files.path)
 
-    def questions(self, rows: Sequence[EncodedJudged]) -> Iterator[Question]:
+    def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[Question]:
         return super().questions(rows) if self.objective.replies else iter(())
 
-    def measure(self, model: Any, rows: Sequence[EncodedJudged], tell: Tell) -> Figures:
+    def measure(self, model: Any, rows: Sequence[EncodedFeedback], tell: Tell) -> Figures:
         """Means over pairs; the fraction of correct ones with Wilson's interval, the margin with
         that of a normal mean.
         """
         made = self.pair_rows(rows, preference_rows)
-        found: dict[str, list[Tensor]] = {}
+        collected: dict[str, list[Tensor]] = {}
         for batch in self.batches(model, made, self.objective.needs_reference, tell):
             for name, values in self.objective.pair_figures(model, batch).items():
-                found.setdefault(name, []).append(values.cpu().double())
-        figures = {name: torch.cat(values) for name, values in found.items()}
+                collected.setdefault(name, []).append(values.cpu().double())
+        figures = {name: torch.cat(values) for name, values in collected.items()}
         margins, count = figures["margin"], len(rows)
         middle = float(margins.mean())
         half = 1.96 * float(margins.std()) / math.sqrt(count) if count > 1 else math.inf

@@ -80,7 +80,7 @@ def log_probs_of(
     model.eval()
     head = model.get_output_embeddings()
     order = list(ByLength(rows.lengths))
-    found: dict[int, Tensor] = {}
+    by_index: dict[int, Tensor] = {}
     device = next(model.parameters()).device
     cast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
     for batch in loader(rows, ByLength(rows.lengths), _BATCH, collate):
@@ -92,10 +92,10 @@ def log_probs_of(
         with cast, _adapter_off(model), in_place_of(head, compute):
             logps = model(**model_inputs(here)).logits.cpu()
         for number in range(len(logps) // 2):
-            index = order[len(found)]
-            found[index] = logps[2 * number : 2 * number + 2, : rows.lengths[index]].clone()
-        tell(len(found))
-    return [found[index] for index in range(len(rows))]
+            index = order[len(by_index)]
+            by_index[index] = logps[2 * number : 2 * number + 2, : rows.lengths[index]].clone()
+        tell(len(by_index))
+    return [by_index[index] for index in range(len(rows))]
 
 
 def _adapter_off(model: Any) -> AbstractContextManager[Any]:

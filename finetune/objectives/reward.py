@@ -26,7 +26,7 @@ from finetune.config.objectives import RewardSettings
 from finetune.data.batches import Tensors
 from finetune.objectives.heads import MODULE, add_head, load_head_weights, save_head
 from finetune.objectives.log_probs import reply_sums, side
-from finetune.objectives.pair_objective import PairObjective, Worth, replies_of
+from finetune.objectives.pair_objective import PairObjective, PairScores, replies_of
 
 REWARD_SPEC = HeadSpec(REWARD, (), "")
 
@@ -56,7 +56,7 @@ class Reward(PairObjective):
     def load(self, model: Any, folder: Path) -> None:
         load_head_weights(model, folder)
 
-    def worth(self, hidden: Tensor, logps: Tensor, model: Any, batch: Tensors) -> Worth:
+    def score_pairs(self, hidden: Tensor, logps: Tensor, model: Any, batch: Tensors) -> PairScores:
         scores = model.task_head(hidden.float())[..., 0].float() * _last_tokens(batch)
         chosen, rejected = (
             reply_sums(values, side(batch, number))
@@ -65,7 +65,7 @@ class Reward(PairObjective):
         replies = replies_of(logps[0::2], side(batch, 0))
         losses = -functional.logsigmoid(chosen - rejected - replies.value)
         losses = losses + self.centring * (chosen + rejected) ** 2
-        return Worth(losses, chosen, rejected, replies.tokens > 0)
+        return PairScores(losses, chosen, rejected, replies.tokens > 0)
 
     def _log_probs(self, hidden: Tensor, model: Any, batch: Tensors) -> Tensor:
         return torch.zeros(batch["input_ids"].shape, device=hidden.device)

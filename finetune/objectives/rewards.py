@@ -241,8 +241,8 @@ class Rewards:
 
 
 def _numbers_match(reference: str, text: str) -> bool:
-    wanted, found = _last_number(reference), _last_number(text)
-    return wanted is not None and wanted == found
+    expected, actual = _last_number(reference), _last_number(text)
+    return expected is not None and expected == actual
 
 
 def _last_number(text: str) -> float | None:

@@ -21,7 +21,7 @@ from finetune.data.batches import Tensors, collate
 from finetune.data.encoding import Encoded, Span, last_response
 from finetune.data.formats import Layout
 from finetune.data.packing import Rows, aux_labels, pack, response_labels
-from finetune.data.preferences import FIELDS, EncodedJudged, EncodedPair, Judged, PairEncoder
+from finetune.data.preferences import FIELDS, EncodedFeedback, EncodedPair, FeedbackRow, PairEncoder
 from finetune.data.preparation import ExampleSets, RowKind, encode_chats, encode_rows, length_of
 from finetune.data.tables import Row
 from finetune.objectives.objective import ModelText, Question, RowSets
@@ -50,8 +50,8 @@ def read_chat_rows(config: FinetuneConfig, text: ModelText, span: AuxSpan) -> Ro
     return RowSets(
         train=train,
         held_out={
-            name: Rows(with_start(kept, text.start), span)
-            for name, kept in prepared.held_out.items()
+            name: Rows(with_start(examples, text.start), span)
+            for name, examples in prepared.held_out.items()
         },
         collate=partial(collate, pad_id=text.tokenizer.end_id),
         examples=len(examples),
@@ -140,9 +140,9 @@ class PairRows(Dataset[Tensors]):
         return row
 
 
-def encode_judged(
-    config: FinetuneConfig, text: ModelText, detect: Callable[[Row], Layout[Judged]]
-) -> ExampleSets[EncodedJudged]:
+def encode_feedback(
+    config: FinetuneConfig, text: ModelText, detect: Callable[[Row], Layout[FeedbackRow]]
+) -> ExampleSets[EncodedFeedback]:
     """The feedback rows of a configuration as tokens. Raises ConfigError."""
     data = config.data
     length = length_of(data, text.window)
@@ -165,12 +165,12 @@ class RowMaker:
         return PairRows(first, second, values, self.span, self.pad_id, self.packed)
 
 
-MakeRows = Callable[[Sequence[EncodedJudged], RowMaker], PairRows]
+MakeRows = Callable[[Sequence[EncodedFeedback], RowMaker], PairRows]
 """Makes rows of examples."""
 
 
 def pair_row_sets(
-    prepared: ExampleSets[EncodedJudged],
+    prepared: ExampleSets[EncodedFeedback],
     config: FinetuneConfig,
     text: ModelText,
     span: SupervisedSpan,
@@ -183,11 +183,11 @@ def pair_row_sets(
     pad_id = text.tokenizer.end_id
     packed = (config.data.max_length or PACKED_LENGTH, config.seed) if config.data.packing else None
     train = make(prepared.train, RowMaker(span, pad_id, text.start, packed))
-    measured = RowMaker(span, pad_id, text.start, None)
+    unpacked = RowMaker(span, pad_id, text.start, None)
     replies = [*train.first.examples, *train.second.examples]
     return RowSets(
         train=train,
-        held_out={name: make(rows, measured) for name, rows in prepared.held_out.items()},
+        held_out={name: make(rows, unpacked) for name, rows in prepared.held_out.items()},
         collate=partial(collate, pad_id=pad_id),
         examples=len(train.first.examples),
         dropped=prepared.report.dropped,
@@ -198,9 +198,9 @@ def pair_row_sets(
     )
 
 
-def preference_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRows:
+def preference_rows(rows: Sequence[EncodedFeedback], maker: RowMaker) -> PairRows:
     """Rows of preferences: chosen, rejected, and the margin."""
-    pairs = cast(Sequence[EncodedPair], judged)
+    pairs = cast(Sequence[EncodedPair], rows)
     return maker.rows(
         [pair.chosen for pair in pairs],
         [pair.rejected for pair in pairs],

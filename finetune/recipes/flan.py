@@ -65,8 +65,8 @@ def prompts(path: Path) -> Iterator[dict[str, str]]:
             if isinstance(row, BadRow):
                 raise row
             if str(row.fields.get("completion", "x")).strip():
-                kept = {name: text_field(row, name) for name in FIELDS}
-                yield {**kept, "cluster": cluster_of(kept["template"])}
+                texts = {name: text_field(row, name) for name in FIELDS}
+                yield {**texts, "cluster": cluster_of(texts["template"])}
 
 
 def questions(path: Path) -> Iterator[dict[str, str]]:

@@ -26,10 +26,10 @@ TASK = "3D-"
 def problems(train: int, test: int, seed: int) -> dict[str, list[Example]]:
     """Different problems for training and for the test."""
     tested = generate(TASK, test, 0)
-    asked = {problem.input for problem in tested}
+    tested_inputs = {problem.input for problem in tested}
     drawn = generate(TASK, train + test, seed + 1)
     return {
-        "train": [problem for problem in drawn if problem.input not in asked][:train],
+        "train": [problem for problem in drawn if problem.input not in tested_inputs][:train],
         "test": tested,
     }
 

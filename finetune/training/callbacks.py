@@ -43,9 +43,11 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         sample_every: int = 0,
     ) -> None:
         self.console, self.log, self.trainer = console, log, trainer
-        measured = () if any(curve.startswith("eval_") for curve in curves) else ("eval_loss",)
-        self.figures = {**figures, **dict.fromkeys(measured, HELD_OUT_FIGURE)}
-        self.curves = (*curves, *measured)
+        default_curves = (
+            () if any(curve.startswith("eval_") for curve in curves) else ("eval_loss",)
+        )
+        self.figures = {**figures, **dict.fromkeys(default_curves, HELD_OUT_FIGURE)}
+        self.curves = (*curves, *default_curves)
         self.sample, self.sample_every = sample, sample_every
         self.view = View(title)
         self.live: Live | None = None

@@ -73,9 +73,9 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
         finally:
             self.args.output_dir = str(final)
         if is_main:
-            kept = f"checkpoint-{self.state.best_global_step}"
+            best = f"checkpoint-{self.state.best_global_step}"
             for old in sorted(final.glob("checkpoint-*"), key=_step)[: -self.args.save_total_limit]:
-                if old.name != kept:
+                if old.name != best:
                     shutil.rmtree(old)
         self.accelerator.wait_for_everyone()
 

@@ -107,7 +107,9 @@ def without_places(config: FinetuneConfig) -> dict[str, Any]:
     """A configuration without where its model and files are, which digests identify."""
     plain = config.model_dump(mode="json", exclude={"model"})
     sources = plain["data"]["train"], plain["data"]["held_out"]
-    for source in (source for listed in sources if isinstance(listed, list) for source in listed):
+    for source in (
+        source for entries in sources if isinstance(entries, list) for source in entries
+    ):
         del source["path"], source["template"]
     return plain
 

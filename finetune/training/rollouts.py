@@ -102,13 +102,13 @@ def _merged(model: Any) -> Iterator[None]:
     because subtracting an update would round.
     """
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    kept = [layer.get_base_layer().weight.data for layer in layers]
+    originals = [layer.get_base_layer().weight.data for layer in layers]
     try:
         for layer in layers:
             layer.merge(safe_merge=True)  # makes a new tensor
         yield
     finally:
-        for layer, weight in zip(layers, kept, strict=True):
+        for layer, weight in zip(layers, originals, strict=True):
             layer.get_base_layer().weight.data = weight
             layer.merged_adapters.clear()
 

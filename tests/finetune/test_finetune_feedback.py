@@ -25,7 +25,7 @@ from finetune.config.sections import ConfigError, FinetuneConfig, load_config
 from finetune.data.encoding import ChatEncoder
 from finetune.evaluation import evaluate
 from finetune.feedback import choose, write_configuration, write_lesson
-from finetune.measuring.results import Measured
+from finetune.measuring.results import SetResult
 from finetune.objectives.reference import REFERENCE_FILE
 from finetune.run import resume, train
 
@@ -89,7 +89,7 @@ def test_verdicts_measure_a_run_that_learnt_from_them_and_no_other(tmp_path: Pat
         output = {"output": str(tmp_path / kind)}
         runs[kind] = str(train(settings.model_copy(update=output), QUIET, "cpu"))
 
-    def measure(run: str) -> Measured:
+    def measure(run: str) -> SetResult:
         found = evaluate(run, run, str(verdicts), 2, 8, lambda *_: None, "cpu")
         return found.sets["verdicts.jsonl"]
 

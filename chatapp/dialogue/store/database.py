@@ -250,10 +250,10 @@ class Database:
         self, make: Callable[[sqlite3.Row], _Value], table: str, statement: str, *values: Any
     ) -> _Value:
         """The same as a value. make: see `read`."""
-        found = self.read(make, statement, *values)
-        if not found:
+        result_rows = self.read(make, statement, *values)
+        if not result_rows:
             raise Gone(f"there is no {_NOUNS[table]} {values[-1]}")
-        return found[0]
+        return result_rows[0]
 
     def insert(self, table: str, **columns: Any) -> int:
         """Add a row; returns its id."""

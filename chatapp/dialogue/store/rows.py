@@ -73,8 +73,8 @@ class StoredChat:
     def of(cls, row: sqlite3.Row) -> "StoredChat":
         """A row of `chats`, whose chosen parameters, documents and tools are JSON."""
         flags = {name: bool(row[name]) for name in ("archived", "markdown")}
-        asked = json.loads(row["documents"] or "null")
-        documents = None if asked is None else DocumentSet.from_dict(asked)
+        stored = json.loads(row["documents"] or "null")
+        documents = None if stored is None else DocumentSet.from_dict(stored)
         chosen = json.loads(row["chosen"])
         lists = {name: tuple(json.loads(row[name])) for name in ("tools", "allowed_tools")}
         return cls(**{**row, **flags, **lists, "chosen": chosen, "documents": documents})

@@ -91,7 +91,7 @@ class ChatWriter(Writer):
     def _segments(self, system: str | None, exchanges: Sequence[Exchange]) -> list[Segment]:
         messages = [] if system is None else [Message("system", system.strip())]
         for exchange in exchanges:
-            messages.append(Message("user", exchange.asked.strip()))
+            messages.append(Message("user", exchange.full_message.strip()))
             messages += exchange.replied()
         newest = exchanges[-1]
         if not newest.thoughts or newest.calls:

@@ -86,23 +86,23 @@ INSIST = "!"
 
 
 def choose_template(
-    model: LanguageModel, requested: str, asked: str = "", thinking: bool | None = None
+    model: LanguageModel, requested: str, template_of_chat: str = "", thinking: bool | None = None
 ) -> Template:
     """Choose the template for a chat with `model`.
 
     requested: a template's name, perhaps with INSIST, or "" for the model's own, or `plain` when it
-    has none. A model whose server renders chats accepts any other, as text. asked: the chat's
-    template, used when the model has none of its own. thinking: whether the model thinks before it
-    replies, if the template has a switch for that; None leaves the switch to the template. Raises
-    ValueError with one sentence when there is no such template, when the model was trained with
-    another one, or when its template is damaged.
+    has none. A model whose server renders chats accepts any other, as text.
+    template_of_chat: used when the model has no template of its own. thinking: whether the model
+    thinks before it replies, if the template has a switch for that; None leaves the switch to the
+    template. Raises ValueError with one sentence when there is no such template, when the model was
+    trained with another one, or when its template is damaged.
     """
     if model.takes_messages:
         name = requested.removesuffix(INSIST)
         return SERVED if name in ("", SERVED.name) else named(name)
     own = _own(model)
-    if asked in TEMPLATES and own is None:
-        return TEMPLATES[asked]
+    if template_of_chat in TEMPLATES and own is None:
+        return TEMPLATES[template_of_chat]
     template = _choice(model.name, own, requested)
     if thinking is not None and isinstance(template, ChatTemplate) and template.switch:
         return replace(template, thinking=thinking)
@@ -125,7 +125,7 @@ def mismatch(model: LanguageModel, template: Template) -> str:
     if own is None or own.fingerprint == template.fingerprint:
         return ""
     return (
-        f"the model {model.name} was trained with {_told(own, template)}; in "
+        f"the model {model.name} was trained with {_describe_own(own, template)}; in "
         f"{template.name!r} it sees a format that it was not trained on, so its replies may be poor"
     )
 
@@ -144,13 +144,13 @@ def _choice(model: str, own: Template | None, requested: str) -> Template:
     template = named(name)
     if own and own.fingerprint != template.fingerprint and not requested.endswith(INSIST):
         raise ValueError(
-            f"the model {model} was trained with {_told(own, template)} and does not "
+            f"the model {model} was trained with {_describe_own(own, template)} and does not "
             f"understand the template {template.name!r}; {template.name}{INSIST} forces it"
         )
     return template
 
 
-def _told(own: Template, other: Template) -> str:
+def _describe_own(own: Template, other: Template) -> str:
     """A model's own template in words, next to another one."""
     return f"{'another ' if own.name == other.name else 'the '}template {own.name!r}"
 
@@ -184,9 +184,9 @@ def own_template(files: ModelFiles, special: Collection[str]) -> Template | None
     brought = load_chat_template(files.tokenizer, special)
     trained = saved_fingerprint(folder)
     if trained and (brought is None or brought.fingerprint != trained):
-        found = f"{brought.origin} has a different one now" if brought else "there is none now"
+        current = f"{brought.origin} has a different one now" if brought else "there is none now"
         raise TemplateError(
-            f"{folder}: the model was trained with its tokenizer's chat template, but {found}; "
+            f"{folder}: the model was trained with its tokenizer's chat template, but {current}; "
             "restore the template that it was trained with"
         )
     return brought

@@ -98,8 +98,8 @@ class FewShotWriter(Writer):
             prompt = replace(prompt, instruction=system.strip())
         layout = self._layout(prompt)
         begun = self._replied(newest, self.render_reply(newest.reply or ""))
-        asked = newest.asked
-        bare = layout.render([], asked)
+        full_message = newest.full_message
+        bare = layout.render([], full_message)
         alone = self._count(bare)
         room = window - alone - self._count(begun)
         self._check_room(bare, room, begun=bool(begun))
@@ -110,18 +110,20 @@ class FewShotWriter(Writer):
             for place, exchange in enumerate(history)
             if exchange.reply and self.goes_on
         ]
-        costs = [self._count(layout.render([], asked, [turn])) - alone for _, turn in answered]
+        costs = [
+            self._count(layout.render([], full_message, [turn])) - alone for _, turn in answered
+        ]
         # The chat so far may take up to half of the demonstrations' room.
         for_turns = min(max(0, room - reserve) // 2, sum(costs))
         limit = window - reserve - self._count(begun) - for_turns
         chosen = self._choose(newest.user)
-        fitted = self._fit(layout, list(chosen), asked, limit)
-        shown = self._count([*layout.render(fitted.kept, asked), *begun])
+        fitted = self._fit(layout, list(chosen), full_message, limit)
+        shown = self._count([*layout.render(fitted.kept, full_message), *begun])
         turns = messages.fit(
             window=window, instructions=0, history=costs, newest=shown, reserve=reserve
         )
-        kept = [turn for _, turn in answered[turns.dropped :]]
-        rendered = set_apart(layout.render(fitted.kept, asked, kept), newest.passages)
+        kept_turns = [turn for _, turn in answered[turns.dropped :]]
+        rendered = set_apart(layout.render(fitted.kept, full_message, kept_turns), newest.passages)
         segments = (*without_start(rendered, self._model), *begun)
         shots = [chosen[index] for index in fitted.kept]
         question = Question(item_of(newest.user), list(segments), shots, [], newest.passages)
@@ -132,8 +134,10 @@ class FewShotWriter(Writer):
             shots=self._shots(shots),
             dropped_shots=self._shots(chosen[index] for index in fitted.dropped),
             choose=partial(self._label, prompt, question) if prompt.labels and not begun else None,
-            messages=() if begun else self._sent(layout, fitted.kept, asked, kept),
-            opening=tuple(TurnsLayout(prompt, self._template).messages(fitted.kept, asked)[:-1]),
+            messages=() if begun else self._sent(layout, fitted.kept, full_message, kept_turns),
+            opening=tuple(
+                TurnsLayout(prompt, self._template).messages(fitted.kept, full_message)[:-1]
+            ),
         )
 
     def _length_alone(self, system: str | None, message: str, max_tokens: int) -> int:
@@ -153,11 +157,11 @@ class FewShotWriter(Writer):
         return layout_of(prompt, self._template)
 
     def _sent(
-        self, layout: Layout, kept: Sequence[int], query: str, turns: Sequence[Example]
+        self, layout: Layout, ranked: Sequence[int], query: str, turns: Sequence[Example]
     ) -> tuple[Message, ...]:
         """The messages for a server that renders turns itself; none for other models."""
         if isinstance(layout, TurnsLayout) and self._model.takes_messages:
-            return tuple(layout.messages(kept, query, turns))
+            return tuple(layout.messages(ranked, query, turns))
         return ()
 
     def _label(self, prompt: PromptFile, question: Question) -> Label | None:

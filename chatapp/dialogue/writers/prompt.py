@@ -63,7 +63,7 @@ class Exchange:
     calls: tuple[Call, ...] = ()
 
     @property
-    def asked(self) -> str:
+    def full_message(self) -> str:
         """The message with its passages."""
         return "".join(self.passages) + self.user
 
@@ -79,8 +79,8 @@ class Exchange:
         start = 0
         for call in self.calls:
             if not call.inside:
-                said = (self.reply or "")[start : call.at].strip()
-                messages.append(Message("assistant", said, call=call))
+                text_before = (self.reply or "")[start : call.at].strip()
+                messages.append(Message("assistant", text_before, call=call))
                 messages.append(Message("tool", call.result, call=call))
                 start = call.at
         if self.rest:

@@ -30,7 +30,7 @@ class PromptWriter(Writer):
         *history, newest = exchanges
         instructions = self.render_instruction(system)
         turns = [self._closed(exchange) for exchange in history]
-        last = self._template.render_user(newest.asked, after=END_OF_TEXT)
+        last = self._template.render_user(newest.full_message, after=END_OF_TEXT)
         last = set_apart(last, newest.passages)
         # The first remaining turn follows the instructions, not a reply.
         first = self._template.render_user("", after=next(iter(instructions), None))[0]
@@ -44,8 +44,8 @@ class PromptWriter(Writer):
             reserve=min(max_tokens, window // 4),
         )
         self._check_room(last, budget.room, begun=bool(newest.reply))
-        _, *kept = (part for turn in [*turns[budget.dropped :], last] for part in turn)
-        segments = (*instructions, first, *kept)
+        _, *rest = (part for turn in [*turns[budget.dropped :], last] for part in turn)
+        segments = (*instructions, first, *rest)
         return Prompt(segments, self._tokens(segments), budget.dropped)
 
     def render_instruction(self, system: str | None) -> list[Segment]:
@@ -109,7 +109,7 @@ def _messages(exchanges: Sequence[Exchange]) -> list[Message]:
     messages: list[Message] = []
     unanswered: list[str] = []
     for exchange in exchanges:
-        unanswered.append(exchange.asked.strip())
+        unanswered.append(exchange.full_message.strip())
         if replied := exchange.replied():
             messages.append(Message("user", "\n\n".join(unanswered)))
             messages += [replace(message, text=message.text.strip()) for message in replied]

@@ -253,9 +253,11 @@ class HeadModel:
         if self.spec.scale or self.spec.task == REWARD:
             mean, deviation = self.spec.scale or (0.0, 1.0)
             return (logits[0] * deviation + mean).tolist()
-        kept = sizes if self.spec.task == "multiple-choice" else [self.spec.outputs] * len(inputs)
+        lengths = (
+            sizes if self.spec.task == "multiple-choice" else [self.spec.outputs] * len(inputs)
+        )
         rows = logits[0].softmax(1).tolist()
-        return [row[:size] for row, size in zip(rows, kept, strict=True)]
+        return [row[:size] for row, size in zip(rows, lengths, strict=True)]
 
 
 def _read_layer(path: Path, outputs: int) -> Any:

@@ -55,12 +55,12 @@ def keeps_cache(network: Any) -> bool:
     return network.config.model_type not in OTHER_CACHES and accepts(network, cache_name())
 
 
-def cache_arguments(kept: Any) -> dict[str, Any]:
+def cache_arguments(cache: Any) -> dict[str, Any]:
     """The arguments with which a model continues a cache and returns it.
 
-    kept: from `cache_of`; None to begin one. Raises ModelError.
+    cache: from `cache_of`; None to begin one. Raises ModelError.
     """
-    return {cache_name(): kept, "use_cache": True}
+    return {cache_name(): cache, "use_cache": True}
 
 
 def cache_of(output: Any, network: Any) -> Any:
@@ -68,22 +68,22 @@ def cache_of(output: Any, network: Any) -> Any:
 
     Raises ModelError when there is none.
     """
-    kept = output.get(cache_name())
-    if kept is None:
+    cache = output.get(cache_name())
+    if cache is None:
         raise ModelError(
             f"{type(network).__name__}: transformers {_version()} returned no "
             f"{cache_name()}, so every reply would process its whole prompt again"
         )
-    return kept
+    return cache
 
 
-def cut_back(kept: Any, surplus: int) -> bool:
+def cut_back(cache: Any, surplus: int) -> bool:
     """Drop the last tokens of a cache; return whether that worked. After False it is useless.
 
     surplus: how many tokens, at least 1.
     """
     try:
-        kept.crop(-surplus)
+        cache.crop(-surplus)
     except RuntimeError:  # recurrent states and filled sliding windows cannot be cut back
         return False
     return True

@@ -188,14 +188,14 @@ class TransformersModel(NetworkModel):
         """Log-probabilities of one row; what it shares with the last one is in the cache."""
         tokens = [*self.start, *row[:-1]]
         reused = self._rewind(tokens[: len(self.start) + first])
-        kept = len(row) - first
+        size = len(row) - first
         output = self.network(
             input_ids=self._on_device([tokens[reused:]]),
             **cache_arguments(self._past),
-            **({"logits_to_keep": kept} if self._can_keep_few else {}),
+            **({"logits_to_keep": size} if self._can_keep_few else {}),
         )
         self._past, self._past_ids = cache_of(output, self.network), tokens
-        logits = self._real(output.logits[0, -kept:])
+        logits = self._real(output.logits[0, -size:])
         values = logits.log_softmax(1).gather(1, torch.tensor(row[first:])[:, None])
         return [float(value) for value in values]
 
@@ -208,14 +208,14 @@ class TransformersModel(NetworkModel):
             ]
         # The last token is only predicted, never read.
         read = [torch.tensor([*self.start, *row[:-1]]) for row in rows]
-        kept = max(map(len, read)) - (len(self.start) + min(firsts) - 1)
+        size = max(map(len, read)) - (len(self.start) + min(firsts) - 1)
         logits = self.network(
             input_ids=pad_sequence(read, batch_first=True).to(self.device),
             attention_mask=pad_sequence(
                 [torch.ones_like(row) for row in read], batch_first=True
             ).to(self.device),
-            **({"logits_to_keep": kept} if self._can_keep_few else {}),
-        ).logits[:, -kept:]
+            **({"logits_to_keep": size} if self._can_keep_few else {}),
+        ).logits[:, -size:]
         scores = []
         for row_logits, row, first in zip(logits, rows, firsts, strict=True):
             start = first - min(firsts)
@@ -238,11 +238,11 @@ class TransformersModel(NetworkModel):
 
     def _rewind(self, tokens: list[int]) -> int:
         """Cut the cache back to what `tokens` can reuse; return the number of reused tokens."""
-        kept = min(common_prefix(self._past_ids, tokens), len(tokens) - 1)
-        surplus = len(self._past_ids) - kept
+        size = min(common_prefix(self._past_ids, tokens), len(tokens) - 1)
+        surplus = len(self._past_ids) - size
         if surplus:
             if cut_back(self._past, surplus):
-                del self._past_ids[kept:]
+                del self._past_ids[size:]
             else:
                 self.forget()
         return len(self._past_ids)

@@ -93,9 +93,9 @@ class KeyValueCache:
 
         The last token of `ids` is never reused, because its logits are needed.
         """
-        kept = min(common_prefix(self.ids, ids), len(ids) - 1)
-        del self.ids[kept:]
-        return kept
+        reused = min(common_prefix(self.ids, ids), len(ids) - 1)
+        del self.ids[reused:]
+        return reused
 
     def keep(self, slots: Sequence[int]) -> None:
         """Keep only the tokens in `slots`, which become the first ones, in this order.

@@ -77,10 +77,10 @@ def parse_part(name: str, architecture: Architecture) -> Part:
 
 def parse_parts(names: str, architecture: Architecture) -> tuple[Part, ...]:
     """The parts that names stand for, which spaces or commas separate. Raises InterventionError."""
-    found = [parse_part(name, architecture) for name in re.split(r"[\s,]+", names) if name]
-    if not found:
+    parts = [parse_part(name, architecture) for name in re.split(r"[\s,]+", names) if name]
+    if not parts:
         raise InterventionError(f"no part of the model is named; {_FORMS}")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ class Interventions:
             ("without", (change.name for change in self.changes if not change.is_added)),
             ("with", (change.name for change in self.changes if change.is_added)),
         )
-        listed = ((word, " ".join(dict.fromkeys(names))) for word, names in groups)
-        return ", ".join(f"{word} {names}" for word, names in listed if names)
+        phrases = ((word, " ".join(dict.fromkeys(names))) for word, names in groups)
+        return ", ".join(f"{word} {names}" for word, names in phrases if names)
 
     @property
     def off(self) -> "Interventions":

@@ -117,8 +117,8 @@ def _biases(a: Architecture) -> str:
         "attention's output": a.has_projection_bias,
         "MLP": a.has_mlp_bias,
     }
-    found = [place for place, has in places.items() if has]
-    return "; ".join(found) if found else "none"
+    present = [place for place, has in places.items() if has]
+    return "; ".join(present) if present else "none"
 
 
 def _output(a: Architecture) -> str:

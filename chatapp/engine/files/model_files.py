@@ -189,8 +189,8 @@ class ModelFiles:
         if self.base is not None:
             digest.update(self.base.digest().encode())
         patterns = (self.config_file.name, "*.safetensors", "*.safetensors.index.json", *COMPANIONS)
-        found = {file for pattern in patterns for file in self.path.glob(pattern)}
-        for file in [self.path] if self.is_gguf else sorted(found):
+        matches = {file for pattern in patterns for file in self.path.glob(pattern)}
+        for file in [self.path] if self.is_gguf else sorted(matches):
             if file.is_file():
                 digest.update(file.name.encode("utf-8", "surrogateescape") + b"\0")
                 with file.open("rb") as content:

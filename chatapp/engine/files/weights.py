@@ -54,7 +54,7 @@ def read_weights(
     if tensors is None:
         stored = stored_tensors(files, known, four_bits=four_bits)
     else:
-        stored = _given(files, tensors)
+        stored = _readers_of(files, tensors)
     for header, read in stored:
         if is_buffer(header.name):
             continue
@@ -88,7 +88,7 @@ def _missing(files: ModelFiles, name: str) -> ModelError:
     return ModelError(f"{where}: tensor {name!r} is missing")
 
 
-def _given(
+def _readers_of(
     files: ModelFiles, tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[TensorHeader, Callable[[], Tensor]]]:
     """Tensors in the form of `stored_tensors`."""

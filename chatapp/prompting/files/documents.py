@@ -74,8 +74,8 @@ def set_apart(segments: Sequence[Segment], passages: Sequence[str]) -> list[Segm
     users = [place for place, segment in enumerate(own) if segment.kind == "user"]
     if not users or not passages:
         return own
-    before, found, question = own[users[-1]].text.partition("".join(passages))
-    if found:
+    before, match, question = own[users[-1]].text.partition("".join(passages))
+    if match:
         opening = [Segment("marker", before)] if before else []
         parts = [Segment("document", passage) for passage in passages]
         own[users[-1] : users[-1] + 1] = [*opening, *parts, Segment("user", question)]

@@ -46,7 +46,7 @@ class TurnsLayout:
         for example in (*shots, *turns):
             chat.append(Message("user", self.asked(example)))
             chat.append(Message("assistant", example.output.strip()))
-        return [*chat, Message("user", self.asked(query))]
+        return [*chat, Message("user", self.render_query(query))]
 
     def render(
         self, ranked: Sequence[int], query: Query, turns: Sequence[Example] = ()

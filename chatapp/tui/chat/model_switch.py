@@ -120,7 +120,7 @@ class ModelSwitch:
             self._conversation.find_models()
         return self._names
 
-    def found(self, models: "Sequence[ListedModel]") -> None:
+    def set_known(self, models: "Sequence[ListedModel]") -> None:
         """Store the list of known models."""
         self._names = [model.name for model in models]
         self._widgets.prompt.suggest_again()

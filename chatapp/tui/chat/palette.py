@@ -51,10 +51,10 @@ class Actions(Provider):
                 yield Hit(score, matcher.highlight(entry.text), entry.run, entry.text)
 
     def _entries(self) -> Iterator[Entry]:
-        listed = set()
+        seen = set()
         for entry in (*self._of_keys(), *self._of_commands(), *self._of_themes()):
-            if entry.text not in listed:
-                listed.add(entry.text)
+            if entry.text not in seen:
+                seen.add(entry.text)
                 yield entry
 
     def _of_keys(self) -> Iterator[Entry]:

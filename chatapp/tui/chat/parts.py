@@ -83,17 +83,17 @@ class Sidebar(Vertical):
         chats = self.query_one(FoundChats)
         problem = ""
         try:
-            found = await chats.find(self._store, query)
+            count = await chats.find(self._store, query)
         except StoreError as error:
             problem = str(error)
         else:
             ids = [option.id for option in chats.options]
             if query.strip():
-                chats.highlighted = 0 if found else None
+                chats.highlighted = 0 if count else None
             else:
                 is_listed = str(self._chat_id) in ids
                 chats.highlighted = ids.index(str(self._chat_id)) if is_listed else None
-            if not found:
+            if not count:
                 problem = "No chat has these words." if query.strip() else "No chats yet."
         nothing = self.query_one("#no-chats", Static)
         nothing.update(printable(problem))

@@ -147,10 +147,10 @@ class ChatScreen(MessageActions):
 
     @on(events.ModelsFound)
     def _models_found(self, event: events.ModelsFound) -> None:
-        self.controls.models.found(event.models)
+        self.controls.models.set_known(event.models)
 
     @on(events.Measured)
-    def _measured(self, event: events.Measured) -> None:
+    def _show_usage(self, event: events.Measured) -> None:
         if event.session is self.conversation.session and self.conversation.turn is None:
             status = self.widgets.status
             status.used, status.limit, status.dropped = event.usage

@@ -299,7 +299,7 @@ async def _list_tools(chat: ChatControls, registry: "Registry", cancel: threadin
     if registry.servers:
         chat.widgets.inform(f"Asking {', '.join(registry.servers)} for tools …")
     # On a thread, because servers may take long.
-    there_are, problems = await asyncio.to_thread(registry.listed, cancel)
+    there_are, problems = await asyncio.to_thread(registry.list_names, cancel)
     if _was_left(chat, registry):
         return
     on = chat.conversation.chat.tools

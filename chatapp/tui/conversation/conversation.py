@@ -25,7 +25,7 @@ from chatapp.tui import events
 from chatapp.tui.conversation.loading import LoadRequest
 from chatapp.tui.conversation.turn import NumberedEvent, Reply, Turn
 from chatapp.tui.platform.runtime import in_words
-from chatapp.tui.widgets.approval import asked_on
+from chatapp.tui.widgets.approval import ask_on_screen
 
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
@@ -61,7 +61,7 @@ class Conversation:
         self.precision = settings.precision
         self.device = settings.device
         self.chat = Chat(store, choices=settings.choices({}))
-        self.chat.ask = partial(asked_on, listener)
+        self.chat.ask = partial(ask_on_screen, listener)
         self.model: LanguageModel | None = None
         self.session: Session | None = None
         """The chat with the model; None until the model is loaded."""

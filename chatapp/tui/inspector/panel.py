@@ -241,7 +241,7 @@ class Inspector(Vertical, can_focus=True):
     # Computing
 
     @on(Compute)
-    def _compute_asked(self, event: Compute) -> None:
+    def _handle_compute(self, event: Compute) -> None:
         event.stop()
         self._compute(event)
 

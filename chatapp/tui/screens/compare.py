@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from chatapp.engine.events import Finished
     from chatapp.prompting.messages import Call
 
-_KEPT: "dict[Verdict, str]" = {
+_STORED_VERDICTS: "dict[Verdict, str]" = {
     "left": "Saved: the left reply is better.",
     "right": "Saved: the right reply is better.",
     "equal": "Saved: both are equally good.",
@@ -335,10 +335,10 @@ class CompareScreen(LeftOnce[Compared]):
     def _show_difference(self) -> None:
         """Mark the differences between the replies."""
         left, right = (side.body for side in self._sides)
-        found = difference(left.text, right.text)
-        left.mark(found.left)
-        right.mark(found.right)
-        self.query_one("#difference", Static).update(found.words)
+        changes = difference(left.text, right.text)
+        left.mark(changes.left)
+        right.mark(changes.right)
+        self.query_one("#difference", Static).update(changes.words)
 
     # Choosing and leaving
 
@@ -359,7 +359,7 @@ class CompareScreen(LeftOnce[Compared]):
         except StoreError as error:
             self._show_problem(str(error))
         else:
-            self.notify(f"{_KEPT[choice]} k on the reply ranks them anew.", markup=False)
+            self.notify(f"{_STORED_VERDICTS[choice]} k on the reply ranks them anew.", markup=False)
             self.dismiss(Compared(left.chat_id))
 
     def action_stop(self) -> None:

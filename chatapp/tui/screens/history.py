@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store.rows import ChatSummary, Hit
 
 _MOST = 200
-_FOUND = re.compile("\x02([^\x03]*)\x03")
+_MATCH = re.compile("\x02([^\x03]*)\x03")
 _HINT = "Enter opens · ↓ to rename, archive, delete · Ctrl+T archived · Esc closes"
 _IN_LIST = "n renames · a archives · d deletes · u undoes · / searches · Esc closes"
 _RENAMING = "Enter renames · Esc cancels"
@@ -47,7 +47,7 @@ def ago(then: float, now: float) -> str:
 
 def highlighted_words(snippet: str) -> Content:
     """A snippet of the store, with the matches highlighted."""
-    pieces = _FOUND.split(" ".join(snippet.split()))
+    pieces = _MATCH.split(" ".join(snippet.split()))
     return Content.assemble(
         *(
             (printable(piece), "bold $text-accent" if index % 2 else "")
@@ -189,13 +189,13 @@ class HistoryScreen(Dialog[ChatChoice | None]):
     @work(exclusive=True)
     async def _find(self, query: str, index: int = 0) -> None:
         try:
-            found = await self._list.find(self._store, query, self._archive)
+            count = await self._list.find(self._store, query, self._archive)
         except StoreError as error:
             self._show_nothing(str(error))
             return
-        self._list.highlighted = min(index, found - 1) if found else None
+        self._list.highlighted = min(index, count - 1) if count else None
         nothing = "The archive is empty." if self._archive else "No chats yet."
-        self._show_nothing("" if found else "No chat has these words." if query else nothing)
+        self._show_nothing("" if count else "No chat has these words." if query else nothing)
         self.query_one(".title", Static).update("Archived chats" if self._archive else "Chats")
 
     def _show_nothing(self, words: str) -> None:

@@ -103,8 +103,8 @@ class LearnScreen(Dialog[str | None]):
             self._say(f"The command ended with status {status}.")
         self.query_one("#keys", Static).update(_DONE_HINT if self._made else "Esc closes")
 
-    async def _follow(self, told: asyncio.StreamReader) -> None:
-        async for line in told:
+    async def _follow(self, stdout: asyncio.StreamReader) -> None:
+        async for line in stdout:
             self._say(line.decode(errors="replace"))
 
     def _say(self, line: str) -> None:

@@ -60,7 +60,7 @@ class ModelScreen(Dialog[str | None]):
         self._models: list[ListedModel] = []
         self._to_get: list[KnownModel] = []
         self._rows: list[_Row] = []
-        self._asked: KnownModel | None = None
+        self._requested: KnownModel | None = None
         self._getting: Getting | None = None
 
     def compose(self) -> ComposeResult:
@@ -147,7 +147,7 @@ class ModelScreen(Dialog[str | None]):
         self._chosen = row.name
         if row.to_get is None:
             self.dismiss(row.name)
-        elif row.to_get is not self._asked:
+        elif row.to_get is not self._requested:
             self._ask(row.to_get)
         else:
             self._get(row.to_get)
@@ -157,7 +157,7 @@ class ModelScreen(Dialog[str | None]):
         if self._getting is not None and not self._getting.is_stopping:
             self._getting.stop()
             self._tell(f"Stopping {self._getting.name} …", "Esc closes")
-        elif self._getting is None and self._asked is not None:
+        elif self._getting is None and self._requested is not None:
             self._tell("")
         else:
             self.dismiss(None)
@@ -169,7 +169,7 @@ class ModelScreen(Dialog[str | None]):
             f"{model.name} is not downloaded yet: {model.size}, licence {model.licence}.",
             _ASKING_HINT,
         )
-        self._asked = model
+        self._requested = model
 
     def _get(self, model: KnownModel) -> None:
         self._getting = Getting(model.name, self)
@@ -181,7 +181,7 @@ class ModelScreen(Dialog[str | None]):
 
     def _tell(self, words: str, hint: str = _HINT) -> None:
         """Show a notice below the list, with its keys."""
-        self._asked = None
+        self._requested = None
         self.query_one("#getting", Static).update(printable(words))
         self.query_one("#getting", Static).display = bool(words)
         self.query_one("#keys", Static).update(hint)
@@ -189,7 +189,7 @@ class ModelScreen(Dialog[str | None]):
             self.query_one(ProgressBar).display = False
 
     @on(GetSaid)
-    def _said(self, event: GetSaid) -> None:
+    def _show_step(self, event: GetSaid) -> None:
         event.stop()
         self._tell(event.sentence, _GETTING_HINT)
 

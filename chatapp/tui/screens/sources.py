@@ -34,12 +34,12 @@ class SourceScreen(Dialog[None]):
 
     def __init__(self, sources: "Sequence[Source]") -> None:
         super().__init__()
-        self._listed = sources
+        self._sources = sources
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Sources, nearest first", classes="title")
-            yield Options(*map(_row, self._listed))
+            yield Options(*map(_row, self._sources))
             with VerticalScroll(can_focus=False):
                 yield Static(id="source-file", markup=False)
                 yield Static(id="source-text", markup=False)
@@ -47,7 +47,7 @@ class SourceScreen(Dialog[None]):
 
     @on(OptionList.OptionHighlighted)
     def _show(self, event: OptionList.OptionHighlighted) -> None:
-        source = self._listed[event.option_index]
+        source = self._sources[event.option_index]
         self.query_one("#source-file", Static).update(printable(_near(source.file)))
         self.query_one("#source-text", Static).update(printable(f"\n{source.text}"))
         self.query_one(VerticalScroll).scroll_home(animate=False)

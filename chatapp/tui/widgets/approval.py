@@ -60,7 +60,7 @@ class ToolAsks(Message):
     question: Question
 
 
-def asked_on(
+def ask_on_screen(
     listener: MessagePump, request: "PermissionRequest", cancel: threading.Event
 ) -> "Decision":
     """Ask the user, through the screen, whether a call may run."""

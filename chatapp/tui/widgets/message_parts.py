@@ -210,9 +210,9 @@ class ToolCalls(Vertical):
         self.show([*self._calls[:-1], call])
 
     def _tell(self) -> None:
-        self._lines.update(printable("\n".join(map(self._told, self._calls))))
+        self._lines.update(printable("\n".join(map(self._describe_call, self._calls))))
 
-    def _told(self, call: "Call") -> str:
+    def _describe_call(self, call: "Call") -> str:
         from chatapp.tools.tool import call_in_words
 
         status = _WORDS[call.status]

@@ -147,8 +147,8 @@ def difference(left: str, right: str) -> Difference:
             if tag != "equal" and first < last:
                 spans[side].append((words[side][first].start(), words[side][last - 1].end()))
                 counts[side] += last - first
-    told = ", ".join(
+    marks = ", ".join(
         f"{count} of {len(side)} words at the {name}"
         for count, side, name in zip(counts, words, ("left", "right"), strict=True)
     )
-    return Difference(tuple(spans[0]), tuple(spans[1]), f"Marked is what differs: {told}.")
+    return Difference(tuple(spans[0]), tuple(spans[1]), f"Marked is what differs: {marks}.")

@@ -55,7 +55,7 @@ def declined(draw: random.Random) -> Turns:
     return [typed(draw, filled(draw.choice(kind["ask"]), fields)), filled(reply, fields)]
 
 
-def measured(count: int, seed: int) -> list[str]:
+def held_out_questions(count: int, seed: int) -> list[str]:
     """`count` different questions in held-out wordings, of the kinds in turn."""
     draw = random.Random(seed)
     questions: dict[str, None] = {}
@@ -67,7 +67,7 @@ def measured(count: int, seed: int) -> list[str]:
 
 
 def _fields(draw: random.Random) -> Fields:
-    fields = {name: draw.choice(_listed(part)) for name, part in _LISTS.items()}
+    fields = {name: draw.choice(_entries(part)) for name, part in _LISTS.items()}
     for name in _NAMES:
         if draw.random() < _MADE_UP:
             fields[name] = made_up_word(draw, 2).capitalize()
@@ -75,6 +75,6 @@ def _fields(draw: random.Random) -> Fields:
 
 
 @cache
-def _listed(part: str) -> list[str]:
-    listed: list[str] = [entry.strip() for entry in table("abstention")[part].split("|")]
-    return listed
+def _entries(part: str) -> list[str]:
+    entries: list[str] = [entry.strip() for entry in table("abstention")[part].split("|")]
+    return entries

@@ -34,7 +34,7 @@ def chat_row(turns: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _people(draw: random.Random) -> str:
+def _name(draw: random.Random) -> str:
     stories = table("language")["stories"]
     names: list[str] = [*stories["he"], *stories["she"]]
     return draw.choice(names)
@@ -46,35 +46,43 @@ def _pick(draw: random.Random, *texts: str) -> str:
 
 def name(draw: random.Random) -> list[Turns]:
     """A name given and asked for later."""
-    who = _people(draw)
-    said = _pick(draw, f"My name is {who}.", f"I am {who}.", f"Hi, I'm {who}.", f"Call me {who}.")
-    asked = _pick(draw, "What is my name?", "What's my name?", "Do you know my name?", "Who am I?")
-    return [[said, f"Hello {who}! Nice to meet you."], [asked, f"Your name is {who}."]]
+    who = _name(draw)
+    statement = _pick(
+        draw, f"My name is {who}.", f"I am {who}.", f"Hi, I'm {who}.", f"Call me {who}."
+    )
+    question = _pick(
+        draw, "What is my name?", "What's my name?", "Do you know my name?", "Who am I?"
+    )
+    return [[statement, f"Hello {who}! Nice to meet you."], [question, f"Your name is {who}."]]
 
 
 def liking(draw: random.Random) -> list[Turns]:
     """Something liked, and asked for later."""
     thing = draw.choice(_THINGS)
-    said = _pick(draw, f"I like {thing}.", f"I love {thing}.", f"My favourite thing is {thing}.")
-    asked = _pick(draw, "What do I like?", "Do you remember what I like?", "What did I say I like?")
+    statement = _pick(
+        draw, f"I like {thing}.", f"I love {thing}.", f"My favourite thing is {thing}."
+    )
+    question = _pick(
+        draw, "What do I like?", "Do you remember what I like?", "What did I say I like?"
+    )
     return [
-        [said, f"{thing.capitalize()}? That is nice."],
-        [asked, f"You like {thing}."],
+        [statement, f"{thing.capitalize()}? That is nice."],
+        [question, f"You like {thing}."],
     ]
 
 
 def owning(draw: random.Random) -> list[Turns]:
     """An animal, its name and its colour, asked for later."""
     animal = _pick(draw, "dog", "cat", "horse", "rabbit", "bird")
-    called = _people(draw)
+    called = _name(draw)
     colour = _pick(draw, "black", "white", "brown", "grey", "red")
-    said = _pick(
+    statement = _pick(
         draw,
         f"I have a {colour} {animal} called {called}.",
         f"My {animal} is {colour} and its name is {called}.",
     )
     return [
-        [said, f"{called} is a lovely name for a {animal}."],
+        [statement, f"{called} is a lovely name for a {animal}."],
         [
             _pick(draw, f"What is my {animal} called?", f"What is the name of my {animal}?"),
             f"Your {animal} is called {called}.",
@@ -90,9 +98,11 @@ def place(draw: random.Random) -> list[Turns]:
     """Where somebody lives, and its capital, without naming the country again."""
     facts = table("facts")["capital"]["pairs"]
     country = draw.choice(sorted(facts))
-    said = _pick(draw, f"I live in {country}.", f"I am from {country}.", f"I come from {country}.")
+    statement = _pick(
+        draw, f"I live in {country}.", f"I am from {country}.", f"I come from {country}."
+    )
     return [
-        [said, f"{country} is a beautiful country."],
+        [statement, f"{country} is a beautiful country."],
         [_pick(draw, "Where do I live?", "Where am I from?"), f"You are from {country}."],
         [
             _pick(draw, "What is the capital there?", "And what is its capital?"),
@@ -104,21 +114,21 @@ def place(draw: random.Random) -> list[Turns]:
 def capitals(draw: random.Random) -> list[Turns]:
     """A question, then the same with only another country; a correction."""
     facts = table("facts")["capital"]["pairs"]
-    asked = "What is the capital of {x}?"
+    question = "What is the capital of {x}?"
     while True:
         first, *others = draw.sample(sorted(facts), 3)
-        if not _tasks()["capital"].keeps_out({"x": first}, asked):
+        if not _tasks()["capital"].keeps_out({"x": first}, question):
             break
-    turns = [[filled(asked, {"x": first}), f"The capital of {first} is {facts[first]}."]]
+    turns = [[filled(question, {"x": first}), f"The capital of {first} is {facts[first]}."]]
     for other in others[: draw.randint(1, 2)]:
-        asked = _pick(
+        question = _pick(
             draw,
             f"And of {other}?",
             f"And {other}?",
             f"What about {other}?",
             f"No, I meant {other}.",
         )
-        turns.append([asked, f"The capital of {other} is {facts[other]}."])
+        turns.append([question, f"The capital of {other} is {facts[other]}."])
     return turns
 
 
@@ -162,20 +172,23 @@ def letters(draw: random.Random) -> list[Turns]:
 
 def repetition(draw: random.Random) -> list[Turns]:
     """A request to repeat an earlier message."""
-    said = word(draw)
-    turns = [[_pick(draw, f"Say {said}.", f"Please say {said}."), said]]
-    return [*turns, [_pick(draw, "Again, please.", "Say it again.", "Once more."), said]]
+    statement = word(draw)
+    turns = [[_pick(draw, f"Say {statement}.", f"Please say {statement}."), statement]]
+    return [*turns, [_pick(draw, "Again, please.", "Say it again.", "Once more."), statement]]
 
 
 def remembering(draw: random.Random) -> list[Turns]:
     """A number or a word to keep in mind."""
     kept = str(draw.randrange(10, 1000)) if draw.random() < 0.5 else word(draw)
     kind = "number" if kept.isdigit() else "word"
-    said = _pick(draw, f"Remember the {kind} {kept}.", f"Keep the {kind} {kept} in mind.")
-    asked = _pick(
+    statement = _pick(draw, f"Remember the {kind} {kept}.", f"Keep the {kind} {kept} in mind.")
+    question = _pick(
         draw, f"What was the {kind}?", f"Which {kind} did I tell you?", f"Tell me the {kind}."
     )
-    return [[said, f"I will remember the {kind} {kept}."], [asked, f"The {kind} was {kept}."]]
+    return [
+        [statement, f"I will remember the {kind} {kept}."],
+        [question, f"The {kind} was {kept}."],
+    ]
 
 
 _THINGS = (
@@ -217,8 +230,8 @@ def follow_ups(asides: Asides, tasks: Sequence[QuestionTask], draw: random.Rando
 def aside(draw: random.Random, asides: Asides, tasks: Sequence[QuestionTask]) -> Turns:
     """One turn of small talk, or a question from a task, with its reply."""
     if draw.random() < 0.5:
-        asked, replies = draw.choice(asides)
-        return [draw.choice(asked), draw.choice(replies)]
+        question, replies = draw.choice(asides)
+        return [draw.choice(question), draw.choice(replies)]
     problem = draw.choice(tasks).training(draw)
     return [problem.question, problem.answer]
 

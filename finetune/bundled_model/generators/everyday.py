@@ -24,6 +24,6 @@ def rows(asides: Asides, count: int, seed: int) -> Iterator[dict[str, Any]]:
     for _ in range(count):
         turns: Turns = []
         for _ in range(draw.choice((1, 1, 2, 3, 5))):
-            said, replies = draw.choice(asides if draw.random() < 0.2 else talks())
-            turns += [typed(draw, draw.choice(said)), draw.choice(replies)]
+            openings, replies = draw.choice(asides if draw.random() < 0.2 else talks())
+            turns += [typed(draw, draw.choice(openings)), draw.choice(replies)]
         yield chat_row(turns)

@@ -35,8 +35,8 @@ def draw_layout(
     instruction = ""
     chance = draw.random()
     if labels and chance < named:
-        listed = ", ".join(labels[:-1]) + " or " + labels[-1]
-        instruction = draw.choice(layouts["labels_named"]).replace("{labels}", listed)
+        label_list = ", ".join(labels[:-1]) + " or " + labels[-1]
+        instruction = draw.choice(layouts["labels_named"]).replace("{labels}", label_list)
     elif chance < 0.6:
         instruction = draw.choice(layouts["instructions"])
     if draw.random() < arrows:
@@ -63,7 +63,9 @@ def few_shot_row(
     nothing would be trained.
     """
     *demonstrations, (query, answer) = shots
-    pool = Pool([given for given, _ in demonstrations], [output for _, output in demonstrations])
+    pool = Pool(
+        [text_in for text_in, _ in demonstrations], [output for _, output in demonstrations]
+    )
     prompt = replace(layout, pool=pool)
     segments = render(prompt, range(len(pool)), query)
     segments.append(Segment("assistant", continuation(prompt, answer)))
@@ -79,15 +81,15 @@ def few_shot_row(
     outputs = dict(zip(answers, [*pool.outputs, answer], strict=True))
 
     parts: list[str] = []
-    given = ""
+    context = ""
     before: set[str] = set()
     for index, text in enumerate(texts):
         output = outputs.get(index)
         if output is not None and (guessable or output in before or output in layout.instruction):
-            parts += [given, text]
-            given = ""
+            parts += [context, text]
+            context = ""
         else:
-            given += text
+            context += text
         if output is not None:
             before.add(output)
     return {"parts": parts} if parts else None

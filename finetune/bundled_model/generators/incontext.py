@@ -66,8 +66,8 @@ def pattern(
     name = draw.choice(sorted(patterns))
     makers = patterns[name]
     chosen = draw.sample(sorted(makers), min(len(makers), draw.choice((2, 2, 3, 4))))
-    some = draw.sample(words, min(200, len(words)))
-    texts = [list(dict.fromkeys(makers[c](draw, some) for _ in range(per_class))) for c in chosen]
+    sample = draw.sample(words, min(200, len(words)))
+    texts = [list(dict.fromkeys(makers[c](draw, sample) for _ in range(per_class))) for c in chosen]
     return Classes(f"pattern: {name}", texts)
 
 
@@ -320,10 +320,10 @@ def held_out_tasks(
         *(variations(draw, sentences, classes, 30) for classes in (2, 2, 3, 4, 6)),
         *(grouped(draw, kept_out, classes, 60) for classes in (2, 2, 2, 3, 4)),
     ]
-    return [_measured(draw, number, task, items) for number, task in enumerate(made, 1)]
+    return [_held_out_task(draw, number, task, items) for number, task in enumerate(made, 1)]
 
 
-def _measured(draw: random.Random, number: int, task: Classes, items: int) -> HeldOut:
+def _held_out_task(draw: random.Random, number: int, task: Classes, items: int) -> HeldOut:
     """A task with labels, in a layout of its own; every text except the query can be shown."""
     labels = draw_labels(draw, len(task.texts), kept_out=True)
     shots = [

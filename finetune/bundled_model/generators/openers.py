@@ -35,13 +35,13 @@ def replies_to(opener: str) -> list[str]:
     sentences = [sentence.strip() for sentence in _SENTENCE.findall(opener) if sentence.strip()]
     if not sentences:
         return []
-    asked = [sentence for sentence in sentences if sentence.endswith("?")]
-    sentence = (asked or sentences)[-1]
+    questions = [sentence for sentence in sentences if sentence.endswith("?")]
+    sentence = (questions or sentences)[-1]
     for pattern, replies in _kinds():
-        found = pattern.search(sentence)
-        if found is None:
+        match = pattern.search(sentence)
+        if match is None:
             continue
-        name = _name(found.groupdict().get("x") or "")
+        name = _name(match.groupdict().get("x") or "")
         fitting = [filled(reply, {"x": name}) for reply in replies if name or "{x}" not in reply]
         if fitting or not replies:
             return fitting
@@ -67,7 +67,7 @@ _TURNED = {"your": "my", "my": "your", "you": "me", "me": "you", "i": "you", "ou
 
 def _turned_round(text: str) -> str:
     """A text from the other speaker's perspective."""
-    return re.sub(r"[A-Za-z']+", lambda found: _TURNED.get(found[0].lower(), found[0]), text)
+    return re.sub(r"[A-Za-z']+", lambda match: _TURNED.get(match[0].lower(), match[0]), text)
 
 
 def rows(openers: Sequence[str], asides: Asides, count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -83,6 +83,6 @@ def rows(openers: Sequence[str], asides: Asides, count: int, seed: int) -> Itera
             opener, replies = draw.choice(answered)
             turns += [opener, draw.choice(replies)]
         if draw.random() < 0.3:
-            said, others = draw.choice(asides)
-            turns += [typed(draw, draw.choice(said)), draw.choice(others)]
+            openings, others = draw.choice(asides)
+            turns += [typed(draw, draw.choice(openings)), draw.choice(others)]
         yield chat_row(turns)

@@ -18,28 +18,30 @@ Maker = Callable[[random.Random, Sequence[str]], str]
 Pattern = dict[str, Maker]
 
 
-def _some(draw: random.Random, words: Sequence[str], least: int = 1, most: int = 4) -> str:
+def _some_words(draw: random.Random, words: Sequence[str], least: int = 1, most: int = 4) -> str:
     return " ".join(draw.choice(words) for _ in range(draw.randint(least, most)))
 
 
 def _with_mark(mark: str) -> Maker:
-    return lambda draw, words: _some(draw, words) + mark
+    return lambda draw, words: _some_words(draw, words) + mark
 
 
 def _between(opening: str, closing: str) -> Maker:
-    return lambda draw, words: opening + _some(draw, words) + closing
+    return lambda draw, words: opening + _some_words(draw, words) + closing
 
 
 def _opening(first: str) -> Maker:
-    return lambda draw, words: f"{first} {_some(draw, words)}"
+    return lambda draw, words: f"{first} {_some_words(draw, words)}"
 
 
 def _ending(last: str) -> Maker:
-    return lambda draw, words: f"{_some(draw, words)} {last}"
+    return lambda draw, words: f"{_some_words(draw, words)} {last}"
 
 
 def _containing(inner: str) -> Maker:
-    return lambda draw, words: f"{_some(draw, words, 1, 2)} {inner} {_some(draw, words, 1, 2)}"
+    return lambda draw, words: (
+        f"{_some_words(draw, words, 1, 2)} {inner} {_some_words(draw, words, 1, 2)}"
+    )
 
 
 def _number(least: int, most: int, step: int = 1) -> Maker:
@@ -47,7 +49,7 @@ def _number(least: int, most: int, step: int = 1) -> Maker:
 
 
 def _words_in_all(count: int) -> Maker:
-    return lambda draw, words: _some(draw, words, count, count)
+    return lambda draw, words: _some_words(draw, words, count, count)
 
 
 def _letter_first(letters: str) -> Maker:
@@ -84,9 +86,9 @@ PATTERNS: dict[str, Pattern] = {
     "size": {"small": _number(0, 10), "middle": _number(100, 1000), "large": _number(10**4, 10**5)},
     "last digit": {"0": _number(10, 1000, 10), "5": _number(15, 1000, 10)},
     "capitals": {
-        "lower": lambda draw, words: _some(draw, words).lower(),
-        "upper": lambda draw, words: _some(draw, words).upper(),
-        "title": lambda draw, words: _some(draw, words).title(),
+        "lower": lambda draw, words: _some_words(draw, words).lower(),
+        "upper": lambda draw, words: _some_words(draw, words).upper(),
+        "title": lambda draw, words: _some_words(draw, words).title(),
     },
     "sign or word": {
         "number": _number(0, 10_000),
@@ -143,12 +145,12 @@ def looked_up(draw: random.Random, words: Sequence[str]) -> list[str]:
     values = draw.sample(words, draw.choice((2, 3, len(keys))))
     pairs = [(key, draw.choice(values)) for key in keys]
     mark, end = draw.choice((":", " =", " ->", " =>", "\nA:")), draw.choice(("\n", "\n", "\n\n"))
-    given = "".join(f"{key}{mark} {value}{end}" for key, value in pairs)
+    prompt = "".join(f"{key}{mark} {value}{end}" for key, value in pairs)
     parts: list[str] = []
     for _ in range(draw.randint(1, 3)):
         for key, value in draw.sample(pairs, len(pairs)):
-            parts += [f"{given}{key}{mark}", f" {value}\n"]
-            given = end[1:]
+            parts += [f"{prompt}{key}{mark}", f" {value}\n"]
+            prompt = end[1:]
     return parts
 
 

@@ -17,7 +17,7 @@ from finetune.bundled_model.generators.words import is_kept_out, made_up_word, t
 
 KEPT_OUT = 0.1
 
-_TOLD = (
+_STATEMENTS = (
     "My name is {x}.",
     "I am {x}.",
     "I'm {x}.",
@@ -32,7 +32,7 @@ _TOLD = (
     "The name is {x}.",
 )
 _GREETED = ("Hello {x}! Nice to meet you.", "Hi {x}! How are you?", "Nice to meet you, {x}.")
-_ASKED = (
+_QUESTIONS = (
     "What is my name?",
     "What's my name?",
     "Do you know my name?",
@@ -45,7 +45,7 @@ _NAMED = ("Your name is {x}.", "You are {x}.")
 
 _LIKED = ("I like {x}.", "I love {x}.", "I really like {x}.", "I am fond of {x}.", "I enjoy {x}.")
 _LIKED_TOO = ("{X}? That is nice.", "Oh, {x}! That is nice.")
-_ASKED_LIKED = (
+_LIKING_QUESTIONS = (
     "What do I like?",
     "Do you remember what I like?",
     "What did I say I like?",
@@ -56,8 +56,8 @@ _ASKED_LIKED = (
 @cache
 def names(*, kept_out: bool = False) -> list[str]:
     """First names: those for training, or the held-out ones."""
-    listed: list[str] = table("people")["names"].split()
-    return [name for name in listed if is_kept_out(["name", name], KEPT_OUT) == kept_out]
+    entries: list[str] = table("people")["names"].split()
+    return [name for name in entries if is_kept_out(["name", name], KEPT_OUT) == kept_out]
 
 
 def _name(draw: random.Random) -> str:
@@ -72,8 +72,8 @@ def _name(draw: random.Random) -> str:
 def _thing(draw: random.Random) -> str:
     if draw.random() < 0.3:
         return word(draw)
-    listed: list[str] = [part.strip() for part in table("people")["likes"].split("|")]
-    return draw.choice(listed)
+    entries: list[str] = [part.strip() for part in table("people")["likes"].split("|")]
+    return draw.choice(entries)
 
 
 def rows(
@@ -85,20 +85,20 @@ def rows(
     """
     draw = random.Random(seed)
     for _ in range(count):
-        told: list[Turns] = []
-        asked: list[Turns] = []
+        statements: list[Turns] = []
+        questions: list[Turns] = []
         kinds = draw.choice(("name", "name", "liking", "both"))
         if kinds != "liking":
             who = _name(draw)
-            told.append(_turn(draw, _TOLD, _GREETED, who))
-            asked.append(_turn(draw, _ASKED, _NAMED, who))
+            statements.append(_turn(draw, _STATEMENTS, _GREETED, who))
+            questions.append(_turn(draw, _QUESTIONS, _NAMED, who))
         if kinds != "name":
             thing = _thing(draw)
-            told.append(_turn(draw, _LIKED, _LIKED_TOO, thing))
-            asked.append(_turn(draw, _ASKED_LIKED, ("You like {x}.",), thing))
-        draw.shuffle(asked)
+            statements.append(_turn(draw, _LIKED, _LIKED_TOO, thing))
+            questions.append(_turn(draw, _LIKING_QUESTIONS, ("You like {x}.",), thing))
+        draw.shuffle(questions)
         turns: Turns = []
-        for pair in (*told, *asked):
+        for pair in (*statements, *questions):
             for _ in range(draw.choice((0, 0, 0, 1, 2, 4))):
                 turns += aside(draw, asides, tasks)
             turns += pair
@@ -107,5 +107,5 @@ def rows(
 
 def _turn(draw: random.Random, said: Sequence[str], replies: Sequence[str], what: str) -> Turns:
     fields = {"x": what, "X": what[0].upper() + what[1:]}
-    told, reply = (filled(draw.choice(texts), fields) for texts in (said, replies))
-    return [typed(draw, told), reply]
+    statements, reply = (filled(draw.choice(texts), fields) for texts in (said, replies))
+    return [typed(draw, statements), reply]

@@ -122,8 +122,8 @@ def _of_word(
     answer: Callable[[str], str], longest: int = 9, words: Sequence[str] | None = None
 ) -> Make:
     def make(draw: random.Random) -> tuple[Fields, str]:
-        asked = word(draw, longest, words)
-        return {"x": asked}, answer(asked)
+        item = word(draw, longest, words)
+        return {"x": item}, answer(item)
 
     return make
 
@@ -162,8 +162,8 @@ def _of_phrase(answer: Callable[[list[str]], str]) -> Make:
 def _count_things(draw: random.Random) -> tuple[Fields, str]:
     kinds = [word(draw, 6) for _ in range(3)]
     things = [draw.choice(kinds) for _ in range(draw.randint(3, 9))]
-    asked = draw.choice(things)
-    return {"y": asked, "x": ", ".join(things)}, str(things.count(asked))
+    item = draw.choice(things)
+    return {"y": item, "x": ", ".join(things)}, str(things.count(item))
 
 
 def _count_on(draw: random.Random) -> tuple[Fields, str]:
@@ -187,8 +187,8 @@ def _larger(draw: random.Random) -> tuple[Fields, str]:
 
 def _fact(pairs: Sequence[tuple[str, str]], reply: str) -> Make:
     def make(draw: random.Random) -> tuple[Fields, str]:
-        known, asked = draw.choice(pairs)
-        answer = filled(reply, {"x": known, "y": asked})
+        known, item = draw.choice(pairs)
+        answer = filled(reply, {"x": known, "y": item})
         return {"x": known}, answer[0].upper() + answer[1:]
 
     return make
@@ -217,7 +217,7 @@ def _sentiment(draw: random.Random) -> tuple[Fields, str]:
 _DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 
-def _people() -> list[str]:
+def _persons() -> list[str]:
     stories = table("language")["stories"]
     return [*stories["he"], *stories["she"]]
 
@@ -228,7 +228,7 @@ def _spam(draw: random.Random) -> tuple[Fields, str]:
     fields = {
         "p": draw.choice(rows["prizes"]),
         "n": str(draw.choice((5, 10, 20, 50, 90, 100, 500, 1000))),
-        "m": draw.choice(_people()),
+        "m": draw.choice(_persons()),
         "d": draw.choice(_DAYS),
         "h": str(draw.randint(1, 12)),
     }
@@ -241,7 +241,7 @@ def _question_kind(draw: random.Random) -> tuple[Fields, str]:
     question = draw.choice(language["questions"][kind])
     place = draw.choice(language["people"]["places"])
     answer = f"It asks for {kind}."
-    return {"x": filled(question, {"p": place, "m": draw.choice(_people())})}, answer
+    return {"x": filled(question, {"p": place, "m": draw.choice(_persons())})}, answer
 
 
 def _made_up(draw: random.Random) -> tuple[Fields, str]:
@@ -295,8 +295,8 @@ def _grammar(draw: random.Random) -> tuple[Fields, str]:
 
 def _unknown(draw: random.Random) -> tuple[Fields, str]:
     rows = table("language")["unknown"]
-    asked = filled(draw.choice(rows["items"]), {"w": made_up_word(draw, 2).capitalize()})
-    return {"x": asked}, rows["replies"][0]
+    item = filled(draw.choice(rows["items"]), {"w": made_up_word(draw, 2).capitalize()})
+    return {"x": item}, rows["replies"][0]
 
 
 _LETTERS = _letter_makers()

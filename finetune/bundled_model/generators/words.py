@@ -43,9 +43,9 @@ def made_up_word(draw: random.Random, syllables: int = 1) -> str:
 @cache
 def _words(kept_out: bool) -> list[str]:
     topics = table("topics")
-    listed = " ".join([*topics["train"].values(), *topics["held_out"].values()]).split()
+    topic_words = " ".join([*topics["train"].values(), *topics["held_out"].values()]).split()
     never = set(table("layouts")["evaluation_labels"].split())
-    words = sorted({*own_words(), *(word.lower() for word in listed)} - never)
+    words = sorted({*own_words(), *(word.lower() for word in topic_words)} - never)
     return [word for word in words if is_kept_out(word, KEPT_OUT) == kept_out]
 
 

@@ -429,7 +429,7 @@ def test_wordings_kept_for_measuring_are_not_taught() -> None:
     taught = {wording.lower() for kind in kinds for wording in kind["ask"]}
     kept = {wording.lower() for kind in kinds for wording in kind["unseen"]}
     assert not taught & kept
-    questions = abstention.measured(150, seed=0)
+    questions = abstention.held_out_questions(150, seed=0)
     assert len(set(questions)) == 150
     draw = random.Random(1)
     said = {abstention.declined(draw)[0].lower().rstrip("?.") for _ in range(5000)}

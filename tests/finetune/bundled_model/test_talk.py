@@ -40,26 +40,26 @@ def test_shares_are_of_what_was_said_and_how_it_ended(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(talk, "_MESSAGES", 70)
-    unknown = set(abstention.measured(150, 0))
+    unknown = set(abstention.held_out_questions(150, 0))
 
     def reply(prompt: str) -> str:
         asked = prompt.split("User: ")[1].split("\nAssistant:")[0]
         return " I don't know that." if asked in unknown else " It is so."
 
-    shares, some = talk.measured(ScriptedModel(reply), data)
+    shares, some = talk.evaluate(ScriptedModel(reply), data)
     assert shares["declines_unknown"] == 1
     assert shares["declines_known"] == shares["repeats_itself"] == 0
     assert shares["ends_by_itself"] == 1
     assert len(some) == 70 + 150 + 300
     looping = ScriptedModel([" So so."], reason="repetition")
-    assert talk.measured(looping, data)[0]["repeats_itself"] == 1
+    assert talk.evaluate(looping, data)[0]["repeats_itself"] == 1
 
 
 def test_sampling_is_what_the_model_itself_asks_for(data: Path, tmp_path: Path) -> None:
     model = ScriptedModel([" It is so."], folder=tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7}')
-    talk.measured(model, data)
+    talk.evaluate(model, data)
     drawn = {(each.temperature, each.top_k, each.seed) for each in model.samplings}
     assert drawn == {(0.3, 7, 0), (0.3, 7, 1), (0.3, 7, 2)}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from finetune.bundled_model import teacher
-from finetune.bundled_model.teacher import Taught
+from finetune.bundled_model.teacher import TeacherAnswer
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from finetune.bundled_model.teacher import Taught
     ],
 )
 def test_a_whole_likely_sentence_is_kept(reply: str, logprob: float, sentence: str) -> None:
-    assert teacher.kept(reply, logprob) == sentence
+    assert teacher.first_good_sentence(reply, logprob) == sentence
 
 
 class Scripted:
@@ -52,16 +52,16 @@ def test_what_was_answered_is_not_asked_again(
     assert "20 answers kept of 20 asked" in capsys.readouterr().out
     teacher.write(tmp_path, out, limit=0)
     assert len(scripted.asked) == len(set(scripted.asked)) == len(teacher.questions())
-    rows = teacher.read_taught(out)
+    rows = teacher.read_answers(out)
     assert {row.question for row in rows} == {q for q in scripted.asked if q.startswith("What is")}
     assert json.loads(out.read_text().splitlines()[0])["thing"] == "a river"
-    assert not teacher.read_taught(tmp_path / "none")
+    assert not teacher.read_answers(tmp_path / "none")
 
 
 def test_chats_ask_for_a_thing_in_several_wordings() -> None:
     taught = [
-        Taught("What is a river?", "A river flows.", "a river", -0.5),
-        Taught("Why does ice float?", "Ice is light.", "", -0.5),
+        TeacherAnswer("What is a river?", "A river flows.", "a river", -0.5),
+        TeacherAnswer("Why does ice float?", "Ice is light.", "", -0.5),
     ]
     rows = list(teacher.chats(taught, 200, seed=0))
     assert rows == list(teacher.chats(taught, 200, seed=0))

@@ -17,7 +17,7 @@ from finetune.data.preferences import (
     PairEncoder,
     Preference,
     Verdict,
-    detect_judged,
+    detect_feedback,
     detect_preference,
 )
 from finetune.data.preparation import RowKind, encode_rows
@@ -95,7 +95,7 @@ def test_a_margin_is_kept() -> None:
 )
 def test_verdicts(label: Any, desirable: bool) -> None:
     fields = {"prompt": [USER], "completion": [ME], "label": label}
-    read = detect_judged(row(**fields)).read(row(**fields))
+    read = detect_feedback(row(**fields)).read(row(**fields))
     assert isinstance(read, Verdict)
     assert read.desirable is desirable
     assert turns(read.reply) == [("user", "Who?"), ("assistant", "Me.")]
@@ -137,7 +137,7 @@ BAD_VERDICTS = [
 
 @pytest.mark.parametrize(("fields", "words"), BAD_PREFERENCES)
 def test_a_bad_preference_is_one_sentence(fields: dict[str, Any], words: str) -> None:
-    for detect in (detect_preference, detect_judged):
+    for detect in (detect_preference, detect_feedback):
         with pytest.raises(BadRow) as error:
             detect(row(**fields)).read(row(**fields))
         assert words in str(error.value)
@@ -148,7 +148,7 @@ def test_a_bad_preference_is_one_sentence(fields: dict[str, Any], words: str) ->
 @pytest.mark.parametrize(("fields", "words"), BAD_VERDICTS)
 def test_a_bad_verdict_is_one_sentence(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRow) as error:
-        detect_judged(row(**fields)).read(row(**fields))
+        detect_feedback(row(**fields)).read(row(**fields))
     assert words in str(error.value)
     assert str(error.value).startswith("rows.jsonl, line 3: ")
 
@@ -193,7 +193,7 @@ def test_both_replies_stay_behind_the_same_prompt_however_it_is_cut(too_long: An
 def prepared(path: Path, rows: list[dict[str, Any]], **data: Any) -> Any:
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     settings = Data.model_validate({"train": str(path), **data})
-    return encode_rows(settings, RowKind(FIELDS, detect_judged, encoder()), 0)
+    return encode_rows(settings, RowKind(FIELDS, detect_feedback, encoder()), 0)
 
 
 def test_a_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:

@@ -214,12 +214,12 @@ class RemoteModel:
         uncertain: list[str] = []
         with self._mentioning:
             for name, parameter in PARAMETERS.items():
-                can_be_asked = not self._refused.issuperset(parameter.request_fields)
-                is_certain = can_be_asked and not parameter.is_extension
+                can_be_sent = not self._refused.issuperset(parameter.request_fields)
+                is_certain = can_be_sent and not parameter.is_extension
                 is_usual = getattr(sampling, name) == parameter.default
                 is_needless = is_certain or is_usual or parameter.is_heeded_here
                 if not (is_needless or name in self._mentioned):
-                    (uncertain if can_be_asked else unheeded).append(name)
+                    (uncertain if can_be_sent else unheeded).append(name)
             self._mentioned.update(unheeded, uncertain)
         sentences = []
         if unheeded:

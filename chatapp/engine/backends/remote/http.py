@@ -76,15 +76,15 @@ async def _accepted(
     simpler: Callable[[Body, int, str], Body | None],
 ) -> "AsyncIterator[httpx2.Response]":
     """The response to a request that the server accepts. Raises ModelError."""
-    asked: Body | None = body
-    while asked is not None:
-        async with client.stream("POST", f"{server.url}/{path}", json=asked) as response:
+    attempt: Body | None = body
+    while attempt is not None:
+        async with client.stream("POST", f"{server.url}/{path}", json=attempt) as response:
             if response.status_code == 200:
                 yield response
                 return
             text = await _beginning(response)
-            asked = simpler(asked, response.status_code, text)
-            if asked is None:
+            attempt = simpler(attempt, response.status_code, text)
+            if attempt is None:
                 raise _refusal(server, response, text)
 
 

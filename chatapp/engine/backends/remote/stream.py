@@ -114,11 +114,11 @@ def read_chunk(server: Server, data: str) -> Chunk:
 def _texts(choice: dict[str, Any]) -> tuple[str, str]:
     """The reply and the thought in an event. Raises TypeError or AttributeError for other types."""
     delta = choice.get("delta") or {}
-    said = choice.get("text") or delta.get("content") or ""
+    reply = choice.get("text") or delta.get("content") or ""
     thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-    if not isinstance(said, str) or not isinstance(thought, str):
+    if not isinstance(reply, str) or not isinstance(thought, str):
         raise TypeError
-    return said, thought
+    return reply, thought
 
 
 def _calls(choice: dict[str, Any]) -> tuple[CallPiece, ...]:

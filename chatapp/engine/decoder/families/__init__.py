@@ -37,13 +37,13 @@ def family_in_gguf(architecture: str) -> Family | None:
 def checkpoint_of(family: str, file: Path) -> Checkpoint:
     """The checkpoint description of a family. file: of the config, for messages. Raises
     NoDecoder."""
-    found = FAMILIES[family].checkpoint if family in FAMILIES else None
-    if found is None:
+    checkpoint = FAMILIES[family].checkpoint if family in FAMILIES else None
+    if checkpoint is None:
         raise NoDecoder(
             f"{file}: model_type is {family!r}; this program's own decoder computes "
             f"{', '.join(DECODERS)}"
         )
-    return found
+    return checkpoint
 
 
 def read_architecture(config: Mapping[str, Any], file: Path) -> Architecture:

@@ -86,19 +86,19 @@ class Yarn:
             return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
         if fields.is_set("attention_factor"):
-            given = fields.positive("attention_factor")
+            attention_factor = fields.positive("attention_factor")
         elif fields.is_set("mscale") and fields.is_set("mscale_all_dim"):
             all_dimensions = magnitude(fields.positive("mscale_all_dim"))
-            given = magnitude(fields.positive("mscale")) / all_dimensions
+            attention_factor = magnitude(fields.positive("mscale")) / all_dimensions
         else:
-            given = magnitude(1)
+            attention_factor = magnitude(1)
         return cls(
             base,
             factor,
             fields.positive("original_max_position_embeddings"),
             fields.positive("beta_fast") if fields.is_set("beta_fast") else 32.0,
             fields.positive("beta_slow") if fields.is_set("beta_slow") else 1.0,
-            given,
+            attention_factor,
             fields.flag("truncate"),
         )
 
@@ -162,20 +162,20 @@ def read_rotary(
         "type": "default",
         "truncate": True,
     }
-    found = fields.inside(table, defaults)
-    base = found.positive("rope_theta")
-    size = int(head_size * found.positive("partial_rotary_factor"))
+    parameters = fields.inside(table, defaults)
+    base = parameters.positive("rope_theta")
+    size = int(head_size * parameters.positive("partial_rotary_factor"))
     if size % 2 or not 0 < size <= head_size:
-        raise found.refused("partial_rotary_factor", "expected a share of pairs of components")
-    key = "rope_type" if found.has("rope_type") else "type"
-    kind = found.word(key)
+        raise parameters.refused("partial_rotary_factor", "expected a share of pairs of components")
+    key = "rope_type" if parameters.has("rope_type") else "type"
+    kind = parameters.word(key)
     # "dynamic" scales only texts longer than the window, and there are none.
     if kind in ("default", "dynamic"):
         return Rotary(base, size)
     if kind == "linear":
-        return Rotary(base, size, Linear.read(found))
+        return Rotary(base, size, Linear.read(parameters))
     if kind == "llama3":
-        return Rotary(base, size, Llama3.read(found))
+        return Rotary(base, size, Llama3.read(parameters))
     if kind == "yarn":
-        return Rotary(base, size, Yarn.read(found, base))
-    raise found.unsupported(key)
+        return Rotary(base, size, Yarn.read(parameters, base))
+    raise parameters.unsupported(key)
