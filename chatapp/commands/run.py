@@ -211,7 +211,7 @@ def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering
         for name in _HOW:
             if options[name] is not None:
                 raise UserError(
-                    f"--{name} cannot be used with {head.name}, whose head reads the input alone"
+                    f"--{name} cannot be used with {head.name}, whose head reads only the input"
                 )
         return HeadAnswerer(head, prompt), identity
     # The program's defaults complete a task, the user's settings complete a text.

@@ -243,7 +243,7 @@ def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tupl
     model, what = strict_model(kind), key.removesuffix("s")
     for number, table in enumerate(tables, 1):
         if depth(table) > 1 + DEEPEST:  # the table itself, and a call's arguments
-            problem = f"nests lists and objects deeper than {DEEPEST} deep"
+            problem = f"nests lists and objects deeper than {DEEPEST} levels"
             raise ImportingError(f"{where}, {what} {number}: {problem}")
     # An escape may be half of a character, which no tokenizer accepts.
     tables = json.loads(without_surrogates(json.dumps(tables, ensure_ascii=False)))

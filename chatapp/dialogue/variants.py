@@ -212,5 +212,5 @@ def _about(prompt: PromptFile, *, goes_on: bool) -> str:
         return f"The chat follows {shown}."
     chosen = f" chosen for it: {prompt.select.method}" if count else ""
     words = f"Each message is sent on its own, after {shown}{chosen}."
-    words += " All of it is written as turns of a chat." if prompt.style == "turns" else ""
+    words += " They are written as turns of a chat." if prompt.style == "turns" else ""
     return f"{words} The reply is one of {', '.join(prompt.labels)}." if prompt.labels else words

@@ -175,7 +175,7 @@ def read_passages(path: Path) -> list[Item]:
             raise PromptError(f"{path}, line {line}: expected a passage of two words or more")
         passages.append(Item(text, "", line))
     if not passages:
-        raise PromptError(f"{path}: holds no passages")
+        raise PromptError(f"{path}: contains no passages")
     return passages
 
 

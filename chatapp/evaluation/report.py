@@ -226,7 +226,7 @@ _MEANINGS = {
     "vote": "what a vote of the nearest examples scores, without the model",
     "head": "what the model's head scores, without examples",
     "gold share": "share of the examples shown that have the item's right answer",
-    "gold shown": "share of the items of which an example shown has the right answer",
+    "gold shown": "share of items for which an example shown has the right answer",
     "dropped": "examples of an item that did not fit the window",
     "tokens": "mean length of a prompt",
     "s/item": "seconds per item",

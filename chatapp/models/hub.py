@@ -139,7 +139,7 @@ def _explain(name: str, error: BaseException) -> ModelError:
             )
         case errors.HfHubHTTPError() if error.response.status_code >= 500:
             why = f"status {error.response.status_code}"
-            return OutOfReachError(f"{name}: the hub has a fault ({why})", why)
+            return OutOfReachError(f"{name}: the hub reports an error ({why})", why)
         case OSError() if error.errno == errno.ENOSPC:
             return ModelError(
                 f"{name}: the disk is full; the next attempt continues from what was downloaded"

@@ -64,7 +64,7 @@ class KnownModel:
 
 def advice() -> str:
     """The purpose of the bundled model, and a model for conversation."""
-    return f"The bundled model is small and made to be opened; for conversation take {larger()}"
+    return f"The bundled model is small and made to be opened; for conversation, use {larger()}"
 
 
 def larger() -> str:

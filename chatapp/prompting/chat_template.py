@@ -47,7 +47,7 @@ _MOST_MEMORY = 500 * 10**6
 _LIMITS = {
     "time": f"the chat template takes more than {_MOST_SECONDS:.0f} seconds",
     "memory": f"the chat template takes more than {_MOST_MEMORY // 10**6} MB of memory",
-    "end": "the chat template breaks the process that it runs in",
+    "end": "the chat template crashes the process that runs it",
 }
 
 # The names that templates give the switch for thinking, the most common first.

@@ -309,7 +309,7 @@ def _jsonl_record(line: bytes) -> Mapping[Any, Any] | str:
     except ValueError as error:
         return f"is not valid JSON: {str(error).split(';')[0]}"
     if not isinstance(record, dict):
-        hint = "; write one object a line" if isinstance(record, list) else ""
+        hint = "; write one object per line" if isinstance(record, list) else ""
         return f"is {shown(record)}, expected a JSON object{hint}"
     return record
 

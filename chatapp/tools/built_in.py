@@ -135,7 +135,7 @@ def _date(text: str) -> date:
     try:
         return date.fromisoformat(text.strip())
     except ValueError:
-        raise ToolError(f"{quoted(text)} is no date; expected one such as 2026-11-23") from None
+        raise ToolError(f"{quoted(text)} is not a date;  expected one such as 2026-11-23") from None
 
 
 _LONGEST = 1_000

@@ -189,7 +189,7 @@ class Connection:
     def _words(self) -> str:
         """The server's output outside of messages, for the end of a sentence."""
         output = _one_line(self._output.decode("utf-8", "replace"), _REMEMBERED)
-        return f"; it said: {output}" if output else ""
+        return f"; its output: {output}" if output else ""
 
     def _problem(self, error: BaseException) -> str:
         """Describe an error."""

@@ -88,7 +88,7 @@ class Servers:
         are closed."""
         with self._lock:  # or two parallel requests would start it twice
             if self._is_closed:
-                raise ToolError("its chat has been left")
+                raise ToolError("its chat was closed")
             connection = self._running.get(server.program)
             if connection is None or connection.is_over:
                 connection = self._running[server.program] = Connection(server.program)

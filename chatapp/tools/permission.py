@@ -41,7 +41,7 @@ class PermissionRequest:
         changes = [f"  {line if is_expanded else _cut(line)}" for line in self.changes]
         return "\n".join(
             [
-                f"The model wants to run {self.tool.name}{since}. May it?",
+                f"The model wants to run {self.tool.name}{since}. Allow it?",
                 *(lines or ["  without arguments"]),
                 *(["Changed:", *changes] if changes else []),
             ]

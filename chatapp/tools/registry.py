@@ -155,7 +155,7 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
     )
     yield Tool(
         "manual",
-        "Searches the documentation of chatapp, the program that this chat is held in.",
+        "Searches the documentation of chatapp, the program of this chat.",
         _schema(query="string"),
         _search_manual,
     )

@@ -162,7 +162,7 @@ def _schema(keys: ToolFile, path: Path, text: str) -> dict[str, Any]:
     absent = [name for name in schema.get("required", ()) if name not in properties]
     if absent:
         where = located(path, text, ("parameters", "required"))
-        raise ToolError(f"{where} names {quoted(absent[0])}, which is no property")
+        raise ToolError(f"{where} names {quoted(absent[0])}, which is not a property")
     return schema
 
 

@@ -43,7 +43,7 @@ def require_permission(config: FinetuneConfig) -> None:
                 f"terminal to ask on; {trusted_folders_path()} lists the folders whose code may "
                 "run, one a line"
             )
-        question = f"This configuration runs the code in {file} as you. May it? [y/N] "
+        question = f"This configuration runs the code in {file} as you. Allow it? [y/N] "
         print(printable(question), end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise ConfigError(f"objective.rewards: {file} may not run")

@@ -82,7 +82,7 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
 
 
 _KINDS: dict[str, tuple[Any, str]] = {
-    "objective": (Objectives, "what is minimised"),
+    "objective": (Objectives, "the loss to minimize"),
     "rewards": (Check, "what a reply is checked for"),
 }
 """Tables that come in kinds, and the meaning of their kind."""

@@ -93,7 +93,7 @@ def parse_pattern(text: str, location: str) -> Pattern:
         raise ConfigError(f"{location}: {error}; write {{{{ or }}}} for a brace") from None
     for _, name, specification, conversion in parsed:
         if name is not None and (not name.strip() or specification or conversion):
-            raise ConfigError(f"{location}: expected the name of a field alone between braces")
+            raise ConfigError(f"{location}: expected only the name of a field between braces")
     return Pattern(location, tuple((text, name or "") for text, name, _, _ in parsed))
 
 

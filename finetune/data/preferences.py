@@ -207,7 +207,7 @@ def _read_implicit(row: Row) -> Preference:
     for name, text in zip(("chosen", "rejected"), texts, strict=True):
         parts = (prefix, text[len(prefix) :])
         if not parts[1].strip():
-            raise BadRow(f"empty {name}", f"{row.location}: {name!r} has nothing behind the prompt")
+            raise BadRow(f"empty {name}", f"{row.location}: {name!r} has nothing after the prompt")
         examples.append(TrainingExample(row.location, content_key(parts), parts=parts))
     chosen, rejected = examples
     return Preference(row.location, content_key(prefix), chosen, rejected, _margin(row))
@@ -239,7 +239,7 @@ def _check_unlike(row: Row, chosen: str, rejected: str) -> None:
     if chosen.strip() == rejected.strip():
         raise BadRow(
             "equal replies",
-            f"{row.location}: 'chosen' and 'rejected' are the same text, which prefers nothing; "
+            f"{row.location}: 'chosen' and 'rejected' are the same text, which is no preference; "
             'data.bad_rows = "skip" leaves such rows out',
         )
 

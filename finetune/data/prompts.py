@@ -89,7 +89,8 @@ class PromptEncoder:
         response = last_response(encoded.spans)
         if example.text or not response.start:
             raise BadRow(
-                "asks nothing", f"{example.location}: a plain text asks nothing; expected a prompt"
+                "asks nothing",
+                f"{example.location}: a plain text has no question; expected a prompt",
             )
         return [self._prompt(example, encoded, response)]
 

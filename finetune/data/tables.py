@@ -147,7 +147,9 @@ def _json_records(file: IO[bytes], location: str) -> Iterator[Record]:
     if head.startswith(b"["):
         return _array_records(_text_of(file.read(), location), location)
     if re.match(rb'\{\s*\n\s*"', head):
-        raise ConfigError(f"{location}: is one JSON object, expected a list, or one object a line")
+        raise ConfigError(
+            f"{location}: is one JSON object, expected a list, or one object per line"
+        )
     return jsonl_records(file)
 
 

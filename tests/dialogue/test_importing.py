@@ -73,7 +73,7 @@ def test_sources_and_calls_come_back(store: Store, tmp_path: Path) -> None:
     assert (again.sources, again.calls) == (sources, calls)
 
 
-TOO_DEEP = f"message 2, call 2: nests lists and objects deeper than {DEEPEST} deep"
+TOO_DEEP = f"message 2, call 2: nests lists and objects deeper than {DEEPEST} levels"
 GOOD = {"name": "x", "arguments": {}, "result": "", "status": "done", "at": 0, "inside": 0}
 
 

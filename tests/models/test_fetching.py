@@ -283,7 +283,7 @@ def answer(status: int, kind: Callable[..., BaseException]) -> BaseException:
         (answer(401, errors.GatedRepoError), f"accepted first, at {constants.ENDPOINT}/org/tiny"),
         (answer(404, errors.RepositoryNotFoundError), "there is no such model on the hub"),
         (answer(403, errors.HfHubHTTPError), "cannot be fetched: refused"),
-        (answer(503, errors.HfHubHTTPError), "the hub has a fault (status 503)"),
+        (answer(503, errors.HfHubHTTPError), "the hub reports an error (status 503)"),
         (ConnectError("no route\nto host"), "check the network (no route)"),
         (errors.OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set"),
         (errors.HFValidationError("bad"), "'org/tiny' is not a model id"),

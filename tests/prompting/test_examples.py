@@ -90,8 +90,8 @@ def test_reading_a_pool_keeps_little_beside_its_texts(tmp_path: Path) -> None:
 
 
 JSONL_REFUSALS = {
-    "": "pool.jsonl: holds no examples",
-    "\n \n": "pool.jsonl: holds no examples",
+    "": "pool.jsonl: contains no examples",
+    "\n \n": "pool.jsonl: contains no examples",
     '{"input": "a", "output":\n': "line 1: is not valid JSON: Expecting value at column 25",
     '{"input": "a", "output": "b"': "line 1: is not valid JSON: Expecting ',' delimiter at column",
     '{"input": "a", "output": "b"}\n["a", "b"]': "line 2: is a list, expected a JSON object",
@@ -124,7 +124,7 @@ def test_a_jsonl_pool_is_refused_in_one_sentence(tmp_path: Path, body: str) -> N
 
 
 CSV_REFUSALS: dict[str | bytes, str] = {
-    "text,label\n": "pool.csv: holds no examples",
+    "text,label\n": "pool.csv: contains no examples",
     'text,label\n"a\nb",spam\nc,ham,3': "line 4: has 3 fields, expected 2",
     "text,label\na": "line 2: has 1 fields, expected 2",
     'text,label\nb,spam\n"c,ham\nd': "line 3: is not valid CSV: unexpected end of data",

@@ -45,7 +45,7 @@ def test_the_calendar_counts_days(monkeypatch: pytest.MonkeyPatch) -> None:
         "error: there is no date so far away"
     )
     assert called("calendar", date="soon") == (
-        "error: 'soon' is no date; expected one such as 2026-11-23"
+        "error: 'soon' is not a date;  expected one such as 2026-11-23"
     )
     assert called("calendar", date="today", days=1.5) == (
         "the argument 'days' is the number 1.5, expected integer"

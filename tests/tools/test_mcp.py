@@ -114,7 +114,7 @@ def test_closed_servers_are_gone_and_stay_so(folder: Path) -> None:
     pid = int((folder / "pid").read_text())
     registry.running.close()
     assert ends(pid)
-    assert run(add, {"a": 2, "b": 3}, never()).text == "error: its chat has been left"
+    assert run(add, {"a": 2, "b": 3}, never()).text == "error: its chat was closed"
     assert int((folder / "pid").read_text()) == pid
 
 

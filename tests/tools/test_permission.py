@@ -95,7 +95,7 @@ def question(arguments: Arguments, *changes: str, is_expanded: bool = False) -> 
 def test_arguments_are_json_a_line_each(folder: Path) -> None:
     lines = question({"city": "a, days=3)\nb", "days": 3, "tags": ["x"]})
     assert lines == [
-        "The model wants to run weather. May it?",
+        "The model wants to run weather. Allow it?",
         '  "city": "a, days=3)\\nb"',
         '  "days": 3',
         '  "tags": ["x"]',
@@ -132,7 +132,7 @@ def test_a_long_argument_shows_both_ends_until_it_is_expanded() -> None:
 
 def test_the_question_shows_what_has_changed() -> None:
     assert question({"a": 1}, 'command[1]: "x" → "y"') == [
-        "The model wants to run weather, which has changed since you allowed it. May it?",
+        "The model wants to run weather, which has changed since you allowed it. Allow it?",
         '  "a": 1',
         "Changed:",
         '  command[1]: "x" → "y"',

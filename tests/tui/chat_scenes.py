@@ -148,7 +148,7 @@ CHAT_SCENES = {
         (
             "▸ calculator(expression=48*76): 3648",
             "▸ weather(city=Rome) · under way",
-            "The model wants to run weather. May it?",
+            "The model wants to run weather. Allow it?",
             '"city": "Rome"',
             "Yes, always in this chat",
             "● waiting for your answer · Esc stops",

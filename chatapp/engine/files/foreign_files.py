@@ -65,7 +65,7 @@ def check_files(path: Path) -> None:
         except (OSError, ValueError):
             continue  # a broken link counts as a missing file
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise ModelError(f"{entry}: is no regular file; expected one, or a link to one")
+            raise ModelError(f"{entry}: is not a regular file; expected one, or a link to one")
         if most is not None and status.st_size > most:
             raise ModelError(
                 f"{entry}: has {status.st_size:,} bytes; expected at most {most:,} of such a file"

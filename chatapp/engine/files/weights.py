@@ -130,7 +130,7 @@ def _read(
     if header.shape != expected:
         raise ModelError(
             f"{header.file}: tensor {header.name!r} has the shape {list(header.shape)}; "
-            f"expected {list(expected)} after the model's configuration"
+            f"expected {list(expected)} by the model's configuration"
         )
     tensor = read()
     if tensor.dtype == torch.uint8 and four_bits:

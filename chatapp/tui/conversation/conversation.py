@@ -125,9 +125,7 @@ class Conversation:
         """
         if self.session is not None and self.chat.basis.prompt:
             if for_all:
-                raise ValueError(
-                    "this chat is held with a prompt file, whose values are for it alone"
-                )
+                raise ValueError("this chat uses a prompt file, whose values apply only to it")
             self.session.sampling = sampling  # which ends with the prompt file
             return
         choices = self.chat.choices.changed_to(sampling)

@@ -111,7 +111,7 @@ class Getting:
         try:
             fetch(self.name, say=self._say, progress=self._progress)
         except _Stopped:
-            problem = "Stopped. The next download goes on where this one ended."
+            problem = "Stopped. The next download continues where this one ended."
         except BaseException as error:
             # A broken installation can raise anything; its message is for the user.
             problem = in_words(error)

@@ -195,8 +195,8 @@ class LayersView(View):
         self.query_one("#layers-table", Static).update(Content("\n").join(rows))
 
 
-_SERVED = "The server is sent these as messages, and writes its model's own template around them."
-_OUTDATED = "The reply was generated from another prompt. Below is the one there would be now."
+_SERVED = "These are sent as messages; the server applies its model's own template."
+_OUTDATED = "The reply was generated from another prompt. Below is the current one."
 
 
 class PromptView(View):

@@ -29,8 +29,8 @@ _LINES = 12
 _LONGEST = 2**20
 _WIDTH = "100"
 
-_HINT = "Esc stops after this step, and once more at once"
-_DONE_HINT = "Enter goes on with the new model · Esc closes"
+_HINT = "Esc stops after this step; Esc again stops at once"
+_DONE_HINT = "Enter uses the new model · Esc closes"
 
 
 def command(model: str) -> list[str]:
@@ -44,7 +44,7 @@ class LearnScreen(Dialog[str | None]):
     BINDING_GROUP_TITLE = "Learning from feedback"
     BINDINGS: ClassVar[list[BindingType]] = [
         HELP,
-        Binding("enter", "use", "Go on with the new model"),
+        Binding("enter", "use", "Use the new model"),
         Binding("escape", "stop", "Stop, or close"),
     ]
 

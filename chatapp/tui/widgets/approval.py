@@ -132,7 +132,7 @@ class Approval(Vertical):
         self.call_after_refresh(self._tell_more)
 
     def _tell_more(self) -> None:
-        hints = ["PgDn reads on"] if self._page.max_scroll_y else []
+        hints = ["PgDn scrolls"] if self._page.max_scroll_y else []
         hints += ["e shows all of it"] if self._is_cut else []
         more = self.query_one(".more", Static)
         more.update(" · ".join(hints))

@@ -151,4 +151,4 @@ def difference(left: str, right: str) -> Difference:
         f"{count} of {len(side)} words at the {name}"
         for count, side, name in zip(counts, words, ("left", "right"), strict=True)
     )
-    return Difference(tuple(spans[0]), tuple(spans[1]), f"Marked is what differs: {marks}.")
+    return Difference(tuple(spans[0]), tuple(spans[1]), f"Differences are marked: {marks}.")

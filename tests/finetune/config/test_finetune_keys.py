@@ -66,7 +66,7 @@ def test_each_kind_of_objective_has_keys_of_its_own() -> None:
     assert "objective.beta" in {key.name for key in keys() if key.kind == "dpo"}
     assert lines(keys("objective"))[:2] == [
         'objective.kind = "l3"',
-        f"    {' | '.join(map(json.dumps, kinds))}: what is minimised",
+        f"    {' | '.join(map(json.dumps, kinds))}: the loss to minimize",
     ]
 
 

@@ -124,7 +124,7 @@ def test_a_broken_line_is_named_and_the_next_is_read(tmp_path: Path) -> None:
     first, cut, listed, latin, last = fields(path)
     assert (first, last) == ({"a": 1}, {"a": 2})
     assert cut.startswith(f"{path}, line 2: is not valid JSON")
-    assert listed == f"{path}, line 3: is a list, expected a JSON object; write one object a line"
+    assert listed == f"{path}, line 3: is a list, expected a JSON object; write one object per line"
     assert "line 4: is not UTF-8" in latin
     array = tmp_path / "a.json"
     array.write_text('[{"a": 1},\n 3]')

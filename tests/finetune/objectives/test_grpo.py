@@ -304,7 +304,7 @@ def test_rows_may_be_prompts_alone(tmp_path: Path) -> None:
     ("row", "rewards", "words"),
     [
         ({"prompt": "x"}, [{"kind": "exact_match"}], "reply, which the prompt 'x' has not"),
-        ({"text": "plain"}, None, "line 1: a plain text asks nothing"),
+        ({"text": "plain"}, None, "line 1: a plain text has no question"),
         ({"prompt": ""}, None, "line 1: 'prompt' is empty"),
         ({"prompt": "x", "completion": " "}, None, "line 1: 'completion' is empty"),
         ({"prompt": [{"role": "assistant", "content": "x"}]}, None, "expected 'user'"),

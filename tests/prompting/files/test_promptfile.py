@@ -170,7 +170,7 @@ REFUSALS = {
     'metrics = ["accuracy"]': "line 1: 'metrics' holds 'accuracy', which needs labels",
     'metrics = ["acc"]': "'metrics[1]' is the string 'acc', expected 'accuracy', 'macro_f1'",
     # Examples.
-    "examples = []": "line 1: holds no examples",
+    "examples = []": "line 1: contains no examples",
     "examples = 3": "line 1: 'examples' is the number 3",
     "examples = [3]": "line 1, example 1: is the number 3, expected {input",
     'examples = [{input = "a"}]': "line 1, example 1: no output; expected a field named output",

@@ -89,7 +89,7 @@ async def test_nothing_runs_until_the_user_says_yes(
         await driver.ready()
         await switch_on(driver, "touch")
         await asked(driver, "Do it")
-        assert "The model wants to run touch. May it?" in driver.screen_text
+        assert "The model wants to run touch. Allow it?" in driver.screen_text
         assert r'"why": "[b]\u001b[2J"' in driver.screen_text
         assert not touch.exists()
         await driver.press("down", "enter")
@@ -126,7 +126,7 @@ async def test_all_of_a_long_question_can_be_read(
         await asked(driver, "Do it")
         await driver.until(lambda: "e shows all of it" in driver.screen_text)
         await driver.press("e")
-        await driver.until(lambda: "PgDn reads on" in driver.screen_text)
+        await driver.until(lambda: "PgDn scrolls" in driver.screen_text)
         assert "e shows all of it" not in driver.screen_text
         assert "rm -rf ~" not in driver.screen_text
         await driver.press("pagedown")

@@ -24,12 +24,12 @@ def test_whole_words_are_marked(
     found = difference(left, right)
     assert marked(left, found.left) == only_left
     assert marked(right, found.right) == only_right
-    assert found.words.startswith("Marked is what differs: ")
+    assert found.words.startswith("Differences are marked: ")
 
 
 def test_words_are_counted() -> None:
     assert difference("a b c", "a x y c").words == (
-        "Marked is what differs: 1 of 3 words at the left, 2 of 4 words at the right."
+        "Differences are marked: 1 of 3 words at the left, 2 of 4 words at the right."
     )
 
 

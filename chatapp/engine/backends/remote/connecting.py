@@ -67,7 +67,7 @@ def connect(server: Server, *, name: str) -> RemoteModel:
     remarks = []
     if server.key and server.url.startswith("http://") and not server.is_here:
         remarks.append(
-            f"The key travels to {urlsplit(server.url).hostname} unencrypted; use https."
+            f"The key is sent to {urlsplit(server.url).hostname} unencrypted; use https."
         )
     served = _chosen(server)
     context = server.context or served.context or context_of_llama_cpp(server)

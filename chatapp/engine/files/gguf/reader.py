@@ -82,7 +82,7 @@ class GGUFFile:
     def headers(self) -> list[TensorHeader]:
         """Of the weights, by their names in the file. Raises ModelError when there are none."""
         if not self._tensors:
-            raise ModelError(f"{self.path}: holds a vocabulary and no weights; expected a model")
+            raise ModelError(f"{self.path}: contains a vocabulary but no weights; expected a model")
         return [
             TensorHeader(self.path, name, self.shape(name), self.kind(name))
             for name in self._tensors

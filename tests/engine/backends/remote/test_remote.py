@@ -614,7 +614,7 @@ def test_a_key_in_clear_over_a_network_is_spoken_of(
     monkeypatch.setenv("MY_KEY", "sesame")
     monkeypatch.setattr(Server, "is_here", property(lambda server: False))
     remark = connect(Server(server.url, key="MY_KEY", context=64), name="mine").remark
-    assert remark == "The key travels to 127.0.0.1 unencrypted; use https."
+    assert remark == "The key is sent to 127.0.0.1 unencrypted; use https."
     assert connect(Server(server.url, context=64), name="mine").remark == ""
 
 

@@ -188,7 +188,7 @@ def test_a_missing_tensor_is_told(
 
 def test_a_vocabulary_alone_is_no_model(tmp_path: Path, bpe: Tokenizer) -> None:
     path = write_file(tmp_path / "words.gguf", GPT2_KEYS, {}, more=vocabulary(bpe))
-    with pytest.raises(ModelError, match=r"words.gguf: holds a vocabulary and no weights"):
+    with pytest.raises(ModelError, match=r"words.gguf: contains a vocabulary but no weights"):
         load_model(str(path))
 
 
