@@ -178,13 +178,13 @@ def _grid(options: dict[str, Any]) -> "Grid":
     from chatapp.fewshot.options import ORDERS, SCORINGS, STYLES, SWITCHES, method_of, one_of
 
     def among(name: str, known: tuple[_Name, ...]) -> tuple[_Name, ...]:
-        return tuple(one_of(value, known, f"--{name}") for value in _listed(options[name]))
+        return tuple(one_of(value, known, f"--{name}") for value in _split_list(options[name]))
 
-    for selection in _listed(options["select"]):
+    for selection in _split_list(options["select"]):
         method_of(selection)
     return Grid(
-        shots=tuple(map(_number, _listed(options["shots"]))),
-        select=_listed(options["select"]),
+        shots=tuple(map(_number, _split_list(options["shots"]))),
+        select=_split_list(options["select"]),
         order=among("order", ORDERS),
         scoring=among("score", SCORINGS),
         style=among("style", STYLES),

@@ -268,7 +268,7 @@ def inspect(
             findings += find_close_ups(language_model, before, position, close_ups, top)
         if parts:
             findings.append(explain_text(language_model, before, answer, against, follower))
-        document = {"model": language_model.name, "text": given, **in_full}
+        document = {"model": language_model.name, "text": content, **in_full}
         _give(findings, document, as_json=as_json, output=output, force=force)
 
 

@@ -245,7 +245,7 @@ def evaluate(
         prompt = prompt_of(task, cell)
         selector = selectors[task.name].of(prompt)
         answerer = Answerer(model, prompt, selector, template=template)
-        asked = (answerer.prepare(task.items[number]) for number in missing)
+        questions = (answerer.prepare(task.items[number]) for number in missing)
         numbers = iter(missing)
         for answers in answerer.answers(questions):
             new = [_row(task, cell, next(numbers), answer) for answer in answers]

@@ -153,7 +153,7 @@ def _shots(group: Sequence[Result]) -> list[int]:
     return sorted({result.shots for result in group})
 
 
-def _asked(result: Result) -> str:
+def _scoring_of(result: Result) -> str:
     """How labels were scored, whether in turns of a chat, and whether without the instruction."""
     turns = ", in turns" if result.style == "turns" else ""
     return f"{result.scoring}{turns}" + ", no instruction" * (result.instruction == "off")

@@ -68,7 +68,7 @@ class Question:
         return self.item.input
 
     @property
-    def asked(self) -> Example:
+    def full_input(self) -> Example:
         """The input with its passages."""
         return with_passages(self.item, self.passages)
 
@@ -151,11 +151,11 @@ class Answerer:
         if prompt.select.selector.votes:
             return Question(item, [], list(chosen.values()), [])
         passages = self._passages(item)
-        asked = with_passages(item, passages)
-        fitted = self._layout.fit(list(chosen), asked, self._count, self._room(asked))
+        full_input = with_passages(item, passages)
+        fitted = self._layout.fit(list(chosen), full_input, self._count, self._room(full_input))
         return Question(
             item,
-            self._render(fitted.kept, asked, passages),
+            self._render(fitted.kept, full_input, passages),
             [chosen[index] for index in fitted.kept],
             [chosen[index] for index in fitted.dropped],
             passages,
@@ -214,12 +214,12 @@ class Answerer:
         return Question(item, segments, [], [])
 
     def _render(
-        self, kept: Sequence[int], query: Query, passages: Sequence[str] = ()
+        self, ranked: Sequence[int], query: Query, passages: Sequence[str] = ()
     ) -> list[Segment]:
         if self._prompt.scoring == "channel":
             text = item_of(query).input
-            return render_channel(self._prompt, kept, text, self._prompt.labels[0])
-        segments = set_apart(self._layout.render(kept, query), passages)
+            return render_channel(self._prompt, ranked, text, self._prompt.labels[0])
+        segments = set_apart(self._layout.render(ranked, query), passages)
         return without_start(segments, self.model)
 
     def _count(self, segment: Segment) -> int:
@@ -237,9 +237,9 @@ class Answerer:
             len(self._answer_ids(label)) for label in self.label_ids
         )
         if self._prompt.scoring == "calibrated":
-            own = len(self._encode(self._layout.asked(item), begins=False))
-            asked = (self._layout.asked(free) for free in CONTENT_FREE)
-            others = (len(self._encode(text, begins=False)) for text in asked)
+            own = len(self._encode(self._layout.render_query(item), begins=False))
+            rendered = (self._layout.render_query(free) for free in CONTENT_FREE)
+            others = (len(self._encode(text, begins=False)) for text in rendered)
             spare += max(0, *(other - own for other in others))
         return window - spare
 

@@ -85,7 +85,7 @@ class Form:
         return Columns(inputs, self.output)
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def query_fields(self) -> tuple[str, ...]:
         """The fields of an input in a query, each as often as it stands there."""
         return tuple(name for name in self.query.fields if name != INSTRUCTION)
 

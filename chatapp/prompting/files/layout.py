@@ -191,10 +191,10 @@ class TextLayout:
         # The character after white space determines how it is cut into tokens.
         return Segment("marker", between + "x") if between else END_OF_TEXT
 
-    def asked(self, query: Query) -> str:
+    def render_query(self, query: Query) -> str:
         """The text of the input, about as it is encoded."""
         item, form = item_of(query), self._prompt.form
-        return "".join(f" {item.value(name).strip()}" for name in form.asked)
+        return "".join(f" {item.value(name).strip()}" for name in form.query_fields)
 
     def fit(
         self, ranked: Sequence[int], query: Query, count: Callable[[Segment], int], limit: int

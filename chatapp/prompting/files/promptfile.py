@@ -103,7 +103,7 @@ class PromptFile:
         object.__setattr__(self, "form", self._form())
         if self.scoring == "channel" and self.form.channel is None:
             raise self.error("score.method", NO_CHANNEL)
-        if self.documents is not None and len(self.form.asked) != 1:
+        if self.documents is not None and len(self.form.query_fields) != 1:
             raise self.error("documents", "needs a layout whose query has one field")
         if len(set(self.labels)) < len(self.labels):
             raise self.error("labels", "holds a label twice")

@@ -44,7 +44,7 @@ class TurnsLayout:
         chat = [Message("system", prompt.instruction)] if opens else []
         shots = [prompt.pool[index] for index in arrange(ranked, prompt.select)]
         for example in (*shots, *turns):
-            chat.append(Message("user", self.asked(example)))
+            chat.append(Message("user", self.render_query(example)))
             chat.append(Message("assistant", example.output.strip()))
         return [*chat, Message("user", self.render_query(query))]
 
@@ -70,7 +70,7 @@ class TurnsLayout:
         after = self._template.render_user("", after=Segment("assistant", ""))[0]
         return closed[0] if closed else after
 
-    def asked(self, query: Query) -> str:
+    def render_query(self, query: Query) -> str:
         form = self._prompt.form
         parts = fill(form.turn, item_of(query), form, self._prompt.instruction, "user", "assistant")
         return text_of(parts).strip()
