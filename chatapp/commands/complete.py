@@ -39,7 +39,7 @@ def complete(
     steer: SteerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a text as it stands, without a dialogue."""
+    """Continue a text, without a dialogue."""
     settings = settings_of(context)
     prompt = (text or "") + standard_input().removesuffix("\n")
     if not prompt.strip():

@@ -80,14 +80,14 @@ def draw_patches(patches: Patches, width: int) -> list[RenderableType]:
     return parts
 
 
-def draw_circuit(found: SmallestCircuit, width: int) -> list[RenderableType]:
+def draw_circuit(smallest: SmallestCircuit, width: int) -> list[RenderableType]:
     """The parts of the circuit, a line a layer."""
     by_layer: dict[str, list[str]] = {}
-    for part in found.circuit.parts:
+    for part in smallest.circuit.parts:
         by_layer.setdefault(part.partition(".")[0], []).append(part)
     rows: list[list[Text | str]] = [[layer, "  ".join(parts)] for layer, parts in by_layer.items()]
     return [
-        heading("Smallest circuit", found.sentence),
+        heading("Smallest circuit", smallest.sentence),
         draw_table([">layer", "parts"], rows, width),
     ]
 

@@ -91,7 +91,7 @@ AnswerOption = Annotated[
     typer.Option(
         metavar="TOKEN",
         help='The token that --why, --ablate, --patch and --circuit are about, such as " Mary": '
-        "the one that follows --token, or the likeliest.",
+        "the one that follows --token, or the most likely one.",
     ),
 ]
 AblateOption = Annotated[

@@ -136,11 +136,11 @@ def _patched(model: "LanguageModel", question: Question, options: PartOptions) -
 
 def _tokens(text: str) -> list[int]:
     """The tokens that `2-4,7` stands for. Raises UserError."""
-    found: list[int] = []
+    indices: list[int] = []
     for part in re.split(r"[\s,]+", text.strip()):
         match = _RANGE.fullmatch(part)
         if match is None:
             raise UserError(f"--noise is {text!r}; expected numbers of tokens, such as 2-4,7")
         first, last = int(match[1]), int(match[2] or match[1])
-        found += range(first, min(last, 10**6) + 1)
-    return found
+        indices += range(first, min(last, 10**6) + 1)
+    return indices

@@ -1,6 +1,6 @@
 """What in a prompt mattered, for `chatapp run --parts` and `chatapp inspect --parts`.
 
-Keep: nothing of torch is imported before a model is loaded.
+Invariant: nothing of torch is imported before a model is loaded.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _BAR = 12
 
 
 def explain_answer(answerer: "Answering", answer: "Answer") -> "PromptParts":
-    """What in its prompt made an answer: the label against the second likeliest one, or the first
+    """What in its prompt made an answer: the label against the second most likely one, or the first
     token of a generated text against its runner-up.
 
     Raises UserError for answers that no single prompt was scored for.
@@ -66,8 +66,8 @@ def explain_text(
 ) -> "PromptParts":
     """What in a text made a next token, and not another.
 
-    answer, against: the two as text; by default what followed, or the likeliest, and the runner-up.
-    Raises UserError.
+    answer, against: the two as text; by default the next token, or the most likely one, and the
+    runner-up. Raises UserError.
     """
     from chatapp.lab.experiments import token_of
     from chatapp.lab.prompt_parts import attribute_prompt, parts_of_text

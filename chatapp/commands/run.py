@@ -189,8 +189,8 @@ def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
     if inputs is None and options["output"] is not None:
         raise UserError("--output needs --inputs")
     for_one = {"--show-prompt": "show_prompt", "--parts": "parts", "--json": "as_json"}
-    if inputs is not None and (given := [o for o, name in for_one.items() if options[name]]):
-        option = given[0]
+    if inputs is not None and (single_only := [o for o, name in for_one.items() if options[name]]):
+        option = single_only[0]
         raise UserError(f"{option} is for one input; the answers to --inputs hold everything")
 
 

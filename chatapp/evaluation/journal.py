@@ -202,7 +202,7 @@ def style_of(row: JournalRow) -> str:
 
 
 def instruction_of(row: JournalRow) -> Any:
-    """Whether the prompt had its instruction; rows of before there was a choice had it."""
+    """Whether the prompt had its instruction; older rows had it."""
     return row.get("instruction", "on")
 
 

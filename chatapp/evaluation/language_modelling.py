@@ -120,7 +120,7 @@ class Lambada:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LambadaResult:
     """Both protocols over the same passages.
 
     figures: empty where the model failed on every passage. failures: why a passage is not counted,
@@ -139,7 +139,7 @@ def lambada(
     model: LanguageModel,
     passages: Sequence[str],
     progress: Progress | None = None,
-) -> Measured:
+) -> LambadaResult:
     """Both measures over passages of two words or more each (see `is_passage`).
 
     A passage longer than the model's window loses its beginning.
@@ -162,7 +162,7 @@ def lambada(
         for protocol, scores in scored.items()
         if scores
     }
-    return Measured(figures, failures)
+    return LambadaResult(figures, failures)
 
 
 def read_passages(path: Path) -> list[Item]:

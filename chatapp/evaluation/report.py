@@ -86,7 +86,7 @@ def results(
     settings: dict[tuple[Any, ...], list[JournalRow]] = defaultdict(list)
     for row in rows:
         settings[setting_of(row)].append(row)
-    measured = []
+    rows_of_report = []
     for (name, shots, selection, order, layout, style, instruction), group in settings.items():
         task = by_name[name]
         cell = Cell(name, shots, selection, order, layout, group[0]["seed"], style)
@@ -96,7 +96,7 @@ def results(
             for metric in task.prompt.metrics:
                 golds = [item.gold for item in task.items]
                 estimated = estimate(metric, runs, golds)
-                measured.append(
+                rows_of_report.append(
                     Result(
                         name,
                         shots,
@@ -112,7 +112,7 @@ def results(
                         **beside(metric),
                     )
                 )
-    return measured
+    return rows_of_report
 
 
 def _deciding(layout: str, scorings: Sequence[Scoring]) -> list[str]:

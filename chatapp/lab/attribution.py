@@ -130,6 +130,6 @@ def normed_parts(norm: LayerNorm | RMSNorm, parts: Tensor, whole: Tensor) -> Ten
 
 
 def runner_up(logits: Tensor, token: int) -> int:
-    """The likeliest token apart from one. logits: (vocabulary,)."""
+    """The most likely token except one. logits: (vocabulary,)."""
     best: Sequence[int] = logits.topk(2).indices.tolist()
     return best[1] if best[0] == token else best[0]

@@ -63,9 +63,9 @@ def ask(
 ) -> Question:
     """Let a model read `ids`, and compare what may come after them.
 
-    token: the likeliest by default. against: the runner-up by default, `MEAN` for the mean of all
-    logits. Raises UserError for a model whose inside cannot be measured, and for ids that it does
-    not take.
+    token: the most likely one by default. against: the runner-up by default, `MEAN` for the mean of
+    all logits. Raises UserError for a model whose inside cannot be measured, and for ids that it
+    does not take.
     """
     from chatapp.engine.backends.local import LocalModel
     from chatapp.engine.decoder.interventions import UNCHANGED

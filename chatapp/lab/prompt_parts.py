@@ -12,7 +12,7 @@ tokens it is the difference of their logits.
 No method is right in general (2402.00794, 2408.11252), so both are shown with their rank
 correlation.
 
-Keep: every token has its numbers, the first one too, although hiding it takes away where heads
+Invariant: every token has its numbers, the first one too, although hiding it takes away where heads
 look when they have nothing to look for. The last token sees itself always.
 """
 
@@ -135,8 +135,8 @@ def attribute_prompt(
     """What in a prompt mattered for an answer. Formulas are in this file's first lines.
 
     ids: of the prompt. spans: its parts. answer, against: tokens of the answers that are compared;
-    by default the likeliest next token and its runner-up. by_token: hide each token as well, which
-    takes a pass for each. Raises UserError for a model that is not computed by this program's
+    by default the most likely next token and its runner-up. by_token: hide each token as well,
+    which takes a pass for each. Raises UserError for a model that is not computed by this program's
     decoder, ContextOverflow for a prompt that does not fit, ModelError for weights that are not
     float32.
     """

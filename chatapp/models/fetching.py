@@ -62,7 +62,7 @@ def fetch(name: str, *, say: Say, progress: Progress) -> Fetched:
     if name not in known and "/" not in name:
         raise ModelError(
             f"there is no model {quoted(name)} in the catalogue, and an id on the hub has the "
-            f"form organisation/model{did_you_mean(name, known)}"
+            f"form organization/model{did_you_mean(name, known)}"
         )
     with only_one():
         recorded = find_fetched(name)

@@ -112,7 +112,7 @@ def _explain(name: str, error: BaseException) -> ModelError:
     match error:
         case errors.HFValidationError():
             return ModelError(
-                f"{quoted(name)} is not a model id; expected the form organisation/model"
+                f"{quoted(name)} is not a model id; expected the form organization/model"
             )
         case errors.GatedRepoError():
             return ModelError(

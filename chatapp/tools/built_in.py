@@ -56,7 +56,7 @@ def number(text: str) -> Fraction:
             raise ToolError(f"the exponent of {text[:40]} is beyond {_MOST_EXPONENT:,}")
         return check_size(Fraction(digits) * Fraction(10) ** int(exponent or 0))
     except ValueError:
-        raise ToolError(f"{text[:40]!r} is no number") from None
+        raise ToolError(f"{text[:40]!r} is not a number") from None
 
 
 def in_digits(value: Fraction) -> str:
@@ -115,7 +115,7 @@ def calendar(day: str, days: int = 0, until: str | None = None) -> str:
     try:
         start += timedelta(days=days)
     except OverflowError:
-        raise ToolError("there is no date so far away") from None
+        raise ToolError("the date is too far away") from None
     words = in_words(start)
     if until is None:
         return words
@@ -135,7 +135,7 @@ def _date(text: str) -> date:
     try:
         return date.fromisoformat(text.strip())
     except ValueError:
-        raise ToolError(f"{quoted(text)} is not a date;  expected one such as 2026-11-23") from None
+        raise ToolError(f"{quoted(text)} is not a date; expected one such as 2026-11-23") from None
 
 
 _LONGEST = 1_000

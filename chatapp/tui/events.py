@@ -57,7 +57,7 @@ class Suggested(Message):
 
 
 @dataclass
-class Measured(Message):
+class UsageCounted(Message):
     """The chat's share of the context window."""
 
     session: "Session"
@@ -65,7 +65,7 @@ class Measured(Message):
 
 
 @dataclass
-class Unmeasured(Message):
+class UsageUnknown(Message):
     """The chat cannot be rendered as a prompt, with the reason."""
 
     session: "Session"

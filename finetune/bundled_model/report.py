@@ -13,7 +13,7 @@ arithmetic of the GPT-3 paper, `chatapp eval PROMPT --test FILE` for TREC and MR
 perplexity FILE` for WikiText-2.
 
 Invariant: a generation that fails is no wrong answer. It ends the measurement with its reason; in
-the scripted chat it stands beside what was said before it.
+the scripted chat it follows the replies before it.
 """
 
 import json

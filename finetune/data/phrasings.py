@@ -168,7 +168,7 @@ class Phrasings:
         if isinstance(answer, int | str) and str(answer) in map(str, range(len(options))):
             return options[int(answer)]
         raise BadRow(
-            f"{self.answer} is no option",
+            f"{self.answer} is not an option",
             f"{row.location}: {self.answer!r} is {shown(answer)}, expected one of the options of "
             f"{self.path}: {names(options)}",
         )

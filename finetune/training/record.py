@@ -17,7 +17,7 @@ result.json of a finished run: steps taken; best_step, whose weights are kept; e
 log.jsonl; seconds of all sessions; peak_memory_bytes. That of `pretrain` has steps, held_out_loss
 in nats a token and held_out_perplexity, null without held-out documents.
 
-log.jsonl (losses.jsonl of `pretrain`) has one JSON object a line, in the order of the steps:
+log.jsonl (losses.jsonl of `pretrain`) has one JSON object per line, in the order of the steps:
 
 - step: optimizer steps taken; seconds: of all sessions of the run up to here.
 - of a training step: loss (of `pretrain`), or the objective's scalars (l3, l2, l1, accuracy)

@@ -25,7 +25,7 @@ def call(name: str, **arguments: object) -> str:
     return f"<tool_call>\n{document}\n</tool_call>"
 
 
-TOUCH = "The model wants to run touch. May it?\n"
+TOUCH = "The model wants to run touch. Allow it?\n"
 LONG = "and then " * 100 + "rm -rf ~"
 
 ATTACKS = {

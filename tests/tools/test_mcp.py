@@ -125,7 +125,7 @@ def test_a_server_gets_the_variables_that_its_file_lists(
     monkeypatch.setenv("NOTES_KEY", "note")
     code = "import json, os; json.dump(dict(os.environ), open('given', 'w'))\n"
     code += BY_HAND.format(tools=[])
-    server(folder, code, 'environment = ["NOTES_KEY"]\n').listed()
+    server(folder, code, 'environment = ["NOTES_KEY"]\n').list_names()
     given = json.loads((folder / "given").read_text())
     always = {"PATH", "HOME", "LANG", "LC_CTYPE", "CHATAPP_CALL"}
     assert given.keys() - always == {"NOTES_KEY"}
@@ -134,7 +134,7 @@ def test_a_server_gets_the_variables_that_its_file_lists(
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no subreaper")
 def test_a_daemon_of_a_server_ends_with_it(folder: Path) -> None:
     registry = server(folder, DAEMON + BY_HAND.format(tools=[]))
-    registry.listed()
+    registry.list_names()
     pid = int((folder / "daemon").read_text())
     assert psutil.pid_exists(pid)
     registry.running.close()
@@ -154,7 +154,7 @@ def test_two_that_ask_at_once_start_one_server(
 
     monkeypatch.setattr(mcp_servers, "Connection", Slow)
     registry = server(folder, BY_HAND.format(tools=[]))
-    threads = [threading.Thread(target=registry.listed) for _ in range(2)]
+    threads = [threading.Thread(target=registry.list_names) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -170,15 +170,18 @@ def _wait_for(path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        ("raise SystemExit('no key')", "demo: its server has ended; it said: no key"),
+        ("raise SystemExit('no key')", "demo: its server has ended; its output: no key"),
         (
             "import time; print('hello', flush=True); time.sleep(60)",
-            "demo: it took longer than 2 seconds; it said: hello",
+            "demo: it took longer than 2 seconds; its output: hello",
         ),
-        ("while True: print('\\x1b[2J' * 1000)", "demo: it took longer than 2 seconds; it said:"),
+        (
+            "while True: print('\\x1b[2J' * 1000)",
+            "demo: it took longer than 2 seconds; its output:",
+        ),
         (
             "import sys\nwhile True: sys.stdout.write('x' * 1000000)",
-            "demo: its server has ended; it said: a message of more than 10 MB",
+            "demo: its server has ended; its output: a message of more than 10 MB",
         ),
     ],
 )
@@ -193,7 +196,7 @@ def test_a_server_that_is_none_is_told(
     assert str(error.value).startswith(problem)
     assert "\x1b" not in str(error.value)
     assert "\n" not in str(error.value)
-    assert "calculator" in registry.listed()[0]
+    assert "calculator" in registry.list_names()[0]
 
 
 def test_a_list_that_never_comes_can_be_stopped(folder: Path) -> None:
@@ -206,7 +209,7 @@ def test_a_list_that_never_comes_can_be_stopped(folder: Path) -> None:
 
 def test_a_program_that_is_not_there_is_told(folder: Path) -> None:
     (folder / "gone.toml").write_text('name = "gone"\nserver = ["not-there"]\n')
-    _, problems = find_tools().listed()
+    _, problems = find_tools().list_names()
     assert problems == ["gone: not-there cannot be started: No such file or directory"]
 
 
@@ -220,7 +223,7 @@ def test_tools_that_are_no_good_cost_no_others(folder: Path) -> None:
         good,
         {**good, "name": "long", "inputSchema": {"type": "object", "title": "x" * 20_000}},
     ]
-    names, problems = server(folder, BY_HAND.format(tools=tools)).listed()
+    names, problems = server(folder, BY_HAND.format(tools=tools)).list_names()
     assert [name for name in names if name.startswith("demo")] == ["demo_a_good"]
     assert problems == [
         "demo: in the schema of 'bad', 'properties.x.items' is the number 5, expected object or "
@@ -254,7 +257,7 @@ def test_a_second_tool_of_a_name_is_one_sentence(folder: Path) -> None:
     assert [*registry.chosen(["demo"])] == ["demo_y", "demo_y_z"]
     assert registry.problems_of(["demo"]) == ["demo: its tool 'demo_x' has the name of another"]
     second = "demo_y: its tool 'demo_y_z' has the name of another"
-    names, problems = registry.listed()
+    names, problems = registry.list_names()
     assert registry.problems_of(["demo_y"]) == [second]
     assert names.count("demo_x") == names.count("demo_y_z") == 1
     assert problems == [*registry.problems_of(["demo"]), second]
@@ -277,7 +280,7 @@ def test_what_a_foreign_schema_has_of_its_own_is_left_to_its_server(folder: Path
 
 
 def test_a_list_that_is_none_is_told(folder: Path) -> None:
-    _, problems = server(folder, BY_HAND.format(tools=[{"name": 3}])).listed()
+    _, problems = server(folder, BY_HAND.format(tools=[{"name": 3}])).list_names()
     start = "demo: its server does not keep to the protocol: tools.0."
     assert [problem.startswith(start) for problem in problems] == [True]
 

@@ -155,7 +155,7 @@ class ChatServer(Server):
             )
         for name in ("width", "height"):
             if _cells(request.query.get(name, "80")) is None:
-                raise web.HTTPBadRequest(text=f"The {name} is no number of cells.")
+                raise web.HTTPBadRequest(text=f"The {name} is not a number of cells.")
         response = await handler(request)
         if not response.prepared:
             response.headers["Content-Security-Policy"] = _POLICY
@@ -176,7 +176,7 @@ def _read(text: str) -> tuple[str, object] | None:
 
 
 def _cells(value: object) -> int | None:
-    """Columns or rows; None for what is no number of them, or too large."""
+    """Columns or rows; None for an invalid or too large number."""
     try:
         number = int(str(value))
     except ValueError:

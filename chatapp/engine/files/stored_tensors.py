@@ -50,11 +50,11 @@ Weights = dict[str, Tensor]
 
 
 def kept_weights(
-    files: ModelFiles, precision: str, order: str, quantise: Callable[[], Weights]
+    files: ModelFiles, precision: str, order: str, make: Callable[[], Weights]
 ) -> Weights:
     """The weights of a model in int8 or int4, memory-mapped from files.
 
-    order: of the numbers in a matrix, which differs between machines. quantise: makes them; called
+    order: of the numbers in a matrix, which differs between machines. make: makes them; called
     only when the files are missing.
     """
     state = json.dumps([_VERSION, order, *_state(files)])
@@ -66,7 +66,7 @@ def kept_weights(
     head = path.with_suffix(".head.safetensors")
     blocks, output = _read(path, state), _read(head, state)
     if blocks is None or output is None:
-        blocks, output = quantise(), {}
+        blocks, output = make(), {}
         for name in [name for name in blocks if name.startswith("head.")]:
             output[name] = blocks.pop(name)
         with suppress(OSError):

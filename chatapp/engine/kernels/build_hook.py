@@ -1,6 +1,6 @@
 """Compiles the native kernels when the package is built; without a compiler it has none.
 
-Keep: free of the rest of the package, whose dependencies are not there while it is built.
+Invariant: free of the rest of the package, whose dependencies are not there while it is built.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """Which device a model computes on, the CPU or a GPU of this machine, and its memory.
 
-Keep: what is chosen is there and works. A GPU that is asked for and missing is an error in
+Invariant: what is chosen is there and works. A GPU that is asked for and missing is an error in
 words, never a silent change to the CPU. Free of torch until a device is chosen.
 """
 

@@ -1,7 +1,7 @@
 """The seam for linear layers: what multiplies by a weight matrix goes through here.
 
-Keep: a layer takes float32 (rows, in) and returns float32 (rows, out), whatever its weights are
-stored as. The type and shape of the stored weights alone decide how it multiplies.
+Invariant: a layer takes float32 (rows, in) and returns float32 (rows, out), whatever its weights
+are stored as. The type and shape of the stored weights alone decide how it multiplies.
 """
 
 from collections.abc import Callable, Mapping

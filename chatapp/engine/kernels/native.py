@@ -3,7 +3,7 @@
 Compiled when the package is installed, or else when they are first needed, into the cache folder.
 Where there is no compiler, `library` is None, `reason` says why, and torch computes.
 
-Keep: free of torch. A call releases the interpreter's lock.
+Invariant: free of torch. A call releases the interpreter's lock.
 """
 
 import ctypes

@@ -1,6 +1,7 @@
 """Layers that the native kernels compute: a product, and a whole block for a few rows.
 
-Keep: a block gives what its parts give one by one, up to the order of sums; tests hold both equal.
+Invariant: a block gives what its parts give one by one, up to the order of sums; tests hold both
+equal.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """What a model's matrices are stored and multiplied as: the choice, and the conversions.
 
-Keep: which tensors are converted, and to what, is decided here; a layer follows from the type
+Invariant: which tensors are converted, and to what, is decided here; a layer follows from the type
 of its weights (see linear.py).
 """
 

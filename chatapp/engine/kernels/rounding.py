@@ -1,7 +1,7 @@
 """How matrices are rounded to int8 and int4, and matrices of four bits on their way from a file.
 
-Keep: a row of a matrix of four bits is a row of bytes, so that what orders or stacks rows need not
-know.
+Invariant: a row of a matrix of four bits is a row of bytes, so that what orders or stacks rows need
+not know.
 """
 
 import numpy as np

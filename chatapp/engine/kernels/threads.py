@@ -9,7 +9,7 @@ prompt is read at 17,000 with two threads and at 9,000 with one. GPT-2 124M, bes
 program: 1 with two threads, 30 with one. So threads spin for a while, no more of them than there
 are free cores.
 
-Keep: on a machine with free cores, torch computes as if this module were not there, and what
+Invariant: on a machine with free cores, torch computes as if this module were not there, and what
 the user has chosen for OpenMP stays. Another number of threads adds up in another order, so
 that results differ in their last bits; therefore training keeps the number it began with.
 """

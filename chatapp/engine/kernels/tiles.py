@@ -1,6 +1,7 @@
 """Matrices of integers in tiles, as the native kernels multiply them; see kernels.c.
 
-Keep: a tensor of tiles is what is kept on disk and mapped into memory; nothing is packed twice.
+Invariant: a tensor of tiles is what is kept on disk and mapped into memory; nothing is packed
+twice.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Interfaces of torch that it does not document, checked on torch 2.13.
 
-Keep: nothing else in this program uses one, so that a new release of torch has one file to be
+Invariant: nothing else in this program uses one, so that a new release of torch has one file to be
 checked against. Each is what torch's own compiler calls on a CPU.
 """
 

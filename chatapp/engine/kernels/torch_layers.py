@@ -1,6 +1,6 @@
 """Products with int8 and int4 weights by torch, for machines without the native kernels.
 
-Keep: a layer takes float32 (rows, in) and returns float32 (rows, out).
+Invariant: a layer takes float32 (rows, in) and returns float32 (rows, out).
 """
 
 import torch

@@ -46,7 +46,7 @@ class Template:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the fields, each as often as it stands there."""
+        """The names of the fields, each as often as it occurs."""
         return tuple(piece.name for piece in self.pieces if isinstance(piece, Field))
 
     def before(self, name: str) -> "Template":
@@ -86,7 +86,7 @@ class Form:
 
     @property
     def query_fields(self) -> tuple[str, ...]:
-        """The fields of an input in a query, each as often as it stands there."""
+        """The fields of an input in a query, each as often as it occurs."""
         return tuple(name for name in self.query.fields if name != INSTRUCTION)
 
     @property
@@ -103,17 +103,17 @@ class Form:
 
 def short_form(input_prefix: str, output_prefix: str) -> Form:
     """The form that two prefixes stand for."""
-    announced, asked, answer = output_prefix.rstrip(" "), Field("input"), Field("output")
+    announced, input_field, answer = output_prefix.rstrip(" "), Field("input"), Field("output")
     lead = "" if announced.endswith("\n") else " "
     inline = not announced or announced[0].isspace()
     marker = announced if inline else "\n" + announced
-    query = Template((input_prefix, asked, marker + lead))
+    query = Template((input_prefix, input_field, marker + lead))
     first = announced.lstrip()
     return Form(
         example=Template((*query.pieces, answer)),
         query=query,
-        turn=Template((input_prefix, asked)),
-        channel=Template((first + lead if first else "", answer, "\n" + input_prefix, asked)),
+        turn=Template((input_prefix, input_field)),
+        channel=Template((first + lead if first else "", answer, "\n" + input_prefix, input_field)),
         output="output",
         lead=lead,
     )
@@ -124,11 +124,11 @@ def named_form(example: str, query: str) -> Form:
 
     Raises FormError that names the key at fault.
     """
-    asked = _parse(query, "query") if query else None
+    query_template = _parse(query, "query") if query else None
     if not example:
-        assert asked is not None
-        space = " " if asked.ending == asked.ending.rstrip() else ""
-        shown = Template((*asked.pieces, *([space] if space else []), Field("output")))
+        assert query_template is not None
+        space = " " if query_template.ending == query_template.ending.rstrip() else ""
+        shown = Template((*query_template.pieces, *([space] if space else []), Field("output")))
     else:
         shown = _parse(example, "example")
     named = [name for name in shown.fields if name != INSTRUCTION]
@@ -137,9 +137,11 @@ def named_form(example: str, query: str) -> Form:
     output = named[-1]
     if set(named) == {output}:
         raise FormError("example" if example else "query", "holds no field for an input")
-    asked = asked or shown.before(output)
-    _check_query(asked, shown, output)
-    return Form(shown, asked, asked, None, output, _lead(shown, asked, output))
+    query_template = query_template or shown.before(output)
+    _check_query(query_template, shown, output)
+    return Form(
+        shown, query_template, query_template, None, output, _lead(shown, query_template, output)
+    )
 
 
 class FormError(ValueError):
@@ -191,22 +193,27 @@ def _parse(text: str, key: str) -> Template:
 
 
 def fill(
-    template: Template, item: Example, form: Form, instruction: str, asked: Kind, answered: Kind
+    template: Template,
+    item: Example,
+    form: Form,
+    instruction: str,
+    input_kind: Kind,
+    output_kind: Kind,
 ) -> Iterator[Segment]:
     """A template with the values of an item in its fields, not yet in its final segments.
 
-    asked, answered: the kinds of the fields and of the answer.
+    input_kind, output_kind: of the fields and of the answer.
     """
     named = form.channel is None
     for piece in template.pieces:
         if isinstance(piece, str):
             yield Segment("marker", piece)
         elif piece.name == form.output:
-            yield Segment(answered, item.output.strip(), piece.name if named else "")
+            yield Segment(output_kind, item.output.strip(), piece.name if named else "")
         elif piece.name == INSTRUCTION:
             yield Segment("instruction", instruction)
         else:
-            yield Segment(asked, item.value(piece.name).strip(), piece.name if named else "")
+            yield Segment(input_kind, item.value(piece.name).strip(), piece.name if named else "")
 
 
 def join(parts: Iterable[Segment]) -> list[Segment]:
@@ -256,5 +263,5 @@ def _add(segments: list[Segment], new: Segment) -> None:
 
 
 def _first_space(text: str) -> int:
-    found = re.search(r"[ \t\r\n]", text)
-    return found.start() if found else len(text)
+    match = re.search(r"[ \t\r\n]", text)
+    return match.start() if match else len(text)

@@ -245,6 +245,10 @@ def _shots(prompt: PromptFile, ranked: Sequence[int], template: Template) -> lis
 
 
 def _filled(
-    prompt: PromptFile, template: Template, item: Example, asked: Kind, answered: Kind = "example"
+    prompt: PromptFile,
+    template: Template,
+    item: Example,
+    input_kind: Kind,
+    output_kind: Kind = "example",
 ) -> Iterator[Segment]:
-    return fill(template, item, prompt.form, prompt.instruction, asked, answered)
+    return fill(template, item, prompt.form, prompt.instruction, input_kind, output_kind)

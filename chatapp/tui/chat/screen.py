@@ -149,14 +149,14 @@ class ChatScreen(MessageActions):
     def _models_found(self, event: events.ModelsFound) -> None:
         self.controls.models.set_known(event.models)
 
-    @on(events.Measured)
-    def _show_usage(self, event: events.Measured) -> None:
+    @on(events.UsageCounted)
+    def _show_usage(self, event: events.UsageCounted) -> None:
         if event.session is self.conversation.session and self.conversation.turn is None:
             status = self.widgets.status
             status.used, status.limit, status.dropped = event.usage
 
-    @on(events.Unmeasured)
-    def _unmeasured(self, event: events.Unmeasured) -> None:
+    @on(events.UsageUnknown)
+    def _show_unknown_usage(self, event: events.UsageUnknown) -> None:
         if event.session is self.conversation.session and self.conversation.turn is None:
             problem = f"The chat's prompt file cannot be used: {event.reason}"
             self.widgets.show_problem(problem)

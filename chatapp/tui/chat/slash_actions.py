@@ -249,8 +249,8 @@ async def _read_documents(
 
     def read() -> None:
         try:
-            found = Documents(documents).renew(report)
-            future.set_result(f"The next message is answered with {found}.")
+            coverage = Documents(documents).renew(report)
+            future.set_result(f"The next message is answered with {coverage}.")
         except BaseException as error:  # a broken index or encoder fails in its own ways
             future.set_exception(ValueError(in_words(error)))
 

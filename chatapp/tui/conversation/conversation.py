@@ -145,16 +145,16 @@ class Conversation:
         self.chat.interventions = interventions
 
     def measure(self) -> None:
-        """Count the chat's tokens in the context window; ends in a Measured."""
+        """Count the chat's tokens in the context window; ends in a UsageCounted."""
 
         def run(session: "Session") -> None:
             from chatapp.dialogue.reading import usage
 
             try:
-                event: events.Measured | events.Unmeasured
-                event = events.Measured(session, usage(session))
+                event: events.UsageCounted | events.UsageUnknown
+                event = events.UsageCounted(session, usage(session))
             except BaseException as error:  # a prompt file or a tokenizer that cannot be used
-                event = events.Unmeasured(session, in_words(error))
+                event = events.UsageUnknown(session, in_words(error))
             self._listener.post_message(event)
 
         self.in_background(run)

@@ -105,7 +105,7 @@ def rows(
         yield chat_row(turns)
 
 
-def _turn(draw: random.Random, said: Sequence[str], replies: Sequence[str], what: str) -> Turns:
+def _turn(draw: random.Random, wordings: Sequence[str], replies: Sequence[str], what: str) -> Turns:
     fields = {"x": what, "X": what[0].upper() + what[1:]}
-    statements, reply = (filled(draw.choice(texts), fields) for texts in (said, replies))
+    statements, reply = (filled(draw.choice(texts), fields) for texts in (wordings, replies))
     return [typed(draw, statements), reply]

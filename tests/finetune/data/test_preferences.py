@@ -119,7 +119,7 @@ BAD_PREFERENCES = [
     ({"prompt": [USER], "chosen": [USER], "rejected": [YOU]}, "expected one from 'assistant'"),
     ({"chosen": "Me.", "rejected": "You."}, "there is no prompt"),
     ({"chosen": [ME], "rejected": [YOU]}, "there is no prompt"),
-    ({"chosen": "Q: A", "rejected": "Q:"}, "nothing behind the prompt"),
+    ({"chosen": "Q: A", "rejected": "Q:"}, "nothing after the prompt"),
     ({"chosen": [USER, ME], "rejected": [ME, YOU]}, "there is no prompt"),
     ({"prompt": "Who?", **TEXTS, "margin": -1}, "'margin' is the number -1"),
     ({"prompt": "Who?", **TEXTS, "margin": "much"}, "'margin' is the string 'much'"),

@@ -62,7 +62,7 @@ def test_rewards_add_up_and_are_told_apart() -> None:
     checks = [{"kind": "numeric_match", "weight": 2.0}, {"kind": "format", "form": "number"}]
     rewards = Rewards(settings(rewards=checks).rewards)
     reply = DrawnReply([1], "2")
-    assert rewards.each(PROMPT, reply) == [1.0, 1.0]
+    assert rewards.scores(PROMPT, reply) == [1.0, 1.0]
     assert rewards.of(PROMPT, reply) == 3.0
     assert rewards.names == ["numeric_match", "format"]
 
