@@ -15,8 +15,8 @@ from chatapp.engine.model import LanguageModel, PieceTokenizer
 from chatapp.evaluation.metrics import estimate
 from chatapp.models.loading import load_model
 from chatapp.prompting.files.keys import Measure
-from finetune.measuring.evaluated_models import Subject, on_shared_rows, open_subject
-from finetune.measuring.results import Answer, Evaluation, Measured
+from finetune.measuring.evaluated_models import EvaluatedModel, on_shared_rows, open_evaluated
+from finetune.measuring.results import Answer, Evaluation, SetResult
 from finetune.objectives.objective import Question
 from finetune.training.sample_replies import greedy_replies
 
@@ -38,8 +38,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a model in its own template; without one, in that of the run.
 
-    source, data_file, overrides: see `open_subject`. replies: number of greedy replies per set, of
-    at most `max_tokens` tokens. device: as in `load_model`. Raises ConfigError and ModelError.
+    source, data_file, overrides: see `open_evaluated`. replies: number of greedy replies per set,
+    of at most `max_tokens` tokens. device: as in `load_model`. Raises ConfigError and ModelError.
     """
     candidate = open_evaluated(model, source, data_file, overrides)
     return _evaluate(candidate, replies, max_tokens, progress, device)

@@ -39,7 +39,7 @@ def macro_f1(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """
     firsts = [_alternatives(gold)[0] for gold in golds]
     pairs = Counter(zip(answers, firsts, strict=True))
-    given, wanted = Counter(answers), Counter(firsts)
+    answer_counts, gold_counts = Counter(answers), Counter(firsts)
     return fmean(
         2 * pairs[label, label] / (answer_counts[label] + gold_counts[label])
         for label in answer_counts.keys() | gold_counts.keys()

@@ -34,7 +34,7 @@ class Result:
         "text" (generated) and "vote".
     mean, spread, interval, interval_of: over seeds, see `metrics.Estimate`.
     n: items. seeds: runs, one where nothing is drawn.
-    majority: the measure of always giving the commonest gold answer of these items; with choices,
+    majority: the measure of always giving the most common gold answer of these items; with choices,
         of a random choice.
     vote: the measure of the vote of the k nearest examples; None without
         demonstrations or labels.

@@ -291,7 +291,7 @@ class Answerer:
                 *context, scored = render_channel(self._prompt, kept, question.input, label)
                 group[label] = self._ids(context), self._ids([scored], begins=False)
             return [group]
-        contexts = [self._render(kept, question.asked, question.passages)]
+        contexts = [self._render(kept, question.full_input, question.passages)]
         if self._prompt.scoring == "calibrated":
             contexts += [self._render(kept, text) for text in CONTENT_FREE]
         options = self.option_ids(question.item)
