@@ -55,7 +55,7 @@ def collect(
         for name, value in row.values.items():
             columns.setdefault(name, []).append(value)
     if fields is None:
-        raise PromptError(f"{source}: holds no examples")
+        raise PromptError(f"{source}: contains no examples")
     pool = Pool(inputs, outputs, fields, source, columns=columns)
     return _distinct(pool, lambda index: f"{unit} {numbers[index]}", labelled=bool(allowed))
 
