@@ -75,7 +75,7 @@ Pair = tuple[str, str]
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Pairs of texts, one JSON object a line with "positive" and "negative". Raises UserError."""
+    """Pairs of texts, one JSON object per line with "positive" and "negative". Raises UserError."""
     pairs: list[Pair] = []
     for number, line in enumerate(read_required(path).splitlines(), start=1):
         if not line.strip():
