@@ -18,6 +18,7 @@ from textual.widgets import Input, Static, TextArea
 
 from chatapp.tui.chat.slash import COMMANDS
 from chatapp.tui.inspector.attention import AttentionView, HeatMap
+from chatapp.tui.inspector.heads import HeadsView
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.token_text import TokenText
@@ -49,6 +50,7 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     TokenText,
     AttentionView,
     HeatMap,
+    HeadsView,
     StepView,
 )
 

@@ -63,7 +63,7 @@ class HeadsView(View):
         self._steps: _Steps | None = None
 
     def legend(self) -> Content:
-        words = Content.styled("  I induction, P previous token, D duplicate token", "dim")
+        words = "  I induction, P previous token, D duplicate token"
         return weight_legend(self.app.native_ansi_color, "score") + words
 
     def compose(self) -> ComposeResult:
