@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatapp.prompting.examples import PromptError, read_rows
+from chatapp.prompting.examples import Columns, PromptError, read_rows
 from chatapp.prompting.files.layout import fit, render, render_channel
 from chatapp.prompting.files.promptfile import PromptFile, load_prompt
 from chatapp.prompting.messages import text_of
+from chatapp.prompting.published import FORMATS
 from chatapp.prompting.selection.select import build_selector
 
 QUERY = 'a {query} with "quotes", [markup] and \ud800'
@@ -213,7 +214,7 @@ def toml(value: object) -> str:
 
 keys = st.sampled_from(
     "description instruction input_prefix output_prefix example query separator stop labels "
-    "metrics examples_file examples select score generate lables".split()
+    "choices format metrics examples_file examples select score generate lables".split()
 )
 good = st.fixed_dictionaries(
     {},
@@ -276,6 +277,33 @@ def test_layouts_of_named_fields(
     values = keys | {"instruction": instruction, "examples": pool}
     path.write_text("\n".join(f"{key} = {toml(value)}" for key, value in values.items()))
     attempt(path)
+
+
+NAMES = (
+    "premise choice1 choice2 question label InputSentence1 article questions options answers ctx_a "
+    "ctx_b activity_label endings goal sol1 sol2 answerKey Answer Question utterance targetValue "
+    "passage answer word sentence1 sentence2 choices stem text Value Aliases Data"
+).split()
+records = st.recursive(
+    plain | st.sampled_from(["cause", "A", "(description x)", "1"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=9)
+    ),
+)
+
+
+@fuzzed
+@given(st.sampled_from(sorted(FORMATS)), st.sampled_from(["jsonl", "json"]), records)
+def test_records_of_published_formats(
+    tmp_path: Path, name: str, suffix: str, record: object
+) -> None:
+    path = tmp_path / f"pool.{suffix}"
+    path.write_text(json.dumps(record))
+    columns = Columns(("context",), "answer", choices="choices", published=name)
+    for _, row in read_rows(path, columns):
+        if isinstance(row, PromptError):
+            assert str(row).startswith(f"{path}, line ")
+            assert str(row).isprintable()
 
 
 @fuzzed
