@@ -5,6 +5,7 @@ same files continues.
 """
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,13 @@ import typer
 from chatapp.commands import options as completion
 from chatapp.commands.console import FAILED, complain, interruptible, progress, write, write_json
 from chatapp.commands.loading import load, prompt_path, report_pool, template_for
-from chatapp.commands.options import JsonOption, ModelOption, StrictOption
+from chatapp.commands.options import JsonOption, StrictOption
 from chatapp.common.userfiles import UserError, reason, write_whole
 from chatapp.prompting.selection.methods import help_on_methods
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
+    from chatapp.engine.files.model_files import ModelFiles
     from chatapp.engine.model import LanguageModel
     from chatapp.evaluation.evaluate import Grid, Task
     from chatapp.evaluation.report import Result
@@ -88,6 +90,13 @@ StyleOption = Annotated[
 InstructionOption = Annotated[
     str | None, typer.Option(help="on,off: with the instruction of the prompt file, and without.")
 ]
+ModelsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="One model, or several to compare, such as bundled,smollm2-135m.",
+        autocompletion=completion.models,
+    ),
+]
 LimitOption = Annotated[
     int | None, typer.Option(min=1, help="Use at most this many test items, sampled with the seed.")
 ]
@@ -115,7 +124,7 @@ def evaluate(
     limit: LimitOption = None,
     report: ReportOption = None,
     strict: StrictOption = False,
-    model: ModelOption = None,
+    model: ModelsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure prompt files in many settings, or a model by standard tasks."""
@@ -261,6 +270,30 @@ def _write_items(tasks: "Sequence[Task]", folder: Path) -> None:
 def _evaluate_tasks(
     tasks: "Sequence[Task]", grid: "Grid", settings: "Settings", folder: Path | None
 ) -> "list[Result]":
+    """The results of one model, or of several, each with a folder of its own in the report."""
+    from dataclasses import replace
+
+    from chatapp.models.sizes import read_sizes
+
+    names = _listed(settings.model)
+    if len(names) == 1:
+        return _of_model(tasks, grid, settings, folder)[0]
+    folders = {name: re.sub(r"[^\w.-]+", "-", name).strip("-.") for name in names}
+    if len(set(folders.values())) < len(names):
+        raise UserError(f"--model holds {settings.model!r}, in which two names are alike")
+    measured: list[Result] = []
+    for name in names:
+        own = folder / folders[name] if folder else None
+        of_model, files = _of_model(tasks, grid, replace(settings, model=name), own)
+        count = read_sizes(files).parameters if files else None
+        measured += [replace(each, model=name, parameters=count) for each in of_model]
+    return measured
+
+
+def _of_model(
+    tasks: "Sequence[Task]", grid: "Grid", settings: "Settings", folder: Path | None
+) -> "tuple[list[Result], ModelFiles | None]":
+    """The results of a model, and its files; a server's model has none."""
     from contextlib import ExitStack
 
     from chatapp.evaluation.evaluate import Selectors, evaluate, plan, prompt_of
@@ -283,7 +316,8 @@ def _evaluate_tasks(
                 model, cells, selectors, template=template, journal=journal, progress=show
             )
         votes = {name: selector.voted for name, selector in selectors.items()}
-        return results(tasks, rows, grid.scoring, votes, _by_head(tasks, model))
+        measured = results(tasks, rows, grid.scoring, votes, _by_head(tasks, model))
+    return measured, model.files
 
 
 def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[str]]:

@@ -43,13 +43,19 @@ def picture(results: Sequence[Result]) -> "Figure":
     from matplotlib.figure import Figure
 
     groups = _by_task(results)
+    compared = [each for each in _by_task(results, by_model=False) if _sizes(each)[1:]]
     heights = [3.8 if _shots(group)[1:] else 1.7 + 0.55 * len(_rows(group)) for group in groups]
+    heights += [3.8] * len(compared)
     panels = max(len(_scorings(group)) if _shots(group)[1:] else 0 for group in groups)
     width = max(_NARROWEST, _PANEL * panels + _LEGEND)
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
-    parts = figure.subfigures(len(groups), squeeze=False, height_ratios=heights)[:, 0]
-    for part, group in zip(parts, groups, strict=True):
-        part.suptitle(_plain(f"{group[0].task}, {group[0].n} items; bars: 95 % intervals"))
+    parts = figure.subfigures(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+    for part, group in zip(parts[len(groups) :], compared, strict=True):
+        part.suptitle(_plain(f"{group[0].task}, over the parameters of the models"))
+        _over_parameters(part, group)
+    for part, group in zip(parts[: len(groups)], groups, strict=True):
+        name = f"{group[0].task}, {group[0].model}" if group[0].model else group[0].task
+        part.suptitle(_plain(f"{name}, {group[0].n} items; bars: 95 % intervals"))
         if _shots(group)[1:]:
             _over_shots(part, group)
         else:
@@ -139,11 +145,43 @@ def _over_selections(part: "SubFigure", group: Sequence[Result]) -> None:
     part.legend(legend.values(), legend.keys(), loc="outside right center", fontsize="small")
 
 
-def _by_task(results: Sequence[Result]) -> list[list[Result]]:
-    """The results of each task in its first measure."""
-    groups: dict[str, list[Result]] = defaultdict(list)
+def _over_parameters(part: "SubFigure", group: Sequence[Result]) -> None:
+    """A curve for each setting, over the number of parameters of the models."""
+    axes = part.subplots()
+    curves: dict[str, list[Result]] = defaultdict(list)
+    for result in sorted(group, key=lambda result: result.parameters or 0):
+        if result.parameters is not None:
+            setting = f"{result.shots} shots, {result.selection}, {_asked(result)}"
+            curves[setting].append(result)
+    legend: dict[str, Any] = {}
+    for number, (setting, points) in enumerate(curves.items()):
+        legend[setting] = axes.errorbar(
+            [result.parameters or 0 for result in points],
+            [result.mean for result in points],
+            _bars(points),
+            color=f"C{number % 10}",
+            marker=_MARKERS[number % len(_MARKERS)],
+            capsize=3,
+        )
+    legend["majority"] = axes.axhline(group[0].majority, color=_BASELINE, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_xlabel("parameters")
+    axes.set_ylabel(group[0].metric)
+    axes.set_ylim(*_RANGE)
+    axes.grid(axis="y", alpha=0.3)
+    names = [_plain(name) for name in legend]
+    part.legend(legend.values(), names, loc="outside right center", fontsize="small")
+
+
+def _sizes(group: Sequence[Result]) -> list[int]:
+    return sorted({result.parameters for result in group if result.parameters is not None})
+
+
+def _by_task(results: Sequence[Result], *, by_model: bool = True) -> list[list[Result]]:
+    """The results of each task, and of each model, in the task's first measure."""
+    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in results:
-        group = groups[result.task]
+        group = groups[result.task, result.model if by_model else ""]
         if not group or result.metric == group[0].metric:
             group.append(result)
     return list(groups.values())

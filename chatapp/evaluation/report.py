@@ -44,6 +44,7 @@ class Result:
         demonstration with their gold answer.
     dropped: demonstrations an item that did not fit the window. tokens: of a prompt, the
         mean. seconds_per_item: the mean.
+    model, parameters: where several models are compared; parameters is None for a server's.
     """
 
     task: str
@@ -68,6 +69,8 @@ class Result:
     dropped: float
     tokens: float
     seconds_per_item: float
+    model: str = ""
+    parameters: int | None = None
 
 
 def results(
@@ -180,6 +183,8 @@ def document(config: dict[str, Any], results: Iterable[Result]) -> dict[str, Any
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
+    ("model", lambda r: r.model),
+    ("parameters", lambda r: "" if r.parameters is None else f"{r.parameters:,}"),
     ("task", lambda r: r.task),
     ("measure", lambda r: r.metric),
     ("shots", lambda r: str(r.shots)),
@@ -205,7 +210,10 @@ _COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
 )
 
 
-_TEXTS = (*("task", "measure", "selection", "order", "style", "instruction", "scoring", "95 % by"),)
+_TEXTS = (
+    *("model", "task", "measure", "selection", "order", "style", "instruction", "scoring"),
+    "95 % by",
+)
 
 _LEAVE_OUT = (
     *("s/item", "tokens", "dropped", "gold shown", "gold share"),
@@ -270,8 +278,9 @@ def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
     from chatapp.common.foreign import printable
 
     cells = {name: [printable(show(result)) for result in results] for name, show in _COLUMNS}
-    if not any(cells["head"]):
-        del cells["head"]
+    for name in ("head", "model", "parameters"):
+        if not any(cells[name]):
+            del cells[name]
     common = {
         name: values[0]
         for name, values in cells.items()

@@ -106,6 +106,41 @@ def test_a_limit_draws_the_same_items_each_time(
     assert len(lines[0]) == 2
 
 
+def test_several_models_in_one_evaluation(
+    run: Run, task: str, test_file: str, use_model: UseModel, tmp_path: Path
+) -> None:
+    first, second = (use_model(ScriptedModel([" animal"]), name) for name in ("one", "two/b"))
+    folder = tmp_path / "report"
+    options = ("--test", test_file, "--shots", "0,2", "--report", str(folder), "--json")
+    result = run("eval", task, *options, "--model", "one,two/b")
+    rows = json.loads(result.out)["results"]
+    assert [row["model"] for row in rows] == ["one"] * (len(rows) // 2) + ["two/b"] * (
+        len(rows) // 2
+    )
+    assert (folder / "accuracy.png").stat().st_size > 0
+    written = [(folder / name / "answers.jsonl").read_text() for name in ("one", "two-b")]
+    # A second start goes on where both models were.
+    again = run("eval", task, *options, "--model", "one,two/b")
+    assert json.loads(again.out)["results"] == rows
+    assert [(folder / name / "answers.jsonl").read_text() for name in ("one", "two-b")] == written
+    assert first is not second
+    result = run("eval", task, "--test", test_file, "--model", "two/b,two-b")
+    assert result.status == 2
+    assert "in which two names are alike" in result.err
+
+
+def test_with_and_without_the_instruction(
+    run: Run, task: str, test_file: str, model: ScriptedModel
+) -> None:
+    shown = Path(task).read_text()
+    Path(task).write_text(f'instruction = "Name it."\n{shown}')
+    result = run("eval", task, "--test", test_file, "--instruction", "on,off", "--json")
+    rows = json.loads(result.out)["results"]
+    assert {row["instruction"] for row in rows} == {"on", "off"}
+    tokens = {row["instruction"]: row["tokens"] for row in rows}
+    assert tokens["on"] > tokens["off"]
+
+
 def test_tasks_of_the_paper(run: Run, use_model: UseModel, tmp_path: Path) -> None:
     def add(prompt: str) -> str:
         question = prompt[prompt.rindex("What is ") :].split()

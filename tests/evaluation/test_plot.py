@@ -145,3 +145,22 @@ def test_tasks_of_foreign_names_in_one_png(tmp_path: Path) -> None:
     figure = picture([*grid(8), *odd, *narrow])
     assert len(figure.subfigs) == 3
     assert_nothing_is_hidden(figure)
+
+
+def test_a_picture_over_the_parameters_of_models() -> None:
+    sizes = {"small": 3_000_000, "large": 135_000_000}
+    results = [
+        replace(ONE, model=name, parameters=count, shots=shots, mean=0.1 * shots + count / 1e9)
+        for name, count in sizes.items()
+        for shots in (1, 4)
+    ]
+    figure = picture(results)
+    *by_model, over = figure.subfigs
+    assert len(by_model) == len(sizes)
+    (axes,) = over.axes
+    assert axes.get_xscale() == "log"
+    drawn = [container.lines[0].get_xydata().tolist() for container in axes.containers]
+    assert drawn == [
+        [[count, pytest.approx(0.1 * shots + count / 1e9)] for count in sizes.values()]
+        for shots in (1, 4)
+    ]
