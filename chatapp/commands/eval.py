@@ -275,7 +275,7 @@ def _evaluate_tasks(
 
     from chatapp.models.sizes import read_sizes
 
-    names = _listed(settings.model)
+    names = _split_list(settings.model)
     if len(names) == 1:
         return _of_model(tasks, grid, settings, folder)[0]
     folders = {name: re.sub(r"[^\w.-]+", "-", name).strip("-.") for name in names}

@@ -151,7 +151,7 @@ def _over_parameters(part: "SubFigure", group: Sequence[Result]) -> None:
     curves: dict[str, list[Result]] = defaultdict(list)
     for result in sorted(group, key=lambda result: result.parameters or 0):
         if result.parameters is not None:
-            setting = f"{result.shots} shots, {result.selection}, {_asked(result)}"
+            setting = f"{result.shots} shots, {result.selection}, {_scoring_of(result)}"
             curves[setting].append(result)
     legend: dict[str, Any] = {}
     for number, (setting, points) in enumerate(curves.items()):
