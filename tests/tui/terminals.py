@@ -80,7 +80,7 @@ class Terminal:
 
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self.process = process
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self.output = ""
 
     def send(self, keys: str) -> None:
@@ -89,7 +89,7 @@ class Terminal:
     def send_bytes(self, keys: bytes) -> None:
         """Send bytes, which need not be UTF-8, as fast as the program takes them."""
         while keys:
-            keys = keys[os.write(self._descriptor, keys) :]
+            keys = keys[os.write(self.descriptor, keys) :]
 
     def wait_for(self, text: str) -> None:
         """Read until the program has written `text`."""
@@ -97,6 +97,11 @@ class Terminal:
         while text not in self.output:
             chunk = self._read(deadline)
             assert chunk, self.output[-2000:]  # it has ended
+            self.output += chunk
+
+    def read_waiting(self) -> None:
+        """Read what the program has written so far."""
+        while select.select([self.descriptor], [], [], 0)[0] and (chunk := self._chunk()):
             self.output += chunk
 
     def wait(self) -> int:
@@ -108,15 +113,18 @@ class Terminal:
 
     def vanish(self) -> None:
         """Close the terminal under the program."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
         self.process.send_signal(signal.SIGHUP)
 
     def _read(self, deadline: float) -> str:
-        while not select.select([self._descriptor], [], [], 1)[0] or time.monotonic() > deadline:
+        while not select.select([self.descriptor], [], [], 1)[0] or time.monotonic() > deadline:
             if time.monotonic() > deadline:  # also when it never stops writing
                 raise TimeoutError(self.output[-2000:])
+        return self._chunk()
+
+    def _chunk(self) -> str:
         try:
-            return os.read(self._descriptor, 65536).decode(errors="replace")
+            return os.read(self.descriptor, 65536).decode(errors="replace")
         except OSError:  # what Linux says at the end
             return ""
 
