@@ -26,7 +26,7 @@ def invoke(folder: Path, seed: str, count: int) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="an invocation is a fork")
 def test_random_invocations(tmp_path: Path) -> None:
-    invoke(tmp_path, "gate", 12)
+    invoke(tmp_path, "gate", 8)
 
 
 @pytest.mark.long
