@@ -22,6 +22,7 @@ from chatapp.tui.inspector.heads import HeadsView
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.token_text import TokenText
+from chatapp.tui.inspector.why import WhyView
 from chatapp.tui.platform.keymap import bindings_of, words_of
 from chatapp.tui.platform.textual_internals import keymap_of
 from chatapp.tui.screens.branches import BranchScreen
@@ -52,6 +53,7 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     HeatMap,
     HeadsView,
     StepView,
+    WhyView,
 )
 
 

@@ -22,11 +22,12 @@ from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.messages import MessageActions
 from chatapp.tui.chat.parts import FROM as SIDEBAR_FROM
 from chatapp.tui.chat.parts import ChatWidgets, Sidebar
+from chatapp.tui.chat.slash_actions import NO_PARTS
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.loading import LoadFailed, ModelLoaded
 from chatapp.tui.conversation.reply_scores import Scoring
 from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.inspector.view import Branch, Target
+from chatapp.tui.inspector.view import Branch, SwitchPart, Target
 from chatapp.tui.platform import runtime
 from chatapp.tui.platform.keymap import shown_key
 from chatapp.tui.screens.branches import BranchScreen
@@ -309,6 +310,13 @@ class ChatScreen(MessageActions):
             await self._close_inspector()
         self.widgets.prompt.focus()
         self.controls.begin(lambda session, cancel: [session.branch(id, begin, cancel)])
+
+    @on(SwitchPart)
+    async def _switch_part(self, event: SwitchPart) -> None:
+        off = dict.fromkeys(c.name for c in self.conversation.chat.interventions.off.changes)
+        names = [name for name in off if name != event.name]
+        names += [] if event.name in off else [event.name]
+        await self.commands.run(f"/ablate {' '.join(names) or NO_PARTS}")
 
     # Screens over the chat: those that change it do not open during a turn, and a result that
     # arrives after a turn has begun is dropped

@@ -24,12 +24,16 @@ from chatapp.tui.inspector.heads import HeadsView
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
 from chatapp.tui.inspector.view import Compute, Look, Target, View, look
+from chatapp.tui.inspector.why import WhyView
 from chatapp.tui.platform.runtime import in_words
 
 BESIDE_FROM = 120
 """The least number of terminal columns for the inspector next to the chat."""
 
-_TABS = ("prompt", "tokens", "attention", "heads", "layers", "step")
+_SHORT_TAB = 4
+"""Letters of a tab's name where there is no room for all."""
+
+_TABS = ("prompt", "tokens", "attention", "heads", "layers", "step", "why")
 
 
 class Inspector(Vertical, can_focus=True):
@@ -116,6 +120,7 @@ class Inspector(Vertical, can_focus=True):
             yield HeadsView(self._conversation, id="heads")
             yield LayersView(id="layers")
             yield StepView(self._conversation, id="step")
+            yield WhyView(self._conversation, id="why")
         yield Static(id="inspector-keys", markup=False)
 
     def on_mount(self) -> None:
@@ -127,6 +132,7 @@ class Inspector(Vertical, can_focus=True):
 
     def on_resize(self, event: Resize) -> None:
         self._fit()
+        self.call_after_refresh(self._show_tabs)
 
     def on_unmount(self) -> None:
         self._shut_out(False)
@@ -215,15 +221,22 @@ class Inspector(Vertical, can_focus=True):
         self.query_one("#inspector-about", Static).update(printable(words))
 
     def _show_tabs(self) -> None:
-        tabs = Content(" ").join(
-            Content.styled(f"{number} {name.capitalize()}", "bold $accent reverse")
-            if name == self._tab
-            else Content.styled(f"{number} {name.capitalize()}", "dim")
-            for number, name in enumerate(_TABS, start=1)
-        )
-        self.query_one("#inspector-tabs", Static).update(tabs)
+        line = self.query_one("#inspector-tabs", Static)
+        tabs = self._tabs(max(map(len, _TABS)))
+        if line.size.width and tabs.cell_length > line.size.width:
+            tabs = self._tabs(_SHORT_TAB)
+        line.update(tabs)
         self.query_one("#inspector-keys", Static).update(f"{self._view.hint} · Esc closes")
         self._show_legend()
+
+    def _tabs(self, letters: int) -> Content:
+        """The names of all tabs, shortened except for the open one."""
+        return Content(" ").join(
+            Content.styled(f"{number} {name.capitalize()}", "bold $accent reverse")
+            if name == self._tab
+            else Content.styled(f"{number} {name.capitalize()[:letters]}", "dim")
+            for number, name in enumerate(_TABS, start=1)
+        )
 
     def _show_legend(self) -> None:
         """Show the meaning of the open tab's colours, while it shows something."""

@@ -140,6 +140,13 @@ class Branch(Message):
     begin: tuple[int, ...]
 
 
+@dataclass
+class SwitchPart(Message):
+    """The user switches a part of the model, such as 3.5, off in the chat, or on again."""
+
+    name: str
+
+
 class View(Vertical):
     """One tab. hint: its main keys, in words."""
 

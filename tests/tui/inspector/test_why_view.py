@@ -1,0 +1,56 @@
+"""The tab Why of the inspector: shares, their sum, total effects, a head switched off."""
+
+from inspector_driver import SETTINGS, go_to, text_of, words
+from tui_driver import OpenApp
+
+from chatapp.engine.backends.local import LocalModel
+from chatapp.lab.experiments import Why, ask
+from chatapp.tui.inspector.why import ShareMap, WhyView
+
+
+async def test_it_shows_what_the_lab_measures(open_app: OpenApp, gpt2: LocalModel) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3", "7")
+        view = driver.chat.query_one(WhyView)
+        text = text_of(driver, WhyView)
+        ids = view._look.tokens.ids
+        for position in (text.cursor, 2):
+            await go_to(driver, text, position)
+            question = ask(gpt2, ids[: position + 1], ids[position + 1])
+            expected = Why.of(question)
+            assert expected.sentence in words(driver, "why-detail")
+            assert driver.chat.query_one(ShareMap)._cells == expected.by_head
+            part = expected.order[0]
+            assert f"{part.name:<8}{part.share:+7.3f}" in words(driver, "why-parts")
+        first = next(part for part in expected.order if part.effect is not None)
+        assert f"{first.effect:+.3f}" in words(driver, "why-parts")
+        await driver.press_and_rest("f")
+        assert "Elhage et al. 2021" in words(driver, "why-detail")
+
+
+async def test_space_switches_a_head_off_and_on(open_app: OpenApp, gpt2: LocalModel) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3", "7")
+        heat = driver.chat.query_one(ShareMap)
+        heat.focus()
+        await driver.press_and_rest("up")
+        assert heat.cell is not None
+        name = "{}.{}".format(*heat.cell)
+        await driver.press_and_rest("space")
+        assert driver.chat.conversation.chat.interventions.words == f"without {name}"
+        assert driver.chat.widgets.status.changes == f"without {name}"
+        shares = heat._cells[heat.cell[0]][heat.cell[1]]
+        assert abs(shares) < 1e-5
+        heat.focus()
+        await driver.press_and_rest("space")
+        assert not driver.chat.conversation.chat.interventions
+
+
+async def test_a_model_on_a_server_has_no_parts(open_app: OpenApp) -> None:
+    async with open_app(settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3", "7")
+        assert words(driver, "why-detail")
+        assert driver.chat.query_one(ShareMap)._cells == []
