@@ -60,14 +60,14 @@ def change(file: Path, **values: Any) -> None:
 def test_what_is_no_regular_file_is_not_opened(name: str, kind: str, folder: Path) -> None:
     (folder / name).unlink()
     os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
-    with pytest.raises(ModelError, match=f"{name}: is no regular file"):
+    with pytest.raises(ModelError, match=f"{name}: is not a regular file"):
         load_model(str(folder))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 def test_a_gguf_file_that_is_a_pipe_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.gguf")
-    with pytest.raises(ModelError, match=r"a.gguf: is no regular file"):
+    with pytest.raises(ModelError, match=r"a.gguf: is not a regular file"):
         load_model(str(tmp_path / "a.gguf"))
 
 
