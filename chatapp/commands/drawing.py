@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from chatapp.common.foreign import printable
@@ -25,6 +24,8 @@ from chatapp.common.shading import (
 )
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from chatapp.lab.predictions import Prediction
 
 _LONGEST_TOKEN = 18
@@ -34,10 +35,12 @@ def heading(words: str, note: str = "") -> Text:
     return Text.assemble((words, "bold"), ("  " + note if note else "", "dim"))
 
 
-def draw_table(columns: Sequence[str], rows: list[list[Text | str]], width: int) -> Table:
+def draw_table(columns: Sequence[str], rows: list[list[Text | str]], width: int) -> "Table":
     """A table without lines. Names that begin with > are of numbers, set to the right. The
     last column gives way where `width` columns of the terminal are too few.
     """
+    from rich.table import Table  # help does not wait for it
+
     table = Table(box=None, pad_edge=False, header_style="dim")
     left = width
     for number, name in enumerate(columns):
