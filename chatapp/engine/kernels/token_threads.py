@@ -3,7 +3,7 @@
 A token reads every matrix once, so memory limits its speed: where one thread reads nearly as fast
 as several, further ones only keep cores from other programs.
 
-Keep: what is measured beside other programs is used, and not kept.
+Invariant: what is measured beside other programs is used, and not kept.
 """
 
 import ctypes
