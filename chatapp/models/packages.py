@@ -8,13 +8,14 @@ display) stops the work too, and is raised after its end.
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,14 +51,13 @@ def watched(work: Callable[[], T], *, look: Callable[[], None], stop: Callable[[
 
 
 def bytes_below(folder: Path) -> int:
-    """The size of the files below a folder, while they may come and go."""
+    """The size of the files below a folder, while files and folders may come and go."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            if not path.is_symlink():
-                total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
+    for root, _, names in os.walk(folder):  # passes over a folder that has gone meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):
+                status = os.lstat(os.path.join(root, name))
+                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
 
 

@@ -87,7 +87,7 @@ def complete(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("chatapp ask --templ", "--template"),
         ("chatapp ask --model bund", "bundled"),
         ("chatapp --model bi", "big"),
-        ("chatapp run gramm", "grammar"),
+        ("chatapp run questi", "question_type"),
         ("chatapp eval --task 2D+,3D-", "2D+,3D-"),
         ("chatapp models info bi", "big"),
     ],
