@@ -62,7 +62,7 @@ SHOWN = {
     ("linear_equations", '{"equation": "4k = 12", "letter": "k"}', "2"): (
         "If x + 3 = 8, then x = 5\nIf 2y = 14, then y = 7\nIf 4k = 12, then k ="
     ),
-    ("grammar_quoted", "They was happy.", "1"): (
+    ("quoted_grammar", "They was happy.", "1"): (
         'Wrong: "She no like the rain." Right: "She does not like the rain."\n'
         'Wrong: "They was happy." Right: "'
     ),
