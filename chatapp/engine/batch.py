@@ -4,10 +4,11 @@ A pass of several rows takes hardly longer than one of a single row, because mos
 reading the weights. A sequence joins when there is room: its prompt is read alone, with the model's
 caches, then it continues with the others, and leaves at its end.
 
-Invariant: a sequence gives what it would give alone; only speed depends on the others. Sums over
-several rows have another order than those of one, which moves logits by about 1e-6 in float32: too
-little to change a token, except between two equally good ones. In int8 an activation may then be
-rounded differently, so a text can differ occasionally.
+Invariant: a sequence gives what it would give alone; only speed depends on the others. The native
+kernels add up a row in the same order in any company. Where torch multiplies, several rows have
+another order than one, which moves logits by about 1e-6 in float32: too little to change a token,
+except between two equally good ones. In int8 an activation may then be rounded differently, so a
+text can differ occasionally.
 """
 
 from collections import deque

@@ -17,6 +17,7 @@ from shared_data import shared_data
 from torch.nn import functional as F
 
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.kernels.precision import has_kernels
 from chatapp.engine.model import Request, Sampling
 from chatapp.models.loading import load_model
 from chatapp.models.resolving import BUNDLED
@@ -72,6 +73,8 @@ def test_what_precisions_lose() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
 def test_sequences_in_company_give_what_they_give_alone(precision: str) -> None:
+    if not has_kernels():
+        pytest.skip("torch's sums of several rows have another order than those of one")
     model = load(precision)
     model.end_ids.clear()
     sampling = Sampling(temperature=0.0, max_tokens=REPLY)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from chatapp.engine.kernels.native import OUTPUTS
-from chatapp.engine.kernels.native_layers import NativeLinear, float_struct
+from chatapp.engine.kernels.native import OUTPUTS, kernels
+from chatapp.engine.kernels.native_layers import FEW_ROWS, NativeLinear, float_struct, multiply
 from chatapp.engine.kernels.rounding import GROUP
 from chatapp.engine.kernels.torch_internals import has_onednn, onednn_linear
 from chatapp.engine.kernels.torch_layers import Int4Linear, Int8Linear
@@ -30,19 +30,23 @@ class Linear:
     weight: (out, in), contiguous. bias: (out,) or None.
     """
 
-    __slots__ = ("_by_onednn", "bias", "struct", "weight")
+    __slots__ = ("_by_onednn", "_library", "bias", "struct", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
         self.struct = float_struct(weight, bias)
-        is_large = weight.device.type == "cpu" and weight.numel() >= _ONEDNN_FROM
-        self._by_onednn = is_large and has_onednn()
+        is_on_cpu = weight.device.type == "cpu"
+        self._library = kernels().library if is_on_cpu else None
+        self._by_onednn = is_on_cpu and weight.numel() >= _ONEDNN_FROM and has_onednn()
 
     def __call__(self, x: Tensor) -> Tensor:
-        is_step = self._by_onednn and len(x) == 1 and not x.requires_grad
-        multiply = onednn_linear if is_step else F.linear
-        return multiply(x, self.weight, self.bias)
+        if x.requires_grad:
+            return F.linear(x, self.weight, self.bias)
+        if self._library is not None and x.numel() <= FEW_ROWS * x.shape[-1]:
+            return multiply(self._library, self.struct, x)
+        by_torch = onednn_linear if self._by_onednn and len(x) == 1 else F.linear
+        return by_torch(x, self.weight, self.bias)
 
 
 class BFloat16Linear:

@@ -50,13 +50,18 @@ class NativeLinear:
         self.struct = native.Linear(kind, inputs, outputs, *addresses)
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        y = torch.empty(len(rows), self.struct.outputs)
-        of = ctypes.byref(self.struct)
-        room = torch.empty(self._library.linear_room(of, len(rows)), dtype=torch.uint8)
-        choose_threads(self._library, len(rows))
-        self._library.apply_linear(of, rows.data_ptr(), y.data_ptr(), len(rows), room.data_ptr())
-        return y.view(*x.shape[:-1], -1)
+        return multiply(self._library, self.struct, x)
+
+
+def multiply(library: ctypes.CDLL, layer: native.Linear, x: Tensor) -> Tensor:
+    """The product (…, out) of states (…, in)."""
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    y = torch.empty(len(rows), layer.outputs)
+    of = ctypes.byref(layer)
+    room = torch.empty(library.linear_room(of, len(rows)), dtype=torch.uint8)
+    choose_threads(library, len(rows))
+    library.apply_linear(of, rows.data_ptr(), y.data_ptr(), len(rows), room.data_ptr())
+    return y.view(*x.shape[:-1], -1)
 
 
 def choose_threads(library: ctypes.CDLL, rows: int) -> None:
