@@ -28,6 +28,10 @@ _BOM = b"\xef\xbb\xbf"
 _BINARY = getattr(os, "O_BINARY", 0)
 """Without it, Windows would translate line ends."""
 
+_PIECE = 2**24
+_MOST = 2**30
+"""Bytes of a file that is read whole; a device would never end."""
+
 
 class UserError(Exception):
     """A fault that the user can correct: one sentence on one printable line; exit status 2."""
@@ -169,7 +173,7 @@ def read_text(path: Path, error: type[UserError] = UserError) -> str:
     `error` when it is unreadable or not UTF-8, naming the line.
     """
     try:
-        data = path.read_bytes()
+        data = _read_bounded(path)
     except FileNotFoundError:
         raise
     except OSError as problem:
@@ -181,6 +185,27 @@ def read_text(path: Path, error: type[UserError] = UserError) -> str:
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         raise error(f"{path}, line {line}: is not valid UTF-8 {encoding_hint(data)}") from None
+
+
+def _read_bounded(path: Path) -> bytes:
+    """The bytes of a file that the user named, which may be a pipe. Raises OSError.
+
+    An endless file ends at a bound, and one that claims to be regular and has nothing yet, such as
+    /proc/kmsg, is not waited for.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        if hasattr(os, "O_NONBLOCK") and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.set_blocking(descriptor, True)
+        pieces, size = [], 0
+        while piece := file.read(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            if size > _MOST:
+                raise OSError(errno.EFBIG, f"it is larger than {_MOST // 2**30} GiB", str(path))
+        if piece is None:
+            raise OSError(errno.EAGAIN, "it has nothing to read yet", str(path))
+    return b"".join(pieces)
 
 
 def read_required(path: Path, error: type[UserError] = UserError) -> str:

@@ -201,7 +201,7 @@ class ChatApp(FailingApp[int]):
         from chatapp.tui.chat.palette import Palette  # not before the first frame
 
         if not isinstance(self.screen, Palette):
-            self.push_screen(Palette(id="--command-palette"))
+            self.push_screen(Palette())
 
     def copy_to_clipboard(self, text: str) -> None:
         """Copy a text to the clipboard, through the terminal and through the system."""

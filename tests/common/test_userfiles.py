@@ -1,15 +1,19 @@
 """Files that users write: the line of a key, the word probably meant, and TOML that is none."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from chatapp.common import userfiles
 from chatapp.common.userfiles import (
     Location,
     UserError,
     line_of,
     missing_path,
     parse_toml,
+    read_text,
     suggestion,
 )
 from chatapp.engine.errors import ModelError
@@ -106,3 +110,20 @@ def test_no_hub_is_asked_for_a_misspelt_path(
     monkeypatch.setattr("chatapp.models.hub.downloaded_folder", pytest.fail)
     with pytest.raises(ModelError, match="no such folder; did you mean 'mine'"):
         model_folder("runs/mien")
+
+
+@pytest.mark.skipif(not Path("/proc/kmsg").exists(), reason="Linux has these devices")
+@pytest.mark.parametrize("endless", ["/dev/zero", "/proc/kmsg"])
+def test_an_endless_file_is_a_sentence(endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(userfiles, "_MOST", 2**20)
+    with pytest.raises(UserError, match=rf"^{endless}: cannot be read: "):
+        read_text(Path(endless))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX has files of descriptors")
+def test_a_pipe_that_the_user_names_is_read_to_its_end() -> None:
+    source, sink = os.pipe()
+    writer = threading.Timer(0.1, lambda: (os.write(sink, b"late"), os.close(sink)))
+    writer.start()
+    assert read_text(Path(f"/dev/fd/{source}")) == "late"
+    os.close(source)

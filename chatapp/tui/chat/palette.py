@@ -5,6 +5,7 @@ Names come from the definitions of the actions, so that the list is complete.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -35,6 +36,10 @@ class Entry(NamedTuple):
 
 class Palette(CommandPalette, LeftOnce[None]):
     """Textual's palette, which a second Enter does not close again."""
+
+    def _action_command_list(self, action: str) -> None:
+        with suppress(KeyError):  # a page further, in a list that has no lines yet
+            super()._action_command_list(action)
 
 
 class Actions(Provider):

@@ -24,6 +24,9 @@ class LeftOnce(Screen[ScreenResultType]):
         """Close with a result; no effect when it is closed already."""
         if self not in self.app.screen_stack:
             return AwaitComplete()
+        if not self.is_mounted:  # its Mount handler would look for widgets that are gone
+            self.call_later(self.dismiss, result)
+            return AwaitComplete()
         while self.app.screen is not self:
             self.app.pop_screen()
         self.workers.cancel_node(self)  # the screen for their output is about to close
