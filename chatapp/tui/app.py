@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from textual import on
 from textual.app import InvalidThemeError
 from textual.binding import Binding, BindingType
-from textual.events import Event, Key, Paste
+from textual.events import Event, InputEvent, Key, Paste
 from textual.message import Message
 from textual.theme import Theme
 
@@ -129,6 +129,7 @@ class ChatApp(FailingApp[int]):
             lambda: leaving.print_abandoned(self.abandoned),
         )
         self._early: list[Event] | None = []
+        self._is_ending = False
         self._interrupted = -_SOON
         self._knows_of_loss = False
         self._few_colors = no_color or self.console.color_system not in ("256", "truecolor")
@@ -174,8 +175,15 @@ class ChatApp(FailingApp[int]):
         if self._early is not None and isinstance(event, Key | Paste):
             self._early.append(event)
             return
+        # What is typed after the end would act on screens that are gone.
+        if self._is_ending and isinstance(event, InputEvent | Paste):
+            return
         if not (isinstance(event, Key) and self._direct(event)):
             await super().on_event(event)
+
+    def exit(self, *arguments: Any, **named: Any) -> None:
+        self._is_ending = True
+        super().exit(*arguments, **named)
 
     def _direct(self, event: Key) -> bool:
         """Let the screen handle a key first; True when the key has no other effect."""

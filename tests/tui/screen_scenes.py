@@ -300,7 +300,7 @@ SCREEN_SCENES = {
     "learning": Scene(
         learn,
         says(SEA),
-        ("8 corrections: [b]", "The new model is runs/feedback-1", "Enter goes on with"),
+        ("8 corrections: [b]", "The new model is runs/feedback-1", "Enter uses the new model"),
         pictured=True,
     ),
 }

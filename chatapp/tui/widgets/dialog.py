@@ -10,6 +10,7 @@ from typing import Any
 
 from textual.await_complete import AwaitComplete
 from textual.content import Content
+from textual.events import Event, Mount
 from textual.screen import ModalScreen, Screen, ScreenResultType
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
@@ -18,14 +19,16 @@ from chatapp.common.foreign import printable
 
 
 class LeftOnce(Screen[ScreenResultType]):
-    """A screen that closes once, even if Textual is asked again."""
+    """A screen that closes once, even if Textual is asked again, or before it is mounted."""
+
+    async def on_event(self, event: Event) -> None:
+        # Closed at once, it composes nothing, and a Mount handler would look for widgets in vain.
+        if not isinstance(event, Mount) or self.children:
+            await super().on_event(event)
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
         """Close with a result; no effect when it is closed already."""
         if self not in self.app.screen_stack:
-            return AwaitComplete()
-        if not self.is_mounted:  # its Mount handler would look for widgets that are gone
-            self.call_later(self.dismiss, result)
             return AwaitComplete()
         while self.app.screen is not self:
             self.app.pop_screen()

@@ -65,7 +65,7 @@ async def test_tokens_of_a_chat_with_a_server(open_app: OpenApp, server: Complet
         assert "cannot be inspected" in words(driver, "tokens-detail")
         await driver.press("1")
         assert words(driver, "prompt-text") == "User:\nWhere?\n\nAssistant:\nParis it␛[2J!"
-        assert "is sent these as messages" in words(driver, "prompt-notes")
+        assert "are sent as messages" in words(driver, "prompt-notes")
 
 
 async def test_another_token_of_the_reply(

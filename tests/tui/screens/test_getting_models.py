@@ -100,7 +100,7 @@ async def test_it_is_stopped(open_app: OpenApp, hub: Hub, loaded: list[str]) -> 
         await driver.press("enter")
         await driver.until(lambda: "50%" in driver.screen_text)
         await driver.press("escape")
-        await driver.until(lambda: "Stopped. The next download goes on" in driver.screen_text)
+        await driver.until(lambda: "Stopped. The next download continues" in driver.screen_text)
         assert hub.ended.is_set()
         assert not screen.query_one(ProgressBar).display
         await driver.press("enter")
