@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from textual import on
 from textual.app import InvalidThemeError
 from textual.binding import Binding, BindingType
-from textual.events import Event, InputEvent, Key, Paste
+from textual.events import Event, InputEvent, Key, MouseDown, Paste
 from textual.message import Message
 from textual.theme import Theme
 
@@ -178,12 +178,19 @@ class ChatApp(FailingApp[int]):
         # What is typed after the end would act on screens that are gone.
         if self._is_ending and isinstance(event, InputEvent | Paste):
             return
+        if isinstance(event, MouseDown) and self._is_on_removed(event):
+            return  # Textual starts a selection in the parent, and there is none
         if not (isinstance(event, Key) and self._direct(event)):
             await super().on_event(event)
 
     def exit(self, *arguments: Any, **named: Any) -> None:
         self._is_ending = True
         super().exit(*arguments, **named)
+
+    def _is_on_removed(self, event: MouseDown) -> bool:
+        """Whether the widget under the mouse is still drawn, but not on the screen any more."""
+        widget, _ = self.screen.get_widget_and_offset_at(event.x, event.y)
+        return widget is not None and widget.parent is None
 
     def _direct(self, event: Key) -> bool:
         """Let the screen handle a key first; True when the key has no other effect."""

@@ -5,7 +5,6 @@ Names come from the definitions of the actions, so that the list is complete.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from textual.actions import parse
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.dom import DOMNode
+from textual.widgets import OptionList
 
 from chatapp.common.foreign import printable
 from chatapp.tui.chat.screen import ChatScreen
@@ -37,9 +37,10 @@ class Entry(NamedTuple):
 class Palette(CommandPalette, LeftOnce[None]):
     """Textual's palette, which a second Enter does not close again."""
 
-    def _action_command_list(self, action: str) -> None:
-        with suppress(KeyError):  # a page further, in a list that has no lines yet
-            super()._action_command_list(action)
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "command_list" and not self.query_one(OptionList).scrollable_content_region:
+            return False  # Textual looks for a line, and a list that is not drawn has none
+        return super().check_action(action, parameters)
 
 
 class Actions(Provider):
