@@ -28,18 +28,19 @@ def mark(event: str) -> None:
 
 
 def settle(*, is_switch: bool) -> None:
-    """Run the garbage collector, once a model is in use, and freeze the rest.
+    """Keep the garbage collector from what stays, and collect what does not.
 
     All imported objects stay forever. The collector would otherwise scan them again and again, and
     the screen would freeze for that long.
 
-    is_switch: whether there was a model before, which is collected first, because it would be
-    frozen, too.
+    is_switch: whether there was a model before. It may still be in use at this moment, by a screen
+    that is closing, so that nothing is frozen again: a frozen model would never be collected.
     """
     if is_switch:
         gc.unfreeze()
         gc.collect()
-    gc.freeze()
+    else:
+        gc.freeze()
 
 
 def in_words(error: BaseException) -> str:

@@ -50,5 +50,9 @@ async def test_a_switch_frees_the_model_before(
         driver.chat.controls.models.load_other(second)
         await driver.until(lambda: driver.chat.conversation.session is not None)
         await driver.say("Hello")
-        gc.collect()
-        assert weights() is None
+
+        def is_freed() -> bool:
+            gc.collect()
+            return weights() is None
+
+        await driver.until(is_freed)  # an answer to a closed screen may be on its way
