@@ -89,12 +89,9 @@ class Inspector(Vertical, can_focus=True):
 
     @dataclass
     class _Answer(Message):
-        """The result of a `Compute`, or in words why there is none."""
+        """A `Compute` has its result, or in words why there is none."""
 
-        request: Compute
         number: int
-        result: Any
-        reason: str | None = None
 
     class Closed(Message):
         """The user closes the inspector."""
@@ -108,6 +105,9 @@ class Inspector(Vertical, can_focus=True):
         self._up_to_date: set[View] = set()
         self._numbers = count(1)
         self._newest: dict[str, int] = {}
+        # Not in the messages: Textual keeps those of a closed inspector, and they keep the model.
+        self._requests: dict[int, Compute] = {}
+        self._results: dict[int, tuple[Any, str | None]] = {}
 
     def compose(self) -> ComposeResult:
         yield Static(id="inspector-tabs")
@@ -136,6 +136,8 @@ class Inspector(Vertical, can_focus=True):
 
     def on_unmount(self) -> None:
         self._shut_out(False)
+        self._requests.clear()
+        self._results.clear()
         if self._shown is not None:
             self._shown.close()
 
@@ -261,33 +263,35 @@ class Inspector(Vertical, can_focus=True):
     def _compute(self, request: Compute) -> None:
         number = next(self._numbers)
         if request.slot:
+            self._requests.pop(self._newest.get(request.slot, 0), None)
             self._newest[request.slot] = number
+        self._requests[number] = request
 
         def work(session: object) -> None:
-            if self._is_void(request, number):
+            if (request := self._requests.get(number)) is None:
                 return
             try:
-                answer = self._Answer(request, number, request.work())
+                result, reason = request.work(), None
             except BaseException as error:
                 # A model's limits, or a text that does not fit, are shown to the user.
-                answer = self._Answer(request, number, None, in_words(error))
-            self.post_message(answer)
+                result, reason = None, in_words(error)
+            if number in self._requests:
+                self._results[number] = result, reason
+                self.post_message(self._Answer(number))
 
         if not self._conversation.in_background(work, "what the inspector computes"):
-            request.fail("The model is not loaded yet.")
-
-    def _is_void(self, request: Compute, number: int) -> bool:
-        return bool(request.slot) and self._newest[request.slot] != number
+            self._requests.pop(number).fail("The model is not loaded yet.")
 
     @on(_Answer)
     def _answered(self, event: _Answer) -> None:
         event.stop()
-        if self._is_void(event.request, event.number):
+        result, reason = self._results.pop(event.number, (None, None))
+        if (request := self._requests.pop(event.number, None)) is None:
             return
-        if event.reason is None:
-            event.request.show(event.result)
+        if reason is None:
+            request.show(result)
         else:
-            event.request.fail(event.reason)
+            request.fail(reason)
 
     # Keys
 
