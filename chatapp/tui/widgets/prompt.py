@@ -181,7 +181,13 @@ class Prompt(LongTextArea):
         self._suggest()
 
     def suggest_again(self) -> None:
-        """Update the completions: there are more values to choose from."""
+        """Update the completions: there are more values. The chosen one stays chosen."""
+        if self._chosen is not None and self.text == self._chosen:
+            completions = self._complete(self._typed)
+            if self._chosen in completions:
+                self._completions, self._completed = completions, completions.index(self._chosen)
+                self.post_message(Suggested(self._typed, completions, self._completed))
+                return
         self._typed, self._chosen = "", None
         self._suggest()
 

@@ -12,6 +12,7 @@ from tui_driver import Driver, OpenApp
 from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
 from chatapp.models import loading, resolving
+from chatapp.models.catalogue import ListedModel
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.slash import COMMANDS, Command, completions, is_command
 from chatapp.tui.screens.history import HistoryScreen
@@ -133,6 +134,9 @@ async def test_models_are_found_when_they_are_asked_for(
     async with open_app() as driver:
         await driver.press(*"/model ")
         await driver.until(lambda: "/model runs/[b]mine[/b]" in driver.screen_text)
+        await driver.press("tab")
+        more = ["bundled", "later", "runs/[b]mine[/b]"]
+        driver.chat.controls.models.set_known([ListedModel(name, "") for name in more])
         await driver.press("tab", "tab")
         assert driver.prompt.text == "/model runs/[b]mine[/b]"
 
