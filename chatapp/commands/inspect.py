@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands.close_ups import CloseUps, find_close_ups
 from chatapp.commands.console import interruptible, standard_input, write, write_json, write_output
 from chatapp.commands.inspect_heads import find_heads
 from chatapp.commands.inspect_parts import PartOptions, find_parts
@@ -241,6 +240,8 @@ def inspect(
     experiments = PartOptions(
         why, answer, against, ablate, mean, losses, patch, noise, destroy, estimate, circuit
     )
+    from chatapp.commands.close_ups import CloseUps, find_close_ups  # with rich
+
     close_ups = CloseUps(neighbours, state, weight, norms, neurons)
     is_chosen = parts or experiments.are_given or close_ups.are_given
     everything = [] if is_chosen else list(SECTIONS)

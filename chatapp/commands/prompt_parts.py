@@ -1,20 +1,18 @@
 """What in a prompt mattered, for `chatapp run --parts` and `chatapp inspect --parts`.
 
-Invariant: nothing of torch is imported before a model is loaded.
+Invariant: nothing of torch is imported before a model is loaded, nor rich before it draws.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from chatapp.commands.console import progress
-from chatapp.commands.drawing import draw_table, heading, shaded_text
 from chatapp.common.shading import bar, visible, weight_color
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from chatapp.engine.model import LanguageModel
     from chatapp.fewshot.answering import Answer, Answering
     from chatapp.lab.prompt_parts import PromptParts
@@ -92,8 +90,12 @@ def show_parts(parts: "PromptParts") -> None:
         console.print(part)
 
 
-def draw_parts(parts: "PromptParts", width: int) -> list[RenderableType]:
+def draw_parts(parts: "PromptParts", width: int) -> "list[RenderableType]":
     """Each part with both measures; the text, brighter where a token spoke for the answer."""
+    from rich.text import Text
+
+    from chatapp.commands.drawing import draw_table, heading, shaded_text
+
     most = max((abs(part.occlusion) for part in parts.parts), default=0.0) or 1.0
     rows: list[list[Text | str]] = [
         [

@@ -1,23 +1,22 @@
 """`chatapp steer`: directions by name, made from pairs of texts, and what they do to a reply.
 
-Invariant: nothing of torch is imported before a model is loaded.
+Invariant: nothing of torch is imported before a model is loaded, nor rich before it draws.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import RenderableType
-from rich.text import Text
 
 from chatapp.commands.console import complain, interruptible, progress, write, write_json
-from chatapp.commands.drawing import heading
 from chatapp.commands.loading import load
 from chatapp.commands.options import ForceOption, JsonOption, ModelOption
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError, reason
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from chatapp.lab.steering import Sweep
 
 app = typer.Typer(no_args_is_help=True)
@@ -128,8 +127,12 @@ def _numbers(text: str) -> list[float]:
         raise UserError(f"--strengths is {text!r}; expected numbers as in {_STRENGTHS}") from None
 
 
-def draw_sweep(found: "Sweep") -> list[RenderableType]:
+def draw_sweep(found: "Sweep") -> "list[RenderableType]":
     """Each reply below its numbers."""
+    from rich.text import Text
+
+    from chatapp.commands.drawing import heading
+
     parts: list[RenderableType] = [heading("Steering", found.sentence)]
     for each in found.replies:
         numbers = f"strength {each.strength:g}  KL {each.kl:.3f}  perplexity {each.perplexity:.2f}"

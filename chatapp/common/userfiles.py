@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import shutil
 import stat
 import tomllib
@@ -296,7 +295,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # A long name is cut, so that it still fits with the suffix.
-    draft = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}.new")
+    draft = path.with_name(f".{path.name[:40]}.{os.getpid()}.{os.urandom(4).hex()}.new")
     draft.open("xb").close()
     try:
         yield draft

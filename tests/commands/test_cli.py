@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy() -> None:
         text=True,
     )
     assert "ask" in result.stdout
-    heavy = {"torch", "transformers", "textual", "numpy", "pydantic", "rich.table", "sqlite3"}
+    heavy = {"torch", "transformers", "textual", "numpy", "pydantic", "rich.console", "sqlite3"}
     heavy |= {"jsonschema", "importlib.metadata"}
     assert not heavy & set(result.stdout.split())
 
