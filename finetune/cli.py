@@ -4,6 +4,7 @@ Invariant: standard output has only the answer (a folder, or with --json one doc
 input is one sentence and exit status 2, failed work 1, an interruption 130.
 """
 
+import gc
 import json
 import os
 import re
@@ -344,7 +345,10 @@ def _answer(text: str) -> None:
 def main() -> None:
     """Entry point of the `finetune` script."""
     wait_briefly(os.environ)
-    app()
+    try:
+        app()
+    finally:
+        gc.freeze()  # the interpreter's last collection would take a fifth of a short command
 
 
 if __name__ == "__main__":
