@@ -86,7 +86,13 @@ class ChatApp(FailingApp[int]):
     BINDING_GROUP_TITLE = "Everywhere"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", tooltip="Quit the program", priority=True, id="quit"),
-        Binding("ctrl+c", "interrupt", "Stop the reply", show=False, id="interrupt"),
+        Binding(
+            "ctrl+c",
+            "interrupt",
+            "Stop the reply; else empty the prompt (Ctrl+Z undoes it)",
+            show=False,
+            id="interrupt",
+        ),
         Binding(
             "ctrl+p",
             "command_palette",
@@ -228,11 +234,11 @@ class ChatApp(FailingApp[int]):
             threading.Thread(target=programs.fill, args=(text, commands), daemon=True).start()
 
     async def action_interrupt(self) -> None:
-        """Ctrl+C: stop the reply; soon after, or with nothing to stop, explain how to quit."""
+        """Ctrl+C: stop the reply, or empty the prompt; with neither, explain how to quit."""
         now = monotonic()
         if now - self._interrupted > _SOON and await self.chat.controls.stop():
             self._interrupted = now
-        else:
+        elif self.screen is not self.chat or not self.chat.widgets.prompt.empty():
             self.action_help_quit()
 
     def _leave(self) -> None:

@@ -5,6 +5,7 @@ Invariant: widgets change only on the event loop; threads post events.
 
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
 
 
+_SOON = 1.0
+"""Seconds within which a second Esc empties the prompt."""
+
 _LEAVE = "exit"
 """The word that quits the program, as in a shell. With a space before it, it is a message."""
 
@@ -57,7 +61,13 @@ class ChatScreen(MessageActions):
 
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop the reply; go back to writing", show=False, id="stop"),
+        Binding(
+            "escape",
+            "stop",
+            "Stop the reply; go back to writing; twice empties the prompt",
+            show=False,
+            id="stop",
+        ),
         Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat", id="new_chat"),
         Binding(
             "ctrl+o",
@@ -110,6 +120,7 @@ class ChatScreen(MessageActions):
         super().__init__()
         self._first_chat = chat_id
         self._first_model = settings.model
+        self._escaped = -_SOON
         self._wants_sidebar = settings.chat_list == "shown"
         self.conversation = Conversation(settings, store, load, self)
         self.widgets = ChatWidgets(self.conversation, lambda text: self.commands.complete(text))
@@ -213,14 +224,24 @@ class ChatScreen(MessageActions):
     # Keys
 
     async def action_stop(self) -> None:
-        """Stop the running work; if there is none, return to the prompt."""
+        """Stop the running work; if there is none, return to the prompt; soon again, empty it."""
         prompt = self.widgets.prompt
+        was_idle, now = prompt.has_focus and not prompt.editing, monotonic()
+        is_again = now - self._escaped < _SOON
+        self._escaped = -_SOON
         self.commands.stop()
-        if not await self.controls.stop() and prompt.editing is not None:
-            prompt.leave_edit()
+        if not await self.controls.stop():
+            if prompt.editing is not None:
+                prompt.leave_edit()
+            elif was_idle and is_again:
+                prompt.empty()
+            elif was_idle:
+                self._escaped = now
         prompt.focus()
 
     async def action_new_chat(self) -> None:
+        if slash.is_command(self.widgets.prompt.text):
+            self.widgets.prompt.empty()  # it was meant for this chat
         await self.controls.open(None)
 
     def action_page(self, step: int) -> None:

@@ -278,5 +278,5 @@ class SlashCommands:
         try:
             yield
         except (SlashError, StoreError) as error:
-            self._chat.widgets.prompt.give_back(text)
+            self._chat.widgets.prompt.give_back_command(text)
             self._chat.widgets.show_problem(str(error))

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.events import Key, Paste, Resize
 from textual.widgets import Static
-from textual.widgets.text_area import Location
+from textual.widgets.text_area import Location, Selection
 
 from chatapp.common.foreign import printable
 from chatapp.tui.events import Submitted, Suggested
@@ -142,6 +142,18 @@ class Prompt(LongTextArea):
     def give_back(self, text: str, editing: "StoredMessage | None" = None) -> None:
         """Put a text back that could not be sent, before anything written since."""
         self._start_over(f"{text}\n{self.text}" if self.text else text, editing)
+
+    def give_back_command(self, text: str) -> None:
+        """Put back a command that failed, selected: what is typed next replaces it."""
+        self.give_back(text)
+        row = text.count("\n")
+        self.selection = Selection((0, 0), (row, len(text.rsplit("\n", 1)[-1])))
+
+    def empty(self) -> bool:
+        """Delete the text so that undo restores it; False when there is none."""
+        had_text = bool(self.text)
+        self.clear()
+        return had_text
 
     def edit_message(self, message: "StoredMessage", text: str) -> None:
         """Edit a message's text, or its unsent new version."""

@@ -12,6 +12,7 @@ from tui_driver import OpenApp, fill
 from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
+from chatapp.tui.chat import screen
 from chatapp.tui.screens.parameters import HINTS, ParametersScreen
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.welcome import QUESTION, SUGGESTIONS, Welcome
@@ -211,8 +212,11 @@ async def test_ctrl_q_stores_the_running_reply(open_app: OpenApp, store: Store) 
 async def test_ctrl_c_neither_quits_nor_loses_text(open_app: OpenApp) -> None:
     async with open_app() as driver:
         await driver.press(*"Hello", "ctrl+c")
-        assert driver.prompt.text == "Hello"
+        assert driver.prompt.text == ""
         assert not driver.app._exit
+        assert not driver.notices
+        await driver.press("ctrl+z")
+        assert driver.prompt.text == "Hello"
         await driver.press("f7", "ctrl+c")
         assert driver.app.clipboard == "Hello"
 
@@ -230,6 +234,38 @@ async def test_ctrl_c_stops_a_reply_and_a_second_one_says_how_to_leave(
         await driver.press("ctrl+c")
         assert "quit" in driver.notices[-1]
         assert not driver.app._exit
+
+
+async def test_esc_twice_empties_the_prompt_and_undo_restores_it(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(screen, "monotonic", lambda: now)
+    async with open_app() as driver:
+        await driver.press(*"Hello", "escape")
+        now += 60
+        await driver.press("escape")
+        assert driver.prompt.text == "Hello"  # the first of two
+        await driver.press("escape")
+        assert driver.prompt.text == ""
+        await driver.press("ctrl+z", *"!")
+        assert driver.prompt.text == "Hello!"
+
+
+async def test_a_failed_command_is_replaced_by_what_is_typed(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press(*"/nonsense", "enter")
+        assert driver.prompt.selected_text == "/nonsense"
+        await driver.press(*"Hello")
+        assert driver.prompt.text == "Hello"
+
+
+async def test_a_new_chat_takes_over_a_message_and_no_command(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press(*"/nonsense", "enter", "ctrl+n")
+        assert driver.prompt.text == ""
+        await driver.press(*"Hello", "ctrl+n")
+        assert driver.prompt.text == "Hello"
 
 
 async def test_up_and_down_recall_earlier_inputs(open_app: OpenApp, store: Store) -> None:
