@@ -41,11 +41,8 @@ def downloaded_folder(name: str) -> Path:
     """The folder of a hub model in the hub's cache, downloaded if necessary. Raises ModelError."""
     from huggingface_hub import snapshot_download
 
-    try:
-        with hub_errors(name):
-            return Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=UNWANTED))
-    except ModelError as error:
-        raise ModelError(f"{error}; and there is no such folder") from None
+    with hub_errors(name):
+        return Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=UNWANTED))
 
 
 def cached_folder(name: str) -> Path | None:

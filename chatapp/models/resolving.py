@@ -80,8 +80,20 @@ def model_folder(name: str) -> Path:
 
     Raises ModelError.
     """
-    known = known_models().get(name)
-    return local_folder(name) or downloaded_folder(known.hub if known else name)
+    if (folder := local_folder(name)) is not None:
+        return folder
+    known = known_models()
+    try:
+        return downloaded_folder(known[name].hub if name in known else name)
+    except ModelError as error:
+        short = [key for key, model in known.items() if name in (key, model.hub)]
+        if short:
+            raise ModelError(
+                f"{name} is not on this machine; `chatapp models get {short[0]}` downloads it "
+                f"({error})"
+            ) from None
+        hint = did_you_mean(name, [BUNDLED, *known, *_kept_models()])
+        raise ModelError(f"{error}; and there is no such folder{hint}") from None
 
 
 def local_folder(name: str) -> Path | None:

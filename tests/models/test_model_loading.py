@@ -1,6 +1,7 @@
 """Names to models, what a folder says of itself, and one sentence for each thing gone wrong."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -123,6 +124,26 @@ def test_names_that_lead_nowhere(name: str, words: str) -> None:
     message = refusal(name)
     assert words in message
     assert "\x1b" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("smollm2", "smollm2 is not on this machine; `chatapp models get smollm2` downloads it"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "`chatapp models get smollm2` downloads it"),
+        ("gtp2", "and there is no such folder; did you mean 'gpt2'?"),
+    ],
+)
+def test_a_model_that_is_not_here_yet(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(hub: str) -> Path:
+        raise ModelError(f"{hub}: the hub cannot be reached")
+
+    monkeypatch.setattr(resolving, "local_folder", lambda name: None)
+    monkeypatch.setattr(resolving, "downloaded_folder", fail)
+    with pytest.raises(ModelError, match=re.escape(words)):
+        model_folder(name)
 
 
 def spoil_config(folder: Path) -> str:

@@ -46,14 +46,35 @@ _TEKKEN = (
     f"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
 )
-_GPT4O = (
-    f"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
-)
 _CJK = "[一-龥ࠀ-一가-\ud7ff]+"
+# Letters of Unicode 12 with a case, without some alphabets.
+_CASED = (
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{1FBE}"
+    r"\x{2D00}-\x{2D2D}\x{A790}-\x{A7FF}\x{AB30}-\x{AB6F}\x{10570}-\x{105FF}"
+    r"\x{10D50}-\x{10D8F}\x{16E40}-\x{1DFFF}]]"
+)
+_SIGNS = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]"
+_HAN_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"
+_WORDS_WITH_MARKS = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+)
+_LARGE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _capitalized(large: str, small: str, digits: str) -> str:
+    """Words cut where a large letter follows a small one. digits: the pattern of numbers."""
+    return (
+        f"{_BEFORE}{large}*{small}+{_CONTRACTIONS}?|{_BEFORE}{large}+{small}*{_CONTRACTIONS}?"
+        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES}"
+    )
+
+
 _SENTENCES = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-_LLAMA3_NAMES = tuple("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2".split())
+_LLAMA3_NAMES = tuple(
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano".split()
+)
 
 _DIGIT_THEN_GPT2 = (r"\p{N}", _GPT2)
 _QWEN2 = (_LLAMA3.replace("{1,3}", ""),)
@@ -64,6 +85,7 @@ PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
             *("gpt-2", "phi-2", "mpt", "olmo", "dolma", "gpt-neox", "jais", "trillion"),
             *("roberta-bpe", "gigachat", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es"),
             *("jina-v2-de", "jina-v2-code", "a.x-4.0", "mellum", "granite-docling"),
+            *("modern-bert", "exaone4"),
         ),
         (_GPT2,),
     ),
@@ -75,35 +97,92 @@ PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
         (_LLAMA3,),
     ),
     **dict.fromkeys(
-        ("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan", "hunyuan-dense"), _QWEN2
+        (
+            *("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan", "kormo", "f2llmv2"),
+            *("grok-2", "solar-open"),
+        ),
+        _QWEN2,
     ),
     **dict.fromkeys(
         (
             *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"),
-            "minerva-7b",
+            *("minerva-7b", "mellum2"),
         ),
         _DIGIT_THEN_GPT2,
     ),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"),
-    "deepseek-v3": (
+    "deepseek-llm": (r"[\r\n]", rf"\s?{_CASED}+", rf"\s?{_SIGNS}+", r"\s+$", _CJK, r"\p{N}+"),
+    **dict.fromkeys(
+        ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
+        (
+            r"\p{N}{1,3}",
+            _HAN_AND_KANA,
+            rf"{_WORDS_WITH_MARKS}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}",
+        ),
+    ),
+    "spark2_5": (
         r"\p{N}{1,3}",
-        "[一-龥぀-ゟ゠-ヿ]+",
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-        r"| ?[\p{P}\p{S}]+[\r\n]*|" + _LINES,
+        _HAN_AND_KANA,
+        rf"{_WORDS_WITH_MARKS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+",
+        r"\p{N}",
+    ),
+    "youtu": (
+        "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _HAN_AND_KANA,
+        _capitalized(_LARGE, _SMALL, r"\p{N}"),
     ),
     "tekken": (_TEKKEN,),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_GPT4O,)),
+    **dict.fromkeys(
+        ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
+        (_capitalized(_UPPER, _LOWER, r"\p{N}{1,3}"),),
+    ),
+    "granite-embed-multi-97m": (
+        _capitalized(r"((?=[\p{L}\p{M}])([^a-z]))", r"((?=[\p{L}\p{M}])([^A-Z]))", r"\p{N}{1,3}"),
+    ),
+    **dict.fromkeys(
+        ("tiny_aya", "cohere2moe"),
+        (r"\d{1,3}(?=(?:\d{3})*\b)", _capitalized(_LARGE, _SMALL, r"\p{N}{1,3}")),
+    ),
+    "jais-2": (
+        _LLAMA3.removesuffix(r"\s+(?!\S)|\s+")
+        + "".join(rf"\s{{{2**power}}}(?!\S)|" for power in range(9, 1, -1))
+        + r"\s{1,2}(?!\S)|\s",
+    ),
+    "qwen35": (
+        _CONTRACTIONS + rf"|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_LINES}",
+    ),
+    "ufakzeka": (_QWEN2[0].removeprefix(_CONTRACTIONS + "|"),),
+    "laguna": (r"[^\n]+|\n+", *_QWEN2),
+    **dict.fromkeys(
+        ("bailingmoe", "bailingmoe2", "llada-moe"),
+        (_QWEN2[0].replace(r"\s*[\r\n]+", r"\s*[\r\n]"),),
+    ),
+    "seed-coder": (_QWEN2[0].replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+"),),
+    "exaone-moe": (
+        _CONTRACTIONS + rf"|{_BEFORE}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    ),
+    "chameleon": (
+        "<sentinel:[0-9]+>",
+        "IMGIMG[A-I]{1,4}Z",
+        r"[\t\n]|    |  ",
+        r"\p{N}",
+        r"[\p{P}!-/:-@\[-`{-~]",
+        _GPT2,
+    ),
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), (_SENTENCES,)),
     "viking": (_SENTENCES, r"\p{N}"),
 }
 """The patterns of each method by its name: each cuts the results of those before it."""
 
 # Their vocabularies hold whole words that no merge leads to.
-_WHOLE_WORDS_FIRST = frozenset((*_LLAMA3_NAMES, "tekken", "gpt-4o", "llama4"))
+_WHOLE_WORDS_FIRST = frozenset(
+    (*_LLAMA3_NAMES, "tekken", "gpt-4o", "llama4", "youtu", "granite-embed-multi-97m")
+)
 
 # Their texts begin with the beginning-of-text token.
-_BEGIN = frozenset((*_LLAMA3_NAMES, "tekken"))
+_BEGIN = frozenset((*_LLAMA3_NAMES, "tekken", "chameleon"))
 
 _SPACE = "▁"
 

@@ -10,7 +10,12 @@ from tokenizers import Tokenizer
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.gguf.reader import GGUFFile
-from chatapp.engine.files.gguf.vocabulary import TokenType, gguf_tokenizer
+from chatapp.engine.files.gguf.vocabulary import (
+    PRE_TOKENIZERS,
+    TokenType,
+    gguf_tokenizer,
+    pre_tokenizer,
+)
 from chatapp.models.loading import read_tokenizer
 
 LETTERS = [*"abcdehlorstuw", "Ġ", "1", "2", "!"]
@@ -43,6 +48,39 @@ def test_byte_level_with_its_way_of_cutting() -> None:
     digits = gguf_tokenizer(BYTE_LEVEL | {"tokenizer.ggml.pre": "smollm"}, "a.gguf")
     assert tokens(digits, "12") == ["1", "2"]
     assert tokenizer.decode([13, 0], skip_special_tokens=False) == " a"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "pieces"),
+    [
+        (
+            "deepseek-llm",
+            "It's 12\nλόγος ա日",
+            ["It", "'", "s", " ", "12", "\n", "λόγος", " ա", "日"],
+        ),
+        ("spark2_5", "a1234!\n", ["a", *"123", "4", "!", "\n"]),
+        ("jais-2", "a" + " " * 7 + "b", ["a", " " * 4, " " * 2, " b"]),
+        ("qwen35", "हिन्दी 12", ["हिन्दी", " ", "1", "2"]),
+        ("ufakzeka", "Ali'nin", ["Ali", "'nin"]),
+        ("seed-coder", "a;\n\n", ["a", ";", "\n\n"]),
+        ("tiny_aya", "12345 camelCase", ["12", "345", " camel", "Case"]),
+        ("laguna", "a\n b", ["a", "\n", " b"]),
+        ("chameleon", "IMGIMGABZ x1", ["IMGIMGABZ", " x", "1"]),
+        ("youtu", "camelCase 12", ["camel", "Case", " ", "1", "2"]),
+        ("exaone-moe", "the big cat 1", ["the big cat", " ", "1"]),
+        ("hunyuan-dense", "a1234", ["a", "123", "4"]),
+    ],
+)
+def test_how_a_method_cuts(name: str, text: str, pieces: list[str]) -> None:
+    places = [place for _, place in pre_tokenizer(name).pre_tokenize_str(text)]
+    assert [text[start:end] for start, end in places] == pieces
+
+
+def test_every_method_cuts_and_loses_nothing() -> None:
+    text = "It's 12 λόγος, ա日 हिन्दी camelCase\n\n  x1!\t~ "
+    for name in PRE_TOKENIZERS:
+        places = [place for _, place in pre_tokenizer(name).pre_tokenize_str(text)]
+        assert "".join(text[start:end] for start, end in places) == text, name
 
 
 def test_control_tokens_are_special_and_those_of_the_user_are_not() -> None:
