@@ -14,9 +14,9 @@ import typer
 from chatapp import __version__
 from chatapp.commands import ask, bench, complete, docs, history, perplexity, render, steer, tokens
 from chatapp.commands import eval as evaluation
-from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
 from chatapp.commands.console import complain
+from chatapp.commands.inspecting import inspect as inspect_command
 from chatapp.commands.models import models
 from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
 from chatapp.commands.serving import serve

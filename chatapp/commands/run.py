@@ -22,9 +22,9 @@ from chatapp.commands.console import (
     write,
     write_json,
 )
+from chatapp.commands.inspecting.prompt_parts import explain_answer, show_parts
 from chatapp.commands.loading import choices_for, load, prompt_path, report_pool, template_for
 from chatapp.commands.options import JsonOption, ModelOption, StrictOption
-from chatapp.commands.prompt_parts import explain_answer, show_parts
 from chatapp.common.userfiles import UserError
 from chatapp.prompting.selection.methods import help_on_methods
 

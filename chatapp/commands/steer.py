@@ -131,7 +131,7 @@ def draw_sweep(found: "Sweep") -> "list[RenderableType]":
     """Each reply below its numbers."""
     from rich.text import Text
 
-    from chatapp.commands.drawing import heading
+    from chatapp.commands.inspecting.drawing import heading
 
     parts: list[RenderableType] = [heading("Steering", found.sentence)]
     for each in found.replies:

@@ -5,7 +5,7 @@ and the inspector of the TUI draw findings and compute nothing, so they agree. T
 screen.
 
 To add one: a subclass of `Finding` with its numbers, made by a class method `of`; its row in
-`FINDINGS`; and how a terminal (`commands.inspect_render`) and the inspector's tab draw it.
+`FINDINGS`; and how a terminal (`commands.inspecting.render`) and the inspector's tab draw it.
 """
 
 import math

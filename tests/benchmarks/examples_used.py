@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from chatapp.commands.prompt_parts import explain_answer
+from chatapp.commands.inspecting.prompt_parts import explain_answer
 from chatapp.fewshot.answering import Answerer
 from chatapp.fewshot.options import changed, selector_for
 from chatapp.models.loading import load_model

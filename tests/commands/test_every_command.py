@@ -115,7 +115,7 @@ def test_a_test_file_is_its_own(name: str) -> None:
         callback = COMMANDS[name].callback
         assert callback is not None
         *_, group, module = callback.__module__.split(".")
-        names = [f"commands/test_{module}.py", f"commands/test_{group}_{module}.py"]
+        names = [f"commands/**/test_{module}.py", f"commands/**/test_{group}_{module}.py"]
     else:
         names = [f"finetune/**/test_{words[0]}.py", f"finetune/**/test_finetune_{words[0]}.py"]
     assert [path for pattern in names for path in TESTS.glob(pattern)]

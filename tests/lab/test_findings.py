@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from glass import random_gpt2
 
-from chatapp.commands.inspect_render import html_page, printed, svg_picture
+from chatapp.commands.inspecting.render import html_page, printed, svg_picture
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.remote.stream import TextPieces
 from chatapp.engine.events import Alternative, Token

@@ -12,8 +12,13 @@ from rich.console import Console, RenderableType
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
-from chatapp.commands.close_ups import draw_neighbours, draw_neurons, draw_norms, draw_weight
-from chatapp.commands.drawing import (
+from chatapp.commands.inspecting.close_ups import (
+    draw_neighbours,
+    draw_neurons,
+    draw_norms,
+    draw_weight,
+)
+from chatapp.commands.inspecting.drawing import (
     draw_table,
     heading,
     heat_map,
@@ -21,15 +26,15 @@ from chatapp.commands.drawing import (
     piece_text,
     shaded_text,
 )
-from chatapp.commands.experiment_tables import (
+from chatapp.commands.inspecting.experiment_tables import (
     draw_ablation,
     draw_circuit,
     draw_losses,
     draw_patches,
     draw_why,
 )
-from chatapp.commands.head_tables import draw_head_texts, draw_heads
-from chatapp.commands.prompt_parts import draw_parts
+from chatapp.commands.inspecting.head_tables import draw_head_texts, draw_heads
+from chatapp.commands.inspecting.prompt_parts import draw_parts
 from chatapp.common.shading import RGB, bar, likelihood_color, percent, visible, weight_color
 from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
 from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, Why

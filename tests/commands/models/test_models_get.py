@@ -13,7 +13,7 @@ from chatapp.common.paths import fetched_path, models_dir
 from chatapp.models import fetched, fetching
 from chatapp.models.fetched import Fetched
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 
 
 @pytest.fixture

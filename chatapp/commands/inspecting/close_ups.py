@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from chatapp.commands.drawing import draw_table, heading, piece_text
+from chatapp.commands.inspecting.drawing import draw_table, heading, piece_text
 from chatapp.common.shading import bar, percent
 from chatapp.lab.findings import Finding
 

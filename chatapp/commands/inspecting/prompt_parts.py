@@ -94,7 +94,7 @@ def draw_parts(parts: "PromptParts", width: int) -> "list[RenderableType]":
     """Each part with both measures; the text, brighter where a token spoke for the answer."""
     from rich.text import Text
 
-    from chatapp.commands.drawing import draw_table, heading, shaded_text
+    from chatapp.commands.inspecting.drawing import draw_table, heading, shaded_text
 
     most = max((abs(part.occlusion) for part in parts.parts), default=0.0) or 1.0
     rows: list[list[Text | str]] = [

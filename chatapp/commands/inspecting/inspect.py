@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatapp.commands.console import interruptible, standard_input, write, write_json, write_output
-from chatapp.commands.inspect_heads import find_heads
-from chatapp.commands.inspect_parts import PartOptions, find_parts
+from chatapp.commands.inspecting.heads import find_heads
+from chatapp.commands.inspecting.parts import PartOptions, find_parts
+from chatapp.commands.inspecting.prompt_parts import explain_text
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import (
     ForceOption,
@@ -22,7 +23,6 @@ from chatapp.commands.options import (
     sampling_options,
     settings_of,
 )
-from chatapp.commands.prompt_parts import explain_text
 from chatapp.common.userfiles import UserError
 from chatapp.lab.findings import FINDINGS, Attention, Finding, Layers, NextToken, Tokens
 
@@ -240,7 +240,7 @@ def inspect(
     experiments = PartOptions(
         why, answer, against, ablate, mean, losses, patch, noise, destroy, estimate, circuit
     )
-    from chatapp.commands.close_ups import CloseUps, find_close_ups  # with rich
+    from chatapp.commands.inspecting.close_ups import CloseUps, find_close_ups  # with rich
 
     close_ups = CloseUps(neighbours, state, weight, norms, neurons)
     is_chosen = parts or experiments.are_given or close_ups.are_given
@@ -348,14 +348,14 @@ def _check_output(output: Path, as_json: bool, force: bool) -> None:
 
 def _show(findings: Sequence[Finding]) -> None:
     """Print on standard output, in colour if the terminal supports it."""
-    from chatapp.commands.inspect_render import printed
+    from chatapp.commands.inspecting.render import printed
 
     # Foreign text was made safe piece by piece; the rest are Rich's own colours.
     write(printed(findings, in_color=sys.stdout.isatty()), verbatim=True)
 
 
 def _export(findings: Sequence[Finding], output: Path, *, force: bool) -> None:
-    from chatapp.commands.inspect_render import html_page, svg_picture
+    from chatapp.commands.inspecting.render import html_page, svg_picture
 
     draw = html_page if output.suffix.lower() == ".html" else svg_picture
     write_output(output, draw(findings), force=force)

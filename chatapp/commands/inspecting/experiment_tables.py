@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from chatapp.commands.drawing import draw_table, heading, piece_text
+from chatapp.commands.inspecting.drawing import draw_table, heading, piece_text
 from chatapp.common.shading import hexadecimal, ink_on, signed_color, signed_number
 from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, Why
 

@@ -25,7 +25,7 @@ from completions_server import CompletionsServer, closed_port, piece
 from chatapp.commands.serving.browser import MOST_TABS, ChatServer
 from chatapp.dialogue.store import Store
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SIZE = (1000, 640)
 

@@ -3,7 +3,13 @@
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from chatapp.commands.drawing import draw_table, heading, heat_map, piece_text, shaded_text
+from chatapp.commands.inspecting.drawing import (
+    draw_table,
+    heading,
+    heat_map,
+    piece_text,
+    shaded_text,
+)
 from chatapp.common.shading import head_name, percent, weight_color
 from chatapp.lab.head_texts import HeadTexts
 from chatapp.lab.heads import MEASURES, NAMED, HeadScores

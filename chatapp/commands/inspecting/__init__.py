@@ -1,0 +1,1 @@
+"""`chatapp inspect`: a close look at what a model makes of a text."""
