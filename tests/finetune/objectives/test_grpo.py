@@ -1,4 +1,4 @@
-"""GRPO: its loss by hand, what is drawn from, and whole runs of it."""
+"""GRPO: its loss by hand, what is drawn from, and its rows."""
 
 import json
 from io import StringIO
@@ -12,7 +12,7 @@ import tiny_pairs
 import torch
 from peft import LoraConfig, get_peft_model
 from rich.console import Console
-from tiny_grpo import config, settings, trust
+from tiny_grpo import config, settings
 from torch import Tensor
 
 from finetune.check import examine, show
@@ -21,8 +21,7 @@ from finetune.config.sections import ConfigError
 from finetune.data.batches import collate
 from finetune.data.packing import pack
 from finetune.objectives.grpo import Grpo, PromptRows, ReplyRows, advantages
-from finetune.objectives.rewards import RewardError, Rewards
-from finetune.run import resume, train
+from finetune.objectives.rewards import Rewards
 from finetune.training.rollouts import Rollouts, current_tensors
 from finetune.training.run_setup import set_up_run
 
@@ -204,77 +203,6 @@ def test_an_adapter_is_drawn_from_merged_and_stays_as_it_is(changes: dict[str, A
     assert plain.state_dict().keys() == found.keys()
     plain.load_state_dict(found)
     torch.testing.assert_close(plain.eval()(input_ids=ids).logits, logits)
-
-
-# --- runs --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "objective"),
-    [("full", {}), ("lora", {"beta": 0.05}), ("full", {"iterations": 2, "beta": 0.05})],
-)
-def test_a_run_learns_what_is_rewarded(
-    tmp_path: Path, method: str, objective: dict[str, Any]
-) -> None:
-    made = config(tmp_path, **objective)
-    longer = {"max_steps": 30, "method": method, "eval_every": 15}
-    made = made.model_copy(update={"train": made.train.model_copy(update=longer)})
-    folder = train(made, QUIET, "cpu")
-    rewards = list(tiny.trace(folder, "reward").values())
-    assert sum(rewards[-5:]) > sum(rewards[:5])
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    measured = [row for row in rows if "eval_reward" in row]
-    assert [row["eval_loss"] for row in measured] == [-row["eval_reward"] for row in measured]
-    samples = next(row["samples"] for row in rows if "samples" in row)
-    assert all(each["reward"] in (0, 1) for each in samples)
-    assert ("kl" in rows[0]) == bool(objective)
-    report = (folder / "report.md").read_text()
-    assert "| step | GRPO | reward | no signal | tokens a reply |" in report
-    assert "| held-out loss | held-out reward | held-out tokens a reply |" in report
-
-
-@pytest.mark.parametrize("objective", [{}, {"iterations": 3, "beta": 0.05}])
-def test_a_run_that_was_broken_off_goes_on_with_the_same_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: dict[str, Any]
-) -> None:
-    made = config(tmp_path, **objective)
-    whole = train(made.model_copy(update={"output": str(tmp_path / "whole")}), QUIET, "cpu")
-    with monkeypatch.context() as patch:
-        tiny.at_step(patch, 5, tiny.raising(tiny.Killed()))
-        with pytest.raises(tiny.Killed):
-            train(made, QUIET, "cpu")
-    resume(tmp_path / "run", [], QUIET, "cpu")
-    for key in ("grpo", "reward", "length"):
-        expected = tiny.trace(whole, key)
-        assert tiny.trace(tmp_path / "run", key) == pytest.approx(expected, abs=1e-6)
-    assert len(expected) == 6
-
-
-def test_a_reward_that_fails_ends_the_run_in_a_sentence_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trust(tmp_path, monkeypatch)
-    mine = tmp_path / "mine.py"
-    mine.write_text(
-        "calls = 0\n"
-        "def score(prompt, reply, reference):\n"
-        "    global calls; calls += 1\n"
-        "    return 'x' if calls == 70 else float('e' in reply)\n"
-    )
-    made = config(tmp_path, [{"kind": "function", "function": f"{mine}:score"}], {"held_out": 0.0})
-    words = r"mine\.py:score gave 'x', expected a number, .*; checkpoint-4 is whole: `finetune res"
-    with pytest.raises(RewardError, match=words):
-        train(made, QUIET, "cpu")
-    mine.write_text("def score(prompt, reply, reference): return float('e' in reply)\n")
-    folder = resume(tmp_path / "run", [], QUIET, "cpu")
-    assert len(tiny.trace(folder, "reward")) == 6
-
-
-def test_replies_are_packed_like_other_rows(tmp_path: Path) -> None:
-    packed = train(config(tmp_path, data={"packing": True}), QUIET, "cpu")
-    plain = config(tmp_path).model_copy(update={"output": str(tmp_path / "plain")})
-    first = [tiny.trace(each, "grpo")[1] for each in (packed, train(plain, QUIET, "cpu"))]
-    assert first[0] == pytest.approx(first[1], abs=1e-5)
 
 
 # --- rows and check ----------------------------------------------------------------------
