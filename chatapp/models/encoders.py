@@ -8,10 +8,10 @@ cached vector equals a newly computed one.
 import hashlib
 import importlib.util
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from chatapp.engine.model import LanguageModel
 from chatapp.models.resolving import find_model, model_identity
 from chatapp.prompting.selection.select import Pooling, Select
 from chatapp.prompting.selection.similarity import Embeddings, Encoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Progress = Callable[[int, int], None]
 """Called with the number of encoded texts, and their total."""
@@ -101,9 +104,27 @@ class SentenceEncoder:
         self.fingerprint = f"{files.digest()}-{self._pooling}-{self._longest}"
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
+        vectors = np.empty((len(texts), self._model.config.hidden_size), dtype=np.float32)
+        for rows, states, mask in self._states(texts):
+            if self._pooling == "cls":
+                pooled = states[:, 0]
+            else:
+                weights = mask[:, :, None]
+                pooled = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+            vectors[rows] = pooled.numpy()
+        return vectors
+
+    def encode_tokens(self, texts: Sequence[str]) -> list[Embeddings]:
+        tokens: dict[int, Embeddings] = {}
+        for rows, states, mask in self._states(texts):
+            for row, own, real in zip(rows, states, mask.bool(), strict=True):
+                tokens[row] = own[real].numpy()
+        return [tokens[row] for row in range(len(texts))]
+
+    def _states(self, texts: Sequence[str]) -> "Iterator[tuple[list[int], Tensor, Tensor]]":
+        """In batches: the rows of texts, their hidden states, and the mask of real tokens."""
         import torch
 
-        vectors = np.empty((len(texts), self._model.config.hidden_size), dtype=np.float32)
         # Texts of similar length in a batch, which needs little padding.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         for start in range(0, len(order), _BATCH):
@@ -117,13 +138,7 @@ class SentenceEncoder:
             )
             with torch.inference_mode():
                 states = self._model(**inputs).last_hidden_state
-            if self._pooling == "cls":
-                pooled = states[:, 0]
-            else:
-                mask = inputs["attention_mask"][:, :, None]
-                pooled = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
-            vectors[rows] = pooled.numpy()
-        return vectors
+            yield rows, states, inputs["attention_mask"]
 
 
 class ModelEncoder:
@@ -142,6 +157,9 @@ class ModelEncoder:
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
         return np.stack([self._embed(text) for text in texts])
+
+    def encode_tokens(self, texts: Sequence[str]) -> list[Embeddings]:
+        raise ModelError("the encoder 'lm' has no vectors of tokens; use minilm or tfidf")
 
     def _embed(self, text: str) -> Embeddings:
         tokenizer = self._model.tokenizer
@@ -172,6 +190,10 @@ class CachedEncoder:
                 f"{self._file}: this cache of embeddings cannot be used ({error}); "
                 "it can be deleted without loss"
             ) from None
+
+    def encode_tokens(self, texts: Sequence[str]) -> list[Embeddings]:
+        """The vectors of tokens are not kept on disk: they need a hundred times the space."""
+        return self._encoder.encode_tokens(texts)
 
     def _encode(self, texts: Sequence[str], cache: sqlite3.Connection) -> Embeddings:
         with cache:

@@ -331,7 +331,10 @@ def test_a_full_disk(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) 
         (["--inputs", "none.jsonl"], "none.jsonl: cannot be read"),
         (["--input", "x", "--select", "nearest"], "--select is 'nearest', which is not known"),
         (["--input", "x", "--select", "knn:"], "expected an encoder after the colon"),
-        (["--input", "x", "--select", "bm25:lm"], "only knn, mmr, vote take an encoder"),
+        (
+            ["--input", "x", "--select", "bm25:lm"],
+            "only knn, mmr, knn-balanced, knn-block, coverage, vote take an encoder",
+        ),
         (["--input", "x", "--order", "nearest"], "--order is 'nearest'"),
         (["--input", "x", "--score", "direkt"], "did you mean 'direct'?"),
         (["--input", "x", "--select", "knn:nowhere/at/all"], "nowhere/at/all"),

@@ -131,4 +131,4 @@ main()
     )
     text = " ".join(result.stdout.split())
     assert "shortest: the shortest of the pool." in text
-    assert "knn, mmr, vote and shortest also with an encoder" in text
+    assert "coverage, vote and shortest also with an encoder" in text

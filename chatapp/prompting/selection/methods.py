@@ -2,8 +2,8 @@
 
 Prompt files, options, help, errors, plots and completion derive from METHODS.
 
-Invariant: a selector sees only the inputs of a pool. No index contains outputs (only `Balanced`
-reads them, to draw evenly), and an item equal to the query is never chosen for it.
+Invariant: a selector sees only the inputs of a pool. No index contains outputs (only balanced
+methods read them, to choose evenly), and an item equal to the query is never chosen for it.
 """
 
 import random
@@ -17,7 +17,13 @@ from chatapp.prompting.examples import Pool, normalise
 
 # Help and completion read the table, and should not wait for numpy.
 if TYPE_CHECKING:
-    from chatapp.prompting.selection.similarity import Encoder, Index, Metric, Similarities
+    from chatapp.prompting.selection.similarity import (
+        CoveringIndex,
+        Encoder,
+        Index,
+        Metric,
+        Similarities,
+    )
 
 
 class Options(Protocol):
@@ -29,6 +35,8 @@ class Options(Protocol):
     def metric(self) -> "Metric": ...
     @property
     def relevance(self) -> float: ...
+    @property
+    def nearest(self) -> int: ...
 
 
 class Selector(ABC):
@@ -220,6 +228,91 @@ class Mmr(Nearest):
         return chosen
 
 
+class KnnBalanced(Knn):
+    """The nearest of each output in turn: first the nearest of every output, then the second ones.
+
+    A round begins with the output whose example is nearest, so that dropping the last ones keeps
+    the balance.
+    """
+
+    name = "knn-balanced"
+    summary = "the nearest of each label by embedding, equally many"
+    needs_labels = True
+
+    def select(self, query: str, k: int) -> list[int]:
+        by_output: dict[str, list[int]] = {}
+        for index in super().select(query, len(self._pool)):
+            by_output.setdefault(self._pool.outputs[index], []).append(index)
+        return list(islice(_in_turn([iter(indices) for indices in by_output.values()]), k))
+
+
+class KnnBlock(Knn):
+    """A few of the nearest after a block that is the same for every query.
+
+    The block is drawn by the seed, equally many of each output, and printed first when the order
+    is nearest-last, so the model reads it once and keeps it in its cache (as in arXiv:2507.16217).
+    Where the window is too short for k, the block's first examples are dropped; as their number
+    depends on the query, the cache then saves little.
+    """
+
+    name = "knn-block"
+    summary = "a block drawn once for all inputs, then a few of the nearest"
+    draws = True
+
+    def __init__(self, pool: Pool, index: "Index", seed: int, nearest: int) -> None:
+        super().__init__(pool, index)
+        self._block = Balanced(pool, seed).select("", len(pool))
+        self._nearest = nearest
+
+    @classmethod
+    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> Selector:
+        return cls(pool, _index(pool, options, encoder), options.seed, options.nearest)
+
+    def select(self, query: str, k: int) -> list[int]:
+        few = min(self._nearest, k)
+        block = self._first(self._block, query, k - few)
+        near = (index for index in super().select(query, k) if index not in set(block))
+        return [*islice(near, few), *block]
+
+
+class Coverage(Knn):
+    """The set whose tokens together are most similar to those of the query.
+
+    Each choice adds most to the sum over the query's tokens of the highest similarity to a token
+    of the chosen ones: greedy set coverage by BERTScore recall (Gupta et al. 2023,
+    arXiv:2305.14907). When no choice adds anything, a new set begins. Candidates are the nearest
+    4k or 50, whichever is more.
+    """
+
+    name = "coverage"
+    summary = "those that together cover the words of the input"
+
+    def __init__(self, pool: Pool, index: "CoveringIndex") -> None:
+        super().__init__(pool, index)
+        self._tokens = index
+
+    def select(self, query: str, k: int) -> list[int]:
+        import numpy as np
+
+        near = super().select(query, max(4 * k, 50))
+        if not near:
+            return []
+        recalls = self._tokens.recalls(query, near)
+        left = np.ones(len(near), dtype=bool)
+        chosen: list[int] = []
+        covered = np.zeros(recalls.shape[1], dtype=np.float32)
+        while len(chosen) < k and left.any():
+            gains = np.where(left, np.maximum(recalls - covered, 0).sum(axis=1), -1)
+            best = int(np.argmax(gains))
+            if gains[best] < 1e-4 and covered.any():  # rounding is no gain
+                covered = np.zeros_like(covered)
+                continue
+            left[best] = False
+            chosen.append(near[best])
+            covered = np.maximum(covered, recalls[best])
+        return chosen
+
+
 class Vote(Knn):
     """The k nearest by embedding vote (see `vote`): the baseline of every kNN result."""
 
@@ -230,7 +323,11 @@ class Vote(Knn):
 
 
 METHODS: dict[str, type[Selector]] = {
-    method.name: method for method in (Fixed, Random, Balanced, Bm25, Knn, Mmr, Vote)
+    method.name: method
+    for method in (
+        *(Fixed, Random, Balanced, Bm25, Knn, Mmr),
+        *(KnnBalanced, KnnBlock, Coverage, Vote),
+    )
 }
 
 
@@ -261,7 +358,7 @@ def vote(pool: Pool, indices: Sequence[int]) -> str:
     return max(votes, key=lambda output: votes[output])
 
 
-def _index(pool: Pool, options: Options, encoder: "Encoder | None") -> "Index":
+def _index(pool: Pool, options: Options, encoder: "Encoder | None") -> "CoveringIndex":
     from chatapp.prompting.selection.similarity import DenseIndex, TfidfIndex
 
     if encoder is None:

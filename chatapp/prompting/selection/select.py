@@ -39,7 +39,8 @@ class Select(BaseModel):
     that draw, and for `shuffled`. encoder: for methods that need one; None is the best one
     installed. pooling: of a sentence encoder; None is its own. layer: of the encoder `lm`, counted
     from the last when negative. metric: of similarity. relevance: the weight of similarity in
-    `mmr`, from 0 to 1; the rest weighs redundancy.
+    `mmr`, from 0 to 1; the rest weighs redundancy. nearest: how many of the k `knn-block` chooses
+    for the input; the rest is its block.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -53,6 +54,7 @@ class Select(BaseModel):
     layer: int = -1
     metric: Metric = "cosine"
     relevance: Annotated[float, Field(ge=0, le=1)] = 0.5
+    nearest: Annotated[int, Field(ge=0)] = 4
 
     @property
     def selector(self) -> type[Selector]:

@@ -33,6 +33,13 @@ class Encoder(Protocol):
         """One finite vector per text: float32, (texts, dimensions)."""
         ...
 
+    def encode_tokens(self, texts: Sequence[str]) -> list[Embeddings]:
+        """A vector for each token of each text: float32, (tokens, dimensions).
+
+        Raises ModelError for an encoder that has none.
+        """
+        ...
+
 
 class Index(Protocol):
     """The similarity of a pool's inputs to a text. Larger is nearer."""
@@ -43,6 +50,17 @@ class Index(Protocol):
 
     def between(self, row: int) -> Similarities:
         """The similarity of one input to every input."""
+        ...
+
+
+class CoveringIndex(Index, Protocol):
+    """An index that also compares tokens."""
+
+    def recalls(self, query: str, rows: Sequence[int]) -> Similarities:
+        """How well each input covers each token of the query: (rows, tokens), not negative.
+
+        The mean of a row is the recall of BERTScore (Zhang et al. 2020).
+        """
         ...
 
 
@@ -137,6 +155,15 @@ class TfidfIndex:
     def between(self, row: int) -> Similarities:
         return self.scores(self._inputs[row])
 
+    def recalls(self, query: str, rows: Sequence[int]) -> Similarities:
+        """A word is covered as far as it is rare in the pool, or not at all."""
+        known = [word for word in dict.fromkeys(_words(query)) if word in self._vocabulary]
+        ids = np.array([self._vocabulary[word] for word in known], dtype=np.intp)
+        contained = [set(_words(self._inputs[row])) for row in rows]
+        shared = [[word in words for word in known] for words in contained]
+        covered: Similarities = np.array(shared, np.float32).reshape(len(rows), len(known))
+        return covered * self._rarity[ids]
+
 
 class DenseIndex:
     """Similarity of embeddings: their cosine, or their negative Euclidean distance.
@@ -147,9 +174,18 @@ class DenseIndex:
     def __init__(self, inputs: Sequence[str], encoder: Encoder, metric: Metric) -> None:
         self._encoder = encoder
         self._metric = metric
+        self._inputs = inputs
+        self._tokens: dict[int, Embeddings] = {}
         # Inputs are columns, which makes the product with a vector twice as fast.
         self._vectors = np.ascontiguousarray(self._encoded(inputs).T)
         self._squares = np.einsum("dn,dn->n", self._vectors, self._vectors)
+
+    def recalls(self, query: str, rows: Sequence[int]) -> Similarities:
+        new = [row for row in rows if row not in self._tokens]
+        ours, *theirs = self._encoder.encode_tokens([query, *(self._inputs[row] for row in new)])
+        self._tokens |= {row: _unit(tokens) for row, tokens in zip(new, theirs, strict=True)}
+        best = [(self._tokens[row] @ _unit(ours).T).max(axis=0, initial=0) for row in rows]
+        return np.array(best, np.float32).reshape(len(rows), len(ours))
 
     def _encoded(self, texts: Sequence[str]) -> Embeddings:
         vectors = self._encoder.encode(texts)
@@ -158,8 +194,7 @@ class DenseIndex:
                 f"the encoder {self._encoder.fingerprint} gives values that are not finite"
             )
         if self._metric == "cosine":
-            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-            vectors = vectors / np.maximum(norms, np.float32(1e-12))
+            vectors = _unit(vectors)
         return vectors
 
     def scores(self, query: str) -> Similarities:
@@ -175,3 +210,10 @@ class DenseIndex:
         squares = self._squares - 2 * products + vector @ vector
         distances: Similarities = -np.sqrt(np.maximum(squares, 0))
         return distances
+
+
+def _unit(vectors: Embeddings) -> Embeddings:
+    """Vectors of length 1; a vector of zeros stays."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: Embeddings = vectors / np.maximum(norms, np.float32(1e-12))
+    return scaled

@@ -78,7 +78,9 @@ def test_a_method_of_a_package_is_used_like_one_that_is_built_in(place: Path) ->
     assert listed_methods() == ([*METHODS, "shortest"], "")
     with pytest.raises(PromptError, match="did you mean 'shortest'"):
         method_of("shrotest")
-    with pytest.raises(PromptError, match="only knn, mmr, vote take an encoder"):
+    with pytest.raises(
+        PromptError, match="only knn, mmr, knn-balanced, knn-block, coverage, vote take an encoder"
+    ):
         method_of("shortest:minilm")
 
 

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.prompting.examples import Pool, normalise
-from chatapp.prompting.selection.methods import METHODS, Balanced, Fixed, Knn, Mmr, Random, vote
+from chatapp.prompting.selection.methods import (
+    METHODS,
+    Balanced,
+    Coverage,
+    Fixed,
+    Knn,
+    Mmr,
+    Random,
+    vote,
+)
 from chatapp.prompting.selection.select import Select, build_selector
 from chatapp.prompting.selection.similarity import (
     Bm25Index,
@@ -43,6 +52,10 @@ class LetterEncoder:
             [[text.lower().count(letter) for letter in letters] for text in texts], dtype=np.float32
         )
 
+    def encode_tokens(self, texts: Sequence[str]) -> list[Embeddings]:
+        """Words as tokens."""
+        return [self.encode(text.split()).reshape(-1, 26) for text in texts]
+
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("k", [0, 1, 3, 7, 100])
@@ -67,7 +80,7 @@ def test_an_empty_pool_gives_nothing(method: str) -> None:
     assert build_selector(Pool([], []), Select(method=method)).select("x", 3) == []
 
 
-@pytest.mark.parametrize("method", ["bm25", "knn", "mmr", "vote"])
+@pytest.mark.parametrize("method", ["bm25", "knn", "mmr", "coverage", "vote"])
 def test_outputs_are_no_part_of_an_index(method: str) -> None:
     hidden = Pool(POOL.inputs, [f"river {number}" for number in range(len(POOL))])
     for encoder in (None, LetterEncoder()):
@@ -251,6 +264,78 @@ def test_mmr_avoids_repeating_itself() -> None:
     assert set(build_selector(pool, Select(method="knn")).select(query, 2)) == {0, 1}
     diverse = build_selector(pool, Select(method="mmr")).select(query, 2)
     assert len({0, 1} & set(diverse)) == 1
+
+
+@pytest.mark.parametrize("encoder", [None, LetterEncoder()])
+def test_balanced_knn_takes_the_nearest_of_each_label_in_turn(
+    encoder: LetterEncoder | None,
+) -> None:
+    query = "Where is the longest bridge that a person wrote of?"
+    chosen = build_selector(POOL, Select(method="knn-balanced"), encoder).select(query, 7)
+    nearest = build_selector(POOL, Select(method="knn"), encoder).select(query, len(POOL))
+    assert chosen[0] == nearest[0]
+    of_label = {
+        label: [index for index in nearest if POOL.outputs[index] == label]
+        for label in set(POOL.outputs)
+    }
+    for start in (0, 3):
+        labels = [POOL.outputs[index] for index in chosen[start : start + 3]]
+        assert len(set(labels)) == 3
+        assert chosen[start : start + 3] == [of_label[label][start // 3] for label in labels]
+    assert chosen[6] == of_label["number"][2], "the others have no third"
+
+
+def test_a_block_is_the_same_for_every_query_and_the_nearest_stand_before_it() -> None:
+    select = Select(method="knn-block", nearest=2, seed=3)
+    selector = build_selector(POOL, select)
+    queries = ["a bridge of iron and steel", "legs of a spider or a beetle", "6 + 4"]
+    chosen = [selector.select(query, 5) for query in queries]
+    assert len({tuple(indices[2:]) for indices in chosen}) == 1
+    assert len({POOL.outputs[index] for index in chosen[0][2:]}) == 3, "one of each label"
+    knn = build_selector(POOL, Select(method="knn"))
+    for query, indices in zip(queries, chosen, strict=True):
+        block = set(indices[2:])
+        assert indices[:2] == [i for i in knn.select(query, 8) if i not in block][:2]
+    other = build_selector(POOL, select.model_copy(update={"seed": 4}))
+    assert other.select(queries[0], 5)[2:] != chosen[0][2:]
+    assert selector.select(queries[0], 1) == knn.select(queries[0], 1)
+
+
+@pytest.mark.parametrize("encoder", [None, LetterEncoder()])
+def test_coverage_equals_a_plain_implementation(encoder: LetterEncoder | None) -> None:
+    generator = random.Random(0)
+    words = "alpha beta gamma delta epsilon zeta eta theta".split()
+    inputs = [" ".join(generator.choices(words, k=3)) + f" {number}" for number in range(40)]
+    index = DenseIndex(inputs, encoder, "cosine") if encoder else TfidfIndex(inputs)
+    query = "alpha beta gamma zeta"
+    recalls = index.recalls(query, range(40))
+
+    def coverage(rows: list[int]) -> float:
+        return float(recalls[rows].max(axis=0).sum()) if rows else 0.0
+
+    expected: list[int] = []
+    current: list[int] = []
+    candidates = Knn(Pool(inputs, inputs), index).select(query, 50)
+    while len(expected) < 8:
+        left = [row for row in candidates if row not in expected]
+        best = max(left, key=lambda row: coverage([*current, row]))
+        if coverage([*current, best]) < coverage(current) + 1e-4 and current:
+            current = []
+            continue
+        current.append(best)
+        expected.append(best)
+    chosen = Coverage(Pool(inputs, inputs), index).select(query, 8)
+    assert [coverage(chosen[:n]) for n in range(9)] == pytest.approx(
+        [coverage(expected[:n]) for n in range(9)], abs=1e-5
+    )
+
+
+def test_coverage_takes_an_example_for_each_part_of_the_input() -> None:
+    same = "list all the great rivers"
+    inputs = [f"{same} of Asia", f"{same} of Europe", "sort by length", "add up"]
+    pool, query = Pool(inputs, inputs), f"{same} by length"
+    assert set(build_selector(pool, Select(method="knn")).select(query, 2)) == {0, 1}
+    assert 2 in build_selector(pool, Select(method="coverage")).select(query, 2)
 
 
 def test_vote_takes_the_majority_and_then_the_nearest() -> None:
