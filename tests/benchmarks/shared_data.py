@@ -34,7 +34,13 @@ def labelled(task: str) -> tuple[Rows, Rows]:
     for name in ("train", "test"):
         lines = (folder / f"trec_{name}.txt").read_text("latin-1").strip().split("\n")
         pairs = (line.split(" ", 1) for line in lines)
-        sets.append([{"text": text, "label": label.split(":")[0]} for label, text in pairs])
+        is_fine = task == "trec-fine"
+        sets.append(
+            [
+                {"text": text, "label": label if is_fine else label.split(":")[0]}
+                for label, text in pairs
+            ]
+        )
     return sets[0], sets[1]
 
 

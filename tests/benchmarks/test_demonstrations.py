@@ -1,10 +1,11 @@
-"""Demonstrations near the query beside random ones: types of question (TREC) and reviews (MR).
+"""Demonstrations near the query beside random ones: types of question (TREC, coarse and its 50 fine
+ones) and reviews (MR).
 
 All rows to learn from are the pool: TREC's 5,452 training questions, 9,662 reviews. Run with
 `pytest -m benchmark -s tests/benchmarks/test_demonstrations.py`, or write the prompt file and the
 items to measure for `chatapp eval FOLDER/TASK.toml --test FOLDER/items.jsonl …` with
 
-    python tests/benchmarks/test_demonstrations.py (trec|mr) FOLDER
+    python tests/benchmarks/test_demonstrations.py (trec|trec-fine|mr) FOLDER
 
 Needs the folder of the shared data in SHARED_DATA while the files are written.
 """
@@ -36,6 +37,11 @@ input_prefix  = "Question: "
 output_prefix = "Type:"
 labels        = ["person", "place", "number", "description", "thing", "abbreviation"]
 """,
+    "trec-fine": """description   = "What kind of answer a question asks for, of 50 kinds"
+input_prefix  = "Question: "
+output_prefix = "Type:"
+labels        = [LABELS]
+""",
     "mr": """description   = "Whether a sentence of a movie review is positive or negative"
 instruction   = "Say whether each review is positive or negative."
 input_prefix  = "Review: "
@@ -49,14 +55,18 @@ def write(task: str, folder: Path) -> None:
     """Write the prompt file, its pool and the items to measure."""
 
     def lines(rows: Rows) -> str:
-        named = ({"input": row["text"], "label": NAMES[row["label"]]} for row in rows)
+        named = (
+            {"input": row["text"], "label": NAMES.get(row["label"], row["label"])} for row in rows
+        )
         return "".join(json.dumps(row) + "\n" for row in named)
 
     pool, items = labelled(task)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pool.jsonl").write_text(lines(pool))
     (folder / "items.jsonl").write_text(lines(items))
-    (folder / f"{task}.toml").write_text(PROMPTS[task] + 'examples_file = "pool.jsonl"\n')
+    labels = ", ".join(f'"{label}"' for label in sorted({row["label"] for row in pool + items}))
+    prompt = PROMPTS[task].replace("LABELS", labels)
+    (folder / f"{task}.toml").write_text(prompt + 'examples_file = "pool.jsonl"\n')
 
 
 @pytest.mark.benchmark
