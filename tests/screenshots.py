@@ -1,4 +1,4 @@
-"""Takes the pictures of the README: `python tests/screenshots.py` from the project's folder.
+"""Takes the pictures of the README: `python tests/screenshots.py [NAME …]` in the project's folder.
 
 They are what the program shows with the bundled model, seed 1, and are drawn by the program. One of
 them shows what the tour's pirate says, so that model is trained first.
@@ -47,9 +47,9 @@ async def write(driver: Driver, text: str) -> AsyncIterator[float]:
         yield 0.06
 
 
-async def reply(driver: Driver) -> AsyncIterator[float]:
-    """A reply as it comes, for slow eyes."""
-    await driver.press("enter")
+async def reply(driver: Driver, key: str = "enter") -> AsyncIterator[float]:
+    """The screens of a reply that is generated after a key, slowly enough to read."""
+    await driver.press(key)
     while driver.chat.conversation.turn is not None:
         await asyncio.sleep(0.01)
         await driver.settle()
@@ -58,7 +58,7 @@ async def reply(driver: Driver) -> AsyncIterator[float]:
 
 
 async def chat(driver: Driver) -> AsyncIterator[float]:
-    """A reply, what else might have come in it, and how it goes on from there."""
+    """A reply, its alternatives, a branch from one of them, and a reply without one head."""
     yield 1
     async for seconds in write(driver, "My name is Clara."):
         yield seconds
@@ -76,6 +76,18 @@ async def chat(driver: Driver) -> AsyncIterator[float]:
         await driver.press("down")
         yield 1.5
     async for seconds in reply(driver):
+        yield seconds
+    yield 2
+    await driver.press("escape")
+    for text in ("What is the capital of France?", "/ablate 0.0"):
+        async for seconds in write(driver, text):
+            yield seconds
+        async for seconds in reply(driver):
+            yield seconds
+        yield 1.5
+    await driver.press("ctrl+up")
+    yield 1
+    async for seconds in reply(driver, "r"):
         yield seconds
     yield 4
 
@@ -170,6 +182,7 @@ def train_pirate() -> LanguageModel:
 
 
 def main() -> None:
+    names = sys.argv[1:] or list(SCENES)
     os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     os.environ.pop("NO_COLOR", None)
     for widget in (Input, TextArea):
@@ -178,7 +191,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CHATAPP_HOME"] = folder
         os.chdir(folder)
-        for name in SCENES:
+        for name in names:
             shown = train_pirate() if name == "teach" else model
             path = asyncio.run(take(name, Path(folder), shown))
             print(shutil.copy(path, ASSETS))
