@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp import __version__
-from chatapp.commands import ask, bench, complete, docs, history, perplexity, render, steer, tokens
+from chatapp.commands import (
+    ask,
+    bench,
+    complete,
+    docs,
+    experiment,
+    history,
+    perplexity,
+    render,
+    steer,
+    tokens,
+)
 from chatapp.commands import eval as evaluation
 from chatapp.commands import run as run_command
 from chatapp.commands.console import complain
@@ -46,6 +57,9 @@ app.add_typer(
     history.app, name="history", help="List, search, show, export, import and delete chats."
 )
 app.add_typer(docs.app, name="docs", help="Search documents, without a model.")
+app.add_typer(
+    experiment.app, name="experiment", help="Find what the answers to a prompt depend on."
+)
 app.add_typer(steer.app, name="steer", help="Make, list and try directions that change replies.")
 app.add_typer(models.app, name="models", help="List, describe, download, export and remove models.")
 

@@ -139,7 +139,7 @@ def evaluate(
     if task is not None:
         tasks = _generated(task.split(","), words, limit or _ITEMS, seed)
     else:
-        tasks = _from_files(files or [], test, limit, seed, strict=strict)
+        tasks = read_tasks(files or [], test, limit, seed, strict=strict)
     if generate is not None:
         _write_items(tasks, generate)
         return
@@ -216,7 +216,7 @@ def _number(value: str) -> int:
     return int(value)
 
 
-def _from_files(
+def read_tasks(
     files: Sequence[str], test: Path | None, limit: int | None, seed: int, *, strict: bool
 ) -> "list[Task]":
     from chatapp.evaluation.evaluate import Task, subset
@@ -277,20 +277,20 @@ def _evaluate_tasks(
 
     names = _split_list(settings.model)
     if len(names) == 1:
-        return _of_model(tasks, grid, settings, folder)[0]
+        return measure_model(tasks, grid, settings, folder)[0]
     folders = {name: re.sub(r"[^\w.-]+", "-", name).strip("-.") for name in names}
     if len(set(folders.values())) < len(names):
         raise UserError(f"--model holds {settings.model!r}, in which two names are alike")
     measured: list[Result] = []
     for name in names:
         own = folder / folders[name] if folder else None
-        of_model, files = _of_model(tasks, grid, replace(settings, model=name), own)
+        of_model, files = measure_model(tasks, grid, replace(settings, model=name), own)
         count = read_sizes(files).parameters if files else None
         measured += [replace(each, model=name, parameters=count) for each in of_model]
     return measured
 
 
-def _of_model(
+def measure_model(
     tasks: "Sequence[Task]", grid: "Grid", settings: "Settings", folder: Path | None
 ) -> "tuple[list[Result], ModelFiles | None]":
     """The results of a model, and its files; a server's model has none."""
@@ -358,10 +358,10 @@ def _tell(
     if as_json:
         write_json(report)
     else:
-        _print_table(results)
+        print_table(results)
 
 
-def _print_table(results: "Sequence[Result]") -> None:
+def print_table(results: "Sequence[Result]") -> None:
     import io
     import shutil
 

@@ -199,7 +199,7 @@ def estimate(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Go
     return Estimate(values[0], None, bootstrap(measure, runs[0], golds), "bootstrap")
 
 
-def wilson(successes: int, n: int) -> tuple[float, float]:
+def wilson(successes: float, n: int) -> tuple[float, float]:
     """The 95 % score interval of a proportion (Wilson 1927)."""
     z = 1.959963984540054
     share = successes / n

@@ -1,0 +1,115 @@
+"""`chatapp experiment`: orders, labels and pairs of texts, as tables and as JSON."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from fakes import ScriptedModel
+from program import Run, UseModel
+
+TASK = """
+labels   = ["animal", "plant"]
+examples = [
+  {input = "the red fox", output = "animal"},
+  {input = "an old oak", output = "plant"},
+  {input = "a grey wolf", output = "animal"},
+]
+"""
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Follower(ScriptedModel):
+    """Finds the continuation likely that the prompt shows last, and texts by their length."""
+
+    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        scores = []
+        for context, continuation in pairs:
+            shown = self.tokenizer.decode(context)
+            last = shown.rfind(self.tokenizer.decode(continuation))
+            scores.append([last - 1000.0] + [-1.0] * (len(continuation) - 1))
+        return scores
+
+
+@pytest.fixture
+def command(tmp_path: Path, use_model: UseModel) -> list[str]:
+    use_model(Follower([" animal"]))
+    (tmp_path / "living.toml").write_text(TASK)
+    items = [("a lynx", "animal"), ("moss", "plant"), ("a wren", "animal")]
+    rows = [json.dumps({"text": text, "label": label}) + "\n" for text, label in items]
+    (tmp_path / "test.jsonl").write_text("".join(rows))
+    return [str(tmp_path / "living.toml"), "--test", str(tmp_path / "test.jsonl")]
+
+
+def test_the_order_of_the_examples_decides_for_one_that_follows_the_last(
+    run: Run, command: list[str]
+) -> None:
+    asked = ["experiment", "order", *command, "--shots", "3", "--orders", "6"]
+    made = json.loads(run(*asked, "--json").out)
+    found = made["summary"]["accuracy"]
+    assert (found["lowest"], found["highest"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    tasks = {result["task"] for result in made["results"]}
+    assert len(tasks) == 6
+    shown = run(*asked)
+    assert (shown.status, shown.err) == (0, "")
+    assert (
+        "accuracy over 6 orders: mean 0.556, standard deviation 0.172, from 0.333 to" in shown.out
+    )
+
+
+def test_labels_are_changed_in_five_ways(run: Run, command: list[str]) -> None:
+    asked = ["experiment", "labels", *command, "--shots", "2"]
+    made = json.loads(run(*asked, "--json").out)
+    accuracies = {
+        result["task"]: result["mean"]
+        for result in made["results"]
+        if result["metric"] == "accuracy"
+    }
+    assert list(accuracies) == ["gold", "random", "exchanged", "words", "none"]
+    assert accuracies["gold"] + accuracies["exchanged"] == pytest.approx(1)
+    assert accuracies["words"] == accuracies["gold"]
+    shown = run(*asked)
+    assert (shown.status, shown.err) == (0, "")
+    assert "exchanged: all wrong" in shown.out
+
+
+def test_pairs_have_a_difference_and_an_interval(
+    run: Run, tmp_path: Path, use_model: UseModel
+) -> None:
+    class Long(ScriptedModel):
+        def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+            return [[-1.0] * len(continuation) for _, continuation in pairs]
+
+    use_model(Long([""]))
+    path = tmp_path / "pairs.csv"
+    path.write_text("id,sent_more,sent_less\n1,a b c,a b\n2,a,a b c\n3,a b,a b c\n4,a,b\n")
+    made = json.loads(run("experiment", "pairs", str(path), "--json").out)
+    assert made["differences"] == [-1, 2, 1, 0]
+    assert made["mean"] == 0.5
+    # By R: t.test(c(-1, 2, 1, 0)), and the share 2.5 of 4.
+    assert made["interval"] == pytest.approx([-1.554, 2.554], abs=1e-3)
+    assert made["preferred"] == 0.625
+    shown = run("experiment", "pairs", str(path)).out
+    assert shown.splitlines()[1] == "mean +0.500 nats, 95 % -1.554 to +2.554"
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ("sent_more,sent_less\na,a\nb,c\n", "line 2: both texts are the same"),
+        ("sent_more,sent_less\na,b\n", "contains 1 pairs; an interval needs two or more"),
+        ("more,less\na,b\n", "line 2: no field 'sent_more'"),
+    ],
+)
+def test_bad_pairs_are_one_sentence(run: Run, tmp_path: Path, rows: str, problem: str) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text(rows)
+    shown = run("experiment", "pairs", str(path))
+    assert (shown.status, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert problem in shown.err
+
+
+def test_the_pairs_of_the_library_are_read(run: Run) -> None:
+    path = ROOT / "prompts" / "papers" / "occupations.jsonl"
+    made = json.loads(run("experiment", "pairs", str(path), "--model", "bundled", "--json").out)
+    assert len(made["differences"]) == 24
