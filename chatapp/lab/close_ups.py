@@ -92,21 +92,24 @@ class StateNeighbours(Neighbours):
 
     @classmethod
     def of_state(
-        cls, model: LanguageModel, ids: Sequence[int], layer: int, position: int, top: int = 10
+        cls, model: LanguageModel, ids: Sequence[int], state: str, position: int, top: int = 10
     ) -> Self:
         """Those of a hidden state h: cos(h, W[j] − mean).
 
-        layer: 0 is the embeddings, n the state after n blocks. Raises UserError for another.
+        state: `embed`, or the layer that it comes from. Raises UserError for another.
         """
         own = own_decoder(model)
         layers = own.decoder.architecture.layers
-        if not 0 <= layer <= layers:
-            raise UserError(f"layer {layer}: the model has states 0 to {layers}")
+        points = {"embed": "embed"} | {str(layer): f"blocks.{layer}" for layer in range(layers)}
+        if state not in points:
+            raise UserError(
+                f"--state is {state!r}; the model has embed and the layers 0 to {layers - 1}"
+            )
         own.check_text(ids)
-        point = "embed" if layer == 0 else f"blocks.{layer - 1}"
-        state = _seen(own, ids, [point])[point][len(own.start) + position]
-        words = f"state {layer} at token {position} │{visible(own.piece(ids[position]))}│"
-        return cls._near(own, words, None, state, top)
+        point = points[state]
+        hidden = _seen(own, ids, [point])[point][len(own.start) + position]
+        words = f"state {state} at token {position} │{visible(own.piece(ids[position]))}│"
+        return cls._near(own, words, None, hidden, top)
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,18 +246,30 @@ class Attention(Finding):
 class Layers(Finding):
     """Each layer's prediction after a token, by the logit lens; see `Trace.layer_logits`.
 
-    texts: of the tokens up to it. predictions: of each layer, from the embeddings on.
+    texts: of the tokens up to it. predictions: of each layer, from the embeddings on. jacobian:
+    the same by the Jacobian lens, see `lab.lens`; empty without one.
     """
 
     name: ClassVar[str] = "layers"
 
     texts: tuple[str, ...]
     predictions: "tuple[Prediction, ...]"
+    jacobian: "tuple[Prediction, ...]" = ()
 
     @classmethod
     def of(cls, trace: "Trace", position: int, top: int = 5) -> Self:
         """top: the number of candidates per layer."""
-        return cls(trace.texts[: position + 1], tuple(trace.lens(position, top)))
+        return cls(
+            trace.texts[: position + 1],
+            tuple(trace.lens(position, top)),
+            tuple(trace.jacobian(position, top)),
+        )
+
+    @property
+    def lenses(self) -> "dict[str, tuple[Prediction, ...]]":
+        """What there is to show, by the lens's name."""
+        lenses = {"logit lens": self.predictions, "Jacobian lens": self.jacobian}
+        return {name: rows for name, rows in lenses.items() if rows}
 
     @property
     def actual(self) -> "Candidate | None":
@@ -270,10 +282,24 @@ class Layers(Finding):
         return f"{words}; │{visible(self.actual.text)}│ followed" if self.actual else words
 
     def to_json(self) -> list[dict[str, Any]]:
-        return [
-            {"entropy": prediction.entropy, "alternatives": _candidates(prediction)}
-            for prediction in self.predictions
+        rows: list[dict[str, Any]] = [
+            {"layer": state_name(index), **_layer_json(prediction)}
+            for index, prediction in enumerate(self.predictions)
         ]
+        for row, prediction in zip(rows, self.jacobian, strict=False):
+            row["jacobian"] = _layer_json(prediction)
+        return rows
+
+
+def state_name(index: int) -> str:
+    """The name of a state of the residual stream, of those from the embeddings on: `embed`, or the
+    layer that it comes from, counted from 0.
+    """
+    return str(index - 1) if index else "embed"
+
+
+def _layer_json(prediction: "Prediction") -> dict[str, Any]:
+    return {"entropy": prediction.entropy, "alternatives": _candidates(prediction)}
 
 
 FINDINGS: tuple[type[Finding], ...] = (Tokens, NextToken, Attention, Layers)

@@ -15,6 +15,7 @@ from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check
 from chatapp.engine.errors import ModelError
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.lab.lens import find_lens
 from chatapp.lab.predictions import Stepper
 from chatapp.lab.traces import DecoderTrace, Trace, TransformersTrace
 
@@ -58,8 +59,16 @@ class _InspectableGenerator:
         _check_is_one_stack(model)
         model.check_text(ids)
         if isinstance(model, LocalModel):
+            lens = find_lens(model)
             with model.lock:
-                return DecoderTrace(model.decoder, ids, model.piece, model.start, interventions)
+                return DecoderTrace(
+                    model.decoder,
+                    ids,
+                    model.piece,
+                    model.start,
+                    interventions,
+                    None if lens is None else lens.transport,
+                )
         check_changeable(model.name, interventions, is_changeable=False)
         if isinstance(model, TransformersModel) and not model.is_permuted:
             return TransformersTrace(model, ids)

@@ -58,7 +58,8 @@ def used_models() -> list[Path]:
 
 
 BUNDLED = "bundled"
-_BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
+BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
+BUNDLED_LENS = "lens.safetensors"
 
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -104,7 +105,7 @@ def local_folder(name: str) -> Path | None:
     if name == BUNDLED:
         if not has_bundled():
             raise ModelError("this installation has no bundled model; choose another one")
-        return _BUNDLED_FOLDER
+        return BUNDLED_FOLDER
     if is_address(name):
         raise ModelError(f"{name}: the files of a model on a server are not on this machine")
     if is_of_other_program(name):
@@ -171,7 +172,7 @@ def folder_here(name: str) -> Path:
 
 def has_bundled() -> bool:
     """Whether this installation includes the bundled model."""
-    return (_BUNDLED_FOLDER / CONFIG).is_file()
+    return (BUNDLED_FOLDER / CONFIG).is_file()
 
 
 def local_models() -> list[str]:

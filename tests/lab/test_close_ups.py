@@ -136,7 +136,7 @@ def test_neighbours_of_tokens_and_states(pair: Pair) -> None:
     tables = [table.detach()[: model.vocabulary] for table in tables]
     found = Neighbours.of_token(model, 17, 5)
     state = output_of(reference).hidden_states[1][0, 4]
-    near = StateNeighbours.of_state(model, IDS, 1, 3, 5)
+    near = StateNeighbours.of_state(model, IDS, "0", 3, 5)
     is_tied = model.decoder.architecture.is_tied
     assert bool(found.output) != is_tied
     for name, table in zip(("embedding", "output"), tables[: 2 - is_tied], strict=False):
@@ -150,5 +150,5 @@ def test_neighbours_of_tokens_and_states(pair: Pair) -> None:
         of_state = torch.cosine_similarity(centred, state[None]).topk(5)
         shown = [row.cosine for row in getattr(near, name)]
         assert shown == pytest.approx(of_state.values.tolist(), abs=1e-4)
-    with pytest.raises(UserError, match="states 0 to"):
-        StateNeighbours.of_state(model, IDS, 9, 0)
+    with pytest.raises(UserError, match="embed and the layers 0 to"):
+        StateNeighbours.of_state(model, IDS, "9", 0)

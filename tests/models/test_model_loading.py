@@ -90,10 +90,10 @@ def test_a_run_with_the_name_of_a_known_model_is_listed_by_its_path(
 
 
 def test_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolving, "_BUNDLED_FOLDER", folder)
+    monkeypatch.setattr(resolving, "BUNDLED_FOLDER", folder)
     assert load_model("bundled").name == "bundled"
     assert local_models() == ["bundled"]
-    monkeypatch.setattr(resolving, "_BUNDLED_FOLDER", folder / "empty")
+    monkeypatch.setattr(resolving, "BUNDLED_FOLDER", folder / "empty")
     assert "bundled" in refusal("bundled")
     assert local_models() == []
 

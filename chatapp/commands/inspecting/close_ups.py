@@ -12,7 +12,7 @@ from rich.text import Text
 
 from chatapp.commands.inspecting.drawing import draw_table, heading, piece_text
 from chatapp.common.shading import bar, percent
-from chatapp.lab.findings import Finding
+from chatapp.lab.findings import Finding, state_name
 
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
@@ -26,11 +26,11 @@ _BAR = 12
 class CloseUps:
     """What the options of `inspect` say; None or False where not given.
 
-    neighbours: a token. state: a layer. weight: a head. neurons: an MLP.
+    neighbours: a token. state: `embed` or a layer. weight: a head. neurons: an MLP.
     """
 
     neighbours: str | None = None
-    state: int | None = None
+    state: str | None = None
     weight: str | None = None
     norms: bool = False
     neurons: str | None = None
@@ -110,14 +110,14 @@ def draw_norms(norms: "Norms", width: int) -> list[RenderableType]:
     """A row a state, with what the block before it added."""
     most = max(norms.stream) or 1.0
     rows: list[list[Text | str]] = []
-    for layer, (norm, other) in enumerate(zip(norms.stream, norms.others, strict=True)):
+    for index, (norm, other) in enumerate(zip(norms.stream, norms.others, strict=True)):
         added = ["", ""]
-        if layer:
-            added = [f"{norms.attention[layer - 1]:.2f}", f"{norms.mlp[layer - 1]:.2f}"]
+        if index:
+            added = [f"{norms.attention[index - 1]:.2f}", f"{norms.mlp[index - 1]:.2f}"]
         mean = "" if other is None else f"{other:.2f}"
         shown = Text(bar(norm / most, _BAR if width >= 70 else 4), "green")
-        rows.append([str(layer), *added, f"{norm:.2f}", mean, shown])
-    columns = [">state", ">attention", ">MLP", ">stream", ">others", ""]
+        rows.append([state_name(index), *added, f"{norm:.2f}", mean, shown])
+    columns = [">layer", ">attention", ">MLP", ">stream", ">others", ""]
     return [heading("Norms", norms.sentence), draw_table(columns, rows, width)]
 
 

@@ -13,6 +13,7 @@ import typer
 
 from chatapp.commands.console import interruptible, standard_input, write, write_json, write_output
 from chatapp.commands.inspecting.heads import find_heads
+from chatapp.commands.inspecting.lenses import compare_layers, make_lens
 from chatapp.commands.inspecting.parts import PartOptions, find_parts
 from chatapp.commands.inspecting.prompt_parts import explain_text
 from chatapp.commands.loading import choices_for, load
@@ -78,7 +79,16 @@ AgainstOption = Annotated[
     str | None,
     typer.Option(
         help="A token to compare the answer with: the runner-up by default, or mean for the mean "
-        "of all logits. For --heads, a model of the same shape to show what differs from it."
+        "of all logits. For --heads and --layers, a model of the same shape to show what differs "
+        "from it."
+    ),
+]
+LensOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TEXTS",
+        help="Compute the model's Jacobian lens on the texts of a file, an empty line after each, "
+        "and keep it for --layers. It goes on where it was interrupted.",
     ),
 ]
 WhyOption = Annotated[
@@ -141,9 +151,9 @@ NeighboursOption = Annotated[
     typer.Option(metavar="TOKEN", help='Show the tokens nearest to a token, such as " king".'),
 ]
 StateOption = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        metavar="LAYER", help="Show the tokens nearest to a layer's hidden state; 0: embeddings."
+        metavar="LAYER", help="Show the tokens nearest to a layer's hidden state, or to embed's."
     ),
 ]
 WeightOption = Annotated[
@@ -183,6 +193,7 @@ def inspect(
     next_token: NextOption = False,
     attention: AttentionOption = False,
     layers: LayersOption = False,
+    lens_from: LensOption = None,
     parts: PartsOption = False,
     heads: HeadsOption = False,
     sort: SortOption = "induction",
@@ -220,6 +231,11 @@ def inspect(
     content = (text or "") + standard_input()
     if output is not None:
         _check_output(output, as_json, force)
+    if lens_from is not None:
+        with interruptible("interrupted; the same command goes on"):
+            finding = make_lens(settings, lens_from)
+            _give(finding, {"model": settings.model}, as_json=as_json, output=output, force=force)
+        return
     if heads:
         if tokens or next_token or attention or layers or parts:
             raise UserError("--heads is about the whole model; leave the other parts out")
@@ -246,6 +262,12 @@ def inspect(
     is_chosen = parts or experiments.are_given or close_ups.are_given
     everything = [] if is_chosen else list(SECTIONS)
     sections = [name for name in SECTIONS if wanted[name]] or everything
+    if sections == [Layers.name] and against is not None and not is_chosen:
+        with interruptible("interrupted"):
+            document = {"model": settings.model, "text": content}
+            compared = compare_layers(settings, against, content)
+            _give(compared, document, as_json=as_json, output=output, force=force)
+        return
     language_model = load(settings.model, "float32", settings.device)
     with interruptible("interrupted"):
         opened = _opened(language_model)

@@ -34,11 +34,13 @@ from chatapp.commands.inspecting.experiment_tables import (
     draw_why,
 )
 from chatapp.commands.inspecting.head_tables import draw_head_texts, draw_heads
+from chatapp.commands.inspecting.lenses import SavedLens, draw_divergence, draw_saved_lens
 from chatapp.commands.inspecting.prompt_parts import draw_parts
 from chatapp.common.shading import RGB, bar, likelihood_color, percent, visible, weight_color
 from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
+from chatapp.lab.divergence import Divergence
 from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, Why
-from chatapp.lab.findings import Attention, Finding, Layers, NextToken, Tokens
+from chatapp.lab.findings import Attention, Finding, Layers, NextToken, Tokens, state_name
 from chatapp.lab.head_texts import HeadTexts
 from chatapp.lab.heads import HeadScores
 from chatapp.lab.prompt_parts import PromptParts
@@ -156,13 +158,15 @@ def _render_attention(attention: Attention, width: int) -> list[RenderableType]:
 
 
 def _render_layers(layers: Layers, width: int) -> list[RenderableType]:
-    rows: list[list[Text | str]] = []
-    for layer, guess in enumerate(layers.predictions):
-        rank = [f"{guess.actual.rank:,}"] if guess.actual else []
-        rows.append([str(layer), f"{guess.entropy:.1f}", *rank, likeliest(guess)])
+    drawn: list[RenderableType] = [heading("Layers", layers.sentence)]
     ranks = [">rank"] if layers.actual else []
-    table = draw_table([">layer", ">bits", *ranks, "would predict"], rows, width)
-    return [heading("Layers", layers.sentence), table]
+    for lens, guesses in layers.lenses.items():
+        rows: list[list[Text | str]] = []
+        for index, guess in enumerate(guesses):
+            rank = [f"{guess.actual.rank:,}"] if guess.actual else []
+            rows.append([state_name(index), f"{guess.entropy:.1f}", *rank, likeliest(guess)])
+        drawn.append(draw_table([">layer", ">bits", *ranks, lens], rows, width))
+    return drawn
 
 
 _RENDERERS: dict[type[Finding], Callable[[Any, int], list[RenderableType]]] = {
@@ -170,6 +174,8 @@ _RENDERERS: dict[type[Finding], Callable[[Any, int], list[RenderableType]]] = {
     NextToken: _render_next,
     Attention: _render_attention,
     Layers: _render_layers,
+    Divergence: draw_divergence,
+    SavedLens: draw_saved_lens,
     Why: draw_why,
     Ablation: draw_ablation,
     Losses: draw_losses,

@@ -5,6 +5,7 @@ table of layers belongs to the token chosen in the text above it. The prompt is 
 character that the model reads, and no other.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import bar, percent
-from chatapp.lab.findings import Layers
+from chatapp.lab.findings import Layers, state_name
 from chatapp.prompting.messages import Segment
 from chatapp.tui.inspector.token_text import (
     LONGEST,
@@ -33,7 +34,7 @@ from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, 
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
-    from chatapp.lab.predictions import Candidate
+    from chatapp.lab.predictions import Candidate, Prediction
 
 
 class TokensView(View):
@@ -171,14 +172,23 @@ class LayersView(View):
             self._computed(self._layers)
 
     def _computed(self, layers: Layers) -> None:
-        self._layers, actual, guesses = layers, layers.actual, layers.predictions
+        self._layers = layers
         self._show_detail(Content.styled(layers.sentence, "dim"))
+        tables = [
+            self._table(lens, guesses, layers.actual) for lens, guesses in layers.lenses.items()
+        ]
+        self.query_one("#layers-table", Static).update(Content("\n").join(tables))
+
+    def _table(
+        self, lens: str, guesses: "Sequence[Prediction]", actual: "Candidate | None"
+    ) -> Content:
+        """A lens's predictions, the last layer's first."""
         width = self.size.width - 2
-        header = " layer  bits" + ("    rank" if actual else "") + "  predictions"
+        header = " layer  bits" + ("    rank" if actual else "") + f"  {lens}"
         rows = [Content.styled(header, "dim")]
-        for layer in reversed(range(len(guesses))):
-            guess = guesses[layer]
-            line = Content(f"{layer:>6} {guess.entropy:>5.1f}")
+        for index in reversed(range(len(guesses))):
+            guess = guesses[index]
+            line = Content(f"{state_name(index):>6} {guess.entropy:>5.1f}")
             if guess.actual is not None:
                 line += Content(f" {guess.actual.rank:>7,}")
             line += Content(" ")
@@ -192,7 +202,7 @@ class LayersView(View):
                     break
                 line += more
             rows.append(line)
-        self.query_one("#layers-table", Static).update(Content("\n").join(rows))
+        return Content("\n").join(rows)
 
 
 _SERVED = "These are sent as messages; the server applies its model's own template."

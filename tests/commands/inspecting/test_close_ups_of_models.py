@@ -43,7 +43,7 @@ def test_bad_input_is_one_sentence(run: Run, folder: str) -> None:
         (("--weight", "1.mlp"), "expected a head"),
         (("--neurons", "1.1"), "expected an MLP"),
         (("--neurons", "x"), "names no part of a model"),
-        (("--state", "7"), "states 0 to 2"),
+        (("--state", "7"), "embed and the layers 0 to 1"),
         (("--neighbours", "xyz"), "--neighbours"),
     ):
         result = run("inspect", "he has", *options, "--model", folder)

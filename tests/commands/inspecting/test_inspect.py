@@ -63,6 +63,7 @@ def test_the_document_holds_the_models_numbers(run: Run, folder: str) -> None:
                 assert not any(row[place + 1 :])
     layers = document["layers"]
     assert (len(layers), len(layers[0])) == (3, len(ids))
+    assert [row[0]["layer"] for row in layers] == ["embed", "0", "1"]
     after = document["next"]
     assert probabilities(layers[2][-1]["alternatives"]) == pytest.approx(
         probabilities(after["candidates"]), abs=1e-6

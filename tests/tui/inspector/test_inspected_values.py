@@ -114,8 +114,10 @@ async def test_layers_are_the_traces(open_app: OpenApp, gpt2: LocalModel) -> Non
                 actual = lens[layer].actual
                 assert actual is not None
                 assert row.split()[:3] == [
-                    str(layer), f"{lens[layer].entropy:.1f}", f"{actual.rank:,}",
-                ]  # fmt: skip
+                    "embed" if layer == 0 else str(layer - 1),
+                    f"{lens[layer].entropy:.1f}",
+                    f"{actual.rank:,}",
+                ]
                 assert percent(lens[layer].candidates[0].probability).strip() in row
         await driver.press_and_rest("end")
         assert len(words(driver, "layers-table").split("\n")) == 4
