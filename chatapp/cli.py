@@ -30,7 +30,7 @@ from chatapp.commands.console import complain
 from chatapp.commands.inspecting import inspect as inspect_command
 from chatapp.commands.models import models
 from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
-from chatapp.commands.serving import serve
+from chatapp.commands.serving import api, serve
 from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.common.userfiles import UserError
 from chatapp.engine.kernels.threads import wait_briefly
@@ -53,6 +53,7 @@ app.command()(tokens.tokens)
 app.command()(render.render)
 app.command()(bench.bench)
 app.command()(serve.serve)
+app.command()(api.api)
 app.add_typer(
     history.app, name="history", help="List, search, show, export, import and delete chats."
 )

@@ -88,7 +88,7 @@ def events_with_calls(
         request = replace(request, ids=prompt.ids, sampling=left, cancel=cancel)
         events = reply_events(model, prompt, request, generate)
         calls = CallFilter(pattern, toolbox.tools)
-        requested = yield from _until_call(events, calls, _names(model, pattern), total)
+        requested = yield from _until_call(events, calls, call_marks(model, pattern), total)
         if requested is None:
             return
         is_last = number == MOST_CALLS
@@ -105,7 +105,7 @@ def events_with_calls(
             return
 
 
-def _names(model: LanguageModel, pattern: CallPattern) -> dict[int, str]:
+def call_marks(model: LanguageModel, pattern: CallPattern) -> dict[int, str]:
     """The mark of a call if it is a special token, which has no text."""
     special = model.tokenizer.special
     return {special[pattern.begin]: pattern.begin} if pattern.begin in special else {}

@@ -7,7 +7,7 @@ loaded.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from chatapp.common.parameters import Sampling as Sampling  # part of the protocol: a Request has it
 from chatapp.common.userfiles import UserError
@@ -202,6 +202,7 @@ def whole_replies(events: Iterable[tuple[int, Event]]) -> Iterator[tuple[str, Fi
             coming += 1
 
 
+@runtime_checkable
 class PieceTokenizer(Tokenizer, Protocol):
     """A tokenizer that can also show a single token.
 

@@ -41,7 +41,7 @@ WORDS = (
     "|nan|18446744073709551616|on|json|always|file:x|http://127.0.0.1:1/v1|\x1b[2J|\u202ex|[b]|{0}|a=b"
     "|train.learning_rate=nan|objective.kind=dpo|9999999999999999999999|''"
 ).split("|")
-LEFT_OUT = {"chatapp serve", "chatapp bench", "chatapp models get", "finetune push"}
+LEFT_OUT = {"chatapp api", "chatapp serve", "chatapp bench", "chatapp models get", "finetune push"}
 """They listen, take their time on purpose, or ask a hub."""
 
 

@@ -40,6 +40,7 @@ WRONG = {
     "chatapp render": Wrong("nosuch.json", "nosuch.json"),
     "chatapp bench": Wrong("--precision float3", "float3"),
     "chatapp serve": Wrong("--host 0.0.0.0", "--expose allows this"),
+    "chatapp api": Wrong("--host 0.0.0.0", "--expose with --key-env allows this"),
     "chatapp history list": Wrong("", "chats.db", chats="no database" * 100),
     "chatapp history search": Wrong("word", "chats.db", chats="no database" * 100),
     "chatapp history show": Wrong("7", "7"),

@@ -1,0 +1,1 @@
+"""The model for other programs, over OpenAI's protocol."""

@@ -1,0 +1,89 @@
+"""The answers of OpenAI's protocol, as JSON data.
+
+Source of the forms: OpenAI's API reference, and what its Python library accepts in strict mode.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from chatapp.api.scores import ScoredToken, bytes_of
+from chatapp.engine.events import Finished
+from chatapp.engine.model import LanguageModel
+from chatapp.prompting.messages import Requested
+
+Document = dict[str, Any]
+
+_LENGTH = ("length", "context")
+
+
+def finish_reason(end: Finished) -> str:
+    """Why a reply ended: its end, or a limit."""
+    return "length" if end.reason in _LENGTH else "stop"
+
+
+def usage(ends: Iterable[Finished]) -> Document:
+    """The numbers of tokens; the prompt of several replies counts once for each different one."""
+    ends = list(ends)
+    prompt, reply = sum(end.prompt_tokens for end in ends), sum(end.reply_tokens for end in ends)
+    reused = sum(end.reused_tokens for end in ends)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": reply,
+        "total_tokens": prompt + reply,
+        "prompt_tokens_details": {"cached_tokens": reused},
+    }
+
+
+def completion_logprobs(
+    model: LanguageModel, tokens: Sequence[ScoredToken], offset: int = 0
+) -> Document:
+    """The `logprobs` of a completion. offset: characters of the text before the first token."""
+    stream, offsets = model.tokenizer.stream(), []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(stream.push(token.id))
+    return {
+        "tokens": [token.piece for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [
+            None
+            if token.logprob is None
+            else {other.text: other.logprob for other in reversed(token.alternatives)}
+            for token in tokens
+        ],
+        "text_offset": offsets,
+    }
+
+
+def chat_logprobs(model: LanguageModel, tokens: Sequence[ScoredToken]) -> Document:
+    """The `logprobs` of a chat's reply."""
+
+    def described(id: int, piece: str, logprob: float | None) -> Document:
+        known = -9999.0 if logprob is None else logprob
+        return {"token": piece, "logprob": known, "bytes": bytes_of(model, id, piece)}
+
+    content = [
+        described(token.id, token.piece, token.logprob)
+        | {
+            "top_logprobs": [
+                described(other.id, other.text, other.logprob) for other in token.alternatives
+            ]
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def tool_call(requested: Requested, id: str) -> Document:
+    """A call of a tool, for the caller to carry out."""
+    arguments = json.dumps(requested.arguments, ensure_ascii=False)
+    function = {"name": requested.name, "arguments": arguments}
+    return {"id": id, "type": "function", "function": function}
+
+
+def error(
+    message: str, type: str, param: str | None = None, code: str | None = None
+) -> Mapping[str, Document]:
+    """An error as clients expect it."""
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}

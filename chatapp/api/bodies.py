@@ -1,0 +1,144 @@
+"""The requests of OpenAI's protocol that this server reads, as pydantic models.
+
+Invariant: an unknown field is ignored, as servers of this protocol do; a known one with an invalid
+value is an error that names it.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+MOST_CHOICES = 16
+MOST_ALTERNATIVES = 20
+
+
+class Body(BaseModel):
+    """The fields of every request."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+
+
+class StreamOptions(BaseModel):
+    """include_usage: a last chunk with the numbers of tokens."""
+
+    include_usage: bool | None = None
+
+
+class Writing(Body):
+    """The fields that completions and chat have in common.
+
+    What is not set is as the user's settings and the model's authors have it.
+    """
+
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end a reply."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in given if text)
+
+
+class CompletionBody(Writing):
+    """A text, or several, to be continued. max_tokens: 0 only scores the prompt, with `echo`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] = ""
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+
+
+class Part(BaseModel):
+    """A part of a message; only texts can be read."""
+
+    type: str
+    text: str | None = None
+
+
+class Function(BaseModel):
+    """A call's function. arguments: a JSON object as text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(BaseModel):
+    """A call in an earlier message of the assistant."""
+
+    id: str | None = None
+    function: Function
+
+
+class MessageBody(BaseModel):
+    """A message of the chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionDefinition(BaseModel):
+    """What a tool does, and the JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolDefinition(BaseModel):
+    """A tool that the reply may call."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class ResponseFormat(BaseModel):
+    """The form of the reply; this server has no other than text."""
+
+    type: str
+
+
+class ChatBody(Writing):
+    """A chat to be replied to."""
+
+    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Any = None
+    response_format: ResponseFormat | None = None
+
+
+class EmbeddingBody(Body):
+    """Texts whose mean hidden states are wanted."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+class TokenizeBody(Body):
+    """A text to be cut into tokens, or a chat, as its prompt."""
+
+    prompt: str | None = None
+    messages: list[MessageBody] | None = None
+
+
+class DetokenizeBody(Body):
+    """Tokens to be joined."""
+
+    tokens: list[int]

@@ -1,0 +1,187 @@
+"""From a request's fields to what the model continues.
+
+Invariant: no text of a request becomes a special token, and its stop strings, temperature and seed
+mean what they mean everywhere in this program.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chatapp.api.bodies import ChatBody, MessageBody, Writing
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.parameters import PARAMETERS, Choices, Sampling
+from chatapp.dialogue.writers.choosing import writer_for
+from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
+from chatapp.engine.model import LanguageModel
+from chatapp.prompting.chat_template import Template
+from chatapp.prompting.messages import Call
+
+
+class BadRequestError(Exception):
+    """A mistake in a request: a sentence, and the field; `code` as OpenAI has it."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
+
+
+def sampling_of(body: Writing, choices: Choices, max_tokens: int) -> Sampling:
+    """The sampling of a request: the user's choices, and above them its own fields.
+
+    A temperature of 0 is greedy: without penalties, unless the request names them. Raises
+    BadRequestError.
+    """
+    values: dict[str, Any] = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+        if (value := getattr(body, name)) is not None
+    }
+    if values.get("temperature") == 0:
+        values = {"repetition_penalty": 1.0, "no_repeat_ngram": 0, "max_repeats": 0} | values
+    if values.get("top_k") == -1:  # as vLLM switches it off
+        values["top_k"] = 0
+    if values.get("seed", 0) < 0:
+        values["seed"] += PARAMETERS["seed"].high
+    for name, value in values.items():
+        try:
+            values[name] = PARAMETERS[name].checked(value)
+        except ValueError as error:
+            raise BadRequestError(str(error), name) from None
+    return replace(choices.sampling, **values, max_tokens=max_tokens)
+
+
+def ids_of(model: LanguageModel, prompt: Any, param: str) -> list[list[int]]:
+    """The tokens of one text or several, each a string or token ids. Raises BadRequestError."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        prompt = [prompt]
+    texts = []
+    for each in prompt:
+        ids = each if isinstance(each, list) else model.tokenizer.encode(without_surrogates(each))
+        if not ids:
+            raise BadRequestError(f"{param} has an empty text", param)
+        if not all(0 <= id < model.tokenizer.size for id in ids):
+            raise BadRequestError(f"{param} has ids that are not in the vocabulary", param)
+        if len(ids) > model.context:
+            raise BadRequestError(
+                f"the prompt is {len(ids)} tokens long; the model's window has {model.context}",
+                param,
+                "context_length_exceeded",
+            )
+        texts.append(ids)
+    if not texts:
+        raise BadRequestError(f"{param} has no text", param)
+    return texts
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat as its model reads it. tools: names of those that the reply may call."""
+
+    prompt: Prompt
+    writer: Writer
+    tools: tuple[str, ...]
+
+
+def chat_prompt(
+    model: LanguageModel, template: Template, body: ChatBody, max_tokens: int
+) -> ChatPrompt:
+    """The prompt for the reply to a chat. Raises BadRequestError, MessageTooLong."""
+    writer = writer_for(model, template)
+    wanted = () if body.tool_choice == "none" else tuple(body.tools or ())
+    if isinstance(body.tool_choice, dict):
+        name = body.tool_choice.get("function", {}).get("name")
+        wanted = tuple(tool for tool in wanted if tool.function.name == name)
+    if body.response_format is not None and body.response_format.type != "text":
+        raise BadRequestError(
+            f"response_format {body.response_format.type!r} is not supported, only 'text'",
+            "response_format",
+        )
+    if wanted:
+        writer.use_tools([_definition(tool.model_dump()) for tool in wanted])
+    system, exchanges = _exchanges(body.messages)
+    prompt = writer.write(system, exchanges, max_tokens=max_tokens)
+    return ChatPrompt(prompt, writer, tuple(tool.function.name for tool in wanted))
+
+
+def _definition(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as templates read it."""
+    function = tool["function"]
+    empty = {"type": "object", "properties": {}}
+    described = {
+        "name": function["name"],
+        "description": function["description"] or "",
+        "parameters": function["parameters"] or empty,
+    }
+    return {"type": "function", "function": described}
+
+
+def _exchanges(messages: Sequence[MessageBody]) -> tuple[str | None, list[Exchange]]:
+    """The instructions, and the chat as pairs of a message and its reply.
+
+    Several messages of a role in a row are one, with an empty line between them.
+    """
+    system: list[str] = []
+    exchanges: list[Exchange] = []
+    for number, message in enumerate(messages):
+        text = _text(message, number)
+        if message.role in ("system", "developer"):
+            system.append(text)
+        elif message.role == "user":
+            last = exchanges[-1] if exchanges else None
+            if last is not None and last.reply is None and not last.calls:
+                exchanges[-1] = replace(last, user=f"{last.user}\n\n{text}")
+            else:
+                exchanges.append(Exchange(text))
+        elif not exchanges:
+            raise BadRequestError("the chat has to begin with a message of the user", "messages")
+        elif message.role == "assistant":
+            exchanges[-1] = _replied(exchanges[-1], text, message, number)
+        else:
+            exchanges[-1] = _with_result(exchanges[-1], text, number)
+    if not exchanges:
+        raise BadRequestError("the chat has no message of the user", "messages")
+    if messages[-1].role == "assistant":
+        raise BadRequestError("the last message has to be the user's or a tool's", "messages")
+    return "\n\n".join(system) if system else None, exchanges
+
+
+def _text(message: MessageBody, number: int) -> str:
+    if not isinstance(message.content, list):
+        return without_surrogates(message.content or "")
+    for part in message.content:
+        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+            raise BadRequestError(
+                f"messages.{number} has a part of type {part.type!r}; only text can be read",
+                "messages",
+            )
+    return without_surrogates("".join(part.text or "" for part in message.content))
+
+
+def _replied(exchange: Exchange, text: str, message: MessageBody, number: int) -> Exchange:
+    reply = "\n\n".join(filter(None, (exchange.reply, text)))
+    calls = []
+    for call in message.tool_calls or ():
+        try:
+            arguments = json.loads(call.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise BadRequestError(
+                f"messages.{number} calls {call.function.name!r} with arguments that are no JSON "
+                "object",
+                "messages",
+            )
+        calls.append(Call(call.function.name, arguments, "", "done", len(reply)))
+    return replace(exchange, reply=reply, calls=(*exchange.calls, *calls))
+
+
+def _with_result(exchange: Exchange, text: str, number: int) -> Exchange:
+    """Give the first call without a result this one."""
+    calls = list(exchange.calls)
+    for place, call in enumerate(calls):
+        if not call.result:
+            calls[place] = replace(call, result=text or " ")
+            return replace(exchange, calls=tuple(calls))
+    raise BadRequestError(f"messages.{number} is the result of no call", "messages")

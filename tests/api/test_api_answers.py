@@ -1,0 +1,213 @@
+"""Completions, chats, scores and tokens over HTTP: what the model gives, in OpenAI's form."""
+
+import asyncio
+import json
+import math
+from typing import Any
+
+import pytest
+from api_server import Client, serving
+
+from chatapp.engine.events import Finished
+from chatapp.engine.model import Request, Sampling
+from chatapp.models.loading import load_model
+
+GREEDY = {"temperature": 0, "top_p": 1.0}
+
+
+def alone(client: Client, text: str, most: int, **sampling: Any) -> str:
+    """What the model writes without a server."""
+    ids = client.model.tokenizer.encode(text)
+    chosen = Sampling(
+        **{"temperature": 0, "top_p": 1.0, "max_repeats": 0} | sampling, max_tokens=most
+    )
+    return "".join(event.text for event in client.model.generate(Request(ids, chosen)))
+
+
+async def test_a_completion_is_what_the_model_writes(client: Client) -> None:
+    answer = await client.post("/v1/completions", {"prompt": "To be", "max_tokens": 9, **GREEDY})
+    (choice,) = answer["choices"]
+    assert choice["text"] == alone(client, "To be", 9)
+    assert choice["finish_reason"] in ("length", "stop")
+    size = len(client.model.tokenizer.encode("To be"))
+    assert answer["usage"]["prompt_tokens"] == size
+    assert answer["usage"]["total_tokens"] == size + answer["usage"]["completion_tokens"]
+    assert answer["model"] == "tiny"
+    assert answer["object"] == "text_completion"
+
+
+async def test_texts_ids_and_lists_of_them_give_the_same(client: Client) -> None:
+    texts = ["To be", "or not"]
+    ids = [client.model.tokenizer.encode(text) for text in texts]
+    fields = {"max_tokens": 6, **GREEDY}
+    answers = [
+        await client.post("/completions", {"prompt": prompt} | fields)
+        for prompt in (texts, ids, texts[0], ids[0])
+    ]
+    written = [[choice["text"] for choice in answer["choices"]] for answer in answers]
+    assert written[0] == written[1] == [alone(client, text, 6) for text in texts]
+    assert written[2] == written[3] == written[0][:1]
+
+
+async def test_several_replies_have_seeds_of_their_own(client: Client) -> None:
+    fields = {"prompt": "To be", "max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "seed": 5}
+    answer = await client.post("/v1/completions", fields | {"n": 3})
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    sampling = {"temperature": 1.0, "max_repeats": 4}
+    assert texts == [alone(client, "To be", 8, seed=5 + n, **sampling) for n in range(3)]
+    assert len(set(texts)) > 1
+    one = await client.post("/v1/completions", fields)
+    assert answer["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+
+
+async def test_any_number_of_stops(client: Client) -> None:
+    whole = alone(client, "To be", 12)
+    stops = [f"never {n}" for n in range(9)] + [whole[4:6]]
+    fields = {"prompt": "To be", "max_tokens": 12, "stop": stops, **GREEDY}
+    (choice,) = (await client.post("/v1/completions", fields))["choices"]
+    assert choice["text"] == whole[: whole.index(whole[4:6])]
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_an_echo_scores_the_prompt() -> None:
+    async with serving(load_model("bundled", precision="float32", device="cpu")) as client:
+        await check_echo(client, "A naïve cat, 猫, sleeps.")
+
+
+async def check_echo(client: Client, text: str) -> None:
+    fields = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 3}
+    (choice,) = (await client.post("/v1/completions", fields))["choices"]
+    logprobs = choice["logprobs"]
+    ids = client.model.tokenizer.encode(text)
+    (scores,) = client.model.score([(ids[:1], ids[1:])])
+    assert choice["text"] == text
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    assert logprobs["token_logprobs"][1:] == pytest.approx(scores, abs=1e-4)
+    assert len(logprobs["tokens"]) == len(ids) == len(logprobs["text_offset"])
+    for id, offset, best in zip(
+        ids[1:], logprobs["text_offset"][1:], logprobs["top_logprobs"][1:], strict=True
+    ):
+        assert 1 <= len(best) <= 3
+        piece = client.model.tokenizer.decode([id])
+        assert "\ufffd" in piece or text[offset : offset + len(piece)] == piece
+    assert any("\ufffd" in client.model.tokenizer.decode([id]) for id in ids)
+
+
+async def test_an_echo_with_a_reply_has_both(client: Client) -> None:
+    fields = {"prompt": "To be", "max_tokens": 4, "echo": True, "logprobs": 1, **GREEDY}
+    (choice,) = (await client.post("/v1/completions", fields))["choices"]
+    assert choice["text"] == "To be" + alone(client, "To be", 4)
+    tokens, values = choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]
+    assert len(tokens) == len(values) == len(client.model.tokenizer.encode("To be")) + 4
+    for value, best in zip(values[-4:], choice["logprobs"]["top_logprobs"][-4:], strict=True):
+        assert value == pytest.approx(max(best.values()))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_stream_adds_up_to_the_answer(client: Client, path: str) -> None:
+    is_chat = "chat" in path
+    text: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "Hi"}]} if is_chat else {"prompt": "Hi"}
+    )
+    body = text | {"max_tokens": 12, **GREEDY}
+    (whole,) = (await client.post(path, body))["choices"]
+    *chunks, last = await client.stream(path, body | {"stream_options": {"include_usage": True}})
+    assert last == "[DONE]"
+    *documents, usage = map(json.loads, chunks)
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] > 0
+    assert all("usage" not in document for document in documents)
+    choices = [document["choices"][0] for document in documents]
+    if is_chat:
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        written = "".join(choice["delta"].get("content", "") for choice in choices)
+        assert written == whole["message"]["content"]
+    else:
+        assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] == whole["finish_reason"]
+
+
+async def test_a_chat_is_one_string_for_the_model(client: Client) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Bye"},
+    ]
+    ids = (await client.post("/tokenize", {"messages": messages}))["tokens"]
+    prompt = (await client.post("/detokenize", {"tokens": ids}))["prompt"]
+    assert "Be brief." in prompt
+    assert "Hi" in prompt
+    assert "Hello" in prompt
+    assert prompt.index("Hello") < prompt.index("Bye")
+    fields = {"messages": messages, "max_completion_tokens": 7, **GREEDY}
+    answer = await client.post(
+        "/v1/chat/completions", fields | {"logprobs": True, "top_logprobs": 2}
+    )
+    (choice,) = answer["choices"]
+    assert choice["message"]["role"] == "assistant"
+    content = choice["logprobs"]["content"]
+    assert len(content) == answer["usage"]["completion_tokens"]
+    joined = bytes(byte for token in content for byte in token["bytes"])
+    assert joined.decode("utf-8", "replace").strip() == choice["message"]["content"]
+    assert all(len(token["top_logprobs"]) == 2 for token in content)
+
+
+async def test_many_requests_at_once_give_what_they_give_alone(client: Client) -> None:
+    texts = [f"To be {n}" for n in range(12)]
+    answers = await asyncio.gather(
+        *(
+            client.post("/v1/completions", {"prompt": text, "max_tokens": 5 + n, **GREEDY})
+            for n, text in enumerate(texts)
+        )
+    )
+    written = [answer["choices"][0]["text"] for answer in answers]
+    assert written == [alone(client, text, 5 + n) for n, text in enumerate(texts)]
+
+
+async def test_a_client_that_leaves_ends_its_reply(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Finished] = []
+    decoder = client.model.decoder  # type: ignore[attr-defined]
+    forward = decoder.forward_rows
+    monkeypatch.setattr(
+        decoder,
+        "forward_rows",
+        lambda ids, *more, **named: ends.append(ids) or forward(ids, *more, **named),
+    )
+    body = {"prompt": "To be", "max_tokens": 200, "temperature": 1, "stream": True, "seed": 1}
+    post = client.session.post(client.address + "/v1/completions", json=body)
+    async with post as response:
+        await response.content.readany()
+        response.close()
+    other = await client.post("/v1/completions", {"prompt": "or", "max_tokens": 3, **GREEDY})
+    assert other["choices"][0]["text"] == alone(client, "or", 3)
+    await asyncio.sleep(0.2)
+    steps = len(ends)
+    await asyncio.sleep(0.2)
+    assert len(ends) == steps < 200
+
+
+async def test_embeddings_and_tokens(client: Client) -> None:
+    answer = await client.post("/v1/embeddings", {"input": ["To be", "or"]})
+    ids = client.model.tokenizer.encode("To be")
+    expected = client.model.embed(ids)
+    assert answer["data"][0]["embedding"] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert [item["index"] for item in answer["data"]] == [0, 1]
+    assert (await client.post("/tokenize", {"prompt": "To be"}))["tokens"] == ids
+    assert (await client.post("/detokenize", {"tokens": ids}))["prompt"] == "To be"
+    info = await client.get("/tokenizer_info")
+    assert info["eos_token_id"] == client.model.tokenizer.end_id
+    assert info["vocab_size"] == client.model.tokenizer.size
+
+
+async def test_models_by_name(client: Client) -> None:
+    listed = await client.get("/v1/models")
+    assert [model["id"] for model in listed["data"]] == ["tiny"]
+    assert (await client.get("/v1/models/tiny"))["max_model_len"] == client.model.context
+    assert (await client.get("/v1/models/other/one"))["status"] == 404
+    assert math.isfinite(listed["data"][0]["created"])

@@ -1,0 +1,63 @@
+"""`chatapp api` as a process: what it serves, whom it refuses, how it ends."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from completions_server import closed_port
+from typer.testing import CliRunner
+
+from chatapp.cli import app
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_it_serves_until_it_is_ended(home: Path) -> None:
+    port = closed_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "chatapp", "api", "--port", str(port)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        while "Serving bundled" not in (line := process.stderr.readline()):
+            assert line, process.poll()
+        body = {"messages": [{"role": "user", "content": "What is a cat?"}], "max_tokens": 8}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode()
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer = json.load(response)
+        assert answer["choices"][0]["message"]["content"]
+        assert answer["model"] == "bundled"
+        assert "POST /v1/chat/completions 200" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        started = time.monotonic()
+        assert process.wait(60) == 0, time.monotonic() - started
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "0.0.0.0"], "--expose with --key-env"),
+        (["--host", "0.0.0.0", "--expose"], "--expose with --key-env"),
+        (["--key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is empty"),
+        (["--model", "bundled", "--model", "bundled"], "twice"),
+        (["--model", "no-such-model"], "no-such-model"),
+    ],
+)
+def test_refusals(home: Path, arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["api", *arguments])
+    assert result.exit_code != 0
+    assert words in f"{result.stderr} {result.exception}"
