@@ -7,7 +7,7 @@ completes file names.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -218,11 +218,17 @@ def settings_of(context: typer.Context, model: str | None = None) -> "Settings":
     return load_settings(flags)
 
 
+_KINDS: Mapping[type, str] = {float: "<float>", int: "<integer>"}
+
+
 def _flag(parameter: Parameter) -> inspect.Parameter:
     help = f"{parameter.help[0].upper()}{parameter.help[1:]}."
     return inspect.Parameter(
         parameter.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[parameter.kind | None, typer.Option(help=help)],
+        # As text: the settings check all values alike, and refuse them in their own words.
+        annotation=Annotated[
+            str | None, typer.Option(help=help, metavar=_KINDS[parameter.kind], show_default=False)
+        ],
     )

@@ -176,6 +176,7 @@ def _number(name: str, text: str) -> object:
 def _from_flags(overrides: Mapping[str, object]) -> Iterator[tuple[str, object, str]]:
     for name, value in overrides.items():
         if value is not None:
+            value = _number(name, value) if isinstance(value, str) else value
             yield name, value, f"--{name.replace('_', '-')}"
 
 

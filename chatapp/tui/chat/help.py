@@ -31,6 +31,7 @@ from chatapp.tui.screens.history import ChatList, HistoryScreen
 from chatapp.tui.screens.learn import LearnScreen
 from chatapp.tui.screens.library import LibraryScreen
 from chatapp.tui.screens.models import ModelScreen
+from chatapp.tui.screens.page import PageScreen
 from chatapp.tui.screens.parameters import ParametersScreen
 from chatapp.tui.screens.ranking import RankScreen
 from chatapp.tui.screens.sources import SourceScreen
@@ -47,6 +48,7 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     LibraryScreen,
     LearnScreen,
     SourceScreen,
+    PageScreen,
     Inspector,
     TokenText,
     AttentionView,

@@ -34,7 +34,27 @@ class MessageActions(Screen[None]):
 
     def action_regenerate(self, message: "StoredMessage") -> None:
         id = message.id
+        with self.controls.widgets.store_errors():
+            if self._is_same_label(message):
+                self.controls.widgets.inform(
+                    "A label is scored, not sampled: another reply would be the same."
+                )
+                return
         self.controls.begin(lambda session, cancel: [session.regenerate(id, cancel)])
+
+    def _is_same_label(self, reply: "StoredMessage") -> bool:
+        """Whether the same model and prompt file would choose among labels again."""
+        session = self.controls.conversation.session
+        store = self.controls.conversation.chat.store
+        conditions = store.conditions(reply.chat_id).get(reply.id)
+        if session is None or conditions is None or not conditions.is_label:
+            return False
+        now = (session.model.name, self.controls.conversation.chat.basis.prompt)
+        return any(
+            (generation.model, generation.template) == now
+            for generation in store.generations(reply.chat_id)
+            if generation.message_id == reply.id
+        )
 
     def action_continue(self, message: "StoredMessage") -> None:
         id = message.id

@@ -23,6 +23,7 @@ from chatapp.dialogue.store.database import StoreError
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Target
 from chatapp.tui.screens.history import ChatChoice, FoundChats
+from chatapp.tui.screens.page import PageScreen
 from chatapp.tui.widgets.approval import Approval
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.prompt import Complete, Completions, Prompt
@@ -206,6 +207,10 @@ class ChatWidgets:
     def inform(self, words: str) -> None:
         """Show a short notice."""
         self.prompt.notify(printable(words), markup=False)
+
+    def show_page(self, title: str, text: str) -> None:
+        """Show a text that is too long for a notice."""
+        self.prompt.app.push_screen(PageScreen(title, text))
 
     @contextmanager
     def store_errors(self) -> Iterator[None]:

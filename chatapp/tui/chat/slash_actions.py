@@ -107,7 +107,7 @@ async def set_instructions(chat: ChatControls, argument: str) -> None:
 
 async def set_parameter(chat: ChatControls, argument: str) -> None:
     if not argument:
-        chat.widgets.inform(_values_in_words(chat.conversation))
+        chat.widgets.show_page("Sampling settings", _values_in_words(chat.conversation))
         return
     # As in /compare, with the value after an equals sign.
     name, _, text = argument.replace("=", " ").partition(" ")

@@ -93,11 +93,9 @@ class Side(Vertical):
             raise ValueError(f"{self._title}: {error}") from None
 
     def describe(self, base: "Variant", others: Sequence[str]) -> None:
-        """Show the parameters of the reply; those not among `others` are highlighted."""
-        settings = (
-            Content.styled(printable(word), "" if word in others else "$text-accent bold")
-            for word in self.words(base)
-        )
+        """Show the parameters of the reply that are not among `others`."""
+        words = [word for word in self.words(base) if word not in others]
+        settings = [Content.styled(printable(word), "$text-accent bold") for word in words]
         line = Content(" · ").join((Content.styled(self._title, "bold"), *settings))
         self.query_one(".variant", Static).update(line)
 
@@ -185,7 +183,8 @@ class CompareScreen(LeftOnce[Compared]):
         Binding(
             "b", "choose('both bad')", "Both bad", tooltip="Both are bad; continue with the left"
         ),
-        Binding("escape", "stop", "Leave", tooltip="Stop the replies; leave without a choice"),
+        Binding("escape", "stop", "Stop", tooltip="Stop the replies"),
+        Binding("escape", "leave", "Leave", tooltip="Leave without a choice"),
         HELP,
     ]
 
@@ -343,6 +342,8 @@ class CompareScreen(LeftOnce[Compared]):
     # Choosing and leaving
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in ("stop", "leave"):
+            return (self._conversation.turn is not None) == (action == "stop")
         if action != "choose":
             return True
         return self._conversation.turn is None and all(
@@ -363,10 +364,12 @@ class CompareScreen(LeftOnce[Compared]):
             self.dismiss(Compared(left.chat_id))
 
     def action_stop(self) -> None:
-        """Stop the running replies; if there are none, leave."""
+        """Stop the running replies."""
         if (turn := self._conversation.turn) is not None:
             turn.cancel.set()
-            return
+
+    def action_leave(self) -> None:
+        """Leave without a choice."""
         replies = [side.reply for side in self._sides if side.reply is not None]
         if replies:
             self.dismiss(Compared(replies[0].chat_id))

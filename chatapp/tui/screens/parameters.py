@@ -191,8 +191,11 @@ class ParametersScreen(Dialog[None]):
 
     def action_save(self) -> None:
         try:
-            name = self._text("preset")
-            save_preset(self._path, name, self._sampling())
+            sampling = self._sampling()
+            if not (name := self._text("preset")):
+                self._field("preset").focus()
+                raise PresetsError("a preset needs a name: write one, then Ctrl+S saves it")
+            save_preset(self._path, name, sampling)
         except (PresetsError, ValueError) as error:
             self._tell(str(error))
         else:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 from full_disk import full_after
+from textual.widgets import Static
 from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
@@ -16,6 +17,7 @@ from chatapp.models.catalogue import ListedModel
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.slash import COMMANDS, Command, completions, is_command
 from chatapp.tui.screens.history import HistoryScreen
+from chatapp.tui.screens.page import PageScreen
 from chatapp.tui.widgets.prompt import Completions
 
 
@@ -228,7 +230,9 @@ async def test_set_alone_tells_every_value_and_whose_it_is(
     async with open_app(ScriptedModel(["Yes."], folder=tmp_path)) as driver:
         await order(driver, "/set top_k 5")
         await order(driver, "/set")
-        told = notices(driver)[-1].split("\n")
+        assert isinstance(driver.app.screen, PageScreen)
+        page = driver.app.screen.query_one("VerticalScroll > Static", Static)
+        told = str(page.content).split("\n")
         assert told[:3] == ["temperature 0.6 (model)", "top_k 5 (this chat)", "top_p 0.9 (default)"]
         assert "seed random each time (default)" in told
 

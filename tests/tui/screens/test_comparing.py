@@ -104,6 +104,7 @@ async def test_two_settings_of_one_model(open_app: OpenApp, store: Store) -> Non
         assert driver.prompt.text == ""
         await driver.press("tab", "tab", *"temperature=0 seed=5")
         assert "temperature 0.0" in driver.screen_text
+        assert "max_tokens" not in driver.screen_text  # the same on both sides
         await driver.press("enter")
         await answered(driver)
         assert "One." in driver.screen_text
@@ -227,8 +228,10 @@ async def test_each_side_says_that_it_thinks(open_app: OpenApp, tmp_path: Path) 
         await driver.until(
             lambda: [side.note for side in sides(driver)] == ["thinking · 4 tokens · Esc stops"] * 2
         )
+        assert "Esc Stop" in driver.screen_text
         model.closed.set()
         await answered(driver)
+        assert "Esc Leave" in driver.screen_text
         assert shown(driver) == ["Hello!", "Hi!"]
 
 

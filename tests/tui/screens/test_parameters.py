@@ -127,6 +127,7 @@ async def test_a_value_that_cannot_be_is_not_kept(open_app: OpenApp) -> None:
         field(driver, "preset").value = " "
         await driver.press("ctrl+s")
         assert "needs a name" in problem(driver)
+        assert driver.app.focused is field(driver, "preset")
         assert not presets_path().exists()
 
 

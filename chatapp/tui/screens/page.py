@@ -1,0 +1,34 @@
+"""A text to read that is too long for a notice."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.widgets import Static
+
+from chatapp.common.foreign import printable
+from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.widgets.dialog import Dialog
+
+
+class PageScreen(Dialog[None]):
+    """Shows a text under a title."""
+
+    BINDING_GROUP_TITLE = "A page to read"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,enter", "dismiss", "Close"),
+        HELP,
+    ]
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self._title = title
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(self._title, classes="title", markup=False)
+            with VerticalScroll():
+                yield Static(printable(self._text), markup=False)
+            yield Static("↑ ↓ PgUp PgDn scroll · Esc closes", classes="hint")
