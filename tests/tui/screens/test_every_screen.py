@@ -27,6 +27,10 @@ async def open_parameters(driver: Driver) -> None:
     await driver.press("f2")
 
 
+async def open_page(driver: Driver) -> None:
+    await driver.press(*"/set", "enter")
+
+
 async def open_prompts(driver: Driver) -> None:
     await driver.press("f5")
 
@@ -38,6 +42,7 @@ WAYS: dict[str, Callable[[Driver], Awaitable[object]]] = {
     "LearnScreen": learn,
     "LibraryScreen": open_prompts,
     "ModelScreen": list_models,
+    "PageScreen": open_page,
     "ParametersScreen": open_parameters,
     "RankScreen": rank,
     "SourceScreen": read_source,
