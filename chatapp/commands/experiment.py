@@ -3,6 +3,7 @@
 Invariant: each experiment changes one thing and prints what changed with an interval.
 """
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp.commands import options as completion
-from chatapp.commands.console import interruptible, write, write_json
+from chatapp.commands.console import interruptible, progress, write, write_json
 from chatapp.commands.eval import measure_model, print_table, read_tasks
-from chatapp.commands.loading import load
+from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import JsonOption, ModelOption
+from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,6 +126,52 @@ def pairs(
     write(f"mean {found.mean:+.3f} nats, 95 % {low:+.3f} to {high:+.3f}\n")
     low, high = found.preferred_interval
     write(f"sent_more is likelier in {found.preferred:.3f}, 95 % {low:.3f} to {high:.3f}\n")
+
+
+@app.command()
+def blind(
+    file: Annotated[Path, typer.Argument(help="Passages (.jsonl, .csv, or a line each).")],
+    words: Annotated[
+        int, typer.Option(min=1, help="Words of a beginning, and at most of its continuation.")
+    ] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Use at most this many passages.")] = 30,
+    seed: SeedOption = 0,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read continuations in the terminal: can you tell the model's from the passages' own?"""
+    from chatapp.common.settings import load_settings
+    from chatapp.evaluation.blind_test import make_trials, recognitions
+    from chatapp.evaluation.evaluate import subset
+    from chatapp.evaluation.language_modelling import read_passages
+
+    passages = [item.input for item in subset(read_passages(file), limit, seed)]
+    settings = load_settings({"model": model})
+    if not sys.stdin.isatty():
+        raise UserError("a reader answers in a terminal, and standard input is none")
+    language_model = load(settings.model, settings.precision, settings.device)
+    sampling = choices_for(language_model, settings).sampling
+    with interruptible("interrupted"), progress("Writing") as show:
+        trials = make_trials(language_model, passages, words, sampling, seed, show)
+
+    from chatapp.tui.blind import BlindTestApp
+
+    reading = BlindTestApp(trials)
+    reading.run()
+    if reading.failure is not None:
+        raise reading.failure
+    found = recognitions(trials, reading.verdicts)
+    if as_json:
+        answered = zip(trials, reading.verdicts, strict=False)
+        rows = [asdict(trial) | {"verdict": verdict} for trial, verdict in answered]
+        write_json({"recognitions": [asdict(each) for each in found], "trials": rows})
+        return
+    for each in found:
+        low, high = each.interval
+        write(
+            f"{each.origin} against human: {each.accuracy:.3f} right, 95 % {low:.3f} to "
+            f"{high:.3f}, n {each.n}, don't know {each.unknown}\n"
+        )
 
 
 def _measure(variants: "Sequence[Task]", settings: "Settings") -> "list[Result]":
