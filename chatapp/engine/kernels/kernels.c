@@ -23,6 +23,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #define PAUSE() _mm_pause()
 #elif defined(__aarch64__)
@@ -232,16 +233,21 @@ static void in_parallel(task run, void *given, int items, long work) {
   atomic_flag_clear(&pool.busy);
 }
 
-/* Which instructions this processor has: 0 the least, 1 AVX2, 2 AVX-512 with VNNI. */
+/* Which instructions the processor and the system have: 0 the least, 1 AVX2, 2 AVX-512 with VNNI. They are read
+   from CPUID, because __builtin_cpu_supports answers no to everything in what zig compiles. */
 API int instructions(void) {
-#if defined(__x86_64__) && defined(__GNUC__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-    return 2;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
-#endif
+#if defined(__x86_64__)
+  enum { FMA = 1 << 12, SAVED = 1 << 27, AVX_STATE = 0x06, AVX512_STATE = 0xE6 };
+  const unsigned avx2 = 1u << 5, foundation_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, vnni = 1u << 11;
+  unsigned a, b, c, d, state;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & FMA) || !(c & SAVED)) return 0;
+  __asm__ volatile("xgetbv" : "=a"(state), "=d"(d) : "c"(0)); /* the registers that the system saves */
+  if ((state & AVX_STATE) != AVX_STATE || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2)) return 0;
+  const int is_wide = (state & AVX512_STATE) == AVX512_STATE && (b & foundation_dq_bw_vl) == foundation_dq_bw_vl;
+  return is_wide && c & vnni ? 2 : 1;
+#else
   return 0;
+#endif
 }
 
 API void set_threads(int count) {

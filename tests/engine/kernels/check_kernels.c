@@ -43,32 +43,69 @@ static double weight(const linear *l, int o, int i) {
   return (i % 4 < 2 ? both & 15 : both >> 4) * (double)from_bfloat16(scale[at]) + from_bfloat16(scale[OUTPUTS + at]);
 }
 
+/* A layer with weights below about `size` and, half the time, a bias. */
+static linear random_linear(int kind, int in, int out, float size) {
+  const long all = (long)((out + OUTPUTS - 1) / OUTPUTS) * OUTPUTS * in;
+  linear l = {.kind = kind, .in = in, .out = out, .bias = below(2) ? numbers(out) : NULL};
+  if (kind == FLOAT32) {
+    float *w = numbers(all);
+    for (long i = 0; i < all; i++) w[i] *= size / 2;
+    l.weight = w;
+    return l;
+  }
+  uint8_t *bytes = malloc(all);
+  for (long i = 0; i < all; i++) bytes[i] = (uint8_t)(kind == INT8 ? below(255) - 127 : below(256));
+  l.weight = bytes;
+  if (kind == INT8) {
+    float *scale = numbers(out);
+    for (int o = 0; o < out; o++) scale[o] *= size / 254;
+    l.scale = scale;
+    return l;
+  }
+  uint16_t *halves = malloc(2 * (all / GROUP * 2)); /* scales of 0.03 to 0.06, least of -0.25 to -0.37 */
+  for (long i = 0; i < all / GROUP * 2; i++)
+    halves[i] = (uint16_t)(i / OUTPUTS % 2 ? 0xBE80 + below(64) : 0x3D00 + below(128));
+  l.scale = halves;
+  return l;
+}
+
+static void free_linear(const linear *l) { free((void *)l->weight), free((void *)l->scale), free((void *)l->bias); }
+
+/* y = x W^T + b; reach: of each sum, how large it could be. */
+static void expect_linear(const linear *l, const double *x, double *y, double *reach, int rows) {
+  for (int r = 0; r < rows; r++)
+    for (int o = 0; o < l->out; o++) {
+      double sum = l->bias ? l->bias[o] : 0, most = 0;
+      for (int i = 0; i < l->in; i++) {
+        const double w = weight(l, o, i), term = w * x[(long)r * l->in + i];
+        sum += term;
+        most += l->kind == FLOAT32 ? fabs(term) : fabs(w) * 2;
+      }
+      y[(long)r * l->out + o] = sum;
+      if (reach) reach[(long)r * l->out + o] = most;
+    }
+}
+
+static double *doubles(const float *x, long n) {
+  double *y = malloc(sizeof(double) * n);
+  for (long i = 0; i < n; i++) y[i] = x[i];
+  return y;
+}
+
 static int check_product(int kind) {
-  const int rows = 1 + below(18), out = 1 + below(70), tiles_of = (out + OUTPUTS - 1) / OUTPUTS;
+  const int rows = 1 + below(18), out = 1 + below(70);
   const int in = kind == INT4 ? GROUP * (1 + below(6)) : 2 * (1 + below(below(8) ? 90 : 700));
-  const long weights = (long)tiles_of * OUTPUTS * in;
-  uint8_t *bytes = malloc(weights);
-  for (long i = 0; i < weights; i++) bytes[i] = (uint8_t)(kind == INT8 ? below(255) - 127 : below(256));
-  float *floats_of = numbers(weights), *bias = numbers(out), *x = numbers((long)rows * in);
-  uint16_t *halves = malloc(2 * weights);
-  for (long i = 0; i < weights / GROUP * 2; i++) halves[i] = (uint16_t)(0x3D00 + below(256));
-  const linear l = {kind, in, out, kind == FLOAT32 ? (void *)floats_of : bytes,
-                    kind == INT8 ? (void *)floats_of : halves, below(2) ? bias : NULL};
-  float *y = malloc(sizeof(float) * rows * out);
+  const linear l = random_linear(kind, in, out, kind == FLOAT32 ? 2 : 200);
+  float *x = numbers((long)rows * in), *y = malloc(sizeof(float) * rows * out);
   char *room = malloc(linear_room(&l, rows) + 1);
   apply_linear(&l, x, y, rows, room);
+  double *exact = doubles(x, (long)rows * in), *sum = malloc(sizeof(double) * rows * out);
+  double *reach = malloc(sizeof(double) * rows * out);
+  expect_linear(&l, exact, sum, reach, rows);
   int errors = 0;
-  for (int r = 0; r < rows; r++)
-    for (int o = 0; o < out; o++) {
-      double sum = l.bias ? bias[o] : 0, reach = 0;
-      for (int i = 0; i < in; i++) {
-        const double term = weight(&l, o, i) * x[(long)r * in + i];
-        sum += term;
-        reach += kind == FLOAT32 ? fabs(term) : fabs(weight(&l, o, i)) * 2;
-      }
-      errors += wrong("product", y[(long)r * out + o], sum, reach * (kind == FLOAT32 ? 1e-5 : 1.0 / 16000) + 1e-5);
-    }
-  free(bytes), free(floats_of), free(bias), free(x), free(halves), free(y), free(room);
+  for (int i = 0; i < rows * out; i++)
+    errors += wrong("product", y[i], sum[i], reach[i] * (kind == FLOAT32 ? 1e-5 : 1.0 / 16000) + 1e-5);
+  free_linear(&l), free(x), free(y), free(room), free(exact), free(sum), free(reach);
   return errors;
 }
 
@@ -101,26 +138,139 @@ static int check_attention(void) {
   return errors;
 }
 
+static double activated(int kind, double v) {
+  const double u = 0.7978845608 * (v + 0.044715 * v * v * v);
+  const double y[] = {0.5 * v * (1 + tanh(u)), 0.5 * v * (1 + erf(v / sqrt(2))), v > 0 ? v : 0, v / (1 + exp(-v))};
+  return y[kind];
+}
+
+static norm random_norm(int n, int has_bias) { return (norm){numbers(n), has_bias ? numbers(n) : NULL, 1e-5f}; }
+static void free_norm(const norm *f) { free((void *)f->weight), free((void *)f->bias); }
+
+static void expect_norm(const norm *f, const double *x, double *y, int rows, int n) {
+  if (!f->weight) {
+    memmove(y, x, sizeof(double) * rows * n);
+    return;
+  }
+  for (int r = 0; r < rows; r++, x += n, y += n) {
+    double mean = 0, square = 0;
+    for (int i = 0; i < n; i++) mean += f->bias ? x[i] / n : 0;
+    for (int i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean) / n;
+    for (int i = 0; i < n; i++) y[i] = (x[i] - mean) / sqrt(square + f->epsilon) * f->weight[i] + (f->bias ? f->bias[i] : 0);
+  }
+}
+
 static int check_norm_and_activations(void) {
   const int n = 1 + below(130);
-  float *x = numbers(n), *w = numbers(n), *b = numbers(n), *y = malloc(sizeof(float) * n);
-  const norm f = {w, below(2) ? b : NULL, 1e-5f};
+  float *x = numbers(n), *y = malloc(sizeof(float) * n);
+  const norm f = random_norm(n, below(2));
   apply_norm(&f, x, y, 1, n);
-  double mean = 0, square = 0;
-  for (int i = 0; i < n; i++) mean += f.bias ? x[i] / (double)n : 0;
-  for (int i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean) / n;
+  double *exact = doubles(x, n), *normed = malloc(sizeof(double) * n);
+  expect_norm(&f, exact, normed, 1, n);
   int errors = 0;
-  for (int i = 0; i < n; i++)
-    errors += wrong("norm", y[i], (x[i] - mean) / sqrt(square + 1e-5) * w[i] + (f.bias ? b[i] : 0), 1e-3);
+  for (int i = 0; i < n; i++) errors += wrong("norm", y[i], normed[i], 1e-3);
   for (int kind = GELU_TANH; kind <= SILU; kind++) {
     apply_activation(kind, x, y, 1, n, 0);
-    for (int i = 0; i < n; i++) {
-      const double v = x[i], u = 0.7978845608 * (v + 0.044715 * v * v * v);
-      const double expected[] = {0.5 * v * (1 + tanh(u)), 0.5 * v * (1 + erf(v / sqrt(2))), v > 0 ? v : 0, v / (1 + exp(-v))};
-      errors += wrong("activation", y[i], expected[kind], 1e-5);
-    }
+    for (int i = 0; i < n; i++) errors += wrong("activation", y[i], activated(kind, x[i]), 1e-5);
   }
-  free(x), free(w), free(b), free(y);
+  free_norm(&f), free(x), free(y), free(exact), free(normed);
+  return errors;
+}
+
+/* What a block adds, in doubles; keys and values of the rows are taken from and put into `keys`, `values`. */
+static void expect_block(const block *b, double *x, int rows, const int *at, const float *cosines, const float *sines,
+                         double *keys, double *values) {
+  const attention *a = &b->heads;
+  const int size = a->head_size, all = a->heads + 2 * a->key_value_heads, half = b->turned / 2, width = b->width;
+  const long wide = (long)rows * (width + all * size + 2 * b->inner + 1);
+  double *normed = calloc(wide, 8), *heads = calloc(wide, 8), *mixed = calloc(wide, 8), *added = calloc(wide, 8);
+  double *inner = calloc(wide, 8), *other = calloc(wide, 8);
+  expect_norm(&b->norm_1, x, normed, rows, width);
+  expect_linear(&b->query_key_value, normed, heads, NULL, rows);
+  for (int r = 0; r < rows; r++)
+    for (int n = 0; n < all; n++) {
+      double *h = heads + ((long)r * all + n) * size;
+      const int is_query = n < a->heads, is_key = !is_query && n < a->heads + a->key_value_heads;
+      if (is_query || is_key) {
+        expect_norm(is_query ? &b->query : &b->key, h, h, 1, size);
+        for (int i = 0; i < half; i++) {
+          const double one = h[i], two = h[i + half], c = cosines[r * half + i], s = sines[r * half + i];
+          h[i] = one * c - two * s, h[i + half] = two * c + one * s;
+        }
+      }
+      if (is_query) continue;
+      const long to = r * a->row + (n - a->heads) % a->key_value_heads * a->head + (long)at[r] * size;
+      memcpy((is_key ? keys : values) + to, h, sizeof(double) * size);
+    }
+  for (int r = 0; r < rows; r++)
+    for (int n = 0; n < a->heads; n++) {
+      const long from = r * a->row + n / (a->heads / a->key_value_heads) * a->head;
+      const int first = a->window && at[r] >= a->window ? at[r] - a->window + 1 : 0;
+      double *mix = mixed + ((long)r * a->heads + n) * size, weights = 0;
+      for (int t = first; t <= at[r]; t++) {
+        double score = 0;
+        for (int i = 0; i < size; i++) score += heads[((long)r * all + n) * size + i] * keys[from + (long)t * size + i];
+        score = exp(score * a->scale);
+        weights += score;
+        for (int i = 0; i < size; i++) mix[i] += score * values[from + (long)t * size + i];
+      }
+      for (int i = 0; i < size; i++) mix[i] /= weights;
+    }
+  expect_linear(&b->projection, mixed, added, NULL, rows);
+  expect_norm(&b->after_1, added, added, rows, width);
+  for (long i = 0; i < (long)rows * width; i++) other[i] = x[i] + (b->is_parallel ? 0 : added[i]);
+  expect_norm(&b->norm_2, other, normed, rows, width);
+  expect_linear(&b->expand, normed, inner, NULL, rows);
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < b->inner; i++) {
+      const double *v = inner + (long)r * b->inner * (b->is_gated ? 2 : 1) + i;
+      mixed[(long)r * b->inner + i] = activated(b->activation, *v) * (b->is_gated ? v[b->inner] : 1);
+    }
+  expect_linear(&b->contract, mixed, other, NULL, rows);
+  expect_norm(&b->after_2, other, other, rows, width);
+  for (long i = 0; i < (long)rows * width; i++) x[i] += added[i] + other[i];
+  free(normed), free(heads), free(mixed), free(added), free(inner), free(other);
+}
+
+static int check_block(int kind) {
+  const int shared = 1 + below(2), heads = shared * (1 + below(3)), is_batch = below(2), is_rms = below(2);
+  const int rows = 1 + below(is_batch ? 5 : 18), positions = rows + below(30), has_norms = below(3) == 0;
+  const int size = kind == INT4 ? GROUP : 2 * (1 + below(20)), width = kind == INT4 ? GROUP * (1 + below(3)) : 2 * (1 + below(40));
+  const int inner = kind == INT4 ? GROUP * (1 + below(4)) : 2 * (1 + below(60)), is_gated = below(2);
+  const long each = (long)shared * positions * size, held = each * (is_batch ? rows : 1);
+  const norm none = {NULL, NULL, 0};
+  block b = {.norm_1 = random_norm(width, !is_rms), .norm_2 = random_norm(width, !is_rms),
+             .after_1 = has_norms ? random_norm(width, 0) : none, .after_2 = has_norms ? random_norm(width, 0) : none,
+             .query = has_norms ? random_norm(size, 0) : none, .key = has_norms ? random_norm(size, 0) : none,
+             .query_key_value = random_linear(kind, width, (heads + 2 * shared) * size, 0.3f),
+             .projection = random_linear(kind, heads * size, width, 0.3f),
+             .expand = random_linear(kind, width, is_gated ? 2 * inner : inner, 0.3f),
+             .contract = random_linear(kind, inner, width, 0.3f),
+             .heads = {numbers(held), numbers(held), is_batch ? each : 0, (long)positions * size, heads, shared, size,
+                       below(3) ? 0 : 1 + below(9), 0.1f},
+             .width = width, .inner = inner, .turned = below(3) ? 2 * (1 + below(size / 2)) : 0,
+             .activation = below(4), .is_gated = is_gated, .is_parallel = below(2)};
+  int *at = malloc(sizeof(int) * rows);
+  for (int r = 0; r < rows; r++) at[r] = is_batch ? below(positions) : positions - rows + r;
+  float *x = numbers((long)rows * width), *angles = numbers((long)rows * (b.turned + 1));
+  float *cosines = malloc(sizeof(float) * (rows * b.turned + 1)), *sines = malloc(sizeof(float) * (rows * b.turned + 1));
+  for (int i = 0; i < rows * (b.turned / 2); i++) cosines[i] = cosf(angles[i]), sines[i] = sinf(angles[i]);
+  double *expected = doubles(x, (long)rows * width), *keys = doubles(b.heads.keys, held), *values = doubles(b.heads.values, held);
+  expect_block(&b, expected, rows, at, cosines, sines, keys, values);
+  float *room = malloc(block_room(&b, rows, positions));
+  apply_block(&b, x, rows, at, positions, cosines, sines, room);
+  const double share = kind == FLOAT32 ? 1e-4 : 5e-3; /* of the largest: what a rounded activation is off by adds up */
+  double largest = 1;
+  for (long i = 0; i < (long)rows * width; i++) largest = fmax(largest, fabs(expected[i]));
+  int errors = 0;
+  for (long i = 0; i < (long)rows * width; i++) errors += wrong("block", x[i], expected[i], share * largest);
+  for (long i = 0; i < held; i++) errors += wrong("keys", b.heads.keys[i], keys[i], share * 10) + wrong("values", b.heads.values[i], values[i], share * 10);
+  const norm *norms[] = {&b.norm_1, &b.norm_2, &b.after_1, &b.after_2, &b.query, &b.key};
+  const linear *layers[] = {&b.query_key_value, &b.projection, &b.expand, &b.contract};
+  for (int n = 0; n < 6; n++) free_norm(norms[n]);
+  for (int n = 0; n < 4; n++) free_linear(layers[n]);
+  free(b.heads.keys), free(b.heads.values), free(at), free(x), free(angles), free(cosines), free(sines), free(room);
+  free(expected), free(keys), free(values);
   return errors;
 }
 
@@ -129,7 +279,7 @@ int main(int count, char **given) {
   for (int n = count > 1 ? atoi(given[1]) : 20; n > 0 && !errors; n--) {
     set_threads(1 + n % 2);
     errors = check_product(FLOAT32) + check_product(INT8) + check_product(INT4) + check_attention() +
-             check_norm_and_activations();
+             check_norm_and_activations() + check_block(FLOAT32) + check_block(INT8) + check_block(INT4);
   }
   return errors > 0;
 }

@@ -216,6 +216,16 @@ def test_the_exponential_is_exact_enough(library: Any) -> None:
     assert math.isclose(float((y - F.silu(x)).abs().max()), 0, abs_tol=1e-5)
 
 
+def test_the_instructions_are_those_that_the_system_lists() -> None:
+    listed = Path("/proc/cpuinfo")
+    if not listed.is_file() or len(native.levels_here()) < 2 or not levels():
+        pytest.skip("there is no list of a processor's instructions here, or no compiler")
+    flags = set(listed.read_text("utf-8").partition("flags")[2].partition("\n")[0].split())
+    wide = {f"avx512{part}" for part in ("f", "bw", "dq", "vl", "_vnni")}
+    expected = 2 if wide <= flags else 1 if {"avx2", "fma"} <= flags else 0
+    assert native._open("baseline").instructions() == expected
+
+
 CHECK = Path(__file__).with_name("check_kernels.c")
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover")
 
