@@ -70,7 +70,7 @@ INSPECTOR_SCENES = {
         SAID,
         (
             "What each layer would predict after token 21 ⏎ ; Assistant: followed",
-            "6 3.6 27 is 14.2%",
+            "5 3.6 27 is 14.2%",
         ),
         pictured=True,
     ),
