@@ -41,6 +41,9 @@ _STRETCHED = {
     },
 }
 
+START = 9
+"""A token before each text: part of every pass, and of no prompt."""
+
 SHAPES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "llama, shared keys, tied": (
         transformers.LlamaConfig,

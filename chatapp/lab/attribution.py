@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chatapp.engine.decoder.blocks import LayerNorm, RMSNorm
+from chatapp.engine.decoder.parts import LayerNorm, RMSNorm
 from chatapp.lab.reruns import (
     Contrast,
     Edit,

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.decoder.blocks import LayerNorm, RMSNorm
 from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.decoder.parts import LayerNorm, RMSNorm
 from chatapp.engine.kernels.linear import Layer, Linear
 from chatapp.engine.model import LanguageModel
 from chatapp.lab.findings import Finding
@@ -209,12 +209,12 @@ def scoring_steps(
         raise UserError("there is no text of at least two tokens to score heads on")
     length = min(length, model.context // 2)
     repeated = [[*start, *ids] for ids in random_repeats(model, length, draws, seed)]
-    sums = _Sums(decoder)
+    sums = Sums(decoder)
     total = len(rows) + draws + 1
     for done, row in enumerate([*repeated, *rows]):
         yield done, total
         with model.lock:
-            add = _add_random if done < draws else _add_text
+            add = add_random if done < draws else add_text
             add(sums, decoder, row, len(start))
     yield total - 1, total
     with model.lock:
@@ -274,29 +274,10 @@ def look_at_weights(decoder: Decoder, row: Sequence[int], take: Take) -> None:
     decoder.hidden([row], observe=observe)
 
 
-def random_scores(
-    decoder: Decoder, rows: Sequence[Sequence[int]], start: int
-) -> dict[str, NDArray[np.float64]]:
-    """`previous`, `duplicate` and `induction` of rows whose tokens after the first `start` come
-    twice: (layers, heads) of each.
+def add_random(sums: "Sums", decoder: Decoder, row: Sequence[int], start: int) -> None:
+    """Add `previous`, `duplicate` and `induction` of a row whose tokens after the first `start`
+    come twice.
     """
-    sums = _Sums(decoder)
-    for row in rows:
-        _add_random(sums, decoder, row, start)
-    return sums.means()
-
-
-def text_scores(
-    decoder: Decoder, rows: Sequence[Sequence[int]], start: int
-) -> dict[str, NDArray[np.float64]]:
-    """The measures on natural text: (layers, heads) of each. See `random_scores`."""
-    sums = _Sums(decoder)
-    for row in rows:
-        _add_text(sums, decoder, row, start)
-    return sums.means()
-
-
-def _add_random(sums: "_Sums", decoder: Decoder, row: Sequence[int], start: int) -> None:
     length = (len(row) - start) // 2
 
     def take(layer: int, weights: Tensor) -> None:
@@ -309,7 +290,8 @@ def _add_random(sums: "_Sums", decoder: Decoder, row: Sequence[int], start: int)
     look_at_weights(decoder, row, take)
 
 
-def _add_text(sums: "_Sums", decoder: Decoder, row: Sequence[int], start: int) -> None:
+def add_text(sums: "Sums", decoder: Decoder, row: Sequence[int], start: int) -> None:
+    """Add the measures on natural text."""
     ids = torch.tensor(row[start:], device=decoder.device)
     at = torch.arange(len(ids), device=decoder.device)
     distances = (at[:, None] - at).float()
@@ -331,7 +313,7 @@ def _add_text(sums: "_Sums", decoder: Decoder, row: Sequence[int], start: int) -
     look_at_weights(decoder, row, take)
 
 
-class _Sums:
+class Sums:
     """Means over the tokens of all rows."""
 
     def __init__(self, decoder: Decoder) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -188,18 +188,7 @@ ALPACA = DialogueTemplate(
 )
 
 # The bundled model was trained with this template.
-CHAT = DialogueTemplate(
-    name="chat",
-    instruction="",
-    after_instruction="\n",
-    user_marker="User:",
-    assistant_marker="Assistant:",
-    lead=" ",
-    after_user="\n",
-    after_reply="\n",
-    stop=("\nUser:", "\nAssistant:"),
-    end_of_reply=True,
-)
+CHAT = replace(PLAIN, name="chat", instruction="", after_instruction="\n", end_of_reply=True)
 
 TEMPLATES = {template.name: template for template in (PLAIN, ALPACA, CHAT)}
 

@@ -1,4 +1,4 @@
-"""Runs the `chatapp` command inside the test, with a home and a model of the test's own."""
+"""Runs the `chatapp` command inside the test, with a home and models of the test's own."""
 
 import io
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 from program import Result, Run, UseModel
+from tiny import write_tiny_gpt2
 
 from chatapp.cli import main
 from chatapp.engine.errors import ModelError
@@ -55,3 +56,9 @@ def use_model(monkeypatch: pytest.MonkeyPatch) -> UseModel:
         return model
 
     return use
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where a tiny GPT-2 is."""
+    return str(write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256))

@@ -5,14 +5,8 @@ from pathlib import Path
 
 import pytest
 from program import Run
-from tiny import write_tiny_gpt2
 
 PAIRS = [("a b", "c d"), ("good day", "bad day")]
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256))
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What the model read for a reply, and another reply that begins with chosen tokens."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,6 @@ from chatapp.engine.events import Finished
 from chatapp.engine.model import ContextOverflow, Sampling
 from chatapp.models.loading import load_model
 from chatapp.prompting.template import CHAT, PLAIN
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
 
 
 def test_a_reply_is_read_with_its_prompt_and_tokens(store: Store) -> None:

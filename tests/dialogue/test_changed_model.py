@@ -1,7 +1,6 @@
 """A reply of a model with parts switched off says so wherever it goes, and teaches nothing."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,6 @@ from chatapp.engine.model import Request, Sampling
 from chatapp.prompting.template import PLAIN
 
 GREEDY = Sampling(temperature=0, max_tokens=8)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
 
 
 @pytest.fixture(scope="session")

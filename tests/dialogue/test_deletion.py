@@ -1,19 +1,9 @@
 """Messages deleted one by one, and brought back with all that belongs to them."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import Gone
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
 
 
 @pytest.fixture

@@ -1,23 +1,12 @@
 """Exported chats hold every word as it was written."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import StoredChat, StoredMessage
 
 HOSTILE = "# no heading\n```\n<b>[/b] \x1b[2J 你好 \\n"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
 
 
 def chat_of(

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,6 @@ from chatapp.prompting.messages import Call
 from chatapp.prompting.template import PLAIN
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
 
 
 def rows(store: Store, format: str, chat_id: int = 1) -> list[dict[str, Any]]:

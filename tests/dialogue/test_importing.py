@@ -1,7 +1,6 @@
 """Chats are read from files of three kinds, and a file with a mistake imports nothing."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ from chatapp.prompting.messages import Call
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend \u2028"
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": HOSTILE}]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
 
 
 def file(tmp_path: Path, content: Any) -> Path:

@@ -6,7 +6,6 @@ document that is looked up.
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -75,13 +74,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             '[parameters.properties.why]\ntype = "string"\n'
         )
     return tmp_path
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
 
 
 @pytest.mark.parametrize("text", ATTACKS)

@@ -52,13 +52,6 @@ def model(server: CompletionsServer) -> LanguageModel:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def session(model: LanguageModel, store: Store) -> Session:
     return Session(Chat(store), model)
 

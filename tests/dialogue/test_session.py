@@ -34,13 +34,6 @@ from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate, sa
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
-
-
 MakeSession = Callable[..., Session]
 
 

@@ -26,13 +26,6 @@ REPLY = "<think>\nThey greet me.\n</think>\n\nHello!"
 ASKED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
-
-
 def opened(model: ScriptedModel, store: Store, **options: object) -> Session:
     return session_with(store, model, choose_template(model, ""), **options)  # type: ignore[arg-type]
 

@@ -78,13 +78,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
-
-
 def own_tool(home: Path, name: str, *command: str) -> None:
     (home / "config" / "tools" / f"{name}.toml").write_text(
         f'name = "{name}"\ndescription = "Does it."\ncommand = {json.dumps(command)}\n'

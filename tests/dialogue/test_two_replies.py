@@ -1,7 +1,7 @@
 """Two replies to one message, drawn at once: each is what it would be alone, and ends by itself."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,6 @@ Numbered = list[tuple[int, SessionEvent | Exception]]
 @pytest.fixture(autouse=True)
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "chats.db")
-    yield store
-    store.close()
 
 
 @pytest.fixture(scope="module")

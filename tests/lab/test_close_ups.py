@@ -5,31 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from family_shapes import SHAPES, make_family
+from family_shapes import START
 from hooked import blocks_of, parts_of
 
 from chatapp.common.userfiles import UserError
-from chatapp.engine.backends.local import LocalModel, load_decoder
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import Part
-from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
 
 Pair = tuple[LocalModel, Any]
 
 IDS = [5, 17, 93, 200, 41, 5, 18, 77, 123, 4, 9, 31, 30, 21, 8, 7]
-START = 9
-
-
-@pytest.fixture(scope="module", params=SHAPES)
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bpe: Any
-) -> Pair:
-    folder = tmp_path_factory.mktemp("family")
-    reference = make_family(request.param, folder)
-    reference.set_attn_implementation("eager")
-    decoder = load_decoder(ModelFiles.read(folder))
-    return LocalModel(decoder, BPETokenizer(bpe, 0), name="a", start=[START]), reference
 
 
 def output_of(reference: Any) -> Any:

@@ -6,15 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from family_shapes import SHAPES, make_family
 from torch import Tensor
 
 from chatapp.common.userfiles import UserError
-from chatapp.engine.backends.local import LocalModel, load_decoder
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.lab.prompt_parts import (
     Span,
     attribute_prompt,
@@ -28,18 +26,6 @@ Pair = tuple[LocalModel, Any]
 
 PROMPT = [5, 17, 93, 200, 41, 5, 18, 77, 123]
 SPANS = [Span("example 1", 0, 3), Span("example 2", 3, 6), Span("input", 6, 9)]
-
-
-@pytest.fixture(scope="module", params=SHAPES)
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bpe: Any
-) -> Pair:
-    folder = tmp_path_factory.mktemp("family")
-    reference = make_family(request.param, folder)
-    reference.set_attn_implementation("eager")
-    decoder = load_decoder(ModelFiles.read(folder))
-    # The tokens before each text are part of every pass, and no part of the prompt.
-    return LocalModel(decoder, BPETokenizer(bpe, 0), name="a", start=[9]), reference
 
 
 def masks(decoder: Decoder, reference: Any, hidden: set[tuple[int, int]], size: int) -> Any:

@@ -9,15 +9,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from family_shapes import SHAPES, make_family
+from family_shapes import START
 from hooked import blocks_of
 
 from chatapp.common.userfiles import UserError
-from chatapp.engine.backends.local import LocalModel, load_decoder
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
-from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
-from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.lab.steering import (
     Direction,
     direction_names,
@@ -32,7 +30,6 @@ from chatapp.lab.steering import (
 
 Pair = tuple[LocalModel, Any]
 
-START = 9
 PAIRS = [("The quick fox", "Hello, who"), ("a small model", "my friend"), ("jumps", "it costs 5")]
 GREEDY = Sampling(temperature=0, max_tokens=5)
 
@@ -40,17 +37,6 @@ GREEDY = Sampling(temperature=0, max_tokens=5)
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
-
-
-@pytest.fixture(scope="module", params=SHAPES)
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bpe: Any
-) -> Pair:
-    folder = tmp_path_factory.mktemp("family")
-    reference = make_family(request.param, folder)
-    reference.set_attn_implementation("eager")
-    decoder = load_decoder(ModelFiles.read(folder))
-    return LocalModel(decoder, BPETokenizer(bpe, 0), name="a", start=[START]), reference
 
 
 def test_a_direction_is_the_mean_difference(pair: Pair) -> None:

@@ -18,12 +18,13 @@ from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.heads import (
     MEASURES,
     HeadScores,
+    Sums,
+    add_random,
+    add_text,
     copying_scores,
     random_repeats,
-    random_scores,
     sample_texts,
     score_heads,
-    text_scores,
 )
 
 Pair = tuple[Decoder, Any]
@@ -54,9 +55,17 @@ def means(rows: list[list[Any]]) -> Any:
     return np.mean([value for row in rows for value in row], axis=0)
 
 
+def scores_of(decoder: Decoder, add: Any, rows: list[list[int]]) -> dict[str, Any]:
+    """What one kind of measure says of rows."""
+    sums = Sums(decoder)
+    for row in rows:
+        add(sums, decoder, [*START, *row], len(START))
+    return sums.means()
+
+
 def test_scores_on_random_tokens(pair: Pair) -> None:
     ours, reference = pair
-    scores = random_scores(ours, [[*START, *row] for row in RANDOM], len(START))
+    scores = scores_of(ours, add_random, RANDOM)
     seen = [weights_of(reference, row) for row in RANDOM]
     half = len(RANDOM[0]) // 2
     second = range(half, 2 * half)
@@ -72,7 +81,7 @@ def test_scores_on_random_tokens(pair: Pair) -> None:
 
 def test_scores_on_text(pair: Pair) -> None:
     ours, reference = pair
-    scores = text_scores(ours, [[*START, *row] for row in TEXTS], len(START))
+    scores = scores_of(ours, add_text, TEXTS)
     rows: dict[str, list[list[Any]]] = {name: [] for name in scores}
     for ids in TEXTS:
         a = weights_of(reference, ids)

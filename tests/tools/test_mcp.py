@@ -18,14 +18,6 @@ from chatapp.tools.registry import Registry, find_tools
 from chatapp.tools.tool import LONGEST_RESULT, ToolError, misfit_of, run
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
-    folder = tmp_path / "config" / "tools"
-    folder.mkdir(parents=True)
-    return folder
-
-
 def server(folder: Path, code: str, more: str = "", name: str = "demo") -> Registry:
     """The tools with a server that runs a program of Python."""
     (folder / f"{name}.py").write_text(textwrap.dedent(code))

@@ -18,14 +18,6 @@ from chatapp.tools.tool import LONGEST_RESULT, Tool, call_in_words, clean, misfi
 GOOD = 'name = "echo"\ndescription = "Says it."\ncommand = ["cat"]\n'
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
-    folder = tmp_path / "config" / "tools"
-    folder.mkdir(parents=True)
-    return folder
-
-
 def program(folder: Path, code: str, more: str = "") -> Tool:
     """A tool that runs a program of Python."""
     (folder / "program.py").write_text(textwrap.dedent(code))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from chatapp.engine.decoder.blocks import Pass, Rotation
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
+from chatapp.engine.decoder.parts import Pass, Rotation
 from chatapp.engine.kernels.linear import linear_layer
 from chatapp.engine.kernels.native import Norm
 

@@ -1,184 +1,99 @@
-"""Parts of decoders: activations, norms, MLPs, rotations, and the state of a pass.
+"""One block of a decoder: attention and MLP, in torch and for the native kernels."""
 
-Invariant: this module depends on no family. States are float32, whatever the type of the matrices.
-"""
+from collections.abc import Mapping
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
-
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from chatapp.engine.decoder.families.architecture import Activation, Architecture
+from chatapp.engine.decoder.attention import Attention
+from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
-from chatapp.engine.decoder.observer import Observer
-from chatapp.engine.kernels.linear import linear_layer
-from chatapp.engine.kernels.native import Norm
-from chatapp.engine.kernels.native_layers import Rows
-
-# √(8/π), and the number of elements from which computing a gelu in steps pays.
-_GELU = (8 / torch.pi) ** 0.5
-_STEPS_FROM = 2**16
+from chatapp.engine.decoder.parts import MLP, Pass, Rotation, make_norm
+from chatapp.engine.kernels import native
+from chatapp.engine.kernels.linear import Linear
+from chatapp.engine.kernels.native_layers import KINDS, NO_NORM, NativeBlock, NativeLinear
+from chatapp.engine.kernels.precision import has_kernels
 
 
-def _tanh_gelu(x: Tensor) -> Tensor:
-    """½x(1 + tanh u) with u = √(2/π)(x + 0.044715x³): the approximation of a gelu.
-
-    On a CPU, torch's sigmoid is several times as fast as its tanh, and ½(1 + tanh u) is the sigmoid
-    of 2u.
-    """
-    if x.device.type != "cpu" or x.numel() < _STEPS_FROM or x.requires_grad:
-        return F.gelu(x, approximate="tanh")
-    doubled = torch.addcmul(torch.tensor(_GELU), x, x, value=0.044715 * _GELU).mul_(x)
-    return doubled.sigmoid_().mul_(x)
-
-
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu_new": _tanh_gelu,
-    "gelu_pytorch_tanh": _tanh_gelu,
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-}
-
-
-class KeyValues(Protocol):
-    """The storage of keys and values of the tokens so far."""
-
-    def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
-        """See `KeyValueCache.extend`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """The inputs of each block in one forward pass, in addition to the states (rows · tokens,
-    width).
-
-    rows: sequences of one length. turns: the cosines and sines of each rotation at the positions of
-    the tokens. masks: for each window of a block, (tokens, all), or (rows, 1, tokens, all) where
-    each row has its own, added to the attention's scores; None where each token sees itself and all
-    before it. native: the same for blocks that the native kernels compute; None where torch does.
-    """
-
-    rows: int
-    turns: Mapping["Rotation", tuple[Tensor, Tensor]]
-    cache: KeyValues | None = None
-    masks: Mapping[int | None, Tensor] | None = None
-    observe: Observer | None = None
-    native: Rows | None = None
-
-    def observed(self, point: str, x: Tensor) -> Tensor:
-        """The states, or an update of them, after the observer."""
-        if self.observe is None:
-            return x
-        return self.observe(point, x.view(self.rows, -1, x.shape[-1])).reshape(x.shape)
-
-    def observed_heads(self, point: str, mixed: Tensor) -> Tensor:
-        """The output of the heads, (rows, heads, tokens, head size), after the observer.
-
-        point: of the attention that the heads belong to.
-        """
-        if self.observe is None:
-            return mixed
-        heads = enumerate(mixed.unbind(1))
-        return torch.stack([self.observe(f"{point}.head.{n}", head) for n, head in heads], 1)
-
-
-class LayerNorm:
-    """Layer normalization over the last dimension."""
-
-    __slots__ = ("bias", "epsilon", "shape", "struct", "weight")
-
-    def __init__(self, weight: Tensor, bias: Tensor, epsilon: float) -> None:
-        self.weight, self.bias = weight, bias
-        self.struct = Norm(weight.data_ptr(), bias.data_ptr(), epsilon)
-        self.shape = weight.shape
-        self.epsilon = epsilon
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.shape, self.weight, self.bias, self.epsilon)
-
-
-class RMSNorm:
-    """x / √(mean(x²) + ε) · weight over the last dimension (Zhang and Sennrich 2019)."""
-
-    __slots__ = ("epsilon", "struct", "weight")
-
-    def __init__(self, weight: Tensor, epsilon: float) -> None:
-        self.weight = weight
-        self.struct = Norm(weight.data_ptr(), None, epsilon)
-        self.epsilon = torch.tensor(epsilon, device=weight.device)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        # Written in steps: on a CPU, torch's rms_norm needs twice as many.
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        factor = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1]).rsqrt_()
-        return (x * factor).mul_(self.weight)
-
-
-def make_norm(
-    weights: Mapping[str, Tensor], name: str, architecture: Architecture
-) -> LayerNorm | RMSNorm:
-    """The norm with this name, of the architecture's kind."""
-    weight = weights[f"{name}.weight"]
-    if architecture.norm == "LayerNorm":
-        return LayerNorm(weight, weights[f"{name}.bias"], architecture.epsilon)
-    return RMSNorm(weight + architecture.norm_offset, architecture.epsilon)
-
-
-class MLP:
-    """act(x U + b) D + c, or with a gate, (act(x G) ∘ (x U)) D; G and U are stacked."""
+class Block:
+    """Attention, then the MLP; each adds to the states that it has read."""
 
     def __init__(
-        self, weights: Mapping[str, Tensor], name: str, architecture: Architecture
+        self,
+        weights: Mapping[str, Tensor],
+        architecture: Architecture,
+        layer: int,
+        rotations: Mapping[Rotary, Rotation],
     ) -> None:
-        self.point = name
-        self.expand = linear_layer(weights, f"{name}.expand")
-        self.contract = linear_layer(weights, f"{name}.contract")
-        self.activation = ACTIVATIONS[architecture.activation]
-        self.is_gated = architecture.is_gated
+        self.point = name = f"blocks.{layer}"
+        self.norm_1 = make_norm(weights, f"{name}.norm_1", architecture)
+        self.norm_2 = make_norm(weights, f"{name}.norm_2", architecture)
+        self.norm_after_1 = self.norm_after_2 = None
+        if architecture.has_norms_after:
+            self.norm_after_1 = make_norm(weights, f"{name}.norm_after_1", architecture)
+            self.norm_after_2 = make_norm(weights, f"{name}.norm_after_2", architecture)
+        self.attention = Attention(weights, architecture, layer, rotations)
+        self.mlp = MLP(weights, f"{name}.mlp", architecture)
+        self.native = native_block(self, architecture, layer)
 
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
-        inner = self.expand(x)
-        if self.is_gated:
-            gate, up = inner.chunk(2, -1)
-            neurons = self.activation(gate).mul_(up)
-        else:
-            neurons = self.activation(inner)
-        return self.contract(run.observed(f"{self.point}.neurons", neurons))
+        """The states (rows · tokens, width) after the block."""
+        if run.native is not None and self.native is not None:
+            self.native.add_to(x, run.native)
+            return x
+        return run.observed(self.point, self.updated(x, run))
+
+    def updated(self, x: Tensor, run: Pass) -> Tensor:
+        """The states plus the updates of both parts."""
+        x = x + self.attention_update(x, run)
+        return x + self.mlp_update(x, run)
+
+    def attention_update(self, x: Tensor, run: Pass) -> Tensor:
+        """The update of the states by attention."""
+        added = self.attention(self.norm_1(x), run)
+        if self.norm_after_1 is not None:
+            added = self.norm_after_1(added)
+        return run.observed(self.attention.point, added)
+
+    def mlp_update(self, x: Tensor, run: Pass) -> Tensor:
+        """The update of the states by the MLP."""
+        added = self.mlp(self.norm_2(x), run)
+        if self.norm_after_2 is not None:
+            added = self.norm_after_2(added)
+        return run.observed(self.mlp.point, added)
 
 
-class Rotation:
-    """Rotates pairs of components by their token's position; see `rotary`."""
+class ParallelBlock(Block):
+    """Attention and MLP side by side: both read the same states."""
 
-    def __init__(self, rotary: Rotary, device: torch.device) -> None:
-        # In float32, as in transformers, so as in training.
-        exponents = torch.arange(0, rotary.size, 2).float() / rotary.size
-        frequencies = 1.0 / rotary.base**exponents
-        if rotary.scaling is not None:
-            frequencies = rotary.scaling(frequencies)
-        self._frequencies = frequencies.to(device)
-        self._magnitude = rotary.magnitude
-        self.size = rotary.size
+    def updated(self, x: Tensor, run: Pass) -> Tensor:
+        return x + self.attention_update(x, run) + self.mlp_update(x, run)
 
-    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines, and sines negated in the first half: (…, 1, size) each.
 
-        positions: (tokens,), or (rows, tokens) where each row has its own.
-        """
-        angles = (positions[..., None].float() * self._frequencies)[..., None, :]
-        cosines, sines = angles.cos() * self._magnitude, angles.sin() * self._magnitude
-        return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
-
-    def turn(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> None:
-        """Rotate x, (rows, tokens, heads, head size), in place.
-
-        The pair (a, b) becomes (a cos − b sin, b cos + a sin).
-        """
-        cosines, sines = turns
-        x = x[..., : self.size]
-        others = x.roll(self.size // 2, -1)
-        x.mul_(cosines).addcmul_(others, sines)
+def native_block(block: Block, architecture: Architecture, layer: int) -> NativeBlock | None:
+    """A block for the native kernels; None if there are none, or they lack one of its parts."""
+    attention, mlp = block.attention, block.mlp
+    products = (attention.query_key_value, attention.projection, mlp.expand, mlp.contract)
+    structs = [part.struct for part in products if isinstance(part, Linear | NativeLinear)]
+    is_on_cpu = block.norm_1.weight.device.type == "cpu"
+    if not has_kernels() or not is_on_cpu or len(structs) < len(products):
+        return None
+    kind, rotation = architecture.attentions[layer], attention.rotation
+    query, key = attention.norm.structs if attention.norm is not None else (NO_NORM, NO_NORM)
+    after = [NO_NORM if n is None else n.struct for n in (block.norm_after_1, block.norm_after_2)]
+    heads = native.Attention(
+        heads=attention.heads,
+        key_value_heads=attention.key_value_heads,
+        head_size=attention.head_size,
+        window=kind.window or 0,
+        scale=kind.scale,
+    )
+    struct = native.Block(
+        *(block.norm_1.struct, block.norm_2.struct, *after, query, key, *structs, heads),
+        width=architecture.width,
+        inner=architecture.inner,
+        turned=0 if rotation is None else rotation.size,
+        activation=KINDS[architecture.activation],
+        is_gated=mlp.is_gated,
+        is_parallel=architecture.is_parallel,
+    )
+    return NativeBlock(struct, layer, rotation)

@@ -20,113 +20,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from chatapp.engine.cache.key_values import KeyValueCache, RowCache
-from chatapp.engine.decoder.attention import Attention, within
-from chatapp.engine.decoder.blocks import MLP, KeyValues, Pass, Rotation, make_norm
+from chatapp.engine.decoder.attention import within
+from chatapp.engine.decoder.blocks import Block, ParallelBlock
 from chatapp.engine.decoder.families.architecture import Architecture
-from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.decoder.observer import Changer, Observer, together
+from chatapp.engine.decoder.parts import KeyValues, Pass, Rotation, make_norm
 from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.errors import ModelError
-from chatapp.engine.kernels import native
-from chatapp.engine.kernels.linear import Linear, linear_layer
+from chatapp.engine.kernels.linear import linear_layer
 from chatapp.engine.kernels.native_layers import (
-    KINDS,
-    NO_NORM,
-    NativeBlock,
-    NativeLinear,
     Rows,
 )
-from chatapp.engine.kernels.precision import has_kernels, is_matrix
+from chatapp.engine.kernels.precision import is_matrix
 
 # The memory for intermediate results grows with the chunk; 512 rows keep the matrix products busy
 # and the memory small.
 CHUNK = 512
-
-
-class Block:
-    """Attention, then the MLP; each adds to the states that it has read."""
-
-    def __init__(
-        self,
-        weights: Mapping[str, Tensor],
-        architecture: Architecture,
-        layer: int,
-        rotations: Mapping[Rotary, Rotation],
-    ) -> None:
-        self.point = name = f"blocks.{layer}"
-        self.norm_1 = make_norm(weights, f"{name}.norm_1", architecture)
-        self.norm_2 = make_norm(weights, f"{name}.norm_2", architecture)
-        self.norm_after_1 = self.norm_after_2 = None
-        if architecture.has_norms_after:
-            self.norm_after_1 = make_norm(weights, f"{name}.norm_after_1", architecture)
-            self.norm_after_2 = make_norm(weights, f"{name}.norm_after_2", architecture)
-        self.attention = Attention(weights, architecture, layer, rotations)
-        self.mlp = MLP(weights, f"{name}.mlp", architecture)
-        self.native = native_block(self, architecture, layer)
-
-    def __call__(self, x: Tensor, run: Pass) -> Tensor:
-        """The states (rows · tokens, width) after the block."""
-        if run.native is not None and self.native is not None:
-            self.native.add_to(x, run.native)
-            return x
-        return run.observed(self.point, self.updated(x, run))
-
-    def updated(self, x: Tensor, run: Pass) -> Tensor:
-        """The states plus the updates of both parts."""
-        x = x + self.attention_update(x, run)
-        return x + self.mlp_update(x, run)
-
-    def attention_update(self, x: Tensor, run: Pass) -> Tensor:
-        """The update of the states by attention."""
-        added = self.attention(self.norm_1(x), run)
-        if self.norm_after_1 is not None:
-            added = self.norm_after_1(added)
-        return run.observed(self.attention.point, added)
-
-    def mlp_update(self, x: Tensor, run: Pass) -> Tensor:
-        """The update of the states by the MLP."""
-        added = self.mlp(self.norm_2(x), run)
-        if self.norm_after_2 is not None:
-            added = self.norm_after_2(added)
-        return run.observed(self.mlp.point, added)
-
-
-class ParallelBlock(Block):
-    """Attention and MLP side by side: both read the same states."""
-
-    def updated(self, x: Tensor, run: Pass) -> Tensor:
-        return x + self.attention_update(x, run) + self.mlp_update(x, run)
-
-
-def native_block(block: Block, architecture: Architecture, layer: int) -> NativeBlock | None:
-    """A block for the native kernels; None if there are none, or they lack one of its parts."""
-    attention, mlp = block.attention, block.mlp
-    products = (attention.query_key_value, attention.projection, mlp.expand, mlp.contract)
-    structs = [part.struct for part in products if isinstance(part, Linear | NativeLinear)]
-    is_on_cpu = block.norm_1.weight.device.type == "cpu"
-    if not has_kernels() or not is_on_cpu or len(structs) < len(products):
-        return None
-    kind, rotation = architecture.attentions[layer], attention.rotation
-    query, key = attention.norm.structs if attention.norm is not None else (NO_NORM, NO_NORM)
-    after = [NO_NORM if n is None else n.struct for n in (block.norm_after_1, block.norm_after_2)]
-    heads = native.Attention(
-        heads=attention.heads,
-        key_value_heads=attention.key_value_heads,
-        head_size=attention.head_size,
-        window=kind.window or 0,
-        scale=kind.scale,
-    )
-    struct = native.Block(
-        *(block.norm_1.struct, block.norm_2.struct, *after, query, key, *structs, heads),
-        width=architecture.width,
-        inner=architecture.inner,
-        turned=0 if rotation is None else rotation.size,
-        activation=KINDS[architecture.activation],
-        is_gated=mlp.is_gated,
-        is_parallel=architecture.is_parallel,
-    )
-    return NativeBlock(struct, layer, rotation)
 
 
 class Decoder:
@@ -187,7 +97,6 @@ class Decoder:
         positions = a.context + spare
         return KeyValueCache(a.layers, a.key_value_heads, positions, a.head_size, self.device)
 
-    @torch.inference_mode()
     def hidden(
         self,
         ids: Sequence[Sequence[int]],
@@ -199,6 +108,7 @@ class Decoder:
         raise_if_cancelled: Callable[[], None] | None = None,
         observe: Observer | None = None,
         changes: Interventions = UNCHANGED,
+        with_gradients: bool = False,
     ) -> Tensor:
         """Hidden states after the final norm, or after fewer blocks.
 
@@ -214,18 +124,33 @@ class Decoder:
         observe: looks at the points of the pass, and may change them.
         changes: what is changed before `observe` sees it; a cache must have been filled with
             the same.
+        with_gradients: whether autograd follows the pass.
         Returns (rows, new, width), on the model's device.
         """
-        return self._hidden(
-            ids,
-            cache,
-            positions=positions,
-            mask=mask,
-            layer=layer,
-            raise_if_cancelled=raise_if_cancelled,
-            observe=observe,
-            changes=changes,
-        )
+        with torch.inference_mode(not with_gradients), torch.set_grad_enabled(with_gradients):
+            start = 0 if cache is None else len(cache)
+            new = len(ids[0])
+            following = torch.arange(start, start + new, device=self.device)
+            at = following if positions is None else positions.to(self.device)
+            masks = None
+            if mask is not None:
+                keys = torch.cat([torch.arange(start, device=self.device), at])
+                masks = self._masks(mask.to(self.device), at, keys)
+            turns = self._turns(at)
+            observe = together([Changer(changes, at) if changes else None, observe])
+            rows = None
+            if cache is not None and masks is None and positions is None and observe is None:
+                rows = self._native_rows(at, turns, cache)
+            x = self._through(
+                torch.tensor(ids, device=self.device),
+                at,
+                Pass(len(ids), turns, cache, masks, observe, rows),
+                layer=layer,
+                raise_if_cancelled=raise_if_cancelled,
+            )
+            if cache is not None:
+                cache.commit(ids[0])
+            return x.view(len(ids), new, -1)
 
     def hidden_with_gradients(
         self,
@@ -246,46 +171,14 @@ class Decoder:
                 f"gradients need float32 weights, and these are {self.precision}; load the model "
                 "with --precision float32"
             )
-        with torch.inference_mode(False), torch.enable_grad():
-            return self._hidden(
-                ids, positions=positions, mask=mask, observe=observe, changes=changes
-            )
-
-    def _hidden(
-        self,
-        ids: Sequence[Sequence[int]],
-        cache: KeyValueCache | None = None,
-        *,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        layer: int | None = None,
-        raise_if_cancelled: Callable[[], None] | None = None,
-        observe: Observer | None = None,
-        changes: Interventions = UNCHANGED,
-    ) -> Tensor:
-        start = 0 if cache is None else len(cache)
-        new = len(ids[0])
-        following = torch.arange(start, start + new, device=self.device)
-        at = following if positions is None else positions.to(self.device)
-        masks = None
-        if mask is not None:
-            keys = torch.cat([torch.arange(start, device=self.device), at])
-            masks = self._masks(mask.to(self.device), at, keys)
-        turns = self._turns(at)
-        observe = together([Changer(changes, at) if changes else None, observe])
-        rows = None
-        if cache is not None and masks is None and positions is None and observe is None:
-            rows = self._native_rows(at, turns, cache)
-        x = self._through(
-            torch.tensor(ids, device=self.device),
-            at,
-            Pass(len(ids), turns, cache, masks, observe, rows),
-            layer=layer,
-            raise_if_cancelled=raise_if_cancelled,
+        return self.hidden(
+            ids,
+            positions=positions,
+            mask=mask,
+            observe=observe,
+            changes=changes,
+            with_gradients=True,
         )
-        if cache is not None:
-            cache.commit(ids[0])
-        return x.view(len(ids), new, -1)
 
     def _through(
         self,

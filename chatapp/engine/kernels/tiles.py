@@ -18,11 +18,6 @@ def pack_int8(weight: Tensor) -> Tensor:
     return tiles.permute(0, 2, 1, 3).contiguous()
 
 
-def unpack_int8(tiles: Tensor, out: int) -> Tensor:
-    """(tiles, in / 2, 16, 2) -> (out, in)."""
-    return tiles.permute(0, 2, 1, 3).reshape(-1, 2 * tiles.shape[1])[:out]
-
-
 def pack_int4(numbers: Tensor) -> Tensor:
     """(out, in) of numbers from 0 to 15 -> (tiles, in / 4, 32) uint8, two numbers a byte."""
     padded = _padded(numbers.to(torch.uint8))
@@ -30,12 +25,6 @@ def pack_int4(numbers: Tensor) -> Tensor:
     pairs = padded.view(-1, OUTPUTS, numbers.shape[1] // 4, 2, 2).permute(0, 2, 3, 1, 4)
     first, second = pairs.flatten(3).unbind(2)
     return (first | (second << 4)).contiguous()
-
-
-def unpack_int4(tiles: Tensor, out: int) -> Tensor:
-    """(tiles, in / 4, 32) -> (out, in) of numbers from 0 to 15, uint8."""
-    pairs = torch.stack((tiles & 15, tiles >> 4), 2).view(*tiles.shape[:2], 2, OUTPUTS, 2)
-    return pairs.permute(0, 3, 1, 2, 4).reshape(-1, 4 * tiles.shape[1])[:out]
 
 
 def int8_tiles(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.messages import MessageActions
 from chatapp.tui.chat.parts import FROM as SIDEBAR_FROM
 from chatapp.tui.chat.parts import ChatWidgets, Sidebar
-from chatapp.tui.chat.slash_actions import NO_PARTS
+from chatapp.tui.chat.slash_model import NO_PARTS
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.loading import LoadFailed, ModelLoaded
 from chatapp.tui.conversation.reply_scores import Scoring

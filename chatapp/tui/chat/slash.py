@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui.chat import slash_actions as actions
+from chatapp.tui.chat import slash_model
 from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.slash_actions import Action, Rest, SlashError
 from chatapp.tui.widgets.prompt import Completion
@@ -84,7 +85,7 @@ COMMANDS = (
         "model",
         "[NAME]",
         "switch to another model; alone, list them",
-        actions.load_model,
+        slash_model.load_model,
         lambda chat: chat.models.names(),
         empty=True,
     ),
@@ -92,8 +93,8 @@ COMMANDS = (
         "template",
         "NAME",
         "switch to another dialogue template",
-        actions.use_template,
-        actions.template_names,
+        slash_model.use_template,
+        slash_model.template_names,
     ),
     Command(
         "prompt",
@@ -123,8 +124,8 @@ COMMANDS = (
         "reward",
         "[RUN]",
         "score replies with a reward model; none ends it, alone, name it",
-        actions.use_reward,
-        actions.reward_names,
+        slash_model.use_reward,
+        slash_model.reward_names,
         empty=True,
     ),
     Command(
@@ -138,23 +139,23 @@ COMMANDS = (
         "think",
         "on|off",
         "let the model think before it replies, or not",
-        actions.set_thinking,
+        slash_model.set_thinking,
         lambda chat: ("on", "off"),
     ),
     Command(
         "ablate",
         "[PART …]",
         "switch off heads, MLPs and layers: 3.5 4.mlp 6; none ends it",
-        actions.switch_off,
-        lambda chat: (actions.NO_PARTS,),
+        slash_model.switch_off,
+        lambda chat: (slash_model.NO_PARTS,),
         empty=True,
     ),
     Command(
         "steer",
         "[NAME STRENGTH]",
         "add a direction of `chatapp steer` to replies: calm 0.1; none ends it",
-        actions.steer,
-        lambda chat: (actions.NO_PARTS, *actions.directions()),
+        slash_model.steer,
+        lambda chat: (slash_model.NO_PARTS, *slash_model.directions()),
         empty=True,
     ),
     Command("theme", "NAME", "change the colours", actions.use_theme, actions.theme_names),

@@ -1,5 +1,7 @@
 """The actions of the slash commands, and the values of their arguments.
 
+Those that change the model or its template are in `slash_model`.
+
 Invariant: an action is carried out completely, or fails with a reason and changes nothing.
 """
 
@@ -20,27 +22,18 @@ from chatapp.common.paths import presets_path
 from chatapp.common.presets import PresetsError, no_preset, read_presets
 from chatapp.common.userfiles import UserError, write_named
 from chatapp.dialogue.store import Store
-from chatapp.engine.decoder.interventions import (
-    UNCHANGED,
-    Interventions,
-    parse_parts,
-    switched_off,
-)
 from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.screens.library import choice_of, choosable_names
 
 if TYPE_CHECKING:
-    from chatapp.engine.backends.local import LocalModel
     from chatapp.prompting.files.documents import DocumentSet
     from chatapp.tools.registry import Registry
 
 TEMPLATES_OWN = "default"
 NO_DOCUMENTS = "none"
 NO_TOOLS = "none"
-NO_REWARD = "none"
-NO_PARTS = "none"
 
 _METHOD = "method="
 
@@ -68,7 +61,7 @@ def act(action: str) -> "Action":
 
 
 async def compare(chat: ChatControls, argument: str) -> None:
-    _refuse_while_busy(chat)
+    refuse_while_busy(chat)
     await chat.screen.run_action(f"compare({argument!r})")
 
 
@@ -97,7 +90,7 @@ async def set_instructions(chat: ChatControls, argument: str) -> None:
         current = conversation.chat.basis.system or TEMPLATES_OWN
         chat.widgets.prompt.give_back(f"/system {current}")
         return
-    _refuse_while_busy(chat)
+    refuse_while_busy(chat)
     system = None if argument == TEMPLATES_OWN else argument
     conversation.chat.hold_with(replace(conversation.chat.basis, system=system))
     chat.scoring.renew()
@@ -155,45 +148,17 @@ def preset_names(chat: ChatControls) -> Iterable[str]:
     return []
 
 
-async def load_model(chat: ChatControls, argument: str) -> None:
-    _refuse_while_busy(chat)
-    if argument:
-        chat.models.load_other(argument)
-    else:
-        await chat.screen.run_action("models")
-
-
 async def learn(chat: ChatControls, argument: str) -> None:
-    _refuse_while_busy(chat)
+    refuse_while_busy(chat)
     if not chat.conversation.chat.store.is_kept:
         raise SlashError("This chat isn't saved, so there is no feedback to learn from.")
     await chat.screen.run_action("learn")
 
 
-async def use_template(chat: ChatControls, argument: str) -> None:
-    from chatapp.dialogue.writers.choosing import mismatch
-
-    _refuse_while_busy(chat)
-    try:
-        chat.conversation.use_template(argument)
-        session = chat.conversation.session
-        if session is not None and (warning := mismatch(session.model, session.template)):
-            chat.widgets.inform(f"{warning[0].upper()}{warning[1:]}.")
-    except ValueError as error:
-        raise SlashError(str(error)) from None
-    chat.models.show()
-
-
-def template_names(chat: ChatControls) -> list[str]:
-    from chatapp.prompting.template import TEMPLATES
-
-    return list(TEMPLATES)
-
-
 async def use_prompt(chat: ChatControls, argument: str) -> None:
     from chatapp.prompting.examples import PromptError
 
-    _refuse_while_busy(chat)
+    refuse_while_busy(chat)
     if not argument:
         await chat.screen.run_action("prompts")
         return
@@ -215,7 +180,7 @@ def prompt_names(chat: ChatControls) -> Iterable[str]:
 async def use_documents(chat: ChatControls, argument: str) -> Rest | None:
     from chatapp.prompting.files.documents import DocumentsError
 
-    _refuse_while_busy(chat)
+    refuse_while_busy(chat)
     if not argument:
         documents = chat.conversation.chat.documents
         used = ", ".join(documents.paths) if documents is not None else "none"
@@ -283,7 +248,7 @@ def _documents(argument: str) -> "DocumentSet":
 
 
 async def use_tools(chat: ChatControls, argument: str) -> Rest | None:
-    _refuse_while_busy(chat)
+    refuse_while_busy(chat)
     names = argument.replace(",", " ").split()
     registry = _registry(chat)
     chosen = [] if names == [NO_TOOLS] else names
@@ -319,7 +284,7 @@ async def _choose_tools(
             return
         raise SlashError(f"/tools: {error}") from None
     if not _was_left(chat, registry):
-        _refuse_while_busy(chat)  # a message may have been sent in the meantime
+        refuse_while_busy(chat)  # a message may have been sent in the meantime
         _set_tools(chat, list(chosen))
         problems = registry.problems_of(names)
         chat.widgets.show_problem(" ".join(f"{problem}." for problem in problems))
@@ -354,36 +319,10 @@ def tool_names(chat: ChatControls) -> list[str]:
     return [*registry.tools, *registry.servers, NO_TOOLS]
 
 
-async def use_reward(chat: ChatControls, argument: str) -> None:
-    if argument:
-        chat.scoring.use("" if argument == NO_REWARD else argument)
-    else:
-        chat.widgets.inform(f"Reward model of this chat: {chat.conversation.chat.reward or 'none'}")
-
-
-def reward_names(chat: ChatControls) -> list[str]:
-    from chatapp.models.loading import scores_replies
-
-    return [*filter(scores_replies, chat.models.names()), NO_REWARD]
-
-
 async def set_markdown(chat: ChatControls, argument: str) -> None:
     if argument not in ("on", "off"):
         raise SlashError("Usage: /markdown on|off")
     chat.widgets.show_markdown(argument == "on")
-
-
-async def set_thinking(chat: ChatControls, argument: str) -> None:
-    _refuse_while_busy(chat)
-    if argument not in ("on", "off"):
-        raise SlashError("Usage: /think on|off")
-    try:
-        chat.conversation.set_thinking(argument == "on")
-    except ValueError as error:
-        raise SlashError(str(error)) from None
-    how = "thinks before" if argument == "on" else "does not think before"
-    chat.models.show()
-    chat.widgets.inform(f"The model {how} its replies from the next message on.")
 
 
 async def use_theme(chat: ChatControls, argument: str) -> None:
@@ -427,72 +366,7 @@ def _write(store: Store, chat_id: int, path: Path) -> None:
     write_named(path, _as_text(store, chat_id, path.suffix))
 
 
-async def switch_off(chat: ChatControls, argument: str) -> None:
-    conversation = chat.conversation
-    changes = conversation.chat.interventions
-    if not argument:
-        chat.widgets.inform(changes.words or "Nothing is switched off; /ablate 3.5 4.mlp does it.")
-        return
-    _refuse_while_busy(chat)
-    try:
-        off = UNCHANGED if argument == NO_PARTS else _parts_of(conversation, argument)
-        conversation.change_model(off + changes.added)
-    except ValueError as error:
-        raise SlashError(str(error)) from None
-    words = chat.show_changes()
-    chat.widgets.inform(f"The next reply is written {words or 'by the whole model'}.")
-
-
-async def steer(chat: ChatControls, argument: str) -> None:
-    conversation = chat.conversation
-    changes = conversation.chat.interventions
-    if not argument:
-        known = ", ".join(directions()) or "none yet; `chatapp steer make` makes one"
-        chat.widgets.inform(changes.added.words or f"Nothing is added. Directions: {known}.")
-        return
-    _refuse_while_busy(chat)
-    try:
-        added = UNCHANGED if argument == NO_PARTS else _steering_of(conversation, argument)
-        conversation.change_model(changes.off + added)
-    except ValueError as error:
-        raise SlashError(str(error)) from None
-    words = chat.show_changes()
-    chat.widgets.inform(f"The next reply is written {words or 'by the whole model'}.")
-
-
-def directions() -> list[str]:
-    """The names of the saved directions."""
-    from chatapp.lab.steering import direction_names
-
-    return direction_names()
-
-
-def _steering_of(conversation: Conversation, text: str) -> Interventions:
-    """The direction and its strength, for the loaded model."""
-    from chatapp.lab.steering import steering
-
-    try:
-        return steering(text, _own_model(conversation).decoder.architecture)
-    except UserError as error:
-        raise SlashError(str(error)) from None
-
-
-def _own_model(conversation: Conversation) -> "LocalModel":
-    """The loaded model, if this program computes it."""
-    from chatapp.engine.backends.local import LocalModel
-
-    model = conversation.model
-    if not isinstance(model, LocalModel):
-        name = model.name if model is not None else "the model"
-        raise SlashError(f"{name}: only models that chatapp computes itself have parts to change")
-    return model
-
-
-def _parts_of(conversation: Conversation, names: str) -> Interventions:
-    """The parts of the loaded model that names stand for, switched off."""
-    return switched_off(parse_parts(names, _own_model(conversation).decoder.architecture))
-
-
-def _refuse_while_busy(chat: ChatControls) -> None:
+def refuse_while_busy(chat: ChatControls) -> None:
+    """Raise SlashError while a reply is being written."""
     if chat.conversation.turn is not None:
         raise SlashError("a reply is being written; Esc stops it")

@@ -5,14 +5,8 @@ from pathlib import Path
 
 import pytest
 from program import Run
-from tiny import write_tiny_gpt2
 
 ALL = ("--neighbours", "x", "--state", "1", "--weight", "1.0", "--norms", "--neurons", "0.mlp")
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256))
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])

@@ -11,18 +11,12 @@ from xml.etree import ElementTree
 import pytest
 from fakes import ScriptedModel
 from program import Run
-from tiny import write_tiny_gpt2
 
 from chatapp.models.loading import load_model
 
 TEXT = "User: he has"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 FOREIGN = "[b]x[/b] \x1b[2J </pre><script>alert(1)</script> & \u202egnp \ta\nb"
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256))
 
 
 @pytest.fixture(autouse=True)

@@ -6,18 +6,12 @@ from typing import Any
 
 import pytest
 from program import Run
-from tiny import write_tiny_gpt2
 
 from chatapp.engine.decoder.interventions import parse_parts, switched_off
 from chatapp.models.loading import load_model
 
 TEXT = "User: he has"
 OTHER = "User: he was"
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256))
 
 
 def document(run: Run, folder: str, *options: str) -> dict[str, Any]:

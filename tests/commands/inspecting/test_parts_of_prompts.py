@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from program import Run
-from tiny import write_tiny_gpt2
 
 PROMPT = """
 instruction = "Classify."
@@ -16,11 +15,6 @@ examples = [
     {input = "aa", output = "x"}, {input = "b", output = "yz"}, {input = "ccc", output = "x"},
 ]
 """
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from chatapp.engine.backends.local import load_decoder
-from chatapp.engine.decoder import attention, blocks
+from chatapp.engine.decoder import attention, parts
 from chatapp.engine.decoder import decoder as decoder_module
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
@@ -78,7 +78,7 @@ def test_in_chunks(
 def test_a_gelu_of_many_numbers() -> None:
     x = torch.linspace(-30, 30, 2**17)
     wanted = F.gelu(x, approximate="tanh")
-    assert torch.allclose(blocks.ACTIVATIONS["gelu_new"](x), wanted, atol=2e-6)
+    assert torch.allclose(parts.ACTIVATIONS["gelu_new"](x), wanted, atol=2e-6)
 
 
 def test_after_a_prefix_change_in_the_middle(pair: tuple[Decoder, Any]) -> None:

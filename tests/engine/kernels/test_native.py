@@ -63,6 +63,17 @@ def assert_rounded_once(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | Non
     assert ((y - exact).abs() <= 6 * spread + 1e-5 * exact.abs() + 1e-6).all()
 
 
+def unpack_int8(tiles: Tensor, out: int) -> Tensor:
+    """(tiles, in / 2, 16, 2) -> (out, in)."""
+    return tiles.permute(0, 2, 1, 3).reshape(-1, 2 * tiles.shape[1])[:out]
+
+
+def unpack_int4(tiles: Tensor, out: int) -> Tensor:
+    """(tiles, in / 4, 32) -> (out, in) of numbers from 0 to 15, uint8."""
+    pairs = torch.stack((tiles & 15, tiles >> 4), 2).view(*tiles.shape[:2], 2, native.OUTPUTS, 2)
+    return pairs.permute(0, 3, 1, 2, 4).reshape(-1, 4 * tiles.shape[1])[:out]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_products(library: Any, threads: int) -> None:
     library.set_threads(threads)
@@ -84,7 +95,7 @@ def test_products(library: Any, threads: int) -> None:
         whole = torch.randint(-127, 128, (out, columns), dtype=torch.int8)
         scale = torch.rand(out) * 0.01
         packed = tiles.pack_int8(whole)
-        assert torch.equal(tiles.unpack_int8(packed, out), whole)
+        assert torch.equal(unpack_int8(packed, out), whole)
         layer = native.Linear(native.INT8, columns, out, at(packed), at(scale), at(bias))
         assert_rounded_once(product(library, layer, x), x, whole * scale[:, None], bias)
 
@@ -94,7 +105,7 @@ def test_products(library: Any, threads: int) -> None:
         scale = (torch.rand(out, columns // 32) * 0.1).bfloat16().float()
         least = torch.randn(out, columns // 32).bfloat16().float()
         packed, scales = tiles.pack_int4(numbers), tiles.pack_scales(scale, least)
-        assert torch.equal(tiles.unpack_int4(packed, out), numbers)
+        assert torch.equal(unpack_int4(packed, out), numbers)
         layer = native.Linear(native.INT4, columns, out, at(packed), at(scales), at(bias))
         values = numbers.view(out, -1, 32) * scale[..., None] + least[..., None]
         assert_rounded_once(product(library, layer, x), x, values.flatten(1), bias)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import socket
 import threading
 import time
@@ -37,15 +36,6 @@ from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.models.loading import load_model
 from chatapp.prompting.template import ALPACA, PLAIN
-
-
-@pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No servers of this machine's user, and no proxy."""
-    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
-    for name in [*os.environ]:
-        if name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +19,6 @@ from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.models.loading import load_model
 
 HELLO = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No servers of this machine's user, and no proxy."""
-    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
-    for name in [*os.environ]:
-        if name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture
