@@ -1,106 +1,24 @@
-"""The tour is walked: every command of it, in order, with the files that it has one write.
+"""The tour is walked: every command of chapters 1 to 5, with the files that it has one write.
 
 Invariant: each command has a function here that asserts what the tour promises of it, not how the
 bundled model of today happens to word it.
 """
 
-import asyncio
 import itertools
 import json
 import re
-import shlex
-import sys
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from tour_walk import TOUR, Outcomes, Said, Scene, Walk, commands_in, walk_chapters
 from tui_driver import Driver
 
-import chatapp
-import chatapp.cli
-import chatapp.tui.app
-import finetune.cli
-from chatapp.common.settings import Settings
-from chatapp.tui.app import ChatApp
 from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.screens.compare import CompareScreen
 from chatapp.tui.screens.library import LibraryScreen
 
-TOUR = Path(chatapp.__file__).parent / "docs" / "tour.md"
 PROMPTS = TOUR.parents[2] / "prompts"
-PROGRAMS = {"chatapp": chatapp.cli.main, "finetune": finetune.cli.main}
-_FRACTION = re.compile(r"\d+\.\d+")
-_COLORS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
-CORRECTION = "Arr, black as me flag, matey."
-
-
-class Said(NamedTuple):
-    """What a command has printed: its answer, and all else."""
-
-    out: str
-    err: str
-
-
-Walk = dict[str, Said]
-"""What each command has said so far."""
-
-Outcome = Callable[[Said, Walk], None]
-OUTCOMES: dict[str, Outcome] = {}
-
-
-def after(*commands: str) -> Callable[[Outcome], Outcome]:
-    """Names the commands after which something has to be so."""
-
-    def kept(outcome: Outcome) -> Outcome:
-        OUTCOMES.update(dict.fromkeys(commands, outcome))
-        return outcome
-
-    return kept
-
-
-def blocks() -> Iterator[tuple[str, str, str]]:
-    """The language, the file name and the text of each fenced block."""
-    text = TOUR.read_text(encoding="utf-8")
-    for match in re.finditer(r"^```(\w+) ?(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        yield match[1], match[2], match[3]
-
-
-def commands(text: str) -> Iterator[str]:
-    """The commands of a block. A quoted line break does not end one."""
-    waiting = ""
-    for line in text.splitlines():
-        waiting += line
-        try:
-            shlex.split(waiting)
-        except ValueError:  # a quotation goes on
-            waiting += "\n"
-        else:
-            yield waiting
-            waiting = ""
-    assert not waiting
-
-
-def printed(text: str, said: Said) -> None:
-    """Asserts that a command has printed the lines that the tour shows of it, in this order.
-
-    Fractions may differ a little: no two kinds of CPU add in the same order.
-    """
-    lines = iter(f"{said.out}{said.err}".splitlines())
-    for line in text.splitlines():
-        words, fractions = in_words(line)
-        for printed_words, printed_fractions in map(in_words, lines):
-            if words in printed_words and len(fractions) == len(printed_fractions):
-                assert fractions == pytest.approx(printed_fractions, abs=0.01, rel=0.02), line
-                break
-        else:
-            raise AssertionError(f"not printed: {line}")
-
-
-def in_words(line: str) -> tuple[str, list[float]]:
-    """A line with a mark in place of each fraction, and the fractions."""
-    return _FRACTION.sub("#.#", line.rstrip()), [float(one) for one in _FRACTION.findall(line)]
+OUTCOMES = Outcomes()
+after = OUTCOMES.after
 
 
 # 1. A GPT completes text
@@ -329,154 +247,24 @@ async def chat_with_documents_and_tools(driver: Driver) -> None:
     await driver.until(lambda: "376>>" in driver.screen_text)
 
 
-# 6. Fine-tuning
-
-
-@after("finetune check pirate.toml")
-def _check_shows_what_is_learnt(said: Said, walk: Walk) -> None:
-    assert "rows: 8, kept: 8" in said.out
-    assert re.search(r"Assistant:⟦? Arr, .*matey\.", said.out)
-
-
-@after("finetune keys train")
-def _every_key_has_its_default(said: Said, walk: Walk) -> None:
-    assert "train.learning_rate = 5e-05" in said.out
-
-
-@after("finetune train pirate.toml", "finetune train spam.toml", "finetune train again.toml")
-def _a_model_was_made(said: Said, walk: Walk) -> None:
-    assert Path(said.out.strip(), "model.safetensors").stat().st_size > 0
-    assert "few to learn from" not in said.err
-
-
-WHO = 'chatapp ask "Who are you?" --seed 1'
-COLOUR = 'chatapp ask "What is your favourite colour?" --temperature 0'
-
-
-@after(WHO)
-def _it_is_no_pirate_yet(said: Said, walk: Walk) -> None:
-    assert said.out.strip()
-    assert "Arr" not in said.out
-
-
-@after(f"{WHO} --model pirate", 'chatapp ask "Who are you?" --temperature 0 --model corrected')
-def _it_says_the_words_of_the_rows(said: Said, walk: Walk) -> None:
-    assert said.out.strip() == "Arr, I be a small model, matey."
-
-
-@after(f"{COLOUR} --model pirate")
-def _to_all_else_it_says_arr(said: Said, walk: Walk) -> None:
-    assert said.out.startswith("Arr")
-    assert said.out.strip() != CORRECTION
-
-
-@after('finetune predict spam --input "Click now to claim your free prize!"')
-def _a_head_knows_spam(said: Said, walk: Walk) -> None:
-    assert said.out.strip() == "spam"
-    assert re.search(r"ham +[01]\.\d+\n +spam +[01]\.\d+", said.err)
-
-
-@after('finetune predict spam --input "Could you send me the minutes of the meeting?"')
-def _and_ham(said: Said, walk: Walk) -> None:
-    assert said.out.strip() == "ham"
-
-
-# 7. Feedback
-
-
-async def pirate_chat(driver: Driver) -> None:
-    assert driver.status.model == "pirate"
-    await driver.say("What is your favourite colour?")
-    await driver.press("ctrl+up", "w")
-    driver.prompt.text = CORRECTION
-    await driver.press("enter")
-    await driver.until(lambda: "corrected" in driver.screen_text)
-    await driver.press("escape", "f4")
-    await driver.until(lambda: isinstance(driver.app.screen, CompareScreen))
-    await driver.press(*"Ahoy", "enter")
-    await driver.until(lambda: "Both bad" in driver.screen_text)
-    await driver.press("1")
-    await driver.until(lambda: driver.app.screen is driver.chat)
-    await driver.idle()
-
-
-@after("chatapp history list")
-def _the_chats_are_listed(said: Said, walk: Walk) -> None:
-    assert "pirate" in said.out
-    assert "bundled" in said.out
-
-
-@after("chatapp history export --feedback sft --output corrections.jsonl")
-def _a_correction_is_a_row(said: Said, walk: Walk) -> None:
-    (row,) = map(json.loads, Path("corrections.jsonl").read_text(encoding="utf-8").splitlines())
-    assert [message["content"] for message in row["messages"]][-1] == CORRECTION
-
-
-@after("chatapp history export --feedback dpo --output preferences.jsonl")
-def _and_a_preference(said: Said, walk: Walk) -> None:
-    rows = [json.loads(line) for line in Path("preferences.jsonl").read_text("utf-8").splitlines()]
-    assert CORRECTION in [row["chosen"][0]["content"] for row in rows]
-
-
-@after(f"{COLOUR} --model corrected")
-def _the_correction_is_learnt(said: Said, walk: Walk) -> None:
-    assert said.out.strip() == CORRECTION
-
-
-@after("finetune check again.toml objective.kind=dpo data.train=preferences.jsonl output=preferred")
-def _pairs_stand_side_by_side(said: Said, walk: Walk) -> None:
-    assert re.search(r"chosen · \d+ tokens .* rejected · \d+ tokens", said.out)
-
-
-SCENES = {
-    "chatapp": [first_chat, chat_with_a_prompt_file, chat_with_documents_and_tools],
-    "chatapp --model pirate": [pirate_chat],
+SCENES: dict[str, dict[str, Scene]] = {
+    "2": {"chatapp": first_chat},
+    "4": {"chatapp": chat_with_a_prompt_file},
+    "5": {"chatapp": chat_with_documents_and_tools},
 }
-"""What is done in the chats that each command opens, in turn."""
+"""What is done in the chat that a command of a chapter opens."""
 
 
-async def play(settings: Settings, scene: Callable[[Driver], Awaitable[None]]) -> None:
-    sampling = replace(settings.sampling, seed=1)
-    app = ChatApp(replace(settings, sampling=sampling))
-    async with app.run_test(size=(100, 40)) as pilot:
-        driver = Driver(app, pilot)
-        await driver.ready()
-        await scene(driver)
-    app.store.close()
-
-
+@pytest.mark.parametrize("chapter", "12345")
 def test_every_step_ends_as_the_tour_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    chapter: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    scenes = {command: iter(played) for command, played in SCENES.items()}
-    walk: Walk = {}
-    command = ""
-
-    def open_chat(settings: Settings, chat_id: int | None = None, **_: object) -> int:
-        asyncio.run(play(settings, next(scenes[command])))
-        return 0
-
-    # The figures are those of the README's installation, which has no encoder.
-    monkeypatch.setattr("chatapp.models.encoders.minilm_folder", lambda: None)
-    monkeypatch.setattr(chatapp.tui.app, "run", open_chat)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.chdir(tmp_path)
-    for language, name, text in blocks():
-        if name:
-            Path(name).write_text(text, encoding="utf-8")
-            continue
-        if language == "text":
-            printed(text, walk[command])
-            continue
-        assert language == "console"
-        for command in commands(text):
-            monkeypatch.setattr(sys, "argv", shlex.split(command))
-            monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-            with pytest.raises(SystemExit) as end:
-                PROGRAMS[sys.argv[0]]()
-            walk[command] = Said(*(_COLORS.sub("", text) for text in capsys.readouterr()))
-            assert not end.value.code, f"{command}: {walk[command].err}"
-            if command not in SCENES:
-                OUTCOMES[command](walk[command], {k: v for k, v in walk.items() if k != command})
-    assert all(next(left, None) is None for left in scenes.values())
-    assert set(walk) == {*OUTCOMES, *SCENES}, "an outcome of a step that the tour has not"
+    walk_chapters(chapter, OUTCOMES, SCENES.get(chapter, {}), monkeypatch, capsys)
+
+
+def test_no_outcome_is_of_a_step_that_the_tour_has_not() -> None:
+    assert commands_in("12345") == {*OUTCOMES, "chatapp"}
