@@ -60,14 +60,14 @@ async def test_measuring_stops_and_begins_again(
     open_app: OpenApp, gpt2: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on, has_begun = threading.Event(), threading.Event()
-    add = lab._add_random
+    add = lab.add_random
 
     def wait(*arguments: object) -> None:
         has_begun.set()
         may_go_on.wait(60)
         add(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lab, "_add_random", wait)
+    monkeypatch.setattr(lab, "add_random", wait)
     try:
         async with open_app(gpt2, settings=SETTINGS) as driver:
             await driver.say("he has it")
