@@ -22,6 +22,7 @@ from chatapp.commands import (
     perplexity,
     render,
     steer,
+    summarize,
     tokens,
 )
 from chatapp.commands import eval as evaluation
@@ -47,6 +48,7 @@ app.command()(ask.ask)
 app.command()(complete.complete)
 app.command()(run_command.run)
 app.command("eval")(evaluation.evaluate)
+app.command()(summarize.summarize)
 app.command()(perplexity.perplexity)
 app.command()(inspect_command.inspect)
 app.command()(tokens.tokens)

@@ -34,6 +34,7 @@ WRONG = {
     "chatapp complete": Wrong("", "there is no text to continue"),
     "chatapp run": Wrong("nosuch --input x", "nosuch: there is no such file"),
     "chatapp eval": Wrong("", "expected prompt files with --test"),
+    "chatapp summarize": Wrong("nosuch.txt", "nosuch.txt"),
     "chatapp perplexity": Wrong("nosuch.txt", "nosuch.txt"),
     "chatapp inspect": Wrong("", "there is no text to inspect"),
     "chatapp tokens": Wrong("", "give either a text or --file"),

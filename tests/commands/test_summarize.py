@@ -1,0 +1,50 @@
+"""`chatapp summarize`: a document longer than the window, and the places of each sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fakes import ScriptedModel
+from program import Run, UseModel
+
+PARAGRAPHS = [f"Paragraph{n} has the word{n} and {'more ' * 20}text." for n in range(12)]
+
+
+def last_text(prompt: str) -> str:
+    """The first two words of the text to summarize, as a sentence."""
+    asked = prompt.rsplit("Text:", 1)[1].removesuffix("Summary:").split()
+    return f" {' '.join(asked[:2]).rstrip('.')}."
+
+
+@pytest.fixture
+def document(tmp_path: Path, use_model: UseModel) -> str:
+    use_model(ScriptedModel(last_text, context=200))
+    path = tmp_path / "long.txt"
+    path.write_text("\n\n".join(PARAGRAPHS))
+    return str(path)
+
+
+def test_every_passage_is_summarised_and_each_sentence_has_its_places(
+    run: Run, document: str
+) -> None:
+    made = json.loads(run("summarize", document, "--json").out)
+    first, *_, last = made["levels"]
+    assert len(first) > 3
+    assert len(last) == 1
+    assert [place for each in first for place in each["passages"]] == last[0]["passages"]
+    assert made["summary"] == last[0]["text"] == "Paragraph0 has."
+    assert made["sentences"][0]["text"] == "Paragraph0 has."
+    assert made["sentences"][0]["passages"][0] == "line 1"
+    shown = run("summarize", document)
+    assert (shown.status, shown.err) == (0, "")
+    assert shown.out.startswith("Paragraph0 has.  [line 1")
+    assert f"{len(first)} passages; summaries on each level: {len(first)}, " in shown.out
+
+
+def test_what_is_no_document_or_no_summary_is_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "empty.txt"
+    path.write_text("")
+    shown = run("summarize", str(path))
+    assert (shown.status, shown.out, shown.err.count("\n")) == (2, "", 1)
+    shown = run("summarize", str(path), "--prompt", "spam")
+    assert "does not turn a text into another" in shown.err
