@@ -1,4 +1,4 @@
-"""The tour is walked: every command of chapters 1 to 5, with the files that it has one write.
+"""The tour is walked: every command of chapters 1 to 5 and 8, with the files that it has one write.
 
 Invariant: each command has a function here that asserts what the tour promises of it, not how the
 bundled model of today happens to word it.
@@ -247,6 +247,42 @@ async def chat_with_documents_and_tools(driver: Driver) -> None:
     await driver.until(lambda: "376>>" in driver.screen_text)
 
 
+# 8. The head that copies
+
+ZELBO = '"Anna saw a zelbo. Anna saw a z"'
+COPY = f"chatapp complete {ZELBO} --temperature 0 --max-tokens 3"
+
+
+@after(COPY, f"{COPY} --ablate 4.0")
+def _it_copies_a_word_that_it_never_saw(said: Said, walk: Walk) -> None:
+    assert said.out.startswith("elbo")
+
+
+@after("chatapp inspect --heads")
+def _the_head_is_found(said: Said, walk: Walk) -> None:
+    rows = re.findall(r"^(\d+\.\d+) +([\d.]+) ", said.out, re.MULTILINE)
+    assert rows[0][0] == "1.0"
+    assert float(rows[0][1]) == pytest.approx(0.61, abs=0.05)
+
+
+@after(f"chatapp inspect {ZELBO} --attention --layer 1 --head 0")
+def _it_attends_to_what_came_after_the_same_token(said: Said, walk: Walk) -> None:
+    assert re.search(r"mostly on │el│ 9\d", said.out)
+
+
+@after(f"chatapp inspect {ZELBO} --answer el --ablate 1.0")
+def _the_probability_goes_with_the_head(said: Said, walk: Walk) -> None:
+    after, change = map(float, re.findall(r"without 1\.0 +(-[\d.]+) +(-[\d.]+)", said.out)[0])
+    assert after == pytest.approx(-4.37, abs=0.1)
+    assert after - change == pytest.approx(-0.15, abs=0.05)
+
+
+@after(f"{COPY} --ablate 1.0")
+def _copying_stops(said: Said, walk: Walk) -> None:
+    assert "elb" not in said.out
+    assert "without 1.0" in said.err
+
+
 SCENES: dict[str, dict[str, Scene]] = {
     "2": {"chatapp": first_chat},
     "4": {"chatapp": chat_with_a_prompt_file},
@@ -255,7 +291,7 @@ SCENES: dict[str, dict[str, Scene]] = {
 """What is done in the chat that a command of a chapter opens."""
 
 
-@pytest.mark.parametrize("chapter", "12345")
+@pytest.mark.parametrize("chapter", "123458")
 def test_every_step_ends_as_the_tour_says(
     chapter: str,
     tmp_path: Path,
@@ -267,4 +303,4 @@ def test_every_step_ends_as_the_tour_says(
 
 
 def test_no_outcome_is_of_a_step_that_the_tour_has_not() -> None:
-    assert commands_in("12345") == {*OUTCOMES, "chatapp"}
+    assert commands_in("123458") == {*OUTCOMES, "chatapp"}
