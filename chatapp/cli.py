@@ -33,7 +33,7 @@ from chatapp.commands.models import models
 from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
 from chatapp.commands.serving import api, serve
 from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import UserError, invalid_path
 from chatapp.engine.kernels.threads import wait_briefly
 
 if TYPE_CHECKING:
@@ -153,6 +153,9 @@ def _report(error: BaseException) -> int:
     """Report an error; return the exit status."""
     if isinstance(error, UserError):
         complain(str(error))
+        return 2
+    if (problem := invalid_path(error)) is not None:
+        complain(problem)
         return 2
     complain(describe_unforeseen(error))
     return 1

@@ -312,12 +312,14 @@ def _errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
 
 def _verdict(error: BaseException) -> tuple[int, str]:
     """Exit status and sentence of an error."""
-    from chatapp.common.userfiles import UserError
+    from chatapp.common.userfiles import UserError, invalid_path
     from chatapp.evaluation.journal import NotWritten
     from finetune.config.sections import Interrupted
 
     if isinstance(error, UserError):
         return 2, str(error)
+    if (problem := invalid_path(error)) is not None:
+        return 2, problem
     if isinstance(error, Interrupted):
         return 130, str(error)
     if isinstance(error, FloatingPointError | OSError | MemoryError | NotWritten):

@@ -316,6 +316,13 @@ _PLAIN = {
 }
 
 
+def invalid_path(problem: BaseException) -> str | None:
+    """A sentence on a path that is too long for the system; None for any other error."""
+    if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
+        return f"{quoted(str(problem.filename))}: is not a valid path: it is too long"
+    return None
+
+
 def reason(problem: Exception) -> str:
     """Why the system refused, in short words: its own, where they are plain."""
     if isinstance(problem, OSError) and problem.errno in _PLAIN:

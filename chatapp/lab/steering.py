@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from chatapp.common.paths import data_dir
-from chatapp.common.userfiles import UserError, read_required, whole_file
+from chatapp.common.userfiles import UserError, quoted, read_required, whole_file
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.interventions import Change, Interventions
@@ -37,7 +37,7 @@ from chatapp.lab.reruns import Progress, no_progress
 from chatapp.lab.traces import Recorder
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_TENSOR = re.compile(r"direction\.(\d+)")
+_TENSOR = re.compile(r"direction\.(0|[1-9][0-9]{0,8})")
 _STRENGTH = re.compile(r"(.+?)(?:=|\s+)(\S+)")
 _KIND = "controlvector"
 
@@ -191,7 +191,7 @@ def load_direction(name: str) -> Direction:
         match = _TENSOR.fullmatch(tensor)
         vector = file.array(tensor)
         if match is None or vector.ndim != 1 or not np.isfinite(vector).all():
-            raise UserError(f"{path}: is not a control vector; {tensor!r} is no direction")
+            raise UserError(f"{path}: is not a control vector; {quoted(tensor)} is no direction")
         vectors[int(match[1])] = vector
     if not vectors:
         raise UserError(f"{path}: is not a control vector; it has no directions")

@@ -233,7 +233,7 @@ class _LongestMatch:
         )
 
 
-_NUMBERED = re.compile(r"(\S+)[\t ]+([0-9]+)")
+_NUMBERED = re.compile(r"(\S+)[\t ]+([0-9]{1,18})")
 
 
 def read_words(text: str) -> Counter[str]:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from program import Run
 
+from chatapp.lab.steering import directions_dir
+
 PAIRS = [("a b", "c d"), ("good day", "bad day")]
 
 
@@ -46,10 +48,13 @@ def test_a_direction_from_making_to_an_answer(run: Run, folder: str, pairs: str)
 
 
 def test_bad_input_is_one_sentence(run: Run, folder: str, pairs: str) -> None:
+    directions_dir().mkdir(parents=True)
     for arguments, words in (
         (("ask", "Hi", "--steer", "calm"), "expected a direction and a strength"),
         (("ask", "Hi", "--steer", "calm=1"), "calm: there is no such direction"),
         (("steer", "make", "a b", pairs), "is no name of a direction"),
+        (("steer", "make", "x" * 300, pairs), "is not a valid path: it is too long"),
+        (("ask", "Hi", "--steer", f"{'x' * 300}=1"), "is not a valid path: it is too long"),
         (("steer", "make", "calm", pairs, "--layer", "7"), "layers 0 to 1"),
         (("steer", "sweep", "nosuch", "Hi"), "nosuch: there is no such direction"),
         (("steer", "sweep", "nosuch", "Hi", "--strengths", "a"), "expected numbers"),

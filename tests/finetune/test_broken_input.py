@@ -1,5 +1,6 @@
 """Broken data files and configurations: each is one sentence on stderr and exit status 2."""
 
+import errno
 import gzip
 import json
 from pathlib import Path
@@ -236,6 +237,18 @@ def test_there_are_forty_kinds() -> None:
 
 class PanicException(BaseException):
     """As Rust libraries raise it: no Exception."""
+
+
+def test_a_path_that_is_too_long_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300)
+
+    monkeypatch.setattr("finetune.config.sections.load_config", fail)
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "x.toml")])
+    assert result.exit_code == 2
+    assert result.stderr == f"'{'x' * 60}'…: is not a valid path: it is too long\n"
 
 
 @pytest.mark.parametrize("error", [PanicException("it panicked"), ZeroDivisionError("by zero")])

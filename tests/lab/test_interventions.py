@@ -142,6 +142,7 @@ def test_names_of_parts(pair: Pair) -> None:
         ("0.mlp.128", "there is no neuron 128; an MLP of the model has 128"),
         ("1.attn", "'1.attn' names no part of a model; write 3 for a layer, 3.5 for a head"),
         ("-1", "names no part of a model"),
+        ("9" * 5_000, "names no part of a model"),  # more digits than Python converts
         ("", "no part of the model is named"),
     ],
 )

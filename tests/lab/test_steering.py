@@ -172,6 +172,20 @@ def test_bad_input_is_one_sentence(local: LocalModel, tmp_path: Path) -> None:
         load_direction(str(tmp_path / "model.gguf"))
 
 
+@pytest.mark.parametrize("number", ["01", "9" * 5_000, "١"])
+def test_a_layer_of_a_direction_is_a_plain_number(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "odd.gguf"
+    writer = gguf.GGUFWriter(path, "controlvector")
+    writer.add_tensor("direction.1", np.ones(32, dtype=np.float32))
+    writer.add_tensor(f"direction.{number}", np.ones(32, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="is no direction"):
+        load_direction(str(path))
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chatapp.commands.console import progress
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import UserError, quoted
 from chatapp.lab.experiments import (
     MEAN,
     Ablation,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ALL = "all"
 """Stands for each head and each MLP, one after the other."""
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _tokens(text: str) -> list[int]:
     for part in re.split(r"[\s,]+", text.strip()):
         match = _RANGE.fullmatch(part)
         if match is None:
-            raise UserError(f"--noise is {text!r}; expected numbers of tokens, such as 2-4,7")
+            raise UserError(f"--noise is {quoted(text)}; expected numbers of tokens, such as 2-4,7")
         first, last = int(match[1]), int(match[2] or match[1])
         indices += range(first, min(last, 10**6) + 1)
     return indices

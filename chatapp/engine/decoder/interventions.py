@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import UserError, quoted
 from chatapp.engine.decoder.families.architecture import Architecture
 
-_PART = re.compile(r"(\d+)(?:\.(?:(\d+)|(mlp)(?:\.(\d+))?))?")
+_NUMBER = r"([0-9]{1,9})"
+_PART = re.compile(rf"{_NUMBER}(?:\.(?:{_NUMBER}|(mlp)(?:\.{_NUMBER})?))?")
 
 _FORMS = "write 3 for a layer, 3.5 for a head, 3.mlp for an MLP, 3.mlp.812 for a neuron"
 
@@ -54,7 +55,7 @@ def parse_part(name: str, architecture: Architecture) -> Part:
     """The part of a model that a name stands for. Raises InterventionError in one sentence."""
     match = _PART.fullmatch(name.strip())
     if match is None:
-        raise InterventionError(f"{name!r} names no part of a model; {_FORMS}")
+        raise InterventionError(f"{quoted(name)} names no part of a model; {_FORMS}")
     layer, head, mlp, neuron = match.groups()
     part = Part(
         int(layer),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from chatapp.dialogue.store.database import StoreError
+from chatapp.common.userfiles import UserError, invalid_path
 from chatapp.tui.chat import slash_actions as actions
 from chatapp.tui.chat import slash_model
 from chatapp.tui.chat.controls import ChatControls
@@ -28,8 +28,8 @@ class Command:
     """A command.
 
     argument: "" without one, in brackets if optional. words: a description for the user. action:
-    runs it with the argument, and returns the rest that takes time; raises SlashError or
-    StoreError, and then changes nothing. values: the known values of the argument. empty: whether
+    runs it with the argument, and returns the rest that takes time; raises
+    UserError, and then changes nothing. values: the known values of the argument. empty: whether
     the action accepts an empty argument. end: follows a completed value.
     """
 
@@ -278,6 +278,6 @@ class SlashCommands:
         """Report why a command failed, and give its text back."""
         try:
             yield
-        except (SlashError, StoreError) as error:
+        except (UserError, OSError) as error:
             self._chat.widgets.prompt.give_back_command(text)
-            self._chat.widgets.show_problem(str(error))
+            self._chat.widgets.show_problem(invalid_path(error) or str(error))

@@ -247,20 +247,16 @@ def _documents(argument: str) -> "DocumentSet":
     return replace(documents, method=methods[-1].removeprefix(_METHOD)) if methods else documents
 
 
-async def use_tools(chat: ChatControls, argument: str) -> Rest | None:
+async def use_tools(chat: ChatControls, argument: str) -> Rest:
     refuse_while_busy(chat)
     names = argument.replace(",", " ").split()
-    registry = _registry(chat)
-    chosen = [] if names == [NO_TOOLS] else names
     if not names:
-        return partial(_list_tools, chat, registry)
-    if not registry.tools.keys() >= set(chosen):
-        return partial(_choose_tools, chat, registry, chosen)
-    _set_tools(chat, chosen)
-    return None
+        return partial(_list_tools, chat)
+    return partial(_choose_tools, chat, [] if names == [NO_TOOLS] else names)
 
 
-async def _list_tools(chat: ChatControls, registry: "Registry", cancel: threading.Event) -> None:
+async def _list_tools(chat: ChatControls, cancel: threading.Event) -> None:
+    registry = await _registry(chat)
     if registry.servers:
         chat.widgets.inform(f"Asking {', '.join(registry.servers)} for tools …")
     # On a thread, because servers may take long.
@@ -274,31 +270,24 @@ async def _list_tools(chat: ChatControls, registry: "Registry", cancel: threadin
     chat.widgets.show_problem(" ".join(f"{problem}." for problem in problems))
 
 
-async def _choose_tools(
-    chat: ChatControls, registry: "Registry", names: list[str], cancel: threading.Event
-) -> None:
+async def _choose_tools(chat: ChatControls, names: list[str], cancel: threading.Event) -> None:
+    registry = await _registry(chat)
     try:
         chosen = await asyncio.to_thread(registry.chosen, names, cancel)
+        session = chat.conversation.session
+        if session is None:
+            raise UserError("the model is not loaded yet")
+        if not _was_left(chat, registry):
+            refuse_while_busy(chat)  # a message may have been sent in the meantime
+            await asyncio.to_thread(session.set_tools, list(chosen))
     except UserError as error:
         if _was_left(chat, registry):
             return
         raise SlashError(f"/tools: {error}") from None
     if not _was_left(chat, registry):
-        refuse_while_busy(chat)  # a message may have been sent in the meantime
-        _set_tools(chat, list(chosen))
+        chat.widgets.inform(f"Tools of this chat: {', '.join(session.chat.tools) or 'none'}")
         problems = registry.problems_of(names)
         chat.widgets.show_problem(" ".join(f"{problem}." for problem in problems))
-
-
-def _set_tools(chat: ChatControls, names: list[str]) -> None:
-    session = chat.conversation.session
-    try:
-        if session is None:
-            raise ValueError("the model is not loaded yet")
-        session.set_tools(names)
-    except (UserError, ValueError) as error:
-        raise SlashError(f"/tools: {error}") from None
-    chat.widgets.inform(f"Tools of this chat: {', '.join(session.chat.tools) or 'none'}")
 
 
 def _was_left(chat: ChatControls, registry: "Registry") -> bool:
@@ -306,10 +295,11 @@ def _was_left(chat: ChatControls, registry: "Registry") -> bool:
     return chat.conversation.chat.servers is not registry.running
 
 
-def _registry(chat: ChatControls) -> "Registry":
-    """The tools available to the chat."""
+async def _registry(chat: ChatControls) -> "Registry":
+    """The tools available to the chat. Raises PromptError when its prompt file cannot be read."""
     session = chat.conversation.session
-    return chat.conversation.chat.find_tools() if session is None else session.find_tools()
+    # On a thread, because the prompt file may have to be read.
+    return await asyncio.to_thread((session or chat.conversation.chat).find_tools)
 
 
 def tool_names(chat: ChatControls) -> list[str]:

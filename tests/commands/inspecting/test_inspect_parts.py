@@ -143,6 +143,7 @@ def test_what_is_printed_and_written(
         (["--patch", ""], "--patch is empty; expected a text of as many tokens"),
         (["--patch", OTHER, "--noise", "1"], "use either --patch or --noise, not both"),
         (["--noise", "one"], "--noise is 'one'; expected numbers of tokens, such as 2-4,7"),
+        (["--noise", "9" * 5_000], "expected numbers of tokens"),
         (["--noise", "999"], "noise needs tokens of the text, numbered 0 to"),
         (["--why", "--destroy"], "--destroy needs --patch or --noise"),
         (["--circuit", "--answer", "e", "--against", "e"], "a circuit is searched from 0.5 on"),

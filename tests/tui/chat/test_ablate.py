@@ -10,7 +10,7 @@ from chatapp.common.parameters import Sampling
 from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.lab.steering import make_direction, path_of, save_direction
+from chatapp.lab.steering import directions_dir, make_direction, path_of, save_direction
 
 
 @pytest.fixture(scope="session")
@@ -80,3 +80,16 @@ async def test_a_direction_is_added_beside_what_is_off(
         assert chat_id is not None
         (reply,) = (m for m in store.path(chat_id) if m.role == "assistant")
         assert reply.changes == "without 1.0, with calm 0.5"
+
+
+async def test_a_name_too_long_for_the_system_is_given_back_with_a_sentence(
+    open_app: OpenApp, folder: Path
+) -> None:
+    model = LocalModel.load(ModelFiles.read(folder), name="tiny")
+    directions_dir().mkdir(parents=True)
+    async with open_app(model) as driver:
+        await driver.ready()
+        driver.prompt.text = command = f"/steer {'x' * 300} 1"
+        await driver.press("enter")
+        await driver.until(lambda: "is not a valid path: it is too long" in driver.problem)
+        assert driver.prompt.text == command

@@ -322,24 +322,66 @@ async def test_tools_that_are_left_out_are_told_when_a_server_is_switched_on(
         assert driver.chat.conversation.chat.tools == ("demo_good",)
 
 
-async def test_completing_tools_reads_no_prompt_file(
-    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[threading.Thread] = []
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads that have asked a session for its writer, which may read a prompt file."""
+    threads: list[threading.Thread] = []
     read = Session.writer.fget
     assert read is not None
 
     def noted(session: Session) -> object:
-        reads.append(threading.current_thread())
+        threads.append(threading.current_thread())
         return read(session)
 
     monkeypatch.setattr(Session, "writer", property(noted))
+    return threads
+
+
+async def test_completing_tools_reads_no_prompt_file(
+    open_app: OpenApp, tmp_path: Path, readers: list[threading.Thread]
+) -> None:
     async with open_app(model(tmp_path, "Hi.")) as driver:
         await driver.ready()
         await driver.idle()
-        reads.clear()
+        readers.clear()
         driver.prompt.text = "/tools "
         driver.prompt.move_cursor((0, 7))
         await driver.press(*"calcu", "tab")
         assert driver.prompt.text.startswith("/tools calculator")
-        assert threading.main_thread() not in reads
+        assert threading.main_thread() not in readers
+
+
+async def test_choosing_and_listing_tools_reads_no_prompt_file_on_the_event_loop(
+    open_app: OpenApp, tmp_path: Path, readers: list[threading.Thread]
+) -> None:
+    async with open_app(model(tmp_path, "Hi.")) as driver:
+        await driver.ready()
+        await driver.idle()
+        readers.clear()
+        await switch_on(driver, "calculator")
+        await order(driver, "/tools")
+        await driver.until(lambda: "On: calculator." in " ".join(driver.notices))
+        await order(driver, "/tools nosuch")
+        await driver.until(lambda: "nosuch" in driver.problem)
+        assert readers
+        assert threading.main_thread() not in readers
+
+
+async def test_tools_of_a_chat_whose_prompt_file_is_gone_are_refused_with_its_sentence(
+    open_app: OpenApp, tmp_path: Path
+) -> None:
+    file = tmp_path / "gone.toml"
+    file.write_text('input_prefix = "In:"\noutput_prefix = "Out:"\n')
+    async with open_app(model(tmp_path, "Hi.")) as driver:
+        await driver.ready()
+        await order(driver, f"/prompt {file}")
+        await driver.until(lambda: driver.chat.conversation.chat.basis.prompt)
+        await driver.idle()
+        file.unlink()
+        await order(driver, "/template own")  # a session that has read nothing
+        for command in ("/tools", "/tools calculator", "/tools nosuch"):
+            await order(driver, command)
+            await driver.until(lambda: "gone.toml" in driver.problem)
+            assert driver.prompt.text == command
+            driver.prompt.text = ""
+            driver.chat.widgets.show_problem("")
