@@ -71,16 +71,22 @@ def print_answer(
         write_json(document | {"sampling": choices.document(sampling)})
     elif not collected.reply.endswith("\n"):
         write("\n")
-    for call in collected.calls:  # not before: they would appear inside the streamed answer
+    # Not before: remarks would appear inside the streamed answer.
+    _print_remarks(collected, sources, "" if as_json else changes)
+    _end(collected.finished)
+
+
+def _print_remarks(collected: "_Collected", sources: "Sequence[Source]", changes: str) -> None:
+    """Print how an answer came about, on standard error."""
+    for call in collected.calls:
         complain(_call_in_words(call))
     for source in sources:
         if source.number:
             complain(f"[{source.number}] {source.file}, {source.place}")
-    if changes and not as_json:
+    if changes:
         complain(f"the answer is of the model {changes}")
     if collected.thought_tokens:
         complain(f"thought for {collected.thought_tokens} tokens")
-    _end(collected.finished)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from chatapp.common.progress import Progress
 from chatapp.dialogue.events import Called, ReplyEvent
 from chatapp.dialogue.rendering import Grounding
 from chatapp.dialogue.reply import reply_events
@@ -17,7 +18,6 @@ from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, trimmed
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
-from chatapp.passages.index import Progress
 from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.files.documents import DocumentSet

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from chatapp.common.progress import Progress
 from chatapp.dialogue.store.rows import StoredMessage
 from chatapp.dialogue.writers.prompt import Exchange, Writer
 from chatapp.engine.model import LanguageModel
-from chatapp.passages.index import Progress
 from chatapp.passages.search import Documents
 from chatapp.passages.sources import Source
 from chatapp.prompting.files.documents import DocumentsError, DocumentSet

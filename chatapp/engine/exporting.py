@@ -5,7 +5,7 @@ is not written.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chatapp.common.progress import Progress
 from chatapp.common.userfiles import whole_file
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.decoder.families.family import Family
@@ -46,9 +47,6 @@ _FILE_TYPES = {
     "f16": LlamaFileType.MOSTLY_F16,
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
 }
-
-Progress = Callable[[int, int], None]
-"""Called with the number of tensors written, and their total."""
 
 
 def write_gguf(

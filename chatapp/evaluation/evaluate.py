@@ -8,10 +8,11 @@ settings.
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from chatapp.common.progress import Progress
 from chatapp.engine.model import LanguageModel
 from chatapp.evaluation.batch import log_likelihoods
 from chatapp.evaluation.inputs import Item
@@ -38,8 +39,6 @@ from chatapp.prompting.template import PLAIN
 
 AS_CHOSEN = "as chosen"
 """The order of unranked demonstrations, if none is requested."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,17 @@ of context.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
+from chatapp.common.progress import Progress
 from chatapp.engine.events import Token
 from chatapp.engine.model import LanguageModel, Request, Sampling
 from chatapp.evaluation.inputs import Item, read_inputs
 from chatapp.prompting.examples import PromptError
-
-Progress = Callable[[int, int], None]
-"""Called with the amount of finished work, and the total."""
 
 
 @dataclass(frozen=True, slots=True)

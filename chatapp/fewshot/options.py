@@ -8,9 +8,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal, TypeVar, cast, get_args
 
+from chatapp.common.progress import Progress
 from chatapp.common.userfiles import quoted, suggestion
 from chatapp.engine.model import LanguageModel
-from chatapp.models.encoders import Progress, load_encoder
+from chatapp.models.encoders import load_encoder
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.files.keys import Scoring, Style
 from chatapp.prompting.files.promptfile import PromptFile

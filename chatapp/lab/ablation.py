@@ -11,16 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from chatapp.common.progress import Progress, no_progress
 from chatapp.engine.decoder.interventions import Change, Interventions, Part, switched_off
 from chatapp.lab.reruns import (
     Contrast,
     Edit,
     LabError,
-    Progress,
     Reading,
     heads_and_mlps,
     last_logits,
-    no_progress,
     read_again,
 )
 

@@ -19,17 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from chatapp.common.progress import Progress, no_progress
 from chatapp.engine.decoder.parts import LayerNorm, RMSNorm
-from chatapp.lab.reruns import (
-    Contrast,
-    Edit,
-    Progress,
-    Reading,
-    heads_and_mlps,
-    last_logits,
-    no_progress,
-    read_again,
-)
+from chatapp.lab.reruns import Contrast, Edit, Reading, heads_and_mlps, last_logits, read_again
 
 _ROWS = 64
 """Of logits at once: some 70 MB with a vocabulary of 262,144."""

@@ -19,16 +19,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from chatapp.common.progress import Progress, no_progress
 from chatapp.engine.decoder.interventions import Change, Interventions, Part
 from chatapp.lab.reruns import (
     Contrast,
     Edit,
     LabError,
-    Progress,
     Reading,
     heads_and_mlps,
     last_logits,
-    no_progress,
     read_again,
 )
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from chatapp.common.foreign import printable
+from chatapp.common.progress import Progress, no_progress
 from chatapp.common.userfiles import UserError
 from chatapp.engine.model import LanguageModel
 from chatapp.lab.findings import Finding, state_name
 from chatapp.lab.heads import own_decoder
 from chatapp.lab.inspectable import inspectable
-from chatapp.lab.reruns import Progress, no_progress
 from chatapp.lab.traces import Trace
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from chatapp.common.progress import Progress, no_progress
 from chatapp.common.shading import visible
 from chatapp.common.userfiles import UserError
 from chatapp.lab.findings import Finding
@@ -18,14 +19,10 @@ if TYPE_CHECKING:
     from chatapp.lab.attribution import Component
     from chatapp.lab.circuit import Circuit
     from chatapp.lab.patching import Direction, Patching
-    from chatapp.lab.reruns import Contrast, Progress, Reading
+    from chatapp.lab.reruns import Contrast, Reading
 
 MEAN = "mean"
 """Stands for the mean of all logits in place of a token to compare with."""
-
-
-def _no_progress(done: int, total: int) -> None:
-    """Nobody is waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class Why(Finding):
 
     @classmethod
     def of(
-        cls, question: Question, *, effects: bool = True, progress: "Progress" = _no_progress
+        cls, question: Question, *, effects: bool = True, progress: Progress = no_progress
     ) -> Self:
         """effects: whether each head and MLP is switched off to measure its total effect."""
         from dataclasses import replace
@@ -193,7 +190,7 @@ class Ablation(Finding):
         return cls(question, (effect_of(question.reading, question.contrast, off),), is_mean)
 
     @classmethod
-    def of_each(cls, question: Question, progress: "Progress" = _no_progress) -> Self:
+    def of_each(cls, question: Question, progress: Progress = no_progress) -> Self:
         """Without each head and each MLP."""
         from chatapp.lab.ablation import effects_of_all
 
@@ -247,7 +244,7 @@ class Losses(Finding):
     changes: dict[str, float]
 
     @classmethod
-    def of(cls, question: Question, progress: "Progress" = _no_progress) -> Self:
+    def of(cls, question: Question, progress: Progress = no_progress) -> Self:
         from chatapp.lab.ablation import losses_without
 
         loss, changes = losses_without(question.reading, progress)
@@ -294,7 +291,7 @@ class Patches(Finding):
         direction: "Direction" = "restore",
         *,
         estimate: bool = False,
-        progress: "Progress" = _no_progress,
+        progress: Progress = no_progress,
     ) -> Self:
         """corrupt: the other prompt, or the tokens of the first that get noise. Raises LabError."""
         from chatapp.lab.patching import patch, with_noise
@@ -369,7 +366,7 @@ class SmallestCircuit(Finding):
 
     @classmethod
     def of(
-        cls, question: Question, *, is_mean: bool = True, progress: "Progress" = _no_progress
+        cls, question: Question, *, is_mean: bool = True, progress: Progress = no_progress
     ) -> Self:
         """Raises LabError where the difference is below 0.5."""
         from chatapp.lab.circuit import smallest_circuit

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from chatapp.common.progress import Progress, no_progress
 from chatapp.common.userfiles import UserError
 from chatapp.engine.model import LanguageModel
 from chatapp.lab.findings import Finding
@@ -20,7 +21,6 @@ from chatapp.lab.heads import (
     sample_texts,
     texts_as_ids,
 )
-from chatapp.lab.reruns import Progress, no_progress
 
 
 @dataclass(frozen=True, slots=True)

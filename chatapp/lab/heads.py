@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chatapp.common.progress import Progress, no_progress
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
@@ -22,7 +23,6 @@ from chatapp.engine.decoder.parts import LayerNorm, RMSNorm
 from chatapp.engine.kernels.linear import Layer, Linear
 from chatapp.engine.model import LanguageModel
 from chatapp.lab.findings import Finding
-from chatapp.lab.reruns import Progress, no_progress
 
 SAMPLE = Path(__file__).parent / "sample.txt"
 """Short texts of our own, with an empty line after each."""

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from chatapp.common.paths import data_dir
+from chatapp.common.progress import Progress, no_progress
 from chatapp.common.userfiles import UserError, whole_file
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.safetensors import open_weights
 from chatapp.engine.model import LanguageModel
 from chatapp.lab.heads import own_decoder
-from chatapp.lab.reruns import Progress, no_progress
 from chatapp.models.resolving import BUNDLED_FOLDER, BUNDLED_LENS
 
 SKIPPED = 16

@@ -23,15 +23,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from chatapp.common.progress import Progress, no_progress
 from chatapp.engine.decoder.interventions import Change, Interventions
 from chatapp.lab.reruns import (
     Contrast,
     Edit,
     LabError,
-    Progress,
     Reading,
     last_logits,
-    no_progress,
     read_again,
     read_again_from,
 )

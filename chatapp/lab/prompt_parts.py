@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chatapp.common.progress import Progress, no_progress
 from chatapp.common.shading import visible
 from chatapp.encoding import segment_ids
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.model import LanguageModel, Tokenizer
 from chatapp.lab.findings import Finding
 from chatapp.lab.heads import own_decoder
-from chatapp.lab.reruns import Progress, no_progress
 from chatapp.prompting.messages import Segment
 
 _TOKENS_AT_ONCE = 4096

@@ -14,18 +14,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from chatapp.common.progress import Progress, no_progress
 from chatapp.common.userfiles import UserError
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, Part
 from chatapp.lab.traces import Recorder
-
-Progress = Callable[[int, int], None]
-"""Called with how many of how many steps are done. What it raises ends the work."""
-
-
-def no_progress(done: int, total: int) -> None:
-    """Nobody is waiting."""
-
 
 _TOKENS_AT_ONCE = 8192
 """Of all rows together: the inside of an MLP takes some 100 MB for them."""

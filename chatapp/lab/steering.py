@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from chatapp.common.paths import data_dir
+from chatapp.common.progress import Progress, no_progress
 from chatapp.common.userfiles import UserError, quoted, read_required, whole_file
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.families.architecture import Architecture
@@ -33,7 +34,6 @@ from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.model import LanguageModel, Request, Sampling
 from chatapp.lab.findings import Finding
 from chatapp.lab.heads import own_decoder
-from chatapp.lab.reruns import Progress, no_progress
 from chatapp.lab.traces import Recorder
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")

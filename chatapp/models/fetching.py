@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.paths import models_dir
+from chatapp.common.progress import Progress
 from chatapp.common.shading import size_in_words
 from chatapp.common.userfiles import did_you_mean, quoted
 from chatapp.engine.errors import ModelError
@@ -31,7 +32,7 @@ from chatapp.models.fetched import (
 )
 from chatapp.models.hub import UNWANTED, WANTED, OutOfReachError, cached_folder, hub_errors
 from chatapp.models.known_models import KnownModel, Package, known_models
-from chatapp.models.packages import Progress, bytes_below, watched
+from chatapp.models.packages import bytes_below, watched
 
 if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo

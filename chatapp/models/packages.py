@@ -19,12 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from chatapp.common.progress import Progress
 from chatapp.common.userfiles import reason
 from chatapp.engine.errors import ModelError
 from chatapp.models.known_models import Package
-
-Progress = Callable[[int, int], None]
-"""Called with the number of downloaded bytes, and their total."""
 
 T = TypeVar("T")
 

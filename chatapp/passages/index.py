@@ -19,13 +19,11 @@ from functools import partial
 from pathlib import Path
 
 from chatapp.common.foreign import printable, without_surrogates
+from chatapp.common.progress import Progress
 from chatapp.passages.files import SourceFile
 from chatapp.passages.reader import DocumentReader
 from chatapp.passages.reading import Piece, Unreadable
 from chatapp.prompting.files.documents import DocumentsError
-
-Progress = Callable[[int, int], None]
-"""Called with the number of bytes read, and their total."""
 
 _BATCH = 200
 """Files between two commits."""

@@ -12,7 +12,8 @@ from os.path import abspath, expanduser
 from typing import TYPE_CHECKING
 
 from chatapp.common.paths import cache_dir
-from chatapp.passages.index import Index, Passage, Progress
+from chatapp.common.progress import Progress
+from chatapp.passages.index import Index, Passage
 from chatapp.passages.reader import DocumentReader
 from chatapp.prompting.files.documents import DocumentsError, DocumentSet
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from chatapp.common.progress import Progress
 from chatapp.common.userfiles import whole_file
 from chatapp.engine.backends.head import in_place_of
 from finetune.data.batches import ByLength, Collate, loader
@@ -27,9 +28,6 @@ from finetune.objectives.rows import PairRows
 
 REFERENCE_FILE = "reference.safetensors"
 _BATCH = 8
-
-Progress = Callable[[int, int], None]
-"""Called with the number of finished rows, and the total."""
 
 
 def give_reference(

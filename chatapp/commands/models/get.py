@@ -18,7 +18,7 @@ from chatapp.commands.options import JsonOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.models.packages import Progress
+    from chatapp.common.progress import Progress
 
 
 def get(

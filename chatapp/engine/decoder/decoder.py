@@ -132,15 +132,11 @@ class Decoder:
             new = len(ids[0])
             following = torch.arange(start, start + new, device=self.device)
             at = following if positions is None else positions.to(self.device)
-            masks = None
-            if mask is not None:
-                keys = torch.cat([torch.arange(start, device=self.device), at])
-                masks = self._masks(mask.to(self.device), at, keys)
+            masks = None if mask is None else self._masks_after(start, mask.to(self.device), at)
             turns = self._turns(at)
             observe = together([Changer(changes, at) if changes else None, observe])
-            rows = None
-            if cache is not None and masks is None and positions is None and observe is None:
-                rows = self._native_rows(at, turns, cache)
+            is_plain = masks is None and positions is None and observe is None
+            rows = self._native_rows(at, turns, cache) if cache is not None and is_plain else None
             x = self._through(
                 torch.tensor(ids, device=self.device),
                 at,
@@ -235,6 +231,11 @@ class Decoder:
 
     def _masks(self, mask: Tensor, positions: Tensor, keys: Tensor) -> dict[int | None, Tensor]:
         return {window: within(window, mask, positions, keys) for window in self.windows}
+
+    def _masks_after(self, start: int, mask: Tensor, at: Tensor) -> dict[int | None, Tensor]:
+        """The masks of tokens at positions `at`, after `start` tokens that a cache holds."""
+        keys = torch.cat([torch.arange(start, device=self.device), at])
+        return self._masks(mask, at, keys)
 
     @torch.inference_mode()
     def block_states(

@@ -8,8 +8,8 @@ from fakes import ScriptedModel
 from textual.widgets import Static
 from tui_driver import Driver, OpenApp
 
+from chatapp.common.progress import Progress
 from chatapp.dialogue.store import Store
-from chatapp.passages.index import Progress
 from chatapp.passages.search import Documents
 from chatapp.prompting.files.documents import DocumentSet
 from chatapp.tui.chat import slash_actions

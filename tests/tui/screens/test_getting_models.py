@@ -9,10 +9,10 @@ from fakes import ScriptedModel
 from textual.widgets import ProgressBar
 from tui_driver import Driver, OpenApp
 
+from chatapp.common.progress import Progress
 from chatapp.engine.errors import ModelError
 from chatapp.models import catalogue, fetching, loading
 from chatapp.models.known_models import known_models
-from chatapp.models.packages import Progress
 from chatapp.tui.screens.models import ModelScreen
 
 
