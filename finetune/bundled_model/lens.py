@@ -10,7 +10,7 @@ from chatapp.lab.lens import LONGEST, compute_lens
 from chatapp.models.loading import load_model
 from chatapp.models.resolving import BUNDLED, BUNDLED_FOLDER, BUNDLED_LENS
 
-TEXTS = 200
+TEXTS = 53
 
 
 def sample_rows(model: LanguageModel, count: int) -> list[list[int]]:

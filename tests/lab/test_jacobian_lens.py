@@ -16,6 +16,8 @@ from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.lab.divergence import Divergence
 from chatapp.lab.inspectable import inspectable
 from chatapp.lab.lens import SKIPPED, compute_lens, find_lens, lens_path
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import BUNDLED, BUNDLED_FOLDER, BUNDLED_LENS
 
 Pair = tuple[LocalModel, Any]
 
@@ -142,6 +144,24 @@ def test_texts_without_enough_tokens_are_refused(pair: Pair, tmp_path: Path) -> 
     model, _ = pair
     with pytest.raises(UserError, match=f"no text has more than {SKIPPED} tokens"):
         compute_lens(model, TEXTS[1:2], tmp_path / "lens.safetensors")
+
+
+def test_the_bundled_lens_is_nearer_to_the_answer_at_the_embeddings() -> None:
+    model = load_model(BUNDLED)
+    assert (BUNDLED_FOLDER / BUNDLED_LENS).stat().st_size < 500_000
+    opened = inspectable(model)
+    assert opened is not None
+    ids = model.tokenizer.encode("Once upon a time there was a little girl who lived in a house.")
+    trace = opened.inspect(ids)
+    nats = []
+    for position in range(2, len(ids), 3):
+        plain, moved = trace.layer_logits(position), trace.jacobian_logits(position)
+        assert moved is not None
+        answer = plain[-1].log_softmax(-1)
+        both = (rows[0].log_softmax(-1) for rows in (plain, moved))
+        nats.append([float((answer.exp() * (answer - row)).sum()) for row in both])
+    by_logit_lens, by_jacobian_lens = torch.tensor(nats).mean(0).tolist()
+    assert by_jacobian_lens < 0.7 * by_logit_lens
 
 
 def test_layers_of_two_models_diverge_by_their_kl(

@@ -1,4 +1,4 @@
-"""`chatapp inspect --neighbours, --state, --weight, --norms, --neurons`: close-ups as tables.
+"""`chatapp inspect --neighbours, --state, --weight, --norms, --neurons, --positions`: close-ups.
 
 Invariant: nothing of torch is imported before a model is loaded.
 """
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from chatapp.commands.inspecting.drawing import draw_table, heading, piece_text
+from chatapp.commands.inspecting.drawing import candidates_text, draw_table, heading, piece_text
 from chatapp.common.shading import bar, percent
 from chatapp.lab.findings import Finding, state_name
 
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
     from chatapp.lab.close_ups import Neighbour, Neighbours, Neurons, Norms, WeightSteps
+    from chatapp.lab.positions import Positions
 
 _SHOWN = 20
 _BAR = 12
@@ -26,7 +27,8 @@ _BAR = 12
 class CloseUps:
     """What the options of `inspect` say; None or False where not given.
 
-    neighbours: a token. state: `embed` or a layer. weight: a head. neurons: an MLP.
+    neighbours: a token. state: `embed` or a layer. weight: a head. neurons: an MLP. positions:
+    another text.
     """
 
     neighbours: str | None = None
@@ -34,11 +36,12 @@ class CloseUps:
     weight: str | None = None
     norms: bool = False
     neurons: str | None = None
+    positions: str | None = None
 
     @property
     def are_given(self) -> bool:
         """Whether there is one of them."""
-        asked = (self.neighbours, self.state, self.weight, self.neurons)
+        asked = (self.neighbours, self.state, self.weight, self.neurons, self.positions)
         return self.norms or any(each is not None for each in asked)
 
 
@@ -53,6 +56,7 @@ def find_close_ups(
     from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
     from chatapp.lab.experiments import token_of
     from chatapp.lab.heads import own_decoder
+    from chatapp.lab.positions import Positions
 
     shape = own_decoder(model).decoder.architecture
     findings: list[Finding] = []
@@ -67,6 +71,9 @@ def find_close_ups(
         findings.append(Norms.of(model, ids, position))
     if wanted.neurons is not None:
         findings.append(Neurons.of(model, ids, parse_part(wanted.neurons, shape), top=top))
+    if wanted.positions is not None:
+        other = model.tokenizer.encode(wanted.positions)
+        findings.append(Positions.of(model, ids, other, top))
     return findings
 
 
@@ -134,3 +141,23 @@ def draw_neurons(neurons: "Neurons", width: int) -> list[RenderableType]:
     ]
     columns = ["neuron", ">activation", ">effect", "promotes"]
     return [heading("Neurons", neurons.sentence), draw_table(columns, rows, width)]
+
+
+def draw_positions(found: "Positions", width: int) -> list[RenderableType]:
+    """How alike positions are, then both texts under each kind of positions."""
+    alike = "  ".join(f"{distance}: {value:+.2f}" for distance, value in found.similarity.items())
+    drawn: list[RenderableType] = [
+        heading("Positions", found.sentence),
+        Text(f"Similarity by distance  {alike}"),
+    ]
+    for title, texts in (
+        ("after the first text", [row.first for row in found.rows]),
+        ("after the second", [row.second for row in found.rows]),
+    ):
+        rows: list[list[Text | str]] = [
+            [row.positions, f"{row.change:.3f}", f"{row.apart:.3f}", candidates_text(candidates)]
+            for row, candidates in zip(found.rows, texts, strict=True)
+        ]
+        columns = ["positions", ">change", ">apart", title]
+        drawn += [Text(), draw_table(columns, rows, width)]
+    return drawn

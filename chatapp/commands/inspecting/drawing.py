@@ -26,7 +26,7 @@ from chatapp.common.shading import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from chatapp.lab.predictions import Prediction
+    from chatapp.lab.predictions import Candidate, Prediction
 
 _LONGEST_TOKEN = 18
 
@@ -80,8 +80,13 @@ def shaded_text(
 
 
 def likeliest(prediction: "Prediction") -> Text:
+    return candidates_text(prediction.candidates)
+
+
+def candidates_text(candidates: "Sequence[Candidate]") -> Text:
+    """Tokens with their probabilities, in a line."""
     line = Text()
-    for candidate in prediction.candidates:
+    for candidate in candidates:
         line.append_text(piece_text(candidate.text))
         line.append(f" {percent(candidate.probability).strip()}  ", "dim")
     return line

@@ -169,6 +169,14 @@ NeuronsOption = Annotated[
         metavar="MLP", help="Show the neurons of an MLP, such as 4.mlp, with the largest effect."
     ),
 ]
+PositionsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Compare with a text of as many tokens in another order: with positions as they are, "
+        "switched off and shuffled.",
+    ),
+]
 TokenOption = Annotated[
     int | None,
     typer.Option(help="The token's index, from 0; -1 is the last and the default."),
@@ -214,6 +222,7 @@ def inspect(
     weight: WeightOption = None,
     norms: NormsOption = False,
     neurons: NeuronsOption = None,
+    positions: PositionsOption = None,
     token: TokenOption = None,
     layer: LayerOption = None,
     head: HeadOption = None,
@@ -258,7 +267,7 @@ def inspect(
     )
     from chatapp.commands.inspecting.close_ups import CloseUps, find_close_ups  # with rich
 
-    close_ups = CloseUps(neighbours, state, weight, norms, neurons)
+    close_ups = CloseUps(neighbours, state, weight, norms, neurons, positions)
     is_chosen = parts or experiments.are_given or close_ups.are_given
     everything = [] if is_chosen else list(SECTIONS)
     sections = [name for name in SECTIONS if wanted[name]] or everything

@@ -16,6 +16,7 @@ from chatapp.commands.inspecting.close_ups import (
     draw_neighbours,
     draw_neurons,
     draw_norms,
+    draw_positions,
     draw_weight,
 )
 from chatapp.commands.inspecting.drawing import (
@@ -43,6 +44,7 @@ from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, 
 from chatapp.lab.findings import Attention, Finding, Layers, NextToken, Tokens, state_name
 from chatapp.lab.head_texts import HeadTexts
 from chatapp.lab.heads import HeadScores
+from chatapp.lab.positions import Positions
 from chatapp.lab.prompt_parts import PromptParts
 
 _EXPORT_WIDTH = 110
@@ -189,5 +191,6 @@ _RENDERERS: dict[type[Finding], Callable[[Any, int], list[RenderableType]]] = {
     WeightSteps: draw_weight,
     Norms: draw_norms,
     Neurons: draw_neurons,
+    Positions: draw_positions,
 }
 """The function that draws each finding, with the number of columns."""

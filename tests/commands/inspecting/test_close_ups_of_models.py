@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from program import Run
 
-ALL = ("--neighbours", "x", "--state", "1", "--weight", "1.0", "--norms", "--neurons", "0.mlp")
+ALL = ("--neighbours", "x", "--state", "1", "--weight", "1.0", "--norms", "--neurons", "0.mlp",
+    "--positions", "it has [b]he[/b]")  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])
@@ -18,11 +19,11 @@ def test_all_of_them(
     result = run(*options)
     assert result.status == 0, result.err
     assert max(map(len, result.out.split("\n"))) <= width
-    for words in ("Neighbours", "Weight", "Norms", "Neurons"):
+    for words in ("Neighbours", "Weight", "Norms", "Neurons", "Positions"):
         assert words in result.out
     assert "Next token" not in result.out
     document = json.loads(run(*options, "--json").out)
-    assert {"neighbours", "state", "weight", "norms", "neurons"} < set(document)
+    assert {"neighbours", "state", "weight", "norms", "neurons", "positions"} < set(document)
     assert sum(key["weight"] for key in document["weight"]["keys"]) == pytest.approx(1, abs=1e-4)
     assert document["neighbours"]["of"] != document["state"]["of"]
     neurons = document["neurons"]
@@ -39,6 +40,7 @@ def test_bad_input_is_one_sentence(run: Run, folder: str) -> None:
         (("--neurons", "x"), "names no part of a model"),
         (("--state", "7"), "embed and the layers 0 to 1"),
         (("--neighbours", "xyz"), "--neighbours"),
+        (("--positions", "x"), "with equally many, both get the same positions"),
     ):
         result = run("inspect", "he has", *options, "--model", folder)
         assert result.status == 2, options
