@@ -87,7 +87,9 @@ def child(folder: Path, parts: list[str], given: bytes) -> None:
     os.setsid()
     sys.argv = parts
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
-    sys.stdout, sys.stderr = open(1, "w", encoding="utf-8"), open(2, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
+    # As Python opens it, so that a byte that is no UTF-8 can be named in a message.
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     status = 99
     try:
         if parts[0] == "chatapp":
