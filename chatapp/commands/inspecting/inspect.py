@@ -13,7 +13,6 @@ import typer
 
 from chatapp.commands.console import interruptible, standard_input, write, write_json, write_output
 from chatapp.commands.inspecting.heads import find_heads
-from chatapp.commands.inspecting.lenses import compare_layers, make_lens
 from chatapp.commands.inspecting.parts import PartOptions, find_parts
 from chatapp.commands.inspecting.prompt_parts import explain_text
 from chatapp.commands.loading import choices_for, load
@@ -242,6 +241,8 @@ def inspect(
         _check_output(output, as_json, force)
     if lens_from is not None:
         with interruptible("interrupted; the same command goes on"):
+            from chatapp.commands.inspecting.lenses import make_lens  # with rich
+
             finding = make_lens(settings, lens_from)
             _give(finding, {"model": settings.model}, as_json=as_json, output=output, force=force)
         return
@@ -274,6 +275,8 @@ def inspect(
     if sections == [Layers.name] and against is not None and not is_chosen:
         with interruptible("interrupted"):
             document = {"model": settings.model, "text": content}
+            from chatapp.commands.inspecting.lenses import compare_layers  # with rich
+
             compared = compare_layers(settings, against, content)
             _give(compared, document, as_json=as_json, output=output, force=force)
         return
