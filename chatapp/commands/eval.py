@@ -286,7 +286,7 @@ def _evaluate_tasks(
         own = folder / folders[name] if folder else None
         of_model, files = measure_model(tasks, grid, replace(settings, model=name), own)
         count = read_sizes(files).parameters if files else None
-        measured += [replace(each, model=name, parameters=count) for each in of_model]
+        measured += [replace(result, model=name, parameters=count) for result in of_model]
     return measured
 
 

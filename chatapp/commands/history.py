@@ -238,7 +238,7 @@ def rescue(
         messages = "message" if saved.messages == 1 else "messages"
         complain(f"saved {_chats(saved.chats)} with {saved.messages:,} {messages} in {new}")
         if damaged == database_path():
-            complain(f"to go on with them, move {damaged} away, and {new} there")
+            complain(f"to continue with them, move {damaged} away, and {new} there")
 
 
 def _all_ids(store: "Store") -> list[int]:

@@ -66,7 +66,7 @@ def list_directions(
     from chatapp.lab.steering import direction_names, load_direction
 
     names = direction_names() if name is None else [name]
-    rows = [{"name": each, "layers": sorted(load_direction(each).vectors)} for each in names]
+    rows = [{"name": name, "layers": sorted(load_direction(name).vectors)} for name in names]
     if as_json:
         write_json({"directions": rows})
         return
@@ -107,16 +107,16 @@ def sweep(
     written = writer.write(None, [Exchange(prompt)], max_tokens=max_tokens)
     sampling = Sampling(temperature=0, max_tokens=max_tokens)
     with interruptible("interrupted"), progress("Replying") as report:
-        found = replies_by_strength(
+        results = replies_by_strength(
             language_model, direction, written.ids, wanted, sampling, writer.stop, report
         )
     if as_json:
-        write_json({"model": language_model.name, "prompt": prompt, **found.to_json()})
+        write_json({"model": language_model.name, "prompt": prompt, **results.to_json()})
         return
     from rich.console import Console
 
     console = Console(highlight=False)
-    for part in draw_sweep(found):
+    for part in draw_sweep(results):
         console.print(part)
 
 
@@ -127,14 +127,16 @@ def _numbers(text: str) -> list[float]:
         raise UserError(f"--strengths is {text!r}; expected numbers as in {_STRENGTHS}") from None
 
 
-def draw_sweep(found: "Sweep") -> "list[RenderableType]":
+def draw_sweep(results: "Sweep") -> "list[RenderableType]":
     """Each reply below its numbers."""
     from rich.text import Text
 
     from chatapp.commands.inspecting.drawing import heading
 
-    parts: list[RenderableType] = [heading("Steering", found.sentence)]
-    for each in found.replies:
-        numbers = f"strength {each.strength:g}  KL {each.kl:.3f}  perplexity {each.perplexity:.2f}"
-        parts += [Text(), Text(numbers, "bold"), Text(printable(each.text.strip()))]
+    parts: list[RenderableType] = [heading("Steering", results.sentence)]
+    for reply in results.replies:
+        numbers = (
+            f"strength {reply.strength:g}  KL {reply.kl:.3f}  perplexity {reply.perplexity:.2f}"
+        )
+        parts += [Text(), Text(numbers, "bold"), Text(printable(reply.text.strip()))]
     return parts

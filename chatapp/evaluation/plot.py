@@ -43,7 +43,7 @@ def picture(results: Sequence[Result]) -> "Figure":
     from matplotlib.figure import Figure
 
     groups = _by_task(results)
-    compared = [each for each in _by_task(results, by_model=False) if _sizes(each)[1:]]
+    compared = [group for group in _by_task(results, by_model=False) if _sizes(group)[1:]]
     heights = [3.8 if _shots(group)[1:] else 1.7 + 0.55 * len(_rows(group)) for group in groups]
     heights += [3.8] * len(compared)
     panels = max(len(_scorings(group)) if _shots(group)[1:] else 0 for group in groups)

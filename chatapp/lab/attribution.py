@@ -1,4 +1,4 @@
-"""Which parts of a model wrote a token: direct logit attribution, and beside it the total effect.
+"""Which parts of a model wrote a token: direct logit attribution, and the total effect.
 
 The residual stream at the last token is a sum: r = E + P + Σ_l (Σ_h z_lh W_O^lh + b_O^l + MLP_l).
 With the scale of the final norm held at that of the whole r, the logits are linear in it, so that

@@ -1,7 +1,7 @@
 """Close-ups: neighbours of a token or of a hidden state, one attention weight step by step, the
 norm of the residual stream, and the neurons of an MLP that count.
 
-Invariant: each sum is shown beside the number that it has to give.
+Invariant: each sum is shown with the number that it has to equal.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class Neighbours(Finding):
         if not decoder.architecture.is_tied:
             width = decoder.architecture.width
             tables.append(matrix_of(decoder.uncapped_head, width, decoder.device))
-        found: list[tuple[Neighbour, ...]] = []
+        nearest: list[tuple[Neighbour, ...]] = []
         for table in tables:
             centred = table - table.mean(0)
             wanted = centred[id] if vector is None else vector
@@ -73,8 +73,8 @@ class Neighbours(Finding):
                 cosines[id] = -2  # itself
             best = cosines.topk(min(top, len(cosines) - 1))
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            found.append(tuple(Neighbour(i, model.piece(i), value) for i, value in pairs))
-        return cls(of, found[0], found[1] if len(found) > 1 else ())
+            nearest.append(tuple(Neighbour(i, model.piece(i), value) for i, value in pairs))
+        return cls(of, nearest[0], nearest[1] if len(nearest) > 1 else ())
 
     @property
     def sentence(self) -> str:
@@ -195,8 +195,8 @@ class WeightSteps(Finding):
 class Norms(Finding):
     """How long the residual stream is, and what each block adds to it, at one token.
 
-    stream: of each state, from the embeddings on. others: the mean of the other tokens but the
-    first, which often is far longer. attention, mlp: of what each block adds.
+    stream: of each state, from the embeddings on. others: the mean over the other tokens except the
+    first, whose norm is often far larger. attention, mlp: of what each block adds.
     """
 
     name: ClassVar[str] = "norms"
@@ -343,7 +343,7 @@ def _piece(model: LanguageModel, id: int) -> str:
 
 
 def _seen(model: LocalModel, ids: Sequence[int], points: Sequence[str]) -> dict[str, Tensor]:
-    """What stands at points of the pass, without the dimension of rows."""
+    """The values at points of the forward pass, without the batch dimension."""
     recorder = Recorder(points)
     with model.lock:
         model.decoder.hidden([[*model.start, *ids]], observe=recorder)

@@ -126,8 +126,8 @@ class Why(Finding):
         reading, contrast = question.reading, question.contrast
         parts = shares(reading, contrast)
         if effects:
-            found = measure(reading, contrast, progress)
-            parts = [replace(part, effect=found.get(part.name)) for part in parts]
+            by_name = measure(reading, contrast, progress)
+            parts = [replace(part, effect=by_name.get(part.name)) for part in parts]
         return cls(question, float(contrast.of(reading.logits)), tuple(parts))
 
     @property
@@ -144,9 +144,9 @@ class Why(Finding):
     def by_head(self) -> list[list[float]]:
         """The share of each head: a row a layer."""
         shape = self.question.reading.decoder.architecture
-        found = {part.name: part.share for part in self.components}
+        by_name = {part.name: part.share for part in self.components}
         return [
-            [found[f"{layer}.{head}"] for head in range(shape.heads)]
+            [by_name[f"{layer}.{head}"] for head in range(shape.heads)]
             for layer in range(shape.layers)
         ]
 
@@ -170,7 +170,7 @@ class Why(Finding):
 class Ablation(Finding):
     """What the model says without some parts together, or without each part alone.
 
-    effects: one for parts that are off together. is_mean: whether means stand in their place.
+    effects: one for parts that are off together. is_mean: whether means replace the parts.
     """
 
     name: ClassVar[str] = "ablation"
@@ -194,8 +194,8 @@ class Ablation(Finding):
         """Without each head and each MLP."""
         from chatapp.lab.ablation import effects_of_all
 
-        found = effects_of_all(question.reading, question.contrast, progress)
-        return cls(question, tuple(found), is_each=True)
+        effects = effects_of_all(question.reading, question.contrast, progress)
+        return cls(question, tuple(effects), is_each=True)
 
     @property
     def order(self) -> "list[Effect]":
@@ -338,7 +338,7 @@ class Patches(Finding):
         ]
         if not parts:
             return ""
-        return f"Patches that put in place what was there already: {', '.join(parts)}"
+        return f"Patches that change nothing, because both states are equal: {', '.join(parts)}"
 
     def to_json(self) -> dict[str, Any]:
         result = self.result
@@ -385,7 +385,7 @@ class SmallestCircuit(Finding):
         return (
             f"{self.question.words}: {len(circuit.parts)} of {circuit.total} heads and MLPs keep "
             f"{circuit.faithfulness:.0%} of {circuit.difference:.3f} (faithfulness); without them "
-            f"{circuit.completeness:.0%} is left (completeness); {place} stand for the others"
+            f"{circuit.completeness:.0%} is left (completeness); the others are replaced by {place}"
         )
 
     def to_json(self) -> dict[str, Any]:

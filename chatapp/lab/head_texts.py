@@ -86,8 +86,8 @@ def strongest_texts(
         try:
             progress(*next(steps))
         except StopIteration as end:
-            found: HeadTexts = end.value
-            return found
+            texts_of_head: HeadTexts = end.value
+            return texts_of_head
 
 
 def strongest_steps(

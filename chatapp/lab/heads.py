@@ -2,7 +2,7 @@
 
 Invariant: each measure says in `MEASURES` what it is, with its formula and source. A[i, j] is a
 head's weight of token i on token j, and each score is a mean of such weights; `entropy`, `distance`
-and `spread` have units of their own. Scores on random tokens and on text disagree; both are shown.
+and `spread` have other units. Scores on random tokens and on text disagree; both are shown.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -179,9 +179,9 @@ def score_heads(
 ) -> HeadScores:
     """All measures of all heads. Formulas and sources are in `MEASURES`.
 
-    texts: natural text, the bundled sample by default. length, draws, seed: of the random tokens:
-    so many, twice in a row, drawn so many times. Raises UserError for a model that is not computed
-    by this program's decoder, and for texts of a token each.
+    texts: natural text, the bundled sample by default. length: the number of random tokens,
+    which come twice in a row. draws: how often they are drawn, with this seed. Raises UserError for
+    a model that is not computed by this program's decoder, and for texts of one token.
     """
     steps = scoring_steps(model, texts, length=length, draws=draws, seed=seed, sorted_by=sorted_by)
     while True:

@@ -12,8 +12,8 @@ corrupt the first (causal tracing, Meng et al. 2022).
 Estimated by one backward pass instead, a patch counts (a_clean − a_corrupt) · ∂LD/∂a (Nanda 2023):
 good for heads, bad for the residual stream, so that the largest are measured.
 
-Invariant: nothing is divided by a difference below 0.5; it says so instead, and so does each patch
-that puts in place what was there.
+Invariant: nothing is divided by a difference below 0.5; the result says so instead. It also says
+which patches put in a state equal to the one it replaces.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ SMALLEST = 0.5
 """A difference between the two prompts below this is not divided by."""
 
 EXACT = 10
-"""So many of the largest estimates are measured."""
+"""The number of largest estimates that are also measured."""
 
 _NOISE = 3.0
 """Times the standard deviation of the token embeddings, as in causal tracing."""
@@ -53,7 +53,7 @@ class Grid:
 
     kind: `residual`, the stream before each layer, (layers, tokens), or `heads`, (layers, heads) at
     all tokens. values: shares where they are divided, otherwise differences of logits. unchanged:
-    patches that put in place what was there. exact: which were measured, not estimated.
+    patches whose state equals the one it replaces. exact: which were measured, not estimated.
     """
 
     kind: Literal["residual", "heads"]
@@ -95,7 +95,7 @@ def read_pair(clean: Reading, corrupt: Reading) -> None:
     if len(clean.ids) != len(corrupt.ids):
         raise LabError(
             f"the two prompts have {len(clean.ids)} and {len(corrupt.ids)} tokens; patching needs "
-            "the same number, so that each token stands in the place of another"
+            "the same number, so that each token replaces one of the other prompt"
         )
 
 
@@ -162,7 +162,7 @@ def patch(
 @dataclass(slots=True)
 class _Plan:
     """The patches of a grid. differences: (layers, columns, …), what each puts in minus what is
-    there; found: LD of each, NaN where it is neither measured nor estimated.
+    there; measured: LD of each, NaN where it is neither measured nor estimated.
     """
 
     kind: Literal["residual", "heads"]
@@ -170,11 +170,11 @@ class _Plan:
     edits: list[Edit]
     shape: tuple[int, int]
     is_unchanged: Tensor
-    found: Tensor = field(init=False)
+    measured: Tensor = field(init=False)
     is_exact: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.found = torch.zeros(len(self.edits))
+        self.measured = torch.zeros(len(self.edits))
         self.is_exact = torch.zeros(len(self.edits), dtype=torch.bool)
 
     @classmethod
@@ -202,7 +202,7 @@ class _Plan:
         return cls("heads", base, edits, (shape.layers, shape.heads), unchanged)
 
     def grid(self, low: float, high: float, direction: Direction, is_divided: bool) -> Grid:
-        values = self.found - low if direction == "restore" else high - self.found
+        values = self.measured - low if direction == "restore" else high - self.measured
         if is_divided:
             values = values / (high - low)
         values[self.is_unchanged] = 0.0
@@ -223,14 +223,14 @@ def _measure(plan: _Plan, guess: Tensor | None, contrast: Contrast, progress: Pr
     """Read again with the patches that change something; of estimates, with the largest alone."""
     base = plan.base
     there = float(contrast.of(base.logits))
-    plan.found.fill_(there)
+    plan.measured.fill_(there)
     wanted = (~plan.is_unchanged).nonzero()[:, 0].tolist()
     if guess is not None:
-        plan.found = there + guess
+        plan.measured = there + guess
         wanted = sorted(wanted, key=lambda index: -abs(float(guess[index])))[:EXACT]
     again = read_again_from if plan.kind == "residual" else read_again
     if wanted:
-        plan.found[wanted] = again(
+        plan.measured[wanted] = again(
             base,
             [plan.edits[index] for index in wanted],
             lambda states: contrast.of(last_logits(base.decoder, states)),
@@ -270,7 +270,7 @@ def _estimates(
             target = contrast.of(decoder.uncapped_head(states[:, -1])).sum()
             gradients = torch.autograd.grad(target, points, allow_unused=True)
     by_point = dict(zip((*streams, *heads), gradients, strict=True))
-    found = []
+    changes = []
     for plan in plans:
         values = []
         for edit in plan.edits:
@@ -284,5 +284,5 @@ def _estimates(
             assert gradient is not None
             where = slice(None) if edit.position is None else edit.position
             values.append(float(((edit.value - there[where]) * gradient[0][where]).sum()))
-        found.append(torch.tensor(values))
-    return tuple(found)
+        changes.append(torch.tensor(values))
+    return tuple(changes)

@@ -230,8 +230,8 @@ class _Explained:
             explained = self._difference(states_of).sum()
             gradients = torch.autograd.grad(explained, embeddings)
         total = torch.zeros(len(self._prompt))
-        for each, gradient in zip(embeddings, gradients, strict=True):
-            total += (each * gradient).detach().sum(-1)[0, : len(self._prompt)].cpu()
+        for embedding, gradient in zip(embeddings, gradients, strict=True):
+            total += (embedding * gradient).detach().sum(-1)[0, : len(self._prompt)].cpu()
         values: list[float] = total[self._start :].tolist()
         return values
 
@@ -280,7 +280,7 @@ _TURN = {"user", "assistant", "thinking", "tool"}
 
 
 def parts_of_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[Span]:
-    """The parts of a prompt by its segments; markers belong to what they stand before.
+    """The parts of a prompt by its segments; a marker belongs to the segment after it.
 
     An example is an input and an output, or named fields up to its answer. The user's text alone is
     `input`; in a chat, each message with its reply is a turn.

@@ -132,7 +132,7 @@ class _Rows:
         self.states = self.reading.states[0][None][:0]
 
     def go_through(self, layer: int) -> None:
-        """Begin the edits of a layer, and go on with all through it."""
+        """Begin the edits of a layer, and compute this layer for all rows that have begun."""
         coming = [edit for edit in self.edits[self.begun :] if edit.layer == layer]
         first = self.begun
         fresh = self.reading.states[layer].expand(len(coming), -1, -1).clone()
@@ -181,7 +181,7 @@ def read_again(
     size = max(1, _TOKENS_AT_ONCE // reading.tokens)
     groups = [order[at : at + size] for at in range(0, len(order), size)]
     total = sum(layers - edits[group[0]].layer for group in groups)
-    found: dict[int, Tensor] = {}
+    results: dict[int, Tensor] = {}
     done = 0
     for group in groups:
         rows = _Rows(reading, [edits[index] for index in group])
@@ -189,9 +189,9 @@ def read_again(
             progress(done, total)
             rows.go_through(layer)
             done += 1
-        found |= dict(zip(group, measure(rows.states), strict=True))
+        results |= dict(zip(group, measure(rows.states), strict=True))
     progress(total, total)
-    return torch.stack([found[index] for index in range(len(edits))])
+    return torch.stack([results[index] for index in range(len(edits))])
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def read_again_from(
         (position, list(group))
         for position, group in groupby(order, key=lambda i: edits[i].position or 0)
     ]
-    found: dict[int, Tensor] = {}
+    results: dict[int, Tensor] = {}
     for done, (position, group) in enumerate(by_position):
         progress(done, len(by_position))
         states = reading.states[0][None, :0, :][:0]
@@ -246,9 +246,9 @@ def read_again_from(
                 states = reading.decoder.block_states(
                     states, layer, start=position, before=before, changes=reading.changes
                 )
-        found |= dict(zip(group, measure(states), strict=True))
+        results |= dict(zip(group, measure(states), strict=True))
     progress(len(by_position), len(by_position))
-    return torch.stack([found[index] for index in range(len(edits))])
+    return torch.stack([results[index] for index in range(len(edits))])
 
 
 def last_logits(decoder: Decoder, states: Tensor) -> Tensor:

@@ -238,7 +238,7 @@ class Sweep(Finding):
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {"direction": self.direction, "replies": [asdict(each) for each in self.replies]}
+        return {"direction": self.direction, "replies": [asdict(reply) for reply in self.replies]}
 
 
 def sweep(

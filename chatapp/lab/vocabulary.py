@@ -33,7 +33,7 @@ _CONTINUES = "##"
 class Learned:
     """One step of learning: the pair that was merged into a new token.
 
-    count: how often the pair stood in the text. score: what it won by: the count itself, or
+    count: how often the pair occurred in the text. score: why it was chosen: the count itself, or
     count(ab) / (count(a) · count(b)) of WordPiece.
     """
 
@@ -104,8 +104,8 @@ def _merge(cut: Sequence[str], pair: tuple[str, str], merged: str) -> list[str]:
 class Step:
     """One step in cutting a word.
 
-    token: what was made. rank: which of the tokenizer's merges it was, from 0 for the one that it
-    learned first; None where tokens are not merged. tokens: the word after the step.
+    token: the new token. rank: the number of the merge, 0 for the one that the tokenizer learned
+    first; None if the method does not merge. tokens: the word after the step.
     """
 
     token: str

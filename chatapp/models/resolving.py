@@ -146,7 +146,7 @@ def note_on_folder(name: str) -> str:
     """A sentence on a folder or file here that has the name of a known model; "" without."""
     if not (is_known_name(name) and os.path.exists(name)):
         return ""
-    return f"{name} is a known model, which is used; ./{name} stands for what lies in this folder"
+    return f"{name} is a known model, which is used; ./{name} is the path in this folder"
 
 
 def _folder_of_known(name: str) -> Path | None:

@@ -1,7 +1,7 @@
 """Group relative policy optimization (Shao et al., 2024, arXiv 2402.03300, equations 3 and 4), with
 the token-level loss of DAPO (Yu et al., 2025, arXiv 2503.14476, section 3.3).
 
-To each prompt a group of replies is drawn from the model as it is. With R a reply's reward, its
+For each prompt a group of replies is drawn from the current model. With R a reply's reward, its
 advantage is A = (R - mean(R)) / (std(R) + 1e-4) over its group, std with n - 1 (without
 `scale_rewards` the difference alone, Liu et al., 2025, arXiv 2503.20783). With
 

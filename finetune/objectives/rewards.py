@@ -180,9 +180,9 @@ class Rewards:
     def __init__(self, checks: Sequence[Check]) -> None:
         self._own: list[RewardFunction] = []
         self._judges = [_Judge(check.kind, check.weight, self._made(check)) for check in checks]
-        self.needs_reference = any(isinstance(each, ExactMatch | NumericMatch) for each in checks)
-        self.functions = [each.function for each in checks if isinstance(each, Function)]
-        self.withheld = any(isinstance(each, WithheldFunction) for each in checks)
+        self.needs_reference = any(isinstance(check, ExactMatch | NumericMatch) for check in checks)
+        self.functions = [check.function for check in checks if isinstance(check, Function)]
+        self.withheld = any(isinstance(check, WithheldFunction) for check in checks)
 
     @property
     def names(self) -> list[str]:
@@ -233,7 +233,7 @@ class Rewards:
             case Model():
                 return _by_model(ReplyScorer.load(check.run))
             case WithheldFunction():
-                return lambda asked, reply: 0.0
+                return lambda prompt, reply: 0.0
             case Function():
                 function = RewardFunction(check.function, check.timeout)
                 self._own.append(function)

@@ -1,8 +1,8 @@
 """Where a decoder's weights begin: positions as sinusoids, heads that look back, heads that copy.
 
-Learned positions that begin at random must each learn alone what stands before them; on little
-text they never do, and nothing is ever copied from the context. Here two circuits that copy
-begin ready made, in the first two blocks:
+With random initial positions, each position must learn separately which one precedes it; with
+little text it never does, and nothing is copied from the context. Here two circuits that copy
+are part of the initial weights of the first two blocks:
 
 - after the same token (an induction head, Olsson et al. 2022): one head notes the token before,
   another looks for the place whose note is the token at hand, and passes on what stands there;

@@ -322,7 +322,7 @@ def test_what_is_readable_of_a_damaged_file_is_saved(run, ids: list[int], tmp_pa
     assert (status, out) == (0, "")
     first, second = err.splitlines()
     assert first.startswith("chatapp: saved 2 chats with ")
-    assert second == f"chatapp: to go on with them, move {path} away, and {new} there"
+    assert second == f"chatapp: to continue with them, move {path} away, and {new} there"
     status, out, _ = run(
         "history", "rescue", str(tmp_path / "again.db"), "--from", str(path), "--json"
     )

@@ -27,6 +27,10 @@ ARCHAIC = {
     r"hangs? on\b": "depends on",
     r"(?:can|cannot|may) be had\b": "is available",
     r"becomes of\b": "happens to",
+    r"as (?:it is|they are)(?=[.;:])": "unchanged",
+    r"what (?:stands|stood)\b": "what is, or the noun",
+    r"stands? for (?:it|them|what)\b": "replaces",
+    r"(?:goes|go|went|going) on (?:with|from|behind|for its)\b": "continues",
     r"gives back\b": "returns",
     r"by people\b": "for people",
     r"put right\b": "corrected",
@@ -83,6 +87,28 @@ def sentences(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, prose(node.value)
 
 
+# Verbs and pronouns that say nothing of the value they would name.
+NAMES = set("told said asked found each some judged material".split())
+
+
+def names(source: str) -> Iterator[tuple[int, str]]:
+    """The names that a module defines, each with its line."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.lineno, node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.lineno, node.attr
+
+
+def forbidden_names(source: str) -> list[tuple[int, str]]:
+    return [(line, name) for line, name in names(source) if name.strip("_").lower() in NAMES]
+
+
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 def test_a_guide_is_plain(guide: Path) -> None:
     match = FORBIDDEN.search(prose(guide.read_text(encoding="utf-8")))
@@ -97,6 +123,22 @@ def test_docstrings_and_messages_are_plain() -> None:
         if (match := FORBIDDEN.search(text))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_names_are_nouns_or_say_what_is_done() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in SOURCES
+        for line, name in forbidden_names(path.read_text(encoding="utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_names_would_be_seen() -> None:
+    source = (
+        "def told(asked, model):\n    for each in model.words:\n        self._found = found_words"
+    )
+    assert [name for _, name in forbidden_names(source)] == ["told", "asked", "each", "_found"]
 
 
 def test_the_words_would_be_seen() -> None:

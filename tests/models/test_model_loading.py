@@ -71,9 +71,7 @@ def test_a_folder_here_hides_no_known_model(
     assert model_folder(name).resolve() != (tmp_path / name).resolve()
     notes: list[str] = []
     load_model(name, say=notes.append)
-    assert notes == [
-        f"{name} is a known model, which is used; ./{name} stands for what lies in this folder"
-    ]
+    assert notes == [f"{name} is a known model, which is used; ./{name} is the path in this folder"]
     for path in (f"./{name}", str(tmp_path / name)):
         assert model_folder(path).resolve() == (tmp_path / name).resolve()
         load_model(path, say=notes.append)

@@ -106,7 +106,7 @@ HANGING = {
             ("\r", "Enter downloads"),
             ("\r", "Esc stops"),
         ],
-        "the download of smollm2, which the next one goes on with",
+        "the download of smollm2, which the next one continues",
     ),
     "screen": (
         "endless",

@@ -41,8 +41,8 @@ class CloseUps:
     @property
     def are_given(self) -> bool:
         """Whether there is one of them."""
-        asked = (self.neighbours, self.state, self.weight, self.neurons, self.positions)
-        return self.norms or any(each is not None for each in asked)
+        options = (self.neighbours, self.state, self.weight, self.neurons, self.positions)
+        return self.norms or any(option is not None for option in options)
 
 
 def find_close_ups(
@@ -77,10 +77,10 @@ def find_close_ups(
     return findings
 
 
-def draw_neighbours(found: "Neighbours", width: int) -> list[RenderableType]:
+def draw_neighbours(neighbours: "Neighbours", width: int) -> list[RenderableType]:
     """A table for each matrix."""
-    parts: list[RenderableType] = [heading("Neighbours", found.sentence)]
-    for title, rows in (("embedding", found.embedding), ("output", found.output)):
+    parts: list[RenderableType] = [heading("Neighbours", neighbours.sentence)]
+    for title, rows in (("embedding", neighbours.embedding), ("output", neighbours.output)):
         if rows:
             parts += [Text(), draw_table([title, ">cosine", ""], _rows(rows, width), width)]
     return parts
@@ -89,8 +89,12 @@ def draw_neighbours(found: "Neighbours", width: int) -> list[RenderableType]:
 def _rows(neighbours: "Sequence[Neighbour]", width: int) -> list[list[Text | str]]:
     size = _BAR if width >= 60 else 4
     return [
-        [piece_text(each.text), f"{each.cosine:+.3f}", Text(bar(each.cosine, size), "dim")]
-        for each in neighbours
+        [
+            piece_text(neighbour.text),
+            f"{neighbour.cosine:+.3f}",
+            Text(bar(neighbour.cosine, size), "dim"),
+        ]
+        for neighbour in neighbours
     ]
 
 
@@ -132,12 +136,12 @@ def draw_neurons(neurons: "Neurons", width: int) -> list[RenderableType]:
     """The neurons, and what each promotes."""
     rows: list[list[Text | str]] = [
         [
-            each.name,
-            f"{each.activation:+.3f}",
-            f"{each.effect:+.3f}",
-            Text(" ").join(map(piece_text, each.promotes)),
+            neuron.name,
+            f"{neuron.activation:+.3f}",
+            f"{neuron.effect:+.3f}",
+            Text(" ").join(map(piece_text, neuron.promotes)),
         ]
-        for each in neurons.neurons
+        for neuron in neurons.neurons
     ]
     columns = ["neuron", ">activation", ">effect", "promotes"]
     return [heading("Neurons", neurons.sentence), draw_table(columns, rows, width)]

@@ -35,7 +35,7 @@ _JSON = {
     **dict.fromkeys(("chosen", "sampling"), "{}"),
     **dict.fromkeys(("documents", "conditions"), None),
 }
-"""The columns of JSON, and what stands in one that cannot be read."""
+"""The columns of JSON, and the value of one that cannot be read."""
 
 _Rows = dict[str, dict[int, list[Any]]]
 

@@ -13,7 +13,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class KernelsHook(BuildHookInterface[Any]):
-    """Puts a library for each set of instructions beside kernels.c, and into the wheel."""
+    """Put a library for each instruction set next to kernels.c, and into the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         folder = Path(self.root, "chatapp", "engine", "kernels")

@@ -1,7 +1,7 @@
 """Which device a model computes on, the CPU or a GPU of this machine, and its memory.
 
-Invariant: what is chosen is there and works. A GPU that is asked for and missing is an error in
-words, never a silent change to the CPU. Free of torch until a device is chosen.
+Invariant: the chosen device exists and works. A requested GPU that is missing is an error in one
+sentence, never a silent change to the CPU. torch is not imported before a device is chosen.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 # Smaller models are read from the CPU's cache; a GPU only makes their start longer.
 _GPU_FROM = 2**25
 
-# Memory that "auto" asks of a GPU, in bytes a parameter: weights and all that is computed.
+# GPU memory that "auto" requires, in bytes per parameter: weights and activations.
 _BYTES_PER_PARAMETER = 5
 
 
 def device_for(device: str, precision: str, parameters: int) -> "torch.device":
-    """The device that "auto" stands for: a GPU for large models that fit into its memory.
+    """The device that "auto" means: a GPU for large models that fit into its memory.
 
     device: of `DEVICES`. precision: int8 and int4 are multiplied on the CPU alone.
     parameters: weights in the matrices of the model.
-    Raises ModelError when the device is not there or cannot do what is asked of it.
+    Raises ModelError if the device does not exist or cannot compute in this precision.
     """
     import torch
 

@@ -52,8 +52,8 @@ class Linear:
 class BFloat16Linear:
     """y = x Wᵀ + b with x and W rounded to bfloat16, and so is the sum with a bias.
 
-    Without one, which is the output matrix, the result is what was summed in float32 where
-    torch can give that: logits of some tens would be rounded by as much as they differ.
+    Without a bias (the output matrix) the result is the float32 sum, if torch can return that:
+    rounding would change logits of some tens by as much as they differ.
     """
 
     __slots__ = ("bias", "weight")

@@ -41,7 +41,7 @@ OPTIONS = (
     *("-O3", "-std=c11", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno"),
     *("-fno-signed-zeros", "-fno-trapping-math", "-freciprocal-math", "-ffp-contract=fast"),
 )
-"""Compiler options. NaN stays NaN, and sums are added up as they are written."""
+"""Compiler options. NaN stays NaN, and sums are added in the order of the source."""
 _SECONDS = 300.0
 
 

@@ -18,7 +18,7 @@ from chatapp.engine.kernels.tiles import kind_of
 from chatapp.engine.kernels.token_threads import token_threads
 
 FEW_ROWS = 16
-"""Up to so many, a block in float32 is computed natively by any instructions."""
+"""Up to this many rows, a float32 block is computed natively on every instruction set."""
 
 _TOKENS = 2
 """Rows that are limited by the memory's speed."""
@@ -82,9 +82,9 @@ class Rows:
     """The tokens of a pass that blocks compute natively, one a row.
 
     at: their positions, int32. span: one more than the largest position. turns: by rotation,
-    cosines and sines (rows, size / 2). held: of each layer the keys and values that there is
-    room for, (2, sequences, key/value heads, positions, head size). is_batch: whether each row is a
-    sequence of its own; otherwise all are of the first.
+    cosines and sines (rows, size / 2). held: for each layer the buffer of keys and
+    values, (2, sequences, key/value heads, positions, head size). is_batch: whether each row
+    belongs to another sequence; otherwise all belong to the first.
     """
 
     at: Tensor

@@ -21,8 +21,8 @@ from chatapp.engine.kernels.torch_layers import pack_int4, quantise_int4
 # Below, a token costs less in float32: there is little to read, and int8 needs more calls.
 _INT8_FROM = 2**25
 
-# How much of the machine's memory weights in int8 may take, of those that are chosen unasked:
-# besides, there are keys and values, and other programs.
+# The fraction of the machine's memory that int8 weights may take if "auto" chooses them: keys and
+# values, and other programs, need memory too.
 _COMFORTABLE = 0.5
 
 QUANTISED = ("int8", "int4")
@@ -33,12 +33,12 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 
 
 def precision_for(precision: str, parameters: int, device: torch.device) -> str:
-    """The precision that "auto" stands for, as what is fastest on a device.
+    """The precision that "auto" means: the fastest one on a device.
 
     That is int8 for large models on a CPU made for it, int4 for those that would take more than
     half of its memory, bfloat16 on a cuda device made for that, else float32.
     parameters: weights in the matrices of the model.
-    Raises ModelError when this machine cannot multiply in int8 and it was asked for.
+    Raises ModelError if int8 is requested and this machine cannot multiply in it.
     """
     # What int4 does not fit, the output matrix for one, is int8.
     has_int8 = has_kernels() or has_onednn_int8()
@@ -92,9 +92,9 @@ def quantised(weights: NamedTensors, precision: str) -> Weights:
 
     The output matrix is int8 in both: rounded to four bits, it does the most harm.
 
-    The token embedding, of which a token needs but one row, is in float16 if that can hold it.
-    One after the other, so that few are in memory as they were. What comes in four bits already,
-    as uint8, is int4 as it is.
+    The token embedding, of which a token needs only one row, is in float16 if that can hold it.
+    Matrices are rounded one by one, so that few unrounded ones are in memory. A matrix that is
+    already stored in four bits, as uint8, is used unchanged as int4.
     """
     rounded: Weights = {}
     for name, tensor in weights:

@@ -2,16 +2,16 @@
 
 torch computes on the threads of OpenMP, which meet after every operation, some hundred times a
 token. In libgomp, which torch brings on Linux, the first to arrive spins for 300,000 rounds,
-4 ms: as long as another program keeps a core that the last one needs. Measured on two cores,
-tokens a second written by the bundled model: beside one busy program 4 with two threads that
-spin so, 600 with two that do not spin, 600 with one thread; beside none 680, 120 and 600, where a
-prompt is read at 17,000 with two threads and at 9,000 with one. GPT-2 124M, beside one busy
-program: 1 with two threads, 30 with one. So threads spin for a while, no more of them than there
-are free cores.
+4 ms: that wastes time while another program holds the core that the last thread needs. Measured
+on two cores, tokens per second written by the bundled model: with one busy program 4 on two
+threads that spin so, 600 on two that do not spin, 600 on one thread; on an idle machine 680, 120
+and 600, and a prompt is read at 17,000 on two threads and at 9,000 on one. GPT-2 124M with one
+busy program: 1 on two threads, 30 on one. So threads spin for a short time, and there are no more
+of them than free cores.
 
-Invariant: on a machine with free cores, torch computes as if this module were not there, and what
-the user has chosen for OpenMP stays. Another number of threads adds up in another order, so
-that results differ in their last bits; therefore training keeps the number it began with.
+Invariant: on a machine with free cores, this module changes nothing in torch, and the user's
+settings of OpenMP are kept. Another number of threads adds in another order, so that results
+differ in their last bits; therefore training keeps the number it began with.
 """
 
 import math
@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 
 # Rounds of spinning before a thread sleeps: 260 µs. With 10,000 of them the bundled model writes a
-# third less on a machine with free cores; with 30,000, training beside a busy program takes more
-# than twice as long as on one thread.
+# third less on a machine with free cores; with 30,000, training while another program is busy takes
+# more than twice as long as on one thread.
 SPINS = 20_000
 
 # Seconds from one look at the machine to the next: /proc/stat counts hundredths of a second.

@@ -1,9 +1,9 @@
-"""How many threads compute a token, measured once on a machine and kept.
+"""How many threads compute a token, measured once per machine and stored.
 
-A token reads every matrix once, so memory limits its speed: where one thread reads nearly as fast
-as several, further ones only keep cores from other programs.
+A token reads every matrix once, so memory limits its speed: if one thread reads nearly as fast
+as several, more threads only take cores from other programs.
 
-Invariant: what is measured beside other programs is used, and not kept.
+Invariant: what is measured while other programs run is used, but not stored.
 """
 
 import ctypes
@@ -22,10 +22,10 @@ from chatapp.engine.kernels import native
 from chatapp.engine.kernels.threads import seconds_of_others
 
 _COLUMNS, _OUTPUTS = 1024, 2**16
-"""Of a matrix in int8 that no processor's cache holds."""
+"""The shape of an int8 matrix that is larger than any processor's cache."""
 
 _ENOUGH = 1.1
-"""Fewer threads are chosen that take at most so many times as long as the best number."""
+"""The fewest threads are chosen whose time is at most this factor times the best time."""
 
 _ROUNDS = 3
 _QUIET = 0.2
@@ -54,7 +54,7 @@ def token_threads(most: int) -> int:
 
 def fewest(seconds: dict[int, float]) -> int:
     """The least number of threads whose time is nearly the best."""
-    return min(n for n, each in seconds.items() if each <= _ENOUGH * min(seconds.values()))
+    return min(n for n, spent in seconds.items() if spent <= _ENOUGH * min(seconds.values()))
 
 
 def _seconds_by_threads(most: int) -> dict[int, float]:

@@ -38,11 +38,11 @@ class Int8Linear:
     Where a single row is multiplied without oneDNN, it is u − 128, with the same result.
 
     Of a row with a few large activations, as in Llama and its heirs (Dettmers et al. 2022), this
-    leaves little of all others. What rounding takes from such a row is rounded in turn, to 1/254
+    leaves little of all others. The rounding error of such a row is rounded in turn, to 1/254
     of the step, and multiplied as well. Measured on SmolLM2-135M and WikiText-2, perplexity
     rises by 4 % without (2,048 tokens) and by 0.2 % with it (5,742 tokens).
 
-    Where oneDNN's products are exact for seven bits only, 63 and 64 stand for 127 and 128, and
+    Where oneDNN's products are exact for seven bits only, 63 and 64 replace 127 and 128, and
     every row is rounded twice.
     """
 

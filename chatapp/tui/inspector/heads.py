@@ -187,10 +187,10 @@ class HeadsView(View):
 
         self._go_on(strongest_steps(model, *cell), "Reading texts", self._show_texts)
 
-    def _show_texts(self, found: Any) -> None:
+    def _show_texts(self, texts: Any) -> None:
         self._draw()
-        lines = [Content.styled(found.sentence, "dim")]
-        for row in found.rows:
+        lines = [Content.styled(texts.sentence, "dim")]
+        for row in texts.rows:
             links = Content("   ").join(
                 Content.assemble(
                     quoted(row.texts[link.source]), (" attends to ", "dim"),

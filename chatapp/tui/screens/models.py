@@ -176,7 +176,7 @@ class ModelScreen(Dialog[str | None]):
         self._tell(f"Downloading {model.name} …", _GETTING_HINT)
         self.query_one(ProgressBar).update(total=None, progress=0)
         self.query_one(ProgressBar).display = True
-        words = f"the download of {model.name}, which the next one goes on with"
+        words = f"the download of {model.name}, which the next one continues"
         self._conversation.start_thread(self._getting.run, words)
 
     def _tell(self, words: str, hint: str = _HINT) -> None:

@@ -120,7 +120,7 @@ def test_what_is_printed_and_written(
     shown = " ".join(result.out.split())
     assert "the shares of 10 parts add up to" in shown
     assert "without 0.1, replaced by zeros" in shown
-    assert "Patches that put in place what was there already" in shown
+    assert "Patches that change nothing, because both states are equal" in shown
     assert max(map(len, result.out.splitlines())) <= width
     for name in ("parts.html", "parts.svg"):
         path = tmp_path / f"{width}-{name}"

@@ -136,7 +136,7 @@ class RemoteModel:
     ) -> "_Reply":
         """A reply to a prompt of about this length, forced tokens included.
 
-        Raises ContextOverflow, and InterventionError because a server's model stays as it is.
+        Raises ContextOverflow, and InterventionError because a server's model cannot be changed.
         """
         check_changeable(self.name, request.interventions, is_changeable=False)
         sampling = request.sampling
