@@ -117,15 +117,15 @@ def pairs(
     texts = read_text_pairs(file)
     settings = load_settings({"model": model})
     with interruptible("interrupted"):
-        found = measure_preference(load(settings.model, "float32", settings.device), texts)
+        preference = measure_preference(load(settings.model, "float32", settings.device), texts)
     if as_json:
-        write_json({"model": settings.model, **asdict(found)})
+        write_json({"model": settings.model, **asdict(preference)})
         return
-    low, high = found.interval
+    low, high = preference.interval
     write(f"{len(texts)} pairs: log p(sent_more) - log p(sent_less)\n")
-    write(f"mean {found.mean:+.3f} nats, 95 % {low:+.3f} to {high:+.3f}\n")
-    low, high = found.preferred_interval
-    write(f"sent_more is likelier in {found.preferred:.3f}, 95 % {low:.3f} to {high:.3f}\n")
+    write(f"mean {preference.mean:+.3f} nats, 95 % {low:+.3f} to {high:+.3f}\n")
+    low, high = preference.preferred_interval
+    write(f"sent_more is likelier in {preference.preferred:.3f}, 95 % {low:.3f} to {high:.3f}\n")
 
 
 @app.command()

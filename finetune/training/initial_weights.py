@@ -5,9 +5,9 @@ little text it never does, and nothing is copied from the context. Here two circ
 are part of the initial weights of the first two blocks:
 
 - after the same token (an induction head, Olsson et al. 2022): one head notes the token before,
-  another looks for the place whose note is the token at hand, and passes on what stands there;
+  another looks for the place whose note is the token at hand, and passes on the token there;
 - after a text like this one: one head notes the token two back, one notes the words of about
-  the last ten tokens together, and others look for the place that stands after the same two
+  the last ten tokens together, and others look for the place after the same two
   tokens and has like words before it. This is how a label is read from the demonstration
   nearest to the query.
 
