@@ -57,8 +57,8 @@ def ids_of(model: LanguageModel, prompt: Any, param: str) -> list[list[int]]:
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         prompt = [prompt]
     texts = []
-    for each in prompt:
-        ids = each if isinstance(each, list) else model.tokenizer.encode(without_surrogates(each))
+    for item in prompt:
+        ids = item if isinstance(item, list) else model.tokenizer.encode(without_surrogates(item))
         if not ids:
             raise BadRequestError(f"{param} has an empty text", param)
         if not all(0 <= id < model.tokenizer.size for id in ids):

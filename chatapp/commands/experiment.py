@@ -160,17 +160,17 @@ def blind(
     reading.run()
     if reading.failure is not None:
         raise reading.failure
-    found = recognitions(trials, reading.verdicts)
+    results = recognitions(trials, reading.verdicts)
     if as_json:
         answered = zip(trials, reading.verdicts, strict=False)
         rows = [asdict(trial) | {"verdict": verdict} for trial, verdict in answered]
-        write_json({"recognitions": [asdict(each) for each in found], "trials": rows})
+        write_json({"recognitions": [asdict(result) for result in results], "trials": rows})
         return
-    for each in found:
-        low, high = each.interval
+    for result in results:
+        low, high = result.interval
         write(
-            f"{each.origin} against human: {each.accuracy:.3f} right, 95 % {low:.3f} to "
-            f"{high:.3f}, n {each.n}, don't know {each.unknown}\n"
+            f"{result.origin} against human: {result.accuracy:.3f} right, 95 % {low:.3f} to "
+            f"{high:.3f}, n {result.n}, don't know {result.unknown}\n"
         )
 
 

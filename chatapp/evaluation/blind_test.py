@@ -95,21 +95,21 @@ def make_trials(
 
 
 def recognitions(trials: Sequence[Trial], verdicts: Sequence[Verdict]) -> list[Recognition]:
-    """How well the model's texts, and the control's, were told from human ones.
+    """How well the model's texts, and the control's, were distinguished from human ones.
 
     verdicts: of the first trials, in their order.
     """
-    judged = Counter(
+    counts = Counter(
         (trial.origin, verdict) for trial, verdict in zip(trials, verdicts, strict=False)
     )
-    found = []
+    results = []
     for origin in ("machine", "control"):
-        right = judged["human", "human"] + judged[origin, "machine"]
-        n = right + judged["human", "machine"] + judged[origin, "human"]
-        unknown = judged["human", "unknown"] + judged[origin, "unknown"]
+        right = counts["human", "human"] + counts[origin, "machine"]
+        n = right + counts["human", "machine"] + counts[origin, "human"]
+        unknown = counts["human", "unknown"] + counts[origin, "unknown"]
         interval = wilson(right, n) if n else (0.0, 1.0)
-        found.append(Recognition(origin, right / n if n else 0.0, interval, n, unknown))
-    return found
+        results.append(Recognition(origin, right / n if n else 0.0, interval, n, unknown))
+    return results
 
 
 def _continued(model: LanguageModel, ids: Sequence[int], sampling: Sampling) -> str:

@@ -88,8 +88,8 @@ class Divergence(Finding):
 
 
 def _check_comparable(model: LanguageModel, base: LanguageModel, text: str) -> None:
-    one, two = (own_decoder(each) for each in (model, base))
-    shapes = [(each.decoder.architecture.layers, each.vocabulary) for each in (one, two)]
+    one, two = (own_decoder(either) for either in (model, base))
+    shapes = [(own.decoder.architecture.layers, own.vocabulary) for own in (one, two)]
     if shapes[0] != shapes[1]:
         words = [f"{layers} layers and {size:,} tokens" for layers, size in shapes]
         raise UserError(

@@ -124,7 +124,7 @@ def _summed_jacobians(decoder: Decoder, ids: Sequence[int]) -> Tensor:
         gradients = [torch.autograd.grad(one, states, retain_graph=True) for one in final.unbind()]
     width = shape.width
     sums = [
-        torch.stack([each.reshape(-1, width)[SKIPPED:].sum(0) for each in by_layer])
+        torch.stack([gradient.reshape(-1, width)[SKIPPED:].sum(0) for gradient in by_layer])
         for by_layer in gradients
     ]
     return torch.stack(sums, 1).cpu()
