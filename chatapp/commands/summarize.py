@@ -70,21 +70,21 @@ def summarize(
     sentences = trace_sentences(last, texts)
     if as_json:
         traced = [
-            {"text": each.text, "passages": [pieces[n].place for n in each.passages]}
-            for each in sentences
+            {"text": sentence.text, "passages": [pieces[n].place for n in sentence.passages]}
+            for sentence in sentences
         ]
         kept = [
             [
-                asdict(each) | {"passages": [pieces[n].place for n in each.passages]}
-                for each in level
+                asdict(summary) | {"passages": [pieces[n].place for n in summary.passages]}
+                for summary in level
             ]
             for level in levels
         ]
         write_json({"summary": last.text, "sentences": traced, "levels": kept})
         return
-    for each in sentences:
-        places = "; ".join(pieces[number].place for number in each.passages)
-        write(f"{each.text}  [{places or 'in no passage'}]\n")
+    for sentence in sentences:
+        places = "; ".join(pieces[number].place for number in sentence.passages)
+        write(f"{sentence.text}  [{places or 'in no passage'}]\n")
     counts = ", ".join(str(len(level)) for level in levels)
     write(f"\n{len(pieces)} passages; summaries on each level: {counts}\n")
 
