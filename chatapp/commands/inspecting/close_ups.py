@@ -147,20 +147,22 @@ def draw_neurons(neurons: "Neurons", width: int) -> list[RenderableType]:
     return [heading("Neurons", neurons.sentence), draw_table(columns, rows, width)]
 
 
-def draw_positions(found: "Positions", width: int) -> list[RenderableType]:
+def draw_positions(positions: "Positions", width: int) -> list[RenderableType]:
     """How alike positions are, then both texts under each kind of positions."""
-    alike = "  ".join(f"{distance}: {value:+.2f}" for distance, value in found.similarity.items())
+    alike = "  ".join(
+        f"{distance}: {value:+.2f}" for distance, value in positions.similarity.items()
+    )
     drawn: list[RenderableType] = [
-        heading("Positions", found.sentence),
+        heading("Positions", positions.sentence),
         Text(f"Similarity by distance  {alike}"),
     ]
     for title, texts in (
-        ("after the first text", [row.first for row in found.rows]),
-        ("after the second", [row.second for row in found.rows]),
+        ("after the first text", [row.first for row in positions.rows]),
+        ("after the second", [row.second for row in positions.rows]),
     ):
         rows: list[list[Text | str]] = [
             [row.positions, f"{row.change:.3f}", f"{row.apart:.3f}", candidates_text(candidates)]
-            for row, candidates in zip(found.rows, texts, strict=True)
+            for row, candidates in zip(positions.rows, texts, strict=True)
         ]
         columns = ["positions", ">change", ">apart", title]
         drawn += [Text(), draw_table(columns, rows, width)]
