@@ -43,10 +43,13 @@ _BYTES_A_CHARACTER = 4
 class Supervision:
     """One program that runs under a supervisor; see supervisor.py.
 
-    theirs: the supervisor's end of the socket, to be passed to it and closed here.
+    theirs: the supervisor's end of the socket, to be passed to it and closed here. Raises ToolError
+    where the system has no groups of processes: nothing there would end what a program starts.
     """
 
     def __init__(self) -> None:
+        if not hasattr(os, "killpg"):  # Windows
+            raise ToolError("programs of tools, servers and rewards run on Linux and macOS alone")
         self._ours, self.theirs = socket.socketpair()
         self._mark = secrets.token_hex(8)
 

@@ -293,3 +293,22 @@ def test_what_a_terminal_obeys_is_left_out(text: str, expected: str) -> None:
 def test_a_call_in_words_is_one_printable_line() -> None:
     words = call_in_words("x\ny\x1b", {"city": "A\n\x1b[31mb", "days": 3, "tags": ["x"]})
     assert words == 'x y␛(city=A ␛[31mb, days=3, tags=["x"])'
+
+
+@pytest.mark.parametrize("what", ["tool", "server"])
+def test_where_no_group_of_processes_can_be_ended_no_program_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.delattr(os, "killpg")  # as on Windows
+    refusal = "programs of tools, servers and rewards run on Linux and macOS alone"
+    if what == "tool":
+        tool = program(folder, "open('ran', 'w')")
+        assert run(tool, {}, threading.Event()).text == f"error: {refusal}"
+        assert not (folder / "ran").exists()
+        calculator = run(find_tools().tools["calculator"], {"expression": "2+2"}, threading.Event())
+        assert calculator.ending == "done"
+    else:
+        (folder / "mine.toml").write_text('name = "mine"\nserver = ["touch", "ran"]\n')
+        _, problems = find_tools().list_names(threading.Event())
+        assert problems == [f"mine: {refusal}"]
+        assert not (folder / "ran").exists()
