@@ -154,11 +154,13 @@ class FormError(ValueError):
 
 def _check_query(query: Template, example: Template, output: str) -> None:
     if output in query.fields:
-        raise FormError("query", f"holds {{{output}}}, which is the answer")
+        raise FormError("query", f"holds {quoted(f'{{{output}}}')}, which is the answer")
     known = [*dict.fromkeys(example.fields), INSTRUCTION]
     for name in query.fields:
         if name not in known:
-            raise FormError("query", f"holds {{{name}}}, a field that 'example' does not have")
+            raise FormError(
+                "query", f"holds {quoted(f'{{{name}}}')}, a field that 'example' does not have"
+            )
 
 
 def _lead(example: Template, query: Template, output: str) -> str:

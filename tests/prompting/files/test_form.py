@@ -152,9 +152,11 @@ REFUSALS = {
     'query = "Say something:"': "'query' holds no field for an input",
     'example = ""': "'example' is the string '', expected a text that is not empty",
     'query = "a"\nexample = "{text}: {label}"\nquery2 = 1': "'query2' is not a key",
-    'example = "{text}: {label}"\nquery = "{txt}:"': "line 2: 'query' holds {txt}, a field that "
+    'example = "{text}: {label}"\nquery = "{txt}:"': "line 2: 'query' holds '{txt}', a field that "
     "'example' does not have",
-    'example = "{text}: {label}"\nquery = "{label}:"': "'query' holds {label}, which is the answer",
+    'example = "{text}: {label}"\nquery = "{label}:"': "'query' holds '{label}', which is "
+    "the answer",
+    'example = "{text}: {label}"\nquery = "{te\ue000xt}:"': r"'query' holds '{te\ue000xt}'",
     'example = "{text}: {label}"\ninput_prefix = "Q:"': "line 2: 'input_prefix' conflicts with a "
     "layout of named fields",
     'example = "{a} {b}: {c}"\n[documents]\npaths = ["x"]': "'documents' needs a layout whose "
