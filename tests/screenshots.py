@@ -110,7 +110,7 @@ async def tokens(driver: Driver) -> AsyncIterator[float]:
 async def attention(driver: Driver) -> AsyncIterator[float]:
     await driver.press("f3")
     await rest(driver)
-    await driver.press("3")
+    await driver.press("4")
     await rest(driver)
     yield 1
 

@@ -355,6 +355,27 @@ class Patches(Finding):
         }
 
 
+def compare(
+    model: "LanguageModel",
+    clean: Sequence[int],
+    corrupt: Sequence[int],
+    direction: "Direction" = "restore",
+    interventions: "Interventions | None" = None,
+    progress: Progress = no_progress,
+) -> Patches:
+    """Patch between two texts of as many tokens.
+
+    Measured on the most likely token after the first against that after the second, or the
+    runner-up where both have the same. Raises LabError, and UserError as `ask` does.
+    """
+    question = ask(model, clean, None, None, interventions)
+    other = ask(model, corrupt, None, None, interventions)
+    if other.contrast.token != question.contrast.token:
+        pair = question.contrast.token, other.contrast.token
+        question = ask(model, clean, *pair, interventions)
+    return Patches.of(question, other, direction, progress=progress)
+
+
 @dataclass(frozen=True, slots=True)
 class SmallestCircuit(Finding):
     """The fewest heads and MLPs that keep most of a difference of logits."""

@@ -60,13 +60,13 @@ INSPECTOR_SCENES = {
         pictured=True,
     ),
     "attention": Scene(
-        inspect("3", "left", "enter", "left", "tab", "up", "up"),
+        inspect("4", "left", "enter", "left", "tab", "up", "up"),
         SAID,
         ("on pinned attends to The 8.2%", "layer 4, head 0: 3.1% on sailed", "5 2 4 1 3"),
         pictured=True,
     ),
     "layers": Scene(
-        inspect("5", "left"),
+        inspect("6", "left"),
         SAID,
         (
             "What each layer would predict after token 21 ⏎ ; Assistant: followed",
@@ -75,7 +75,7 @@ INSPECTOR_SCENES = {
         pictured=True,
     ),
     "steps": Scene(
-        inspect("6", "space", "space", "right", "plus", "plus", "down"),
+        inspect("8", "space", "space", "right", "plus", "plus", "down"),
         SAID,
         ("3.56 bits before the cut, 1.00 after; 2 tokens left", "› 2 Assistant: 13.5%"),
         pictured=True,

@@ -33,9 +33,9 @@ PLACES: dict[str, tuple[str, ...]] = {
     "help": ("f1",),
     "inspected prompt": ("f3", "1"),
     "tokens": ("f3", "2"),
-    "attention": ("f3", "3"),
-    "layers": ("f3", "5"),
-    "generation by steps": ("f3", "6"),
+    "attention": ("f3", "4"),
+    "layers": ("f3", "6"),
+    "generation by steps": ("f3", "8"),
 }
 """The keys that lead to each, from the prompt."""
 

@@ -114,10 +114,10 @@ SCENES: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "compare": compared,
     "prompt tab": tab("1"),
     "tokens tab": tab("2"),
-    "attention tab": tab("3"),
-    "heads tab": tab("4"),
-    "layers tab": tab("5"),
-    "step tab": tab("6"),
+    "attention tab": tab("4"),
+    "heads tab": tab("5"),
+    "layers tab": tab("6"),
+    "step tab": tab("8"),
 }
 MAIN = ("a message", "tokens tab")
 EXTREME = ("chatapp", "catppuccin-frappe", "atom-one-light")

@@ -146,7 +146,7 @@ async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> 
 async def test_each_tab_says_what_its_colours_and_keys_are(
     open_app: OpenApp, size: tuple[int, int]
 ) -> None:
-    legends = {"2": "100 %", "3": "most", "5": "the token that followed", "6": "under 1 %"}
+    legends = {"2": "100 %", "4": "most", "6": "the token that followed", "8": "under 1 %"}
     async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
         await driver.say("Hello")
         await driver.press_and_rest("f3")
@@ -171,13 +171,13 @@ async def test_the_map_of_heads_uses_the_width_it_has(
 ) -> None:
     async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
         await driver.say("Hello")
-        await driver.press_and_rest("f3", "3")
-        heat = driver.chat.query_one(HeatMap)
+        await driver.press_and_rest("f3", "4")
+        heat = driver.chat.query_one("#attention HeatMap", HeatMap)
         _, heads = heat._shape
         room = min(8, (heat.size.width - 4) // heads)
         assert room >= 5
         assert cell_len(heat.render_line(1).text.rstrip()) == 4 + room * heads
-        await driver.pilot.click(HeatMap, offset=(4 + room * heads - 1, 1))
+        await driver.pilot.click("#attention HeatMap", offset=(4 + room * heads - 1, 1))
         await driver.rest()
         assert heat.cell == (0, heads - 1)
 
@@ -202,7 +202,7 @@ async def test_no_hint_is_cut_off_beside_the_inspector(open_app: OpenApp) -> Non
     async with open_app(GlassModel(["It is.", "So."]), size=(130, 40)) as driver:
         assert "Write a message · Enter sends, Ctrl+J starts a new line" in driver.screen_text
         await driver.say("Hello")
-        await driver.press_and_rest("f3", "5")
+        await driver.press_and_rest("f3", "6")
         assert "│ Write a message · Enter sends  " in driver.screen_text
         left = driver.chat.query_one(Inspector).region.x
         beside = " ".join(row[left:].strip("▌ ") for row in driver.screen_text.split("\n"))

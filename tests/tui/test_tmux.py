@@ -174,7 +174,7 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     # What the model attends to.
     terminal.press("F3")
     terminal.until("2 Tokens", "version 2 of 2")
-    terminal.press("3")
+    terminal.press("4")
     terminal.until("attends to", "average of all heads", "L        0       1")
     terminal.change("Tab")
     terminal.press("Up")

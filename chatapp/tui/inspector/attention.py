@@ -143,13 +143,17 @@ class AttentionView(View):
         Binding("enter,space", "hold", "Pin the token, to choose what it attends to", show=False),
     ]
     hint = "← → choose a token · Enter pins it · Tab, then arrows: choose a head · a: all heads"
+    formula = (
+        "A = softmax(Q K^T · scale), the earlier tokens only; the weights of a token add up to 1; "
+        "Vaswani et al. 2017, arXiv 1706.03762."
+    )
 
     def legend(self) -> Content:
         return weight_legend(self.app.native_ansi_color)
 
     def compose(self) -> ComposeResult:
-        yield TokenText(id="attention-text")
         yield Static(id="attention-detail", markup=False)
+        yield TokenText(id="attention-text")
         yield HeatMap()
 
     def show(self, look: Look) -> None:

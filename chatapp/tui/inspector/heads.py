@@ -52,6 +52,11 @@ class HeadsView(View):
     HeadsView HeadMap { height: 2fr; }
     HeadsView #heads-scroll { height: 1fr; border-top: solid $border-blurred; }
     """
+    formula = (
+        "Scores of random tokens that come twice: previous = mean A[i, i-1], duplicate = mean "
+        "A[i, i-s], induction = mean A[i, i-s+1] s the length of a half; Olsson et al. 2022, "
+        "arXiv 2209.11895. copying = sum Re λ / sum |λ| of W_U W_O W_V W_E; Elhage et al. 2021."
+    )
     hint = "arrows: choose a head · m: another measure · Enter: texts where it is strongest"
 
     def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:

@@ -20,9 +20,11 @@ from textual.widgets import ContentSwitcher, Static
 from chatapp.common.foreign import printable
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.heads import HeadsView
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
+from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.inspector.view import Compute, Look, Target, View, look
 from chatapp.tui.inspector.why import WhyView
 from chatapp.tui.platform.runtime import in_words
@@ -33,7 +35,7 @@ BESIDE_FROM = 120
 _SHORT_TAB = 4
 """Letters of a tab's name where there is no room for all."""
 
-_TABS = ("prompt", "tokens", "attention", "heads", "layers", "step", "why")
+_TABS = ("prompt", "tokens", "why", "attention", "heads", "layers", "compare", "step")
 
 
 class Inspector(Vertical, can_focus=True):
@@ -46,6 +48,7 @@ class Inspector(Vertical, can_focus=True):
             for number, name in enumerate(_TABS, start=1)
         ),
         Binding("x", "example", "Look at an example sentence, or back", show=False),
+        Binding("f1", "formula", "Show the formula of this tab and its source", show=False),
         Binding("escape", "close", "Close the inspector", show=False),
     ]
     SCOPED_CSS = False
@@ -64,6 +67,7 @@ class Inspector(Vertical, can_focus=True):
     #inspector-about, #inspector-legend { height: auto; max-height: 2; }
     #inspector-about, #inspector-legend, #inspector-keys { color: $text-muted; }
     #inspector-keys { height: auto; max-height: 3; }
+    #inspector-formula { height: auto; max-height: 8; display: none; }
     Inspector.-failed > #inspector-about { max-height: 100%; margin-top: 1; }
     Inspector ContentSwitcher { height: 1fr; }
     Inspector View { height: 100%; }
@@ -77,7 +81,10 @@ class Inspector(Vertical, can_focus=True):
     #prompt-outdated { color: $text-warning; margin-bottom: 1; }
     #prompt-legend { margin-bottom: 1; }
     #prompt-notes { margin-top: 1; }
-    #tokens-detail, #attention-detail, #layers-detail, #step-parameters {
+    #attention-detail { height: auto; max-height: 4; }
+    #attention-text { border-top: solid $border-blurred; }
+    #tokens-sentence { height: auto; max-height: 2; color: $text-muted; }
+    #tokens-detail, #layers-detail, #step-parameters {
         height: auto; max-height: 4; border-top: solid $border-blurred;
     }
     Inspector OptionList { height: 1fr; overflow-x: hidden;
@@ -101,6 +108,7 @@ class Inspector(Vertical, can_focus=True):
         self._conversation = conversation
         self._target = target
         self._is_example = False
+        self._chosen: int | None = None
         self._shown: Look | None = None
         self._up_to_date: set[View] = set()
         self._numbers = count(1)
@@ -113,14 +121,16 @@ class Inspector(Vertical, can_focus=True):
         yield Static(id="inspector-tabs")
         yield Static(id="inspector-about", markup=False)
         yield Static(id="inspector-legend")
+        yield Static(id="inspector-formula", markup=False)
         with ContentSwitcher(initial="tokens"):
             yield PromptView(id="prompt")
             yield TokensView(id="tokens")
+            yield WhyView(self._conversation, id="why")
             yield AttentionView(id="attention")
             yield HeadsView(self._conversation, id="heads")
             yield LayersView(id="layers")
+            yield CompareView(self._conversation, id="compare")
             yield StepView(self._conversation, id="step")
-            yield WhyView(self._conversation, id="why")
         yield Static(id="inspector-keys", markup=False)
 
     def on_mount(self) -> None:
@@ -196,6 +206,8 @@ class Inspector(Vertical, can_focus=True):
         if shown.message is not None and shown.message.siblings > 1:
             words += f" · version {shown.message.sibling} of {shown.message.siblings}"
         self._about(words)
+        if self._shown is None or self._shown.tokens.ids != shown.tokens.ids:
+            self._chosen = None
         self._shown = shown
         self._up_to_date.clear()
         self._show_legend()
@@ -218,6 +230,19 @@ class Inspector(Vertical, can_focus=True):
         if self._shown is not None and view not in self._up_to_date:
             self._up_to_date.add(view)
             view.show(self._shown)
+        self._share_choice()
+
+    @on(TokenText.Moved)
+    def _token_chosen(self, event: TokenText.Moved) -> None:
+        if self._shown is not None and event.sender.texts is self._shown.tokens.texts:
+            self._chosen = event.position
+
+    def _share_choice(self) -> None:
+        """Choose in the open tab the token that was chosen in another."""
+        for text in self._view.query(TokenText):
+            is_whole = self._shown is not None and text.texts is self._shown.tokens.texts
+            if is_whole and self._chosen is not None:
+                text.choose(self._chosen)
 
     def _about(self, words: str) -> None:
         self.query_one("#inspector-about", Static).update(printable(words))
@@ -228,7 +253,9 @@ class Inspector(Vertical, can_focus=True):
         if line.size.width and tabs.cell_length > line.size.width:
             tabs = self._tabs(_SHORT_TAB)
         line.update(tabs)
-        self.query_one("#inspector-keys", Static).update(f"{self._view.hint} · Esc closes")
+        keys = f"{self._view.hint} · F1 formula · Esc closes"
+        self.query_one("#inspector-keys", Static).update(keys)
+        self.query_one("#inspector-formula", Static).update(self._view.formula)
         self._show_legend()
 
     def _tabs(self, letters: int) -> Content:
@@ -245,6 +272,10 @@ class Inspector(Vertical, can_focus=True):
         line, legend = self.query_one("#inspector-legend", Static), self._view.legend()
         line.update(legend)
         line.display = bool(legend) and self._shown is not None
+
+    def action_formula(self) -> None:
+        formula = self.query_one("#inspector-formula", Static)
+        formula.display = not formula.display
 
     def focus_view(self) -> None:
         """Focus the open tab."""

@@ -91,6 +91,10 @@ class StepView(View):
             show=False,
         ),
     ]
+    formula = (
+        "p = softmax(logits / temperature), cut by top-k, top-p (Holtzman et al. 2020, arXiv "
+        "1904.09751) and min-p (arXiv 2407.01082), then divided by its sum."
+    )
     hint = (
         "Space samples a token · Enter takes the marked one · Backspace undoes · p plays · "
         "← → + - change settings · k keeps them"

@@ -44,6 +44,10 @@ class TokensView(View):
     """
 
     hint = "← → choose a token · Tab, then Enter: put another in its place"
+    formula = (
+        "p = softmax(logits) of all tokens before; entropy = -sum p log2 p in bits, over the whole "
+        "vocabulary; Shannon 1948."
+    )
 
     _look: Look | None = None
 
@@ -51,12 +55,15 @@ class TokensView(View):
         return likelihood_legend(self.app.native_ansi_color)
 
     def compose(self) -> ComposeResult:
+        yield Static(id="tokens-sentence", markup=False)
         yield TokenText(id="tokens-text")
         yield Static(id="tokens-detail", markup=False)
         yield MarkedOptions(id="tokens-alternatives")
 
     def show(self, look: Look) -> None:
         self._look = look
+        sentence = Content.styled(look.tokens.sentence, "dim")
+        self.query_one("#tokens-sentence", Static).update(sentence)
         text, size = self.query_one(TokenText), len(look.tokens.ids)
         text.show(look.tokens.texts, min(look.start, size - 1))
         # A user's text was not generated; it is shaded only if there is nothing else.
@@ -213,6 +220,9 @@ class PromptView(View):
     """The exact string, coloured by the origin of its parts."""
 
     hint = "↑ ↓ scroll the prompt"
+    formula = (
+        "The text that the model reads, part by part, as the template or prompt file renders it."
+    )
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=True, id="prompt-scroll"):

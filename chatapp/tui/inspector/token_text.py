@@ -211,6 +211,14 @@ class TokenText(ScrollView, can_focus=True):
             bgcolor=RichColor.from_rgb(*paint.color),
         )
 
+    def choose(self, position: int) -> None:
+        """Choose a token that was chosen elsewhere."""
+        if position != self.cursor and position < len(self.texts):
+            self.cursor = position
+            self.call_after_refresh(self._show_cursor)
+            self.refresh()
+            self.post_message(self.Moved(self, position))
+
     def _go(self, position: int) -> None:
         position = max(0, min(position, len(self.texts) - 1))
         if self._first_row and position != self.cursor:

@@ -148,9 +148,10 @@ class SwitchPart(Message):
 
 
 class View(Vertical):
-    """One tab. hint: its main keys, in words."""
+    """One tab. hint: its main keys, in words. formula: what is computed, and its source."""
 
     hint = ""
+    formula = ""
 
     def legend(self) -> Content:
         """The meaning of its colours; empty when the tab shows it itself."""

@@ -29,13 +29,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 12
 
-_FORMULA = (
-    "share = (part, with the final norm's scale) · (W_U[token] − W_U[other]); Elhage et al. 2021, "
-    "arXiv 2211.00593. total = the difference lost with the part replaced by zeros; 2404.15255."
-)
 
-
-class _Left(Exception):
+class Left(Exception):
     """Nobody wants the rest of a measurement any more."""
 
 
@@ -68,14 +63,19 @@ class WhyView(View):
     BINDING_GROUP_TITLE = "Inspector: why"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "switch", "Switch this head off in the chat, or on", show=False),
-        Binding("f", "formula", "Show the formula and its source", show=False),
     ]
     DEFAULT_CSS = """
-    WhyView #why-detail { height: auto; max-height: 5; border-top: solid $border-blurred; }
+    WhyView #why-detail { height: auto; max-height: 5; }
+    WhyView TokenText, WhyView ShareMap { border-top: solid $border-blurred; }
     WhyView ShareMap { height: 1fr; }
     WhyView #why-scroll { height: 1fr; border-top: solid $border-blurred; }
     """
     hint = "← → choose a token · Tab, then arrows: choose a head · Space switches it off or on"
+    formula = (
+        "share = (part, with the final norm's scale) · (W_U[token] - W_U[other]); Elhage et al. "
+        "2021, transformer-circuits.pub. total = the difference lost with the part replaced by "
+        "zeros; Heimersheim and Nanda 2024, arXiv 2404.15255."
+    )
 
     class Measuring(Message):
         """How far the measurement of total effects is."""
@@ -90,14 +90,13 @@ class WhyView(View):
         self._why: Why | None = None
         self._wanted: object | None = None
         self._note = ""
-        self._has_formula = False
 
     def legend(self) -> Content:
-        return Content("orange and + for the token · blue and - against it · f: the formula")
+        return Content("orange and + for the token · blue and - against it")
 
     def compose(self) -> ComposeResult:
-        yield TokenText(id="why-text")
         yield Static(id="why-detail", markup=False)
+        yield TokenText(id="why-text")
         yield ShareMap()
         with VerticalScroll(can_focus=True, id="why-scroll"):
             yield Static(id="why-parts", markup=False)
@@ -148,7 +147,7 @@ class WhyView(View):
 
         def tell(done: int, total: int) -> None:
             if self._wanted is not wanted or self._conversation.turn is not None:
-                raise _Left
+                raise Left
             self.post_message(self.Measuring(done, total))
 
         def work() -> "Why | None":
@@ -156,7 +155,7 @@ class WhyView(View):
 
             try:
                 return Why.of(why.question, progress=tell)
-            except _Left:
+            except Left:
                 return None
 
         measured = partial(self._measured, wanted)
@@ -175,10 +174,6 @@ class WhyView(View):
             self._why = why or self._why
             self._draw()
 
-    def action_formula(self) -> None:
-        self._has_formula = not self._has_formula
-        self._draw()
-
     def action_switch(self) -> None:
         cell = self.query_one(ShareMap).cell
         if cell is not None:
@@ -194,8 +189,6 @@ class WhyView(View):
             heat.cell = None  # another model has fewer
         heat.show(shares)
         lines = [Content.styled(why.sentence, "dim")]
-        if self._has_formula:
-            lines.append(Content.styled(_FORMULA, "dim"))
         by_name = {part.name: part for part in why.components}
         if heat.cell is not None:
             part = by_name["{}.{}".format(*heat.cell)]

@@ -43,7 +43,7 @@ async def test_a_switch_frees_the_model_before(
         if held == "by a closed inspector":
             await driver.press("f3")
             await driver.until(lambda: "tokens of prompt" in driver.screen_text)
-            await driver.press("4", "5")
+            await driver.press("5", "6")
             await driver.idle()
             await driver.press("escape")
         del model

@@ -26,7 +26,7 @@ def few_texts(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 async def test_scores_are_those_of_the_lab(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await driver.press_and_rest("f3", "4")
+        await driver.press_and_rest("f3", "5")
         await driver.until(lambda: "What heads do" in words(driver, "heads-detail"))
         scores = score_heads(gpt2, TEXTS)
         heat = driver.chat.query_one(HeadMap)
@@ -72,7 +72,7 @@ async def test_measuring_stops_and_begins_again(
         async with open_app(gpt2, settings=SETTINGS) as driver:
             await driver.say("he has it")
             await driver.press_and_rest("f3")
-            await driver.press("4")
+            await driver.press("5")
             await driver.until(has_begun.is_set)
             await driver.until(lambda: "Measuring heads" in words(driver, "heads-detail"))
             await driver.press("escape")
@@ -82,7 +82,7 @@ async def test_measuring_stops_and_begins_again(
             assert "Stopped" in words(driver, "heads-detail")
             view = driver.chat.query_one(HeadsView)
             assert view._scores is None
-            await driver.press_and_rest("x", "4")
+            await driver.press_and_rest("x", "5")
             await driver.until(lambda: "What heads do" in words(driver, "heads-detail"))
     finally:
         may_go_on.set()

@@ -57,8 +57,11 @@ async def test_alternatives_are_the_softmax_of_the_logits(
 async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await driver.press_and_rest("f3", "3")
-        text, heat = text_of(driver, AttentionView), driver.chat.query_one(HeatMap)
+        await driver.press_and_rest("f3", "4")
+        text, heat = (
+            text_of(driver, AttentionView),
+            driver.chat.query_one("#attention HeatMap", HeatMap),
+        )
         session = driver.chat.conversation.session
         assert session is not None
         reading = read(session, session.chat.messages[-1].id)
@@ -98,7 +101,7 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
 async def test_layers_are_the_traces(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await driver.press_and_rest("f3", "5")
+        await driver.press_and_rest("f3", "6")
         text = text_of(driver, LayersView)
         session = driver.chat.conversation.session
         assert session is not None

@@ -81,7 +81,7 @@ async def test_without_messages_there_is_an_example(open_app: OpenApp) -> None:
     async with open_app(GlassModel(["Fine."])) as driver:
         await driver.press_and_rest("f3")
         assert words(driver, "inspector-about") == "An example sentence"
-        await driver.press_and_rest("3")
+        await driver.press_and_rest("4")
         text = text_of(driver, AttentionView)
         assert "".join(text.texts) == EXAMPLE
         assert text.texts[text.cursor] == " he"
@@ -109,7 +109,7 @@ async def test_models_that_are_not_there_or_show_nothing(open_app: OpenApp) -> N
         await driver.say("Hello")
         await driver.press_and_rest("f3")
         sentence = "scripted cannot be inspected"
-        for key in "23456":
+        for key in "2345678":
             await driver.press_and_rest(key)
             assert sentence in driver.screen_text
         await driver.press_and_rest("1")
@@ -138,7 +138,7 @@ async def test_a_message_that_no_longer_fits_is_a_sentence(open_app: OpenApp, st
     async with open_app(GlassModel(["x"], context=64), chat_id=chat_id) as driver:
         await driver.press_and_rest("f3")
         assert "300 tokens long" in words(driver, "inspector-about")
-        await driver.press_and_rest("1", "2", "3", "4", "5", "6", "x")
+        await driver.press_and_rest(*"12345678", "x")
         assert words(driver, "inspector-about") == "An example sentence"
 
 

@@ -104,7 +104,7 @@ async def test_steps_draw_what_generate_draws(open_app: OpenApp, gpt2: LocalMode
         prompt = read(session, session.chat.messages[-1].id).prompt.ids
         events = gpt2.generate(Request(prompt, SETTINGS.sampling))
         expected = [event.id for event in events if isinstance(event, Token)][:4]
-        await driver.press_and_rest("f3", "6", "space", "space", "space", "space")
+        await driver.press_and_rest("f3", "8", "space", "space", "space", "space")
         assert taken(driver) == expected
         await driver.press_and_rest("backspace")
         assert taken(driver) == expected[:3]
@@ -118,7 +118,7 @@ async def test_steps_draw_what_generate_draws(open_app: OpenApp, gpt2: LocalMode
 async def test_parameters_change_the_cut(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await driver.press_and_rest("f3", "6")
+        await driver.press_and_rest("f3", "8")
         view = driver.chat.query_one(StepView)
         assert "temperature 0.7" in words(driver, "step-parameters")
         await driver.press_and_rest("plus", "plus", "minus")
@@ -150,13 +150,13 @@ async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.M
         session = driver.chat.conversation.session
         assert session is not None
         model.context = len(read(session, session.chat.messages[-1].id).prompt.ids) + 5
-        await driver.press_and_rest("f3", "6")
+        await driver.press_and_rest("f3", "8")
         view = driver.chat.query_one(StepView)
         await driver.press("p")
         await driver.until(lambda: len(taken(driver)) >= 2)
         await driver.press_and_rest("p")
         paused = len(taken(driver))
-        await driver.press_and_rest("1", "6")
+        await driver.press_and_rest("1", "8")
         assert len(taken(driver)) == paused
         await driver.press("p")
         await driver.until(lambda: view._step.next is None)
@@ -172,11 +172,11 @@ async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.M
 async def test_steps_can_be_kept_as_a_branch(open_app: OpenApp, store: Store) -> None:
     model = GlassModel(["It is a reply.", " and more."])
     async with open_app(model, settings=SETTINGS) as driver:
-        await driver.press_and_rest("f3", "6", "k")
+        await driver.press_and_rest("f3", "8", "k")
         assert "no reply here" in notes(driver)
         await driver.press_and_rest("escape")
         await driver.say("Hello there")
-        await driver.press_and_rest("f3", "6", "k")
+        await driver.press_and_rest("f3", "8", "k")
         assert "No token has been sampled" in notes(driver)
         await driver.press_and_rest("enter")
         (id,) = taken(driver)

@@ -11,7 +11,7 @@ from chatapp.tui.inspector.why import ShareMap, WhyView
 async def test_it_shows_what_the_lab_measures(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await driver.press_and_rest("f3", "7")
+        await driver.press_and_rest("f3", "3")
         view = driver.chat.query_one(WhyView)
         text = text_of(driver, WhyView)
         ids = view._look.tokens.ids
@@ -25,14 +25,14 @@ async def test_it_shows_what_the_lab_measures(open_app: OpenApp, gpt2: LocalMode
             assert f"{part.name:<8}{part.share:+7.3f}" in words(driver, "why-parts")
         first = next(part for part in expected.order if part.effect is not None)
         assert f"{first.effect:+.3f}" in words(driver, "why-parts")
-        await driver.press_and_rest("f")
-        assert "Elhage et al. 2021" in words(driver, "why-detail")
+        await driver.press_and_rest("f1")
+        assert "Elhage et al. 2021" in words(driver, "inspector-formula")
 
 
 async def test_space_switches_a_head_off_and_on(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await driver.press_and_rest("f3", "7")
+        await driver.press_and_rest("f3", "3")
         heat = driver.chat.query_one(ShareMap)
         heat.focus()
         await driver.press_and_rest("up")
@@ -51,6 +51,6 @@ async def test_space_switches_a_head_off_and_on(open_app: OpenApp, gpt2: LocalMo
 async def test_a_model_on_a_server_has_no_parts(open_app: OpenApp) -> None:
     async with open_app(settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await driver.press_and_rest("f3", "7")
+        await driver.press_and_rest("f3", "3")
         assert words(driver, "why-detail")
         assert driver.chat.query_one(ShareMap)._cells == []

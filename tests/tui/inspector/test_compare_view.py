@@ -1,0 +1,51 @@
+"""The tab Compare of the inspector, and the token that all tabs share."""
+
+from inspector_driver import SETTINGS, go_to, text_of, words
+from tui_driver import OpenApp
+
+from chatapp.engine.backends.local import LocalModel
+from chatapp.lab.experiments import compare
+from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.compare import CompareView
+from chatapp.tui.inspector.why import ShareMap, WhyView
+from chatapp.tui.widgets.dialog import Field
+
+
+async def test_it_patches_between_the_text_and_another(open_app: OpenApp, gpt2: LocalModel) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3", "7")
+        view = driver.chat.query_one(CompareView)
+        assert "Enter writes another token" in words(driver, "compare-detail")
+        look, place = view._look, 2
+        clean = list(look.tokens.ids[: look.start])
+        other = next(i for i in range(40, 90) if i != clean[place])
+        await go_to(driver, text_of(driver, CompareView), place)
+        await driver.press("enter")
+        assert view.query_one(Field).has_focus
+        view._replace(place, other)
+        await driver.rest()
+        corrupt = [*clean[:place], other, *clean[place + 1 :]]
+        expected = compare(gpt2, clean, corrupt)
+        assert expected.sentence in words(driver, "compare-detail")
+        assert view.query_one(ShareMap)._cells == expected.result.grids[1].values
+        rows = words(driver, "compare-table").split("\n")[1:]
+        assert [int(row.split()[0]) for row in rows] == list(range(place, len(clean)))
+        text_of(driver, CompareView).focus()
+        await driver.press_and_rest("d")
+        assert "corrupt into clean" in words(driver, "compare-detail")
+        await driver.press_and_rest("backspace")
+        assert "Enter writes another token" in words(driver, "compare-detail")
+        await driver.press_and_rest("v")
+        assert view._patches is None
+
+
+async def test_the_chosen_token_is_shared_by_the_tabs(open_app: OpenApp, gpt2: LocalModel) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3", "3")
+        await go_to(driver, text_of(driver, WhyView), 2)
+        await driver.press_and_rest("4")
+        assert text_of(driver, AttentionView).cursor == 2
+        await driver.press_and_rest("right", "3")
+        assert text_of(driver, WhyView).cursor == 3
