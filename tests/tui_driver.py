@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,10 +181,11 @@ def open_app(store: Store) -> OpenApp:
         size: tuple[int, int] = (100, 30),
         settings: Settings | None = None,
         own_store: Store | None = None,
+        markdown: str = "off",
     ) -> AsyncIterator[Driver]:
         model = model or ScriptedModel(["It is a scripted reply."])
         app = ChatApp(
-            settings or Settings(),
+            replace(settings or Settings(), markdown=markdown),  # most replies are read as text
             load=load or (lambda: model),
             store=own_store or store,
             chat_id=chat_id,

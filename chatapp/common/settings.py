@@ -53,7 +53,8 @@ class Settings:
 
     model: "bundled", a folder, or a hub id. template: a built-in template's name; empty for the
     model's own. theme: a Textual theme's name. chat_list: the list of chats next to the chat is
-    "shown" or "hidden". precision: "auto", or the number format of a GPT-2's matrix products.
+    "shown" or "hidden". markdown: the replies of new chats are rendered, "on" or "off".
+    precision: "auto", or the number format of a GPT-2's matrix products.
     device: "auto", or where models are computed. sampling: the sampling parameters, which the file
     has at its top level (`temperature = 0.7`). keys: the table `[keys]`, key by action. origins:
     where the user set each sampling parameter.
@@ -63,6 +64,7 @@ class Settings:
     template: str = ""
     theme: str = "chatapp"
     chat_list: str = "shown"
+    markdown: str = "on"
     precision: str = "auto"
     device: str = "auto"
     sampling: Sampling = field(default_factory=Sampling)
@@ -80,7 +82,12 @@ class Settings:
 
 
 _TEXTS = tuple(item.name for item in fields(Settings) if item.type is str)
-_CHOICES = {"precision": PRECISIONS, "device": DEVICES, "chat_list": ("shown", "hidden")}
+_CHOICES = {
+    "precision": PRECISIONS,
+    "device": DEVICES,
+    "chat_list": ("shown", "hidden"),
+    "markdown": ("on", "off"),
+}
 _NAMES = (*_TEXTS, *PARAMETERS, "keys")
 
 

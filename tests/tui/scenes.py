@@ -14,7 +14,7 @@ from chatapp.common.settings import Settings
 from chatapp.engine.model import Sampling
 from chatapp.tui.screens.compare import CompareScreen
 
-SETTINGS = Settings(theme="chatapp", sampling=Sampling(seed=1))
+SETTINGS = Settings(theme="chatapp", markdown="off", sampling=Sampling(seed=1))
 SMALL, USUAL, WIDE_SCREEN = (60, 20), (100, 30), (200, 60)
 
 PLACES: dict[str, tuple[str, ...]] = {

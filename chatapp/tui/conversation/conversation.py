@@ -60,7 +60,8 @@ class Conversation:
         self._thinking: bool | None = None
         self.precision = settings.precision
         self.device = settings.device
-        self.chat = Chat(store, choices=settings.choices({}))
+        self._markdown = settings.markdown == "on"
+        self.chat = Chat(store, choices=settings.choices({}), markdown=self._markdown)
         self.chat.ask = partial(ask_on_screen, listener)
         self.model: LanguageModel | None = None
         self.session: Session | None = None
@@ -78,6 +79,8 @@ class Conversation:
         Raises StoreError, and changes nothing, when there is no such chat.
         """
         before, self.chat = self.chat, self.chat.go_over_to(chat_id)
+        if chat_id is None:
+            self.chat.markdown = self._markdown
         if (turn := self.end()) is not None:
             turn.cancel.set()
         if self.chat.id is None or self.chat.id != before.id:

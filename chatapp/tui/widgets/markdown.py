@@ -28,10 +28,18 @@ class RenderedBody(Markdown):
 
     def __init__(self) -> None:
         super().__init__(parser_factory=_parser, open_links=False)
+        self.text = ""
+        """The text that is laid out."""
 
     async def show(self, text: str) -> None:
-        """Lay out a text."""
-        await self.update(printable(text))
+        """Lay out a text; of one that has grown, only its end."""
+        if text.strip() != self.text.strip():
+            if not text.startswith(self.text):
+                await self.update("")
+                self.text = ""
+            # What `update` has laid out, `append` would continue in the middle of a block.
+            await self.append(printable(text[len(self.text) :]))
+        self.text = text
 
     @on(Markdown.LinkClicked)
     def _tell_address(self, event: Markdown.LinkClicked) -> None:

@@ -4,6 +4,7 @@ Invariant: the widget shows exactly one row of the store; text that is not store
 and `show` replaces it by the row's own text.
 """
 
+import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store.rows import Feedback, StoredMessage
     from chatapp.prompting.messages import Call
     from chatapp.tui.widgets.markdown import RenderedBody
+
+_PACE = 0.05
+"""Seconds between two layouts of a reply that is being written."""
 
 _VERSIONS = Binding.Group("Versions", compact=True)
 _VERDICT = Binding.Group("Good or bad", compact=True)
@@ -188,7 +192,8 @@ class MessageView(Vertical, can_focus=True):
         """The line below the text."""
         self._markdown = markdown
         self._rendered: RenderedBody | None = None
-        self._rendered_text = ""
+        self._text = message.text
+        self._is_laying_out = False
         self._header = Static(markup=False, classes="header")
         self._thoughts = Thoughts()
         self._calls = ToolCalls()
@@ -212,9 +217,9 @@ class MessageView(Vertical, can_focus=True):
 
         note: the line below the text. feedback: the user's.
         """
-        if message.text != self.message.text:
+        if message.text != self._text:
             self._body.replace(message.text)
-        self.message = message
+        self.message, self._text = message, message.text
         self._thoughts.show(message.thoughts, message.thought_tokens)
         self._calls.show(message.calls)
         title = Content(SPEAKERS[message.role])
@@ -241,34 +246,44 @@ class MessageView(Vertical, can_focus=True):
         self._show_body()
 
     def _show_body(self) -> None:
-        """Show the text as requested, and as plain text until the layout is ready."""
-        message = self.message
-        # A growing reply would be laid out again at every word.
-        whole = message.role == "assistant" and message.status != "partial"
-        wanted = message.text if self._markdown and whole else ""
-        if wanted and wanted == self._rendered_text:
-            return
-        self._rendered_text = ""
-        self._body.display = bool(message.text or not self.note)
+        """Show the text as requested, and as plain text until the first layout is ready."""
+        is_rendered = self._markdown and self.message.role == "assistant" and bool(self._text)
+        is_ready = is_rendered and self._rendered is not None and bool(self._rendered.text)
+        self._body.display = not is_ready and bool(self._text or not self.note)
         if self._rendered is not None:
-            self._rendered.display = False
-        if wanted and self.is_attached:
-            self._lay_out(wanted)
+            self._rendered.display = is_ready
+        if is_rendered and self.is_attached and not self._is_laying_out:
+            self._is_laying_out = True
+            self._lay_out()
 
-    @work(exclusive=True)
-    async def _lay_out(self, text: str) -> None:
-        from chatapp.tui.widgets.markdown import LONGEST, RenderedBody  # few chats need it
+    @work
+    async def _lay_out(self) -> None:
+        """Lay out the text until the layout has caught up with a reply that is being written."""
+        from chatapp.tui.widgets.markdown import LONGEST, RenderedBody  # not before a reply
 
-        if len(text) > LONGEST:
-            return
-        if self._rendered is None:
-            self._rendered = RenderedBody()
-            self._rendered.display = False
-            await self.mount(self._rendered, after=self._body)
-        await self._rendered.show(text)
-        if self._markdown and (self.message.text, self.message.status != "partial") == (text, True):
-            self._rendered_text = text
-            self._body.display, self._rendered.display = False, True
+        try:
+            while self._markdown:
+                if len(text := self._text) > LONGEST:
+                    await self._remove_layout()
+                    break
+                if self._rendered is None:
+                    self._rendered = RenderedBody()
+                    self._rendered.display = False
+                    await self.mount(self._rendered, after=self._body)
+                await self._rendered.show(text)
+                self._body.display, self._rendered.display = False, self._markdown
+                if text == self._text:
+                    break
+                await asyncio.sleep(_PACE)
+        finally:
+            self._is_laying_out = False
+            self._body.display = self._rendered is None or not self._rendered.display
+
+    async def _remove_layout(self) -> None:
+        """Show a text that has become too long as plain text."""
+        if self._rendered is not None:
+            rendered, self._rendered = self._rendered, None
+            await rendered.remove()
 
     def _show_note(self, note: str) -> None:
         self.note = note
@@ -278,6 +293,9 @@ class MessageView(Vertical, can_focus=True):
     def append(self, text: str) -> None:
         """Add streamed text."""
         self._body.append(text)
+        self._text += text
+        if self._markdown:
+            self._show_body()
 
     def think(self, text: str, tokens: int) -> None:
         """Add a streamed thought, with its number of tokens so far."""

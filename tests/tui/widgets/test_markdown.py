@@ -1,15 +1,18 @@
-"""Replies as Markdown: opt-in for a chat, remembered, and never more than text."""
+"""Replies as Markdown: by default, while they are written, and never more than text."""
 
 import threading
 
 import pytest
 from fakes import ScriptedModel
+from textual.await_complete import AwaitComplete
 from textual.widgets import Static
 from tui_driver import Driver, OpenApp, fill
 
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.tui.widgets import markdown
 from chatapp.tui.widgets.markdown import RenderedBody
+from chatapp.tui.widgets.message_parts import TextBody
 
 REPLY = "# Sea\n\nIt is *very* **wide**:\n\n- one\n- two\n\n```python\nx = [1]\n```\n"
 HOSTILE = [
@@ -74,38 +77,54 @@ async def test_it_can_be_chosen_before_the_first_message(open_app: OpenApp, stor
         assert driver.problem == "Usage: /markdown on|off"
 
 
-async def test_a_growing_reply_is_laid_out_once_and_at_its_end(
+async def test_it_is_the_default_and_a_setting_turns_it_off(
+    open_app: OpenApp, store: Store
+) -> None:
+    assert Settings().markdown == "on"
+    async with open_app(ScriptedModel([REPLY, REPLY]), markdown="on") as driver:
+        await driver.say("Hello")
+        await driver.until(lambda: rendered(driver))
+        await order(driver, "/markdown off")
+        await driver.press("ctrl+n")
+        await driver.say("Hello")  # a new chat has the setting again
+        await driver.until(lambda: rendered(driver))
+    assert [store.chat(id).markdown for id in (1, 2)] == [False, True]
+
+
+async def test_a_reply_is_laid_out_while_it_is_written(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown: list[str] = []
-    show = RenderedBody.show
+    whole: list[str] = []
+    update = RenderedBody.update
 
-    async def counted(body: RenderedBody, text: str) -> None:
-        shown.append(text)
-        await show(body, text)
+    def counted(body: RenderedBody, text: str) -> AwaitComplete:
+        whole.append(text)
+        return update(body, text)
 
-    monkeypatch.setattr(RenderedBody, "show", counted)
-    model = ScriptedModel(["**one** " * 100 + "end"])
-    model.gate = threading.Event()
-    async with open_app(model) as driver:
-        await order(driver, "/markdown on")
+    monkeypatch.setattr(RenderedBody, "update", counted)
+    halted = threading.Event()
+
+    class Halting(ScriptedModel):
+        count = 0
+
+        def _wait(self, cancel: threading.Event | None) -> bool:
+            self.count += 1
+            if self.count > 10:
+                self.gate = halted
+            return super()._wait(cancel)
+
+    model = Halting(["**one**\n\n- two\n\n```python\nx = 1\n```\n" + "**so** " * 20 + "end"])
+    async with open_app(model, markdown="on") as driver:
         await order(driver, "Hello")
-        await driver.until(lambda: len(driver.texts) == 2)
-        assert not shown
-        model.gate.set()
-        await driver.idle()
         await driver.until(lambda: rendered(driver))
-        assert shown == [("**one** " * 100 + "end")]
-        await driver.press("ctrl+up", "plus", "plus")  # a verdict lays nothing out anew
-        await driver.settle()
-        assert len(shown) == 1
-        model.gate = threading.Event()
-        await driver.press("c")
-        await driver.until(lambda: not rendered(driver))  # it grows again
-        model.gate.set()
+        assert "**one**" not in driver.screen_text
+        halted.set()
         await driver.idle()
-        await driver.until(lambda: rendered(driver))
-        assert len(shown) == 2
+        await driver.until(lambda: "so so end" in driver.sentences)
+        assert "• two" in driver.screen_text
+        assert "```" not in driver.screen_text
+        assert whole in ([], [""]), "only the end of it is laid out anew"
+        assert not driver.transcript.views[-1].query_one(TextBody).display
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
