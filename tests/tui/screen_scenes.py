@@ -289,7 +289,7 @@ SCREEN_SCENES = {
     "comparing": Scene(
         stream_two,
         halts(SEA, DEEP, tokens=40),
-        ("Left · scripted · temperature 0.7", "in waves", "and deep."),
+        ("Left · temperature 0.7", "in waves", "and deep."),
         pictured=True,
     ),
     "choosing of two": Scene(

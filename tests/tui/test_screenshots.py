@@ -88,7 +88,7 @@ async def test_one_screen_stands_still_and_asks_nothing_of_the_network() -> None
         ("chat", "Assistant"),
         ("tokens", "entropy"),
         ("attention", "attends"),
-        ("compare", "temperature"),
+        ("compare", "seed"),
         ("prompts", "english_to_french"),
         ("teach", "colour"),
     ],
