@@ -62,8 +62,7 @@ class TokensView(View):
 
     def show(self, look: Look) -> None:
         self._look = look
-        sentence = Content.styled(look.tokens.sentence, "dim")
-        self.query_one("#tokens-sentence", Static).update(sentence)
+        self.query_one("#tokens-sentence", Static).update(look.tokens.sentence)
         text, size = self.query_one(TokenText), len(look.tokens.ids)
         text.show(look.tokens.texts, min(look.start, size - 1))
         # A user's text was not generated; it is shaded only if there is nothing else.
