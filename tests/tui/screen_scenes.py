@@ -237,7 +237,7 @@ SCREEN_SCENES = {
     "palette": Scene(
         open_palette,
         says(SEA),
-        ("Stop the reply; go back to writing Esc", "Set the chat's instructions"),
+        ("go back to writing; twice empties the prompt Esc", "Set the chat's instructions"),
         pictured=True,
     ),
     "prompts": Scene(
