@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from fakes import ScriptedModel
 from glass import GlassModel
 from stage import Stage
-from textual.screen import ModalScreen
 from thinking_model import thinking_model
 from tui_driver import Driver, OpenApp
 
 from chatapp.common.settings import Settings
 from chatapp.engine.model import Sampling
 from chatapp.tui.screens.compare import CompareScreen
+from chatapp.tui.widgets.dialog import Dialog
 
 SETTINGS = Settings(theme="chatapp", markdown="off", sampling=Sampling(seed=1))
 SMALL, USUAL, WIDE_SCREEN = (60, 20), (100, 30), (200, 60)
@@ -97,5 +97,5 @@ async def check_small_and_wide(open_app: OpenApp, stage: Stage, scene: Scene) ->
         await driver.pilot.resize_terminal(*WIDE_SCREEN)
         await driver.listed()
         scene.check(driver)
-        has_list = not isinstance(driver.app.screen, CompareScreen | ModalScreen)  # they cover it
+        has_list = not isinstance(driver.app.screen, CompareScreen | Dialog)  # they cover it
         assert ("Type to search" in driver.screen_text) == has_list
