@@ -18,6 +18,7 @@ from textual.widgets import Input, Static, TextArea
 
 from chatapp.tui.chat.slash import COMMANDS
 from chatapp.tui.inspector.attention import AttentionView, HeatMap
+from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.heads import HeadsView
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.step import StepView
@@ -54,6 +55,7 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     AttentionView,
     HeatMap,
     HeadsView,
+    CompareView,
     StepView,
     WhyView,
 )

@@ -42,7 +42,7 @@ class CompareView(View):
 
     BINDING_GROUP_TITLE = "Inspector: compare"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "write", "Write another token in place of the chosen one", show=False),
+        Binding("enter", "write", "Write another token here", show=False),
         Binding("backspace", "restore", "Take the text's own token again", show=False),
         Binding("v", "version", "Compare with the reply's next version", show=False),
         Binding("e", "end", "Measure after the chosen token", show=False),

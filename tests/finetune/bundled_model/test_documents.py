@@ -116,7 +116,8 @@ def test_every_stage_is_valid_and_learns_from_files_that_are_written(tmp_path: P
 
 IMPORTS = """
 import pkgutil, sys
-import chatapp.evaluation.gpt3_tasks, chatapp.prompting, pydantic, typer, yaml, tokenizers
+import chatapp.evaluation.gpt3_tasks, chatapp.prompting, pydantic, typer, yaml, tokenizers, torch
+pydantic.create_model("First")  # both look for plugins in the installed packages
 opened = []
 sys.addaudithook(lambda event, found: opened.append(str(found[0])) if event == "open" else None)
 from finetune import bundled_model
