@@ -23,7 +23,7 @@ def finish_reason(end: Finished) -> str:
 
 
 def usage(ends: Iterable[Finished]) -> Document:
-    """The numbers of tokens; the prompt of several replies counts once for each different one."""
+    """The numbers of tokens of all replies."""
     ends = list(ends)
     prompt, reply = sum(end.prompt_tokens for end in ends), sum(end.reply_tokens for end in ends)
     reused = sum(end.reused_tokens for end in ends)

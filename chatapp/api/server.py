@@ -190,11 +190,13 @@ class Server:
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.TokenizeBody)
-        return web.json_response(self._service(body.model).tokenize(body))
+        return web.json_response(await asyncio.to_thread(self._service(body.model).tokenize, body))
 
     async def _detokenize(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.DetokenizeBody)
-        return web.json_response(self._service(body.model).detokenize(body))
+        return web.json_response(
+            await asyncio.to_thread(self._service(body.model).detokenize, body)
+        )
 
     async def _tokenizer_info(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(self._service(request.query.get("model")).tokenizer_info())

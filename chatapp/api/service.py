@@ -1,8 +1,10 @@
 """One model and what it answers: completions, chats, embeddings, tokens.
 
 Invariant: a reply is what `chatapp ask` and `complete` give for the same text, sampling and seed.
+A text is cut into tokens on a thread, so that a long one holds up no other reply.
 """
 
+import asyncio
 import base64
 import secrets
 import time
@@ -60,7 +62,7 @@ class Service:
 
     async def complete(self, body: bodies.CompletionBody) -> Document:
         """The answer to a request for completions."""
-        prompts, requests = self._completions(body)
+        prompts, requests = await asyncio.to_thread(self._completions, body)
         echoed = await self._echoed(body, prompts)
         replies = await self._whole(requests)
         count = body.n or 1
@@ -92,7 +94,7 @@ class Service:
 
     async def stream_completion(self, body: bodies.CompletionBody) -> AsyncGenerator[Document]:
         """The chunks of completions that are written."""
-        prompts, requests = self._completions(body)
+        prompts, requests = await asyncio.to_thread(self._completions, body)
         echoed = await self._echoed(body, prompts)
         head = self._head("cmpl", "text_completion")
         count, ends = body.n or 1, []
@@ -141,7 +143,13 @@ class Service:
                 raise BadRequestError("max_tokens is 0, which needs echo", "max_tokens")
             return prompts, []
         for ids in prompts:
-            self._check_room(ids, most, "max_tokens")
+            if len(ids) >= self.model.context:
+                raise BadRequestError(
+                    f"the prompt is {len(ids)} tokens long and leaves no room for a reply; the "
+                    f"model's window has {self.model.context}",
+                    "prompt",
+                    "context_length_exceeded",
+                )
         count = body.n or 1
         if len(prompts) * count > MOST_WAITING:
             raise BadRequestError(
@@ -159,15 +167,6 @@ class Service:
             for ids in prompts
             for which in range(count)
         ]
-
-    def _check_room(self, ids: Sequence[int], most: int, param: str) -> None:
-        if len(ids) >= self.model.context:
-            raise BadRequestError(
-                f"the prompt is {len(ids)} tokens long and leaves no room for a reply; the model's "
-                f"window has {self.model.context}",
-                param,
-                "context_length_exceeded",
-            )
 
     async def _echoed(
         self, body: bodies.CompletionBody, prompts: Sequence[Sequence[int]]
@@ -210,7 +209,7 @@ class Service:
 
     async def chat(self, body: bodies.ChatBody) -> Document:
         """The answer to a chat."""
-        chat, requests = self._chats(body)
+        chat, requests = await asyncio.to_thread(self._chats, body)
         replies = [_ChatReply(self.model, chat, request) for request in requests]
         async with aclosing(self._worker.generate(requests)) as events:
             async for place, event in events:
@@ -240,7 +239,7 @@ class Service:
 
     async def stream_chat(self, body: bodies.ChatBody) -> AsyncGenerator[Document]:
         """The chunks of a chat's reply; the first has the role."""
-        chat, requests = self._chats(body)
+        chat, requests = await asyncio.to_thread(self._chats, body)
         head = self._head("chatcmpl", "chat.completion.chunk")
         replies = [_ChatReply(self.model, chat, request) for request in requests]
 
@@ -302,7 +301,7 @@ class Service:
 
     async def embed(self, body: bodies.EmbeddingBody) -> Document:
         """Mean hidden states of texts after the final norm, for similarities."""
-        texts = ids_of(self.model, body.input, "input")
+        texts = await asyncio.to_thread(ids_of, self.model, body.input, "input")
         vectors = [
             await self._worker.call(lambda ids=ids: self.model.embed(ids))  # type: ignore[misc]
             for ids in texts

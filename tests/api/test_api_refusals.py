@@ -12,7 +12,8 @@ from fakes import ScriptedModel
 from jsonschema import Draft202012Validator
 
 from chatapp.api import worker
-from chatapp.api.server import LARGEST_BODY, Access
+from chatapp.api.description import describe
+from chatapp.api.server import LARGEST_BODY, Access, Server
 from chatapp.models.loading import load_model
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -159,6 +160,21 @@ async def test_random_requests_never_fail(client: Client) -> None:
             data = json.dumps(body)
             async with client.session.post(client.address + path, data=data) as response:
                 assert response.status < 500, (path, body, await response.text())
+
+
+def test_the_description_has_every_path() -> None:
+    router = Server({}, Access(frozenset())).app().router
+    served = {
+        (route.method.lower(), resource.canonical)
+        for resource in router.resources()
+        for route in resource
+        if route.method != "HEAD"
+    }
+    described = {(method, path) for path, of in describe()["paths"].items() for method in of}
+    assert {place for place in served if place[1].startswith("/v1/")} - described == {
+        ("get", "/v1/openapi.json")
+    }
+    assert described <= served
 
 
 async def test_the_description_is_a_schema(client: Client) -> None:

@@ -75,17 +75,17 @@ def test_the_best_of_several_answers_is_the_one_that_scores_highest(
         captured = capsys.readouterr()
         return int(end.value.code or 0), captured.out, captured.err
 
-    best_of = ["--best-of", "4", "--reward", str(run), "--json"]
+    best_of = ["--best-of", "10", "--reward", str(run), "--json"]
     status, out, told = ask(*best_of, "--temperature", "1")
     answer = json.loads(out)
     assert status == 0
     scorer = ReplyScorer.load(str(run))
     scores = {}
-    for seed in range(4):  # each asked by itself
+    for seed in range(10):  # each asked by itself
         alone = ask("--temperature", "1", "--seed", str(seed), "--json")[1]
         reply = json.loads(alone)["reply"].strip()
         scores[reply] = scorer.score([Message("user", question)], reply)
-    assert len(scores) == 4
+    assert len(scores) == 10
     assert answer["rewards"] == pytest.approx(sorted(scores.values(), reverse=True), abs=1e-4)
     assert answer["reply"].strip() == max(scores, key=lambda reply: scores[reply])
     assert f"{max(scores.values()):.2f}" in told

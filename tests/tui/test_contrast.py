@@ -114,12 +114,14 @@ SCENES: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "compare": compared,
     "prompt tab": tab("1"),
     "tokens tab": tab("2"),
+    "why tab": tab("3"),
     "attention tab": tab("4"),
     "heads tab": tab("5"),
     "layers tab": tab("6"),
+    "compare tab": tab("7"),
     "step tab": tab("8"),
 }
-MAIN = ("a message", "tokens tab")
+MAIN = ("a message", "parameters", "tokens tab")
 EXTREME = ("chatapp", "catppuccin-frappe", "atom-one-light")
 """Those with the least contrast of their own, for the other scenes: what a screen takes from a
 theme is the same in all of them."""

@@ -31,7 +31,7 @@ from chatapp.tui.app import ChatApp
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
-EVENTS = int(os.environ.get("FUZZ_EVENTS", "260"))
+EVENTS = int(os.environ.get("FUZZ_EVENTS", "380"))
 """How many there are in all stories together."""
 
 PATIENCE = 300

@@ -57,8 +57,8 @@ _LIMITS = {
 def try_tokenizer(file: Path) -> None:
     """Raises ModelError for a tokenizer.json that explodes or backtracks.
 
-    One without patterns and replacements of its own needs no test, nor does that of the bundled
-    model: the trial takes longer than its first token.
+    One without patterns and replacements of its own needs no test, nor does one that came with this
+    program: the test takes longer than a first token.
     """
     if file.resolve().is_relative_to(_PROGRAM):
         return

@@ -13,7 +13,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.message import Message
 from textual.style import Style as ContentStyle
 from textual.widgets import Static
 
@@ -22,7 +21,7 @@ from chatapp.common.shading import hexadecimal, ink_on, signed_color, signed_num
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.attention import HeatMap
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import Compute, Look, View
+from chatapp.tui.inspector.view import Compute, Look, Measuring, View
 from chatapp.tui.inspector.why import Left, ShareMap
 from chatapp.tui.widgets.dialog import Field
 
@@ -62,13 +61,6 @@ class CompareView(View):
         "logits of the two likeliest answers; Heimersheim and Nanda 2024, arXiv 2404.15255; Zhang "
         "and Nanda 2024, arXiv 2309.16042."
     )
-
-    class Measuring(Message):
-        """How far the measurement of patches is."""
-
-        def __init__(self, done: int, total: int) -> None:
-            super().__init__()
-            self.done, self.total = done, total
 
     def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -120,7 +112,7 @@ class CompareView(View):
         def tell(done: int, total: int) -> None:
             if self._wanted is not wanted or self._conversation.turn is not None:
                 raise Left
-            self.post_message(self.Measuring(done, total))
+            self.post_message(Measuring(done, total))
 
         def work() -> "Patches | None":
             from chatapp.lab.experiments import compare

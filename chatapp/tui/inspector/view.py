@@ -133,6 +133,14 @@ class Compute(Message):
 
 
 @dataclass
+class Measuring(Message):
+    """How far a tab's measurement is."""
+
+    done: int
+    total: int
+
+
+@dataclass
 class Branch(Message):
     """The user wants another reply that begins with the tokens `begin`."""
 

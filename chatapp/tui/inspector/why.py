@@ -14,7 +14,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.message import Message
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
@@ -22,7 +21,7 @@ from chatapp.common.shading import ink_on, signed_color, signed_number
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.attention import HeatMap
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import Compute, Look, SwitchPart, View
+from chatapp.tui.inspector.view import Compute, Look, Measuring, SwitchPart, View
 
 if TYPE_CHECKING:
     from chatapp.lab.experiments import Why
@@ -76,13 +75,6 @@ class WhyView(View):
         "2021, transformer-circuits.pub. total = the difference lost with the part replaced by "
         "zeros; Heimersheim and Nanda 2024, arXiv 2404.15255."
     )
-
-    class Measuring(Message):
-        """How far the measurement of total effects is."""
-
-        def __init__(self, done: int, total: int) -> None:
-            super().__init__()
-            self.done, self.total = done, total
 
     def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -148,7 +140,7 @@ class WhyView(View):
         def tell(done: int, total: int) -> None:
             if self._wanted is not wanted or self._conversation.turn is not None:
                 raise Left
-            self.post_message(self.Measuring(done, total))
+            self.post_message(Measuring(done, total))
 
         def work() -> "Why | None":
             from chatapp.lab.experiments import Why

@@ -15,7 +15,10 @@ from finetune.run import resume, train
 QUIET = Console(stderr=True, quiet=True)
 
 
-@pytest.mark.parametrize(("method", "objective"), [("full", {}), ("lora", {"beta": 0.05})])
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [("full", {}), ("lora", {"beta": 0.05}), ("full", {"iterations": 2, "beta": 0.05})],
+)
 def test_a_run_learns_what_is_rewarded(
     tmp_path: Path, method: str, objective: dict[str, Any]
 ) -> None:
