@@ -4,6 +4,8 @@ Source of the forms: OpenAI's API reference, and what its Python library accepts
 """
 
 import json
+import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +19,22 @@ Document = dict[str, Any]
 _LENGTH = ("length", "context")
 
 
-def finish_reason(end: Finished) -> str:
-    """Why a reply ended: its end, or a limit."""
+def new_id(prefix: str) -> str:
+    """An id that no other answer has."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def head(prefix: str, kind: str, model: str) -> Document:
+    """The fields that answers and their chunks begin with. model: its name here."""
+    return {"id": new_id(prefix), "object": kind, "created": int(time.time()), "model": model}
+
+
+def finish_reason(end: Finished | None, calls: Sequence[Document] = ()) -> str | None:
+    """Why a reply ended: its end, calls of tools, or a limit; None while it goes on."""
+    if calls:
+        return "tool_calls"
+    if end is None:
+        return None
     return "length" if end.reason in _LENGTH else "stop"
 
 
@@ -33,6 +49,13 @@ def usage(ends: Iterable[Finished]) -> Document:
         "total_tokens": prompt + reply,
         "prompt_tokens_details": {"cached_tokens": reused},
     }
+
+
+def choice(
+    place: int, written: Document, logprobs: Document | None, reason: str | None
+) -> Document:
+    """One of the `choices` of an answer or a chunk. written: its text, message or delta."""
+    return {"index": place} | written | {"logprobs": logprobs, "finish_reason": reason}
 
 
 def completion_logprobs(
@@ -75,11 +98,11 @@ def chat_logprobs(model: LanguageModel, tokens: Sequence[ScoredToken]) -> Docume
     return {"content": content, "refusal": None}
 
 
-def tool_call(requested: Requested, id: str) -> Document:
+def tool_call(requested: Requested) -> Document:
     """A call of a tool, for the caller to carry out."""
     arguments = json.dumps(requested.arguments, ensure_ascii=False)
     function = {"name": requested.name, "arguments": arguments}
-    return {"id": id, "type": "function", "function": function}
+    return {"id": new_id("call_"), "type": "function", "function": function}
 
 
 def error(

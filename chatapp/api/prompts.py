@@ -14,7 +14,7 @@ from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import PARAMETERS, Choices, Sampling
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
-from chatapp.engine.model import LanguageModel
+from chatapp.engine.model import LanguageModel, Request
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import Call
 
@@ -50,6 +50,21 @@ def sampling_of(body: Writing, choices: Choices, max_tokens: int) -> Sampling:
         except ValueError as error:
             raise BadRequestError(str(error), name) from None
     return replace(choices.sampling, **values, max_tokens=max_tokens)
+
+
+def requests_for(
+    body: Writing, choices: Choices, max_tokens: int, request: Request
+) -> list[Request]:
+    """The requests for `n` replies to one prompt, each with a seed of its own.
+
+    request: all but its sampling. Raises BadRequestError.
+    """
+    sampling = sampling_of(body, choices, max_tokens)
+    seed = sampling.seed
+    return [
+        replace(request, sampling=replace(sampling, seed=None if seed is None else seed + which))
+        for which in range(body.n or 1)
+    ]
 
 
 def ids_of(model: LanguageModel, prompt: Any, param: str) -> list[list[int]]:

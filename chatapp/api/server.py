@@ -9,7 +9,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -19,11 +19,12 @@ from pydantic import BaseModel, ValidationError
 
 from chatapp import __version__
 from chatapp.api import bodies
-from chatapp.api.answers import error
+from chatapp.api.answers import Document, error
 from chatapp.api.description import describe
 from chatapp.api.prompts import BadRequestError
-from chatapp.api.service import ModelFailedError, Service
-from chatapp.api.worker import BusyError
+from chatapp.api.responses import ResponseBody
+from chatapp.api.service import Service
+from chatapp.api.worker import BusyError, ModelFailedError
 from chatapp.common.unforeseen import describe_unforeseen
 from chatapp.common.userfiles import UserError
 
@@ -65,6 +66,7 @@ class Server:
             ("GET", "/models/{name:.+}", self._model),
             ("POST", "/completions", self._completions),
             ("POST", "/chat/completions", self._chat),
+            ("POST", "/responses", self._responses),
             ("POST", "/embeddings", self._embeddings),
             ("POST", "/tokenize", self._tokenize),
             ("POST", "/detokenize", self._detokenize),
@@ -174,15 +176,22 @@ class Server:
         body = await self._read(request, bodies.CompletionBody)
         service = self._service(body.model)
         if body.stream:
-            return await _streamed(request, service.stream_completion(body))
+            return await _streamed(request, await service.stream_completion(body))
         return web.json_response(await service.complete(body))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.ChatBody)
         service = self._service(body.model)
         if body.stream:
-            return await _streamed(request, service.stream_chat(body))
+            return await _streamed(request, await service.stream_chat(body))
         return web.json_response(await service.chat(body))
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, ResponseBody)
+        service = self._service(body.model)
+        if body.stream:
+            return await _streamed(request, await service.stream_response(body), is_typed=True)
+        return web.json_response(await service.respond(body))
 
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.EmbeddingBody)
@@ -227,8 +236,13 @@ class Server:
         return web.Response(text=self._description, content_type="application/json")
 
 
-async def _streamed(request: web.Request, chunks: Any) -> web.StreamResponse:
-    """Server-sent events. A mistake found before the first one is an ordinary answer."""
+async def _streamed(
+    request: web.Request, chunks: AsyncGenerator[Document], *, is_typed: bool = False
+) -> web.StreamResponse:
+    """Server-sent events. A mistake found before the first one is an ordinary answer.
+
+    is_typed: each event says its type, and the last one is no word, as in responses.
+    """
     try:
         first = await anext(chunks)
         response = web.StreamResponse(
@@ -241,15 +255,17 @@ async def _streamed(request: web.Request, chunks: Any) -> web.StreamResponse:
                 await response.write(_event(chunk))
         except (BadRequestError, ModelFailedError) as failure:
             await response.write(_event(error(str(failure), "server_error")))
-        await response.write(b"data: [DONE]\n\n")
+        if not is_typed:
+            await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
     finally:
         await chunks.aclose()
 
 
-def _event(chunk: object) -> bytes:
-    return f"data: {json.dumps(chunk)}\n\n".encode()
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    kind = f"event: {chunk['type']}\n" if "type" in chunk else ""
+    return f"{kind}data: {json.dumps(chunk)}\n\n".encode()
 
 
 def _failed(

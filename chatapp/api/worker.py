@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from chatapp.api.prompts import BadRequestError
 from chatapp.common.unforeseen import describe_unforeseen
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Request
@@ -31,6 +32,16 @@ _Result = TypeVar("_Result")
 
 FAILED = "the model has failed; the server's log says why"
 """The message of an end that no request is to blame for."""
+
+
+class ModelFailedError(Exception):
+    """The model has failed, for no fault of the request."""
+
+
+def raise_error(end: Finished) -> None:
+    """Raise BadRequestError for an end that is an error, ModelFailedError if that is nobody's."""
+    if end.reason == "error":
+        raise ModelFailedError(FAILED) if end.message == FAILED else BadRequestError(end.message)
 
 
 class BusyError(Exception):
