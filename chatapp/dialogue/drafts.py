@@ -1,10 +1,12 @@
 """Unsent drafts, in one file for each running program.
 
 Invariant: a draft is on disk as soon as it is typed, independent of the store and of an orderly
-exit, so it survives any end of the program. A draft of a running program is left alone.
+exit, so it survives any end of the program. A thread writes it, because each call of the system
+would make a key wait for a model that is computing. A draft of a running program is left alone.
 """
 
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,12 +16,37 @@ class Drafts:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._kept = ""
+        self._kept = self._wanted = ""
+        self._lock = threading.Lock()
+        self._writer: threading.Thread | None = None
 
     def keep(self, text: str) -> None:
-        """Store `text` as the draft of this program; "" removes it. A full disk keeps the previous
-        draft.
+        """Store `text` as the draft of this program, soon; "" removes it. A full disk keeps the
+        previous draft.
         """
+        with self._lock:
+            if self._folder is None or text == self._wanted:
+                return
+            self._wanted = text
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_newest, daemon=True)
+                self._writer.start()
+
+    def finish(self, patience: float) -> None:
+        """Wait until the newest draft is stored, at most this many seconds."""
+        if (writer := self._writer) is not None:
+            writer.join(patience)
+
+    def _write_newest(self) -> None:
+        while True:
+            text = self._wanted
+            self._write(text)
+            with self._lock:
+                if text == self._wanted:
+                    self._writer = None
+                    return
+
+    def _write(self, text: str) -> None:
         if self._folder is None or text == self._kept:
             return
         path = self._folder / f"{os.getpid()}.txt"
@@ -27,7 +54,6 @@ class Drafts:
             if text:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 new = path.with_suffix(".new")
-                # Not synchronized: a key must not wait for the disk.
                 descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                 with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
                     file.write(text)
@@ -46,7 +72,8 @@ class Drafts:
             with suppress(OSError):
                 texts.append(path.read_text(encoding="utf-8", errors="replace"))
         text = "\n".join(texts)
-        self.keep(text)  # before the files go
+        self._wanted = text
+        self._write(text)  # before the files go
         for path in left:
             if text == self._kept and path.stem != str(os.getpid()):
                 with suppress(OSError):

@@ -254,6 +254,7 @@ class ChatApp(FailingApp[int]):
             self.chat.conversation.close(0)
         finally:
             self.chat.conversation.chat.close()
+            self.chat.controls.finish_draft(_PATIENCE)
             os._exit(128 + signal.SIGHUP)
 
     def on_read(self, event: Message) -> None:
@@ -309,6 +310,7 @@ def run(
     try:
         app.run(inline=inline, inline_no_clear=True)
     finally:
+        app.chat.controls.finish_draft(_PATIENCE)
         app.chat.conversation.chat.close()
         app.chat.conversation.close(0)
         app.store.close()

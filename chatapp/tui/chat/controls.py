@@ -264,6 +264,10 @@ class ChatControls:
         texts = [self.conversation.unsent, self.widgets.prompt.text]
         self._drafts.keep("\n".join(text for text in texts if text))
 
+    def finish_draft(self, patience: float) -> None:
+        """Wait until that text is stored, at most this many seconds."""
+        self._drafts.finish(patience)
+
     # Tools that need permission
 
     def ask(self, question: Question) -> None:

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import partial
 from importlib import import_module
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
@@ -26,10 +26,6 @@ from textual.keys import _character_to_key
 from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import TextArea
-
-if TYPE_CHECKING:
-    from textual.app import ComposeResult
-    from textual.widgets.markdown import MarkdownBlock
 
 
 def keymap_of(app: App[Any]) -> Mapping[str, str]:
@@ -203,26 +199,3 @@ class LongTextArea(TextArea):
         super()._set_document(text, language)
         # TextArea creates its own; another would have to wrap the whole text again.
         self.wrapped_document.__class__ = CountedDocument
-
-
-def plain_table() -> "type[MarkdownBlock]":
-    """A table in Markdown whose cells have no tooltips: Textual parses theirs as markup."""
-    from textual.widgets._markdown import (  # few chats need it
-        MarkdownTable,
-        MarkdownTableCellContents,
-        MarkdownTableContent,
-    )
-
-    class PlainTableContent(MarkdownTableContent):
-        def compose(self) -> "ComposeResult":
-            for header in self.headers:
-                yield MarkdownTableCellContents(header, classes="header")
-            for number, row in enumerate(self.rows, 1):
-                for cell in row:
-                    yield MarkdownTableCellContents(cell, classes=f"row{number} cell")
-
-    class PlainTable(MarkdownTable):
-        def compose(self) -> "ComposeResult":
-            yield PlainTableContent(*self._get_headers_and_rows())
-
-    return PlainTable

@@ -5,6 +5,7 @@ and `show` replaces it by the row's own text.
 """
 
 import asyncio
+from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from chatapp.tui.widgets.markdown import RenderedBody
 
 _PACE = 0.05
-"""Seconds between two layouts of a reply that is being written."""
+"""Seconds between two layouts of a reply that is being written, at least."""
+_REST = 5
+"""How many times as long as the last layout took; keys come first."""
 
 _VERSIONS = Binding.Group("Versions", compact=True)
 _VERDICT = Binding.Group("Good or bad", compact=True)
@@ -270,11 +273,12 @@ class MessageView(Vertical, can_focus=True):
                     self._rendered = RenderedBody()
                     self._rendered.display = False
                     await self.mount(self._rendered, after=self._body)
-                await self._rendered.show(text)
+                begin = monotonic()
+                self._rendered.show(text)
                 self._body.display, self._rendered.display = False, self._markdown
                 if text == self._text:
                     break
-                await asyncio.sleep(_PACE)
+                await asyncio.sleep(max(_PACE, _REST * (monotonic() - begin)))
         finally:
             self._is_laying_out = False
             self._body.display = self._rendered is None or not self._rendered.display

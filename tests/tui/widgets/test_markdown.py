@@ -1,10 +1,12 @@
 """Replies as Markdown: by default, while they are written, and never more than text."""
 
 import threading
+from typing import Any
 
 import pytest
 from fakes import ScriptedModel
-from textual.await_complete import AwaitComplete
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from textual.widgets import Static
 from tui_driver import Driver, OpenApp, fill
 
@@ -94,14 +96,14 @@ async def test_it_is_the_default_and_a_setting_turns_it_off(
 async def test_a_reply_is_laid_out_while_it_is_written(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole: list[str] = []
-    update = RenderedBody.update
+    parsed: list[str] = []
+    parse = MarkdownIt.parse
 
-    def counted(body: RenderedBody, text: str) -> AwaitComplete:
-        whole.append(text)
-        return update(body, text)
+    def counted(parser: MarkdownIt, text: str, names: Any = None) -> list[Token]:
+        parsed.extend([text] if text else [])
+        return parse(parser, text, names)
 
-    monkeypatch.setattr(RenderedBody, "update", counted)
+    monkeypatch.setattr(MarkdownIt, "parse", counted)
     halted = threading.Event()
 
     class Halting(ScriptedModel):
@@ -123,7 +125,8 @@ async def test_a_reply_is_laid_out_while_it_is_written(
         await driver.until(lambda: "so so end" in driver.sentences)
         assert "• two" in driver.screen_text
         assert "```" not in driver.screen_text
-        assert whole in ([], [""]), "only the end of it is laid out anew"
+        assert "one" in parsed[0]
+        assert "one" not in parsed[-1], "only the end of it is laid out anew"
         assert not driver.transcript.views[-1].query_one(TextBody).display
 
 
@@ -140,9 +143,6 @@ async def test_foreign_text_is_only_text(open_app: OpenApp, store: Store, text: 
         assert "\u202e" not in driver.screen_text
         tooltips = [each.tooltip for each in driver.transcript.query("*") if each.tooltip]
         assert not tooltips
-        for block in rendered(driver)[0].query("MarkdownBlock"):
-            await driver.app.run_action("link('http://x/[/b]')", block)
-            break
         await driver.settle()
         assert not opened
         assert driver.app.is_running
@@ -180,3 +180,30 @@ async def test_a_message_of_the_user_stays_as_it_is_written(
         assert "*Hi*" not in driver.screen_text
         assert not driver.transcript.views[0].query(RenderedBody)
         assert driver.transcript.views[1].query(Static)
+
+
+async def test_it_grows_as_if_laid_out_at_once(open_app: OpenApp, store: Store) -> None:
+    whole = (
+        REPLY + "1. a\n2. b\n\n   more\n\n| x | y |\n|---|---|\n| 1 | 2 |\n\n[n]: http://x\n\nend"
+    )
+    chat_id = fill(store, ["Hello", whole, "Hello", REPLY])
+    store.set_markdown(chat_id, True)
+    async with open_app(chat_id=chat_id, size=(80, 70)) as driver:
+        await driver.until(lambda: len(rendered(driver)) == 2)
+        at_once, growing = rendered(driver)
+        for end in range(len(whole) + 1):
+            growing.show(whole[:end])
+        await driver.settle()
+        rows = [
+            [str(body.render_line(y)) for y in range(body.size.height)]
+            for body in (at_once, growing)
+        ]
+        assert rows[0] == rows[1]
+        assert len(rows[0]) > 15
+        styles = {
+            str(segment.style)
+            for y in range(at_once.size.height)
+            for segment in at_once.render_line(y)
+            if segment.text.strip()
+        }
+        assert len(styles) >= 5, "code is coloured"
