@@ -53,6 +53,8 @@ class ChatControls:
         self.scoring = scoring
         self.models = ModelSwitch(conversation, widgets)
         self._storing: Timer | None = None
+        self._queue: list[Submitted] = []
+        """Messages that are sent after the current reply."""
         self._drafts = Drafts(drafts_dir() if conversation.chat.store.is_kept else None)
 
     @property
@@ -68,6 +70,8 @@ class ChatControls:
             await self.refuse("")
         widgets, conversation = self.widgets, self.conversation
         with widgets.store_errors():
+            if chat_id != conversation.chat.id:
+                self._empty_queue()
             is_other = chat_id is not None and chat_id != conversation.chat.id
             turn = conversation.turn
             conversation.open(chat_id)
@@ -161,6 +165,10 @@ class ChatControls:
     async def send(self, submitted: "Submitted") -> None:
         """Send a message, or an edited version of an earlier one."""
         text, editing = submitted.text, submitted.editing
+        if self.conversation.turn is not None and editing is None:
+            self._queue.append(submitted)
+            self._show_queue()
+            return
         if self.is_busy():
             self.widgets.prompt.give_back(text, editing)
             return
@@ -223,6 +231,7 @@ class ChatControls:
     async def refuse(self, reason: str) -> None:
         """Explain why a turn is impossible, and give its text back."""
         turn = self.conversation.end()
+        self._empty_queue()
         await self.widgets.take_back(turn.submitted if turn is not None else None, reason)
 
     def _give_back(self, submitted: "Submitted | None", reason: str) -> None:
@@ -231,7 +240,26 @@ class ChatControls:
             self.widgets.prompt.give_back(submitted.text)
             self.widgets.show_problem(reason)
 
-    async def _turn_changed(self, *, has_ended: bool) -> None:
+    # Messages that wait for the current reply
+
+    def _show_queue(self) -> None:
+        self.widgets.queued.show([submitted.text for submitted in self._queue])
+        self.keep_draft()
+
+    def take_last_queued(self) -> bool:
+        """Put the last queued message back into the prompt; False when there is none."""
+        if not self._queue:
+            return False
+        self.widgets.prompt.give_back(self._queue.pop().text)
+        self._show_queue()
+        return True
+
+    def _empty_queue(self) -> None:
+        """Put all queued messages back into the prompt."""
+        while self.take_last_queued():
+            pass
+
+    async def _turn_changed(self, *, has_ended: bool, goes_on: bool = False) -> None:
         self.keep_draft()
         if not has_ended:
             return
@@ -240,7 +268,13 @@ class ChatControls:
             store_rest = self._store_rest
             self._storing = self.widgets.status.set_interval(_TRY_EVERY_SECONDS, store_rest)
         await self._go_on_anew()
-        self.scoring.go_on()
+        if self._queue and goes_on:
+            submitted = self._queue.pop(0)
+            self._show_queue()
+            await self.send(submitted)
+        else:
+            self._empty_queue()
+            self.scoring.go_on()
 
     async def _store_rest(self) -> None:
         """Store replies that did not fit on the disk before."""
@@ -261,7 +295,8 @@ class ChatControls:
 
     def keep_draft(self) -> None:
         """Store the text that would be lost if the program ended now."""
-        texts = [self.conversation.unsent, self.widgets.prompt.text]
+        queued = [submitted.text for submitted in self._queue]
+        texts = [self.conversation.unsent, *queued, self.widgets.prompt.text]
         self._drafts.keep("\n".join(text for text in texts if text))
 
     def finish_draft(self, patience: float) -> None:

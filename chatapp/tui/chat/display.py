@@ -24,7 +24,7 @@ class ReplyDisplay:
     """Shows one reply in the transcript and in the status line.
 
     submitted: goes back into the prompt if the reply is refused. on_change: called when the reply
-    is stored, and at its end.
+    is stored, and at its end; goes_on: whether the next message may be sent.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReplyDisplay:
         status.state = {"cancelled": "stopped", "error": "error"}.get(finished.reason, "ready")
         if finished.reason == "error":
             self._widgets.show_problem(f"The model failed: {finished.message}")
-        await self._on_change(has_ended=True)
+        await self._on_change(has_ended=True, goes_on=finished.reason not in ("cancelled", "error"))
 
     async def fail(self, reason: str) -> None:
         if self._started is not None:  # it failed half-way

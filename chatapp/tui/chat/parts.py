@@ -4,7 +4,7 @@ Invariant: text from the store, a model or an error is shown unchanged and never
 While the list of chats is hidden, it does not read the store.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from chatapp.tui.screens.page import PageScreen
 from chatapp.tui.widgets.approval import Approval
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.prompt import Complete, Completions, Prompt
+from chatapp.tui.widgets.queued import QueuedMessages
 from chatapp.tui.widgets.status import KeyBar, StatusLine
 from chatapp.tui.widgets.transcript import Transcript
 from chatapp.tui.widgets.welcome import Welcome
@@ -114,10 +115,12 @@ class Sidebar(Vertical):
 class ChatWidgets:
     """The widgets of a conversation's screen.
 
-    complete: returns the commands that the prompt's text may become.
+    complete: returns the commands that the prompt's text may become. take_back: see `Prompt`.
     """
 
-    def __init__(self, conversation: "Conversation", complete: Complete) -> None:
+    def __init__(
+        self, conversation: "Conversation", complete: Complete, take_back: Callable[[], bool]
+    ) -> None:
         self._conversation = conversation
         self._store = conversation.chat.store
         self.sidebar = Sidebar(self._store)
@@ -126,8 +129,9 @@ class ChatWidgets:
         self._problem = Static(id="problem", markup=False)
         self.transcript = Transcript()
         self.approval = Approval()
+        self.queued = QueuedMessages()
         self.completions = Completions()
-        self.prompt = Prompt(self.earlier_inputs, complete)
+        self.prompt = Prompt(self.earlier_inputs, complete, take_back)
         self.status = StatusLine()
 
     def compose(self) -> ComposeResult:
@@ -140,6 +144,7 @@ class ChatWidgets:
         with Vertical(id="desk"):
             yield self._problem
             yield self.approval
+            yield self.queued
             yield self.completions
             yield self.prompt
             yield self.status

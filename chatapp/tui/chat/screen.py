@@ -123,7 +123,11 @@ class ChatScreen(MessageActions):
         self._escaped = -_SOON
         self._wants_sidebar = settings.chat_list == "shown"
         self.conversation = Conversation(settings, store, load, self)
-        self.widgets = ChatWidgets(self.conversation, lambda text: self.commands.complete(text))
+        self.widgets = ChatWidgets(
+            self.conversation,
+            lambda text: self.commands.complete(text),
+            lambda: self.controls.take_last_queued(),
+        )
         scoring = Scoring(self.conversation, self, self.widgets)
         self.controls = ChatControls(self.conversation, self.widgets, scoring)
         self.commands = slash.SlashCommands(self.controls)

@@ -38,7 +38,8 @@ class Prompt(LongTextArea):
     """The input.
 
     earlier: returns the texts sent before, oldest first, on demand. complete: returns the
-    completions of an unfinished command.
+    completions of an unfinished command. take_back: puts the last message that waits to be
+    sent back into the prompt; False when there is none.
     """
 
     BINDING_GROUP_TITLE = "Writing"
@@ -81,6 +82,7 @@ class Prompt(LongTextArea):
         self,
         earlier: Callable[[], Sequence[str]],
         complete: Complete,
+        take_back: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(compact=True, highlight_cursor_line=False)
         self._wrapped_width = 0
@@ -88,6 +90,7 @@ class Prompt(LongTextArea):
         """The hints in an empty prompt, the longest first."""
         self._load_earlier = earlier
         self._complete = complete
+        self._take_back = take_back
         self._typed = ""
         self._completions: list[str] = []
         self._completed = -1
@@ -258,7 +261,7 @@ class Prompt(LongTextArea):
             self._choose(-1)
         elif select or not self.navigator.is_first_wrapped_line(self.cursor_location):
             super().action_cursor_up(select)
-        else:
+        elif self.text or not self._take_back():
             self._recall(-1)
 
     def action_cursor_down(self, select: bool = False) -> None:

@@ -80,20 +80,45 @@ async def test_a_template_that_does_not_exist_is_told_in_words(open_app: OpenApp
         assert "there is no template 'nonsense'" in driver.problem
 
 
-async def test_a_second_message_stays_in_the_prompt(open_app: OpenApp) -> None:
+async def test_messages_sent_during_a_reply_wait_for_its_end(open_app: OpenApp) -> None:
+    model = ScriptedModel(["One.", "Two.", "Three."])
+    model.gate = threading.Event()
+    async with open_app(model) as driver:
+        await driver.press(*"First", "enter")
+        await driver.until(lambda: driver.texts)
+        await driver.press(*"Second", "enter", *"[b]Third", "enter", *"Fourth", "enter")
+        assert driver.prompt.text == ""
+        for queued in ("queued  Second", "queued  [b]Third", "queued  Fourth"):
+            assert queued in driver.screen_text
+        await driver.press("up")  # edited
+        assert driver.prompt.text == "Fourth"
+        assert "queued  Fourth" not in driver.screen_text
+        await driver.press("ctrl+u", "up")  # dropped; the one before is edited
+        assert driver.prompt.text == "[b]Third"
+        await driver.press("!", "enter", *"in the prompt")
+        model.gate.set()
+        replies = ["First", "One.", "Second", "Two.", "[b]Third!", "Three."]
+        await driver.until(lambda: driver.texts == replies)
+        await driver.idle()
+        assert driver.prompt.text == "in the prompt"
+        assert "queued" not in driver.screen_text
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+n"])
+async def test_queued_messages_come_back_when_the_reply_is_abandoned(
+    open_app: OpenApp, key: str
+) -> None:
     model = ScriptedModel(["One.", "Two."])
     model.gate = threading.Event()
     async with open_app(model) as driver:
         await driver.press(*"First", "enter")
         await driver.until(lambda: driver.texts)
-        await driver.press(*"Second", "enter")
-        assert driver.prompt.text == "Second"
-        notes = [notification.message for notification in driver.app._notifications]
-        assert notes == ["A reply is being written. Esc stops it."]
+        await driver.press(*"Second", "enter", *"Third", "enter", key)
+        await driver.until(lambda: driver.prompt.text == "Second\nThird")
         model.gate.set()
         await driver.idle()
-        await driver.press("enter")
-        await driver.until(lambda: driver.texts == ["First", "One.", "Second", "Two."])
+        assert "Second" not in driver.texts
+        assert "queued" not in driver.screen_text
 
 
 async def test_a_message_that_is_too_long_comes_back(open_app: OpenApp, store: Store) -> None:
