@@ -5,10 +5,11 @@ here. Completion offers names without errors, torch and the network; if it offer
 completes file names.
 """
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -181,6 +182,42 @@ PrecisionOption = Annotated[
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def grouped_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take dataclasses of options: each of their fields is an option of its own.
+
+    A field is annotated as a parameter of a command would be, and has its default.
+    """
+    signature = inspect.signature(command)
+    groups = {
+        name: [_option(field, hints[field.name]) for field in dataclasses.fields(group)]
+        for name, group in ((n, p.annotation) for n, p in signature.parameters.items())
+        if dataclasses.is_dataclass(group)
+        for hints in [get_type_hints(group, include_extras=True)]
+    }
+
+    @functools.wraps(command)
+    def with_groups(**arguments: Any) -> None:
+        for name, options in groups.items():
+            values = {option.name: arguments.pop(option.name) for option in options}
+            arguments[name] = signature.parameters[name].annotation(**values)
+        command(**arguments)
+
+    parameters = [
+        option
+        for name, parameter in signature.parameters.items()
+        for option in groups.get(name, [parameter])
+    ]
+    with_groups.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    )
+    return with_groups
+
+
+def _option(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(field.name, kind, default=field.default, annotation=annotation)
 
 
 def sampling_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

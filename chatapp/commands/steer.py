@@ -131,7 +131,7 @@ def draw_sweep(results: "Sweep") -> "list[RenderableType]":
     """Each reply below its numbers."""
     from rich.text import Text
 
-    from chatapp.commands.inspecting.drawing import heading
+    from chatapp.lab.figures.console import heading
 
     parts: list[RenderableType] = [heading("Steering", results.sentence)]
     for reply in results.replies:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from chatapp.engine.model import Sampling, Tokenizer
     from chatapp.lab.predictions import Candidate, Cut, Prediction, Stepper
     from chatapp.lab.traces import Trace
+    from chatapp.prompting.messages import Segment
 
 
 class Finding(ABC):
@@ -44,6 +45,33 @@ class Finding(ABC):
     def to_json(self) -> Any:
         """Its numbers as plain data. Probabilities are those of the plain softmax, entropies in
         bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText(Finding):
+    """The text that the model reads, part by part. kinds: where each part comes from."""
+
+    name: ClassVar[str] = "prompt"
+
+    texts: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def of(cls, segments: "Sequence[Segment]") -> Self:
+        """segments: of the prompt and of the reply."""
+        shown = [segment for segment in segments if segment.text]
+        return cls(tuple(s.text for s in shown), tuple(s.name or s.kind for s in shown))
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"The exact text that the model reads: {sum(map(len, self.texts)):,} characters in "
+            f"{len(self.texts):,} parts, each coloured by where it comes from"
+        )
+
+    def to_json(self) -> list[dict[str, str]]:
+        pairs = zip(self.kinds, self.texts, strict=True)
+        return [{"part": kind, "text": text} for kind, text in pairs]
 
 
 @dataclass(frozen=True, slots=True)

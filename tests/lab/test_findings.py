@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from glass import random_gpt2
 
-from chatapp.commands.inspecting.render import html_page, printed, svg_picture
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.remote.stream import TextPieces
 from chatapp.engine.events import Alternative, Token
 from chatapp.engine.model import Sampling
+from chatapp.lab.figures.console import printed
+from chatapp.lab.figures.page import html_page
+from chatapp.lab.figures.svg import svg_picture
 from chatapp.lab.findings import FINDINGS, Attention, Finding, Layers, NextToken, Tokens
 from chatapp.lab.inspectable import Inspectable, inspectable
 from chatapp.lab.traces import Trace
@@ -55,7 +57,7 @@ def test_every_finding_can_be_shown_wherever_findings_are(
     shown = " ".join(printed([finding], in_color=False).split())
     assert finding.sentence in shown
     assert "\x1b" not in shown
-    assert "<span" in html_page([finding])
+    assert f'<section id="{finding.name}"><svg' in html_page([finding])
     assert svg_picture([finding]).startswith("<svg")
 
 

@@ -5,22 +5,14 @@ Invariant: nothing of torch is imported before a model is loaded.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import RenderableType
-from rich.text import Text
+import typer
 
-from chatapp.commands.inspecting.drawing import candidates_text, draw_table, heading, piece_text
-from chatapp.common.shading import bar, percent
-from chatapp.lab.findings import Finding, state_name
+from chatapp.lab.findings import Finding
 
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
-    from chatapp.lab.close_ups import Neighbour, Neighbours, Neurons, Norms, WeightSteps
-    from chatapp.lab.positions import Positions
-
-_SHOWN = 20
-_BAR = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +23,41 @@ class CloseUps:
     another text.
     """
 
-    neighbours: str | None = None
-    state: str | None = None
-    weight: str | None = None
-    norms: bool = False
-    neurons: str | None = None
-    positions: str | None = None
+    neighbours: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", help='Show the tokens nearest to a token, such as " king".'),
+    ] = None
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAYER",
+            help="Show the tokens nearest to a layer's hidden state, or to embed's.",
+        ),
+    ] = None
+    weight: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HEAD", help="Show step by step how a head, such as 3.5, weighs keys."
+        ),
+    ] = None
+    norms: Annotated[
+        bool, typer.Option("--norms", help="Show the residual stream's norm by layer.")
+    ] = False
+    neurons: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MLP",
+            help="Show the neurons of an MLP, such as 4.mlp, with the largest effect.",
+        ),
+    ] = None
+    positions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Compare with a text of as many tokens in another order: with positions as they "
+            "are, switched off and shuffled.",
+        ),
+    ] = None
 
     @property
     def are_given(self) -> bool:
@@ -75,95 +96,3 @@ def find_close_ups(
         other = model.tokenizer.encode(wanted.positions)
         findings.append(Positions.of(model, ids, other, top))
     return findings
-
-
-def draw_neighbours(neighbours: "Neighbours", width: int) -> list[RenderableType]:
-    """A table for each matrix."""
-    parts: list[RenderableType] = [heading("Neighbours", neighbours.sentence)]
-    for title, rows in (("embedding", neighbours.embedding), ("output", neighbours.output)):
-        if rows:
-            parts += [Text(), draw_table([title, ">cosine", ""], _rows(rows, width), width)]
-    return parts
-
-
-def _rows(neighbours: "Sequence[Neighbour]", width: int) -> list[list[Text | str]]:
-    size = _BAR if width >= 60 else 4
-    return [
-        [
-            piece_text(neighbour.text),
-            f"{neighbour.cosine:+.3f}",
-            Text(bar(neighbour.cosine, size), "dim"),
-        ]
-        for neighbour in neighbours
-    ]
-
-
-def draw_weight(steps: "WeightSteps", width: int) -> list[RenderableType]:
-    """The keys with the largest weights, with each step's number."""
-    order = sorted(steps.keys, key=lambda key: -key.weight)[:_SHOWN]
-    rows: list[list[Text | str]] = [
-        [
-            str(key.position),
-            piece_text(key.text),
-            f"{key.product:.2f}",
-            f"{key.score:.2f}",
-            percent(key.weight),
-            f"{key.size:.3f}",
-        ]
-        for key in order
-    ]
-    columns = [">#", "key", ">q·k", ">scaled", ">softmax", ">weight·‖v‖"]
-    total = Text(f"The mixed values have the norm {steps.mixed:.3f}.", "dim")
-    return [heading("Weight", steps.sentence), draw_table(columns, rows, width), total]
-
-
-def draw_norms(norms: "Norms", width: int) -> list[RenderableType]:
-    """A row a state, with what the block before it added."""
-    most = max(norms.stream) or 1.0
-    rows: list[list[Text | str]] = []
-    for index, (norm, other) in enumerate(zip(norms.stream, norms.others, strict=True)):
-        added = ["", ""]
-        if index:
-            added = [f"{norms.attention[index - 1]:.2f}", f"{norms.mlp[index - 1]:.2f}"]
-        mean = "" if other is None else f"{other:.2f}"
-        shown = Text(bar(norm / most, _BAR if width >= 70 else 4), "green")
-        rows.append([state_name(index), *added, f"{norm:.2f}", mean, shown])
-    columns = [">layer", ">attention", ">MLP", ">stream", ">others", ""]
-    return [heading("Norms", norms.sentence), draw_table(columns, rows, width)]
-
-
-def draw_neurons(neurons: "Neurons", width: int) -> list[RenderableType]:
-    """The neurons, and what each promotes."""
-    rows: list[list[Text | str]] = [
-        [
-            neuron.name,
-            f"{neuron.activation:+.3f}",
-            f"{neuron.effect:+.3f}",
-            Text(" ").join(map(piece_text, neuron.promotes)),
-        ]
-        for neuron in neurons.neurons
-    ]
-    columns = ["neuron", ">activation", ">effect", "promotes"]
-    return [heading("Neurons", neurons.sentence), draw_table(columns, rows, width)]
-
-
-def draw_positions(positions: "Positions", width: int) -> list[RenderableType]:
-    """How alike positions are, then both texts under each kind of positions."""
-    alike = "  ".join(
-        f"{distance}: {value:+.2f}" for distance, value in positions.similarity.items()
-    )
-    drawn: list[RenderableType] = [
-        heading("Positions", positions.sentence),
-        Text(f"Similarity by distance  {alike}"),
-    ]
-    for title, texts in (
-        ("after the first text", [row.first for row in positions.rows]),
-        ("after the second", [row.second for row in positions.rows]),
-    ):
-        rows: list[list[Text | str]] = [
-            [row.positions, f"{row.change:.3f}", f"{row.apart:.3f}", candidates_text(candidates)]
-            for row, candidates in zip(positions.rows, texts, strict=True)
-        ]
-        columns = ["positions", ">change", ">apart", title]
-        drawn += [Text(), draw_table(columns, rows, width)]
-    return drawn

@@ -4,9 +4,11 @@ Invariant: nothing of torch is imported before a model is loaded.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from chatapp.commands.console import progress
 from chatapp.commands.loading import load
@@ -17,19 +19,35 @@ if TYPE_CHECKING:
     from chatapp.common.settings import Settings
 
 
+@dataclass(frozen=True, slots=True)
+class HeadOptions:
+    """What the options of `inspect` say of heads."""
+
+    heads: Annotated[
+        bool,
+        typer.Option(
+            "--heads",
+            help="Show what each head does: previous token, induction, copying and more. Without "
+            "a text, measured on the texts of --texts, or on a sample.",
+        ),
+    ] = False
+    sort: Annotated[str, typer.Option(help="The measure that --heads sorts by.")] = "induction"
+    texts: Annotated[
+        Path | None, typer.Option(help="A file of texts for --heads, an empty line after each.")
+    ] = None
+
+
 def find_heads(
     settings: "Settings",
-    *,
+    options: HeadOptions,
     content: str,
-    texts: Path | None,
     against: str | None,
-    sort: str,
     cell: tuple[int | None, int | None],
 ) -> Sequence[Finding]:
     """The scores of all heads; or of the chosen one the texts where it is strongest.
 
-    content: a text to measure on, instead of those of the file `texts` or the sample. against:
-    another model. cell: a layer and a head, or neither. Raises UserError.
+    content: a text to measure on, instead of those of `--texts` or the sample. against: another
+    model. cell: a layer and a head, or neither. Raises UserError.
     """
     from chatapp.lab.head_texts import strongest_texts
     from chatapp.lab.heads import (
@@ -39,6 +57,7 @@ def find_heads(
         score_heads,
     )
 
+    sort, texts = options.sort, options.texts
     check_measure(sort)
     layer, head = cell
     if (layer is None) != (head is None):

@@ -9,21 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from chatapp.commands.console import progress
-from chatapp.commands.inspecting.drawing import draw_table, heading
 from chatapp.commands.loading import load
 from chatapp.common.foreign import printable
-from chatapp.common.shading import bar
-from chatapp.lab.findings import Finding, state_name
+from chatapp.lab.findings import Finding
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
-    from chatapp.lab.divergence import Divergence
-
-_BAR = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +61,3 @@ def compare_layers(settings: "Settings", against: str, content: str) -> Sequence
     base = load(against, "float32", settings.device)
     with progress("Comparing layers") as report:
         return [Divergence.of(model, base, content, report)]
-
-
-def draw_saved_lens(lens: SavedLens, width: int) -> list[RenderableType]:
-    """One line."""
-    return [heading("Lens", lens.sentence)]
-
-
-def draw_divergence(divergence: "Divergence", width: int) -> list[RenderableType]:
-    """A row a layer, a column a lens, and a bar for the first."""
-    most = max(divergence.logit) or 1.0
-    rows: list[list[Text | str]] = []
-    for index, value in enumerate(divergence.logit):
-        values = [f"{kls[index]:.4f}" for kls in divergence.lenses.values()]
-        rows.append([state_name(index), *values, Text(bar(max(value, 0.0) / most, _BAR), "green")])
-    columns = [">layer", *(f">{lens}" for lens in divergence.lenses), ""]
-    return [heading("Divergence", divergence.sentence), draw_table(columns, rows, width)]

@@ -6,7 +6,9 @@ Invariant: nothing of torch is imported before a model is loaded.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from chatapp.commands.console import progress
 from chatapp.common.userfiles import UserError, quoted
@@ -40,17 +42,76 @@ class PartOptions:
     ablate: names of parts, or `ALL`. patch: the corrupt prompt. noise: tokens that get noise.
     """
 
-    why: bool = False
-    answer: str | None = None
-    against: str | None = None
-    ablate: str | None = None
-    mean: bool = False
-    losses: bool = False
-    patch: str | None = None
-    noise: str | None = None
-    destroy: bool = False
-    estimate: bool = False
-    circuit: bool = False
+    why: Annotated[
+        bool,
+        typer.Option("--why", help="Show what each part of the model adds to the answer's logit."),
+    ] = False
+    answer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            help='The token that --why, --ablate, --patch and --circuit are about, such as " '
+            'Mary": the one that follows --token, or the most likely one.',
+        ),
+    ] = None
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="A token to compare the answer with: the runner-up by default, or mean for the "
+            "mean of all logits. For --heads and --layers, a model of the same shape to show what "
+            "differs from it."
+        ),
+    ] = None
+    ablate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTS",
+            help="Show what changes without parts, such as 3.5,4.mlp (head 5 of layer 3, the MLP "
+            "of layer 4); all is each head and MLP alone.",
+        ),
+    ] = None
+    mean: Annotated[
+        bool,
+        typer.Option("--mean", help="Replace parts of --ablate by their means over the text."),
+    ] = False
+    losses: Annotated[
+        bool,
+        typer.Option("--losses", help="Show how the text's loss rises without each head and MLP."),
+    ] = False
+    patch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="A text of as many tokens: show which states carry the difference between the "
+            "two.",
+        ),
+    ] = None
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS", help="As --patch, with noise on tokens of the text, as 2-4,7."
+        ),
+    ] = None
+    destroy: Annotated[
+        bool,
+        typer.Option(
+            "--destroy",
+            help="Patch the other text into this one, instead of this into the other.",
+        ),
+    ] = False
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate",
+            help="Estimate patches by one backward pass; the ten largest are measured.",
+        ),
+    ] = False
+    circuit: Annotated[
+        bool,
+        typer.Option(
+            "--circuit", help="Find the fewest heads and MLPs that keep 90 % of the answer."
+        ),
+    ] = False
 
     @property
     def are_given(self) -> bool:

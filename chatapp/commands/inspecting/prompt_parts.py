@@ -7,17 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chatapp.commands.console import progress
-from chatapp.common.shading import bar, visible, weight_color
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from chatapp.engine.model import LanguageModel
     from chatapp.fewshot.answering import Answer, Answering
     from chatapp.lab.prompt_parts import PromptParts
-
-_BAR = 12
 
 
 def explain_answer(answerer: "Answering", answer: "Answer") -> "PromptParts":
@@ -85,40 +80,8 @@ def show_parts(parts: "PromptParts") -> None:
     """Print on standard error which part was used most, and the effect of each."""
     from rich.console import Console
 
+    from chatapp.lab.figures.console import drawn
+
     console = Console(stderr=True, highlight=False)
-    for part in draw_parts(parts, console.width):
+    for part in drawn([parts], console.width):
         console.print(part)
-
-
-def draw_parts(parts: "PromptParts", width: int) -> "list[RenderableType]":
-    """Each part with both measures; the text, brighter where a token spoke for the answer."""
-    from rich.text import Text
-
-    from chatapp.commands.inspecting.drawing import draw_table, heading, shaded_text
-
-    most = max((abs(part.occlusion) for part in parts.parts), default=0.0) or 1.0
-    rows: list[list[Text | str]] = [
-        [
-            part.part,
-            f"{part.gradient:+.2f}",
-            f"{part.occlusion:+.2f}",
-            Text(bar(max(0.0, part.occlusion) / most, _BAR if width >= 80 else 4), "green"),
-            Text(visible(" ".join(part.text.split()))),
-        ]
-        for part in parts.parts
-    ]
-    correlation = parts.rank_correlation
-    words = "undefined" if correlation is None else f"{correlation:+.2f}"
-    values = parts.occlusion or parts.gradient
-    largest = max(map(abs, values), default=0.0) or 1.0
-    colors = [weight_color(max(0.0, value) / largest) for value in values]
-    measure = "occlusion" if parts.occlusion else "gradient × input"
-    of = "tokens" if parts.occlusion else "parts"
-    return [
-        heading("Parts of the prompt", parts.sentence),
-        draw_table(["part", ">gradient", ">occlusion", "", "text"], rows, width),
-        Text(f"Rank correlation of both measures over the {of}: {words}", "dim"),
-        Text(),
-        heading("Tokens", f"brighter spoke for the answer, by {measure}"),
-        shaded_text(parts.texts, colors),
-    ]

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from rich.cells import cell_len, chop_cells
 from rich.color import Color as RichColor
 from rich.segment import Segment
 from rich.style import Style
@@ -22,9 +21,7 @@ from textual.strip import Strip
 from textual.style import Style as ContentStyle
 
 from chatapp.common.shading import RGB, hexadecimal, ink_on, likelihood_color, visible, weight_color
-
-NOTHING = "∅"
-"""Shown for a token without text."""
+from chatapp.lab.figures.flow import NOTHING, Piece, layout
 
 LONGEST = 16
 """Columns of a token in a list."""
@@ -63,40 +60,6 @@ def surprise(probability: float) -> Paint:
 def attended(share: float) -> Paint:
     """For a token whose attention weight is this fraction of the largest."""
     return Paint(weight_color(share), sum(share > bound for bound in (0.1, 0.4, 0.75)))
-
-
-class Piece(NamedTuple):
-    """A part of a row: characters of token number `token`, from column `x` on."""
-
-    token: int
-    x: int
-    text: str
-
-
-def layout(texts: Sequence[str], width: int) -> list[list[Piece]]:
-    """Rows of at most `width` columns. A row ends after a line break, and before a token that would
-    not fit; only a token longer than a row is cut.
-    """
-    rows: list[list[Piece]] = [[]]
-    x = 0
-    for index, text in enumerate(texts):
-        for part in (visible(text) or NOTHING).split("⏎"):
-            # There was a line break between two parts.
-            pieces = chop_cells(part, width) if part else []
-            for piece in pieces:
-                if x and x + cell_len(piece) > width:
-                    rows.append([])
-                    x = 0
-                rows[-1].append(Piece(index, x, piece))
-                x += cell_len(piece)
-            rows[-1].append(Piece(index, x, "⏎"))
-            rows.append([])
-            x = 0
-        # There is none after the last part.
-        rows.pop()
-        mark = rows[-1].pop()
-        x = mark.x
-    return rows
 
 
 class TokenText(ScrollView, can_focus=True):

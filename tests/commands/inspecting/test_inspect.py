@@ -168,11 +168,12 @@ def test_a_page_of_its_own(run: Run, folder: str, tmp_path: Path) -> None:
     text = target.read_text(encoding="utf-8")
     page = Page()
     page.feed(text)
-    assert page.tags <= {"html", "head", "meta", "style", "body", "pre", "code", "span"}
-    assert page.attributes <= {"charset", "style"}
+    assert text.count("<script") == 1
+    assert not page.attributes & {"src", "href", "onload", "onclick"}
     assert "</pre><script>alert(1)</script> &" in page.text
     assert not OBEYED.search(text)
-    assert not re.search(r"https?:|url\(|@import", text)
+    assert set(re.findall(r"https?:[^\"]*", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"url\(|@import", text)
 
 
 def test_an_existing_file_is_replaced_only_when_asked(
@@ -195,10 +196,9 @@ def test_a_picture_of_its_own(run: Run, folder: str, tmp_path: Path) -> None:
     text = target.read_text(encoding="utf-8")
     root = ElementTree.fromstring(text)
     tags = {element.tag.removeprefix("{http://www.w3.org/2000/svg}") for element in root.iter()}
-    assert tags <= {"svg", "style", "defs", "clipPath", "rect", "g", "text", "circle"}
+    assert tags == {"svg", "style", "rect", "g", "title", "text", "path"}
     assert "Next" in "".join(root.itertext())
-    assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", text)
-    assert "@font-face" not in text
+    assert not re.search(r"url\(|@font-face|@import", text)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from tui_driver import OpenApp
 from chatapp.common.shading import percent
 from chatapp.dialogue.reading import read
 from chatapp.engine.backends.local import LocalModel
+from chatapp.lab.figures.flow import layout
 from chatapp.lab.traces import DecoderTrace
 from chatapp.tui.inspector.attention import AttentionView, HeatMap
 from chatapp.tui.inspector.tabs import LayersView, TokensView
-from chatapp.tui.inspector.token_text import layout
 
 # What it shows
 
