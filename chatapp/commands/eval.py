@@ -16,7 +16,7 @@ import typer
 from chatapp.commands import options as completion
 from chatapp.commands.console import FAILED, complain, interruptible, progress, write, write_json
 from chatapp.commands.loading import load, prompt_path, report_pool, template_for
-from chatapp.commands.options import JsonOption, StrictOption
+from chatapp.commands.options import ConcurrencyOption, JsonOption, StrictOption
 from chatapp.common.userfiles import UserError, reason, write_whole
 from chatapp.prompting.selection.methods import help_on_methods
 
@@ -125,6 +125,7 @@ def evaluate(
     report: ReportOption = None,
     strict: StrictOption = False,
     model: ModelsOption = None,
+    concurrency: ConcurrencyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure prompt files in many settings, or a model by standard tasks."""
@@ -134,7 +135,7 @@ def evaluate(
     settings = load_settings({"model": model})
     if lambada is not None:
         with interruptible("interrupted"):
-            _lambada(lambada, settings, limit, seed, as_json=as_json)
+            _lambada(lambada, settings, limit, seed, concurrency, as_json=as_json)
         return
     if task is not None:
         tasks = _generated(task.split(","), words, limit or _ITEMS, seed)
@@ -146,7 +147,7 @@ def evaluate(
     grid = _grid(context.params)
     hint = f"; run the same command again to continue {report}" if report else ""
     with interruptible(f"interrupted{hint}"):
-        results = _evaluate_tasks(tasks, grid, settings, report)
+        results = _evaluate_tasks(tasks, grid, settings, report, concurrency)
         _tell(results, _config(context.params, settings, grid), report, as_json=as_json)
 
 
@@ -268,7 +269,11 @@ def _write_items(tasks: "Sequence[Task]", folder: Path) -> None:
 
 
 def _evaluate_tasks(
-    tasks: "Sequence[Task]", grid: "Grid", settings: "Settings", folder: Path | None
+    tasks: "Sequence[Task]",
+    grid: "Grid",
+    settings: "Settings",
+    folder: Path | None,
+    concurrency: int | None,
 ) -> "list[Result]":
     """The results of one model, or of several, each with a folder of its own in the report."""
     from dataclasses import replace
@@ -277,21 +282,26 @@ def _evaluate_tasks(
 
     names = _split_list(settings.model)
     if len(names) == 1:
-        return measure_model(tasks, grid, settings, folder)[0]
+        return measure_model(tasks, grid, settings, folder, concurrency)[0]
     folders = {name: re.sub(r"[^\w.-]+", "-", name).strip("-.") for name in names}
     if len(set(folders.values())) < len(names):
         raise UserError(f"--model holds {settings.model!r}, in which two names are alike")
     measured: list[Result] = []
     for name in names:
         own = folder / folders[name] if folder else None
-        of_model, files = measure_model(tasks, grid, replace(settings, model=name), own)
+        chosen = replace(settings, model=name)
+        of_model, files = measure_model(tasks, grid, chosen, own, concurrency)
         count = read_sizes(files).parameters if files else None
         measured += [replace(result, model=name, parameters=count) for result in of_model]
     return measured
 
 
 def measure_model(
-    tasks: "Sequence[Task]", grid: "Grid", settings: "Settings", folder: Path | None
+    tasks: "Sequence[Task]",
+    grid: "Grid",
+    settings: "Settings",
+    folder: Path | None,
+    concurrency: int | None = None,
 ) -> "tuple[list[Result], ModelFiles | None]":
     """The results of a model, and its files; a server's model has none."""
     from contextlib import ExitStack
@@ -303,7 +313,7 @@ def measure_model(
     if grid.scoring and not any(task.prompt.labels or task.prompt.choices for task in tasks):
         raise UserError("--score needs labels or choices, and none of these tasks has any")
     cells = [(task, cell) for task in tasks for cell in plan(task, grid)]
-    model = load(settings.model, "float32", settings.device)
+    model = load(settings.model, "float32", settings.device, concurrency)
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(folder / "answers.jsonl")) if folder else None
         with progress("Reading the pools") as show:
@@ -380,7 +390,13 @@ def print_table(results: "Sequence[Result]") -> None:
 
 
 def _lambada(
-    path: Path, settings: "Settings", limit: int | None, seed: int, *, as_json: bool
+    path: Path,
+    settings: "Settings",
+    limit: int | None,
+    seed: int,
+    concurrency: int | None,
+    *,
+    as_json: bool,
 ) -> None:
     from dataclasses import asdict
 
@@ -388,7 +404,7 @@ def _lambada(
     from chatapp.evaluation.language_modelling import lambada, read_passages
 
     passages = subset(read_passages(path), limit, seed)
-    model = load(settings.model, "float32", settings.device)
+    model = load(settings.model, "float32", settings.device, concurrency)
     with progress("LAMBADA") as show:
         result = lambada(model, [passage.input for passage in passages], show)
     for index, message in result.failures.items():

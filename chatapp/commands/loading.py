@@ -78,8 +78,11 @@ def template_for(prompts: "Iterable[PromptFile]", model: "LanguageModel") -> "Te
     return choose_template(model, "")
 
 
-def load(name: str, precision: str, device: str) -> "LanguageModel":
-    """Load a model, with a note on a terminal. Raises ModelError."""
+def load(name: str, precision: str, device: str, concurrency: int | None = None) -> "LanguageModel":
+    """Load a model, with a note on a terminal. Raises ModelError.
+
+    concurrency: the most requests at a time, for a model on a server.
+    """
     from chatapp.engine.backends.remote.completions import RemoteModel
     from chatapp.engine.files.generation_config import read_generation_config
     from chatapp.models.loading import load_model
@@ -95,8 +98,12 @@ def load(name: str, precision: str, device: str) -> "LanguageModel":
     finally:
         status("")
     note_model(name)
-    if isinstance(model, RemoteModel) and model.remark:
-        complain(model.remark)
+    if isinstance(model, RemoteModel):
+        model.concurrency = concurrency or model.concurrency
+        if model.remark:
+            complain(model.remark)
+    elif concurrency is not None:
+        raise UserError(f"--concurrency is for a model on a server, and {name} is on this machine")
     for sentence in read_generation_config(model.files).ignored:
         complain(sentence)
     return model

@@ -180,6 +180,10 @@ PrecisionOption = Annotated[
         autocompletion=precisions,
     ),
 ]
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=256, help="Requests at a time, for a model on a server; 4 by default."),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 

@@ -24,7 +24,7 @@ from chatapp.commands.console import (
 )
 from chatapp.commands.inspecting.prompt_parts import explain_answer, show_parts
 from chatapp.commands.loading import choices_for, load, prompt_path, report_pool, template_for
-from chatapp.commands.options import JsonOption, ModelOption, StrictOption
+from chatapp.commands.options import ConcurrencyOption, JsonOption, ModelOption, StrictOption
 from chatapp.common.userfiles import UserError
 from chatapp.prompting.selection.methods import help_on_methods
 
@@ -108,6 +108,7 @@ def run(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of selection and sampling.")] = None,
     strict: StrictOption = False,
     model: ModelOption = None,
+    concurrency: ConcurrencyOption = None,
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Show the exact prompt on standard error.")
     ] = False,
@@ -205,7 +206,7 @@ def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering
     settings = load_settings({"model": options["model"]})
     sampling = sampling_of(prompt)
     # In float32, likelihoods of labels are exact.
-    language_model = load(settings.model, "float32", settings.device)
+    language_model = load(settings.model, "float32", settings.device, options["concurrency"])
     identity = f"{prompt_identity(prompt)}-{model_identity(language_model)}"
     if prompt.labels and (head := head_of(language_model)):
         for name in _HOW:

@@ -110,7 +110,8 @@ class ModelSwitch:
         status.template, status.is_prompt_file = session.layout, bool(session.chat.basis.prompt)
         status.persona = persona_of(session.chat.basis.system)
         status.changes = session.chat.interventions.words
-        status.is_estimate = self._conversation.remote() is not None
+        remote = self._conversation.remote()
+        status.is_estimate = remote is not None and remote.estimates_tokens
         self._conversation.measure()
 
     def names(self) -> list[str]:

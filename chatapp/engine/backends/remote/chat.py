@@ -46,7 +46,7 @@ class RemoteChatModel(RemoteModel):
         calls = [message["tool_calls"] for message in sent if "tool_calls" in message]
         count += sum(len(self._text.encode(json.dumps(part))) for part in (*request.tools, *calls))
         prompt = "\n".join(message["content"] for message in sent)
-        reply = self._open_reply(prompt, count, request, StopFilter(()))
+        reply = self._open_reply(lambda: prompt, count, request, StopFilter(()))
         body = self._options(request.sampling, reply.most) | {"messages": sent}
         if request.tools:
             body["tools"] = _writable(request.tools)

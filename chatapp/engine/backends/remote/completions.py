@@ -10,14 +10,24 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import PARAMETERS
-from chatapp.engine.backends.remote.http import BlockingStream, Body, Cancelled, at_once, post
+from chatapp.engine.backends.remote.http import (
+    MOST_AT_ONCE,
+    BlockingStream,
+    Body,
+    Cancelled,
+    JSONClient,
+    at_once,
+    post,
+)
+from chatapp.engine.backends.remote.scoring import score_continuation
 from chatapp.engine.backends.remote.server import Server
 from chatapp.engine.backends.remote.stream import (
     DONE,
@@ -29,6 +39,7 @@ from chatapp.engine.backends.remote.stream import (
     Usage,
     read_chunk,
 )
+from chatapp.engine.backends.remote.tokens import ServedTokens
 from chatapp.engine.decoder.interventions import check_changeable
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
@@ -70,7 +81,7 @@ class RemoteModel:
     """A `LanguageModel` on a server.
 
     server: its address, and the model's name there. remark: what the user should know, in whole
-    sentences; often empty.
+    sentences; often empty. concurrency: the most requests at a time.
     """
 
     files: "ModelFiles | None" = None
@@ -81,23 +92,33 @@ class RemoteModel:
     def __init__(self, server: Server, *, name: str, context: int, remark: str = "") -> None:
         self.name = name
         self.context = context
-        self._text = TextPieces()
+        self._client = JSONClient(server)
+        self._text = _tokens_of(self._client)
         self.tokenizer: Tokenizer = self._text
+        self.concurrency = MOST_AT_ONCE
         self.remark = remark
         self.server = server
         self._refused: set[str] = set()
         self._mentioned: set[str] = set()
         self._mentioning = threading.Lock()
 
+    @property
+    def estimates_tokens(self) -> bool:
+        """Whether counts of prompt tokens are estimates: the server cuts no texts, or renders chats
+        itself.
+        """
+        return self.takes_messages or not isinstance(self._text, ServedTokens)
+
     def generate(self, request: Request) -> Iterator[Event]:
         """See `LanguageModel.generate`. Without `top`, log-probabilities are not requested."""
         if not request.ids:
             raise ValueError("there are no tokens to continue; expected at least one")
         ids = [*request.ids, *request.forced]
-        text = without_surrogates(self._text.decode(ids))
-        reply = self._open_reply(text, len(ids), request, StopFilter(request.stop))
+        reply = self._open_reply(
+            lambda: self._text.decode(ids), len(ids), request, StopFilter(request.stop)
+        )
         body = self._options(request.sampling, reply.most)
-        body["prompt"] = text
+        body["prompt"] = self._as_prompt(ids)
         if request.stop:
             body["stop"] = list(request.stop[:_MOST_STOPS])
         if request.top:
@@ -105,8 +126,9 @@ class RemoteModel:
         return self._run("completions", body, reply, request)
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
-        """See `LanguageModel.generate_many`; `at_once` limits the number of parallel requests."""
-        return at_once(partial(self._begin, request) for request in requests)
+        """See `LanguageModel.generate_many`; `concurrency` limits the parallel requests."""
+        begun = (partial(self._begin, request) for request in requests)
+        return at_once(begun, self.concurrency)
 
     def together(self, count: int) -> Generate:
         """See `LanguageModel.together`. Each is a request of its own, which the server computes
@@ -115,11 +137,23 @@ class RemoteModel:
         return self.generate
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-        """Raises ModelError: the protocol gives no probabilities of a given text."""
-        raise ModelError(
-            f"{self.name}: a server does not give the probabilities of a given text; scoring "
-            "needs a model on this machine"
-        )
+        """See `LanguageModel.score` and `score_continuation`. Raises ModelError."""
+        for context, continuation in pairs:
+            if len(context) + len(continuation) > self.context:
+                raise ContextOverflow(
+                    f"{len(context) + len(continuation)} tokens are to be scored; the model's "
+                    f"window has {self.context}"
+                )
+        with ThreadPoolExecutor(self.concurrency) as threads:
+            scored = [
+                threads.submit(score_continuation, self._client, self._text, *pair)
+                for pair in pairs
+            ]
+            try:
+                return [one.result() for one in scored]
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def embed(self, ids: Sequence[int], layer: int = -1) -> "NDArray[np.float32]":
         """Raises ModelError: the protocol gives no hidden states."""
@@ -128,11 +162,21 @@ class RemoteModel:
             "this machine"
         )
 
+    def _as_prompt(self, ids: list[int]) -> str | list[int]:
+        """What is sent: the server's own tokens as numbers, anything else as text."""
+        if isinstance(self._text, ServedTokens) and all(map(self._text.is_served, ids)):
+            return ids
+        return without_surrogates(self._text.decode(ids))
+
     def _begin(self, request: Request, given_up: threading.Event) -> Iterator[Event]:
         return self.generate(replace(request, cancel=request.cancel or given_up))
 
     def _open_reply(
-        self, prompt: str, prompt_tokens: int, request: Request, stops: StopFilter
+        self,
+        prompt: Callable[[], str],
+        prompt_tokens: int,
+        request: Request,
+        stops: StopFilter,
     ) -> "_Reply":
         """A reply to a prompt of about this length, forced tokens included.
 
@@ -149,7 +193,7 @@ class RemoteModel:
         return _Reply(
             self._text,
             stops,
-            RepetitionFilter(lambda: prompt, sampling.max_repeats),
+            RepetitionFilter(prompt, sampling.max_repeats),
             forced=request.forced,
             prompt_tokens=prompt_tokens,
             most=min(sampling.max_tokens, room),
@@ -232,6 +276,14 @@ class RemoteModel:
         return " ".join(sentences)
 
 
+def _tokens_of(client: JSONClient) -> ServedTokens | TextPieces:
+    """The tokens of a server's model; pieces of text where it cuts none."""
+    try:
+        return ServedTokens(client)
+    except ModelError:
+        return TextPieces()
+
+
 class _Reply:
     """A reply as it arrives.
 
@@ -240,7 +292,7 @@ class _Reply:
 
     def __init__(
         self,
-        text: TextPieces,
+        text: TextPieces | ServedTokens,
         stops: StopFilter,
         repeats: RepetitionFilter,
         *,

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import cached_property
 from itertools import islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,16 @@ Body = dict[str, Any]
 
 # A long prompt in a long queue may take minutes to its first token. Between two tokens, comments,
 # empty events and headers that arrive byte by byte are no sign of life.
-_CONNECT_SECONDS, _ANSWER_SECONDS, _SILENCE_SECONDS = 5.0, 10.0, 300.0
+_CONNECT_SECONDS, _ANSWER_SECONDS, SILENCE_SECONDS = 5.0, 10.0, 300.0
 
 _POLL_SECONDS = 0.05
 """Interval at which the cancel event is checked while nothing arrives."""
+
+_MOST_ANSWER_BYTES = 64 * 2**20
+"""Of the tokens of a text, and of their log-probabilities."""
+
+_BUSY, _MOST_TRIES, _RETRY_SECONDS = 503, 30, 1.0
+"""A server whose queue is full is asked again."""
 
 _MOST_BYTES = 2**20
 """Of a response that is no stream: a list of models, or an error."""
@@ -55,7 +62,7 @@ async def post(
 
     try:
         async with (
-            httpx2.AsyncClient(**_client_options(server, _SILENCE_SECONDS)) as client,
+            httpx2.AsyncClient(**_client_options(server, SILENCE_SECONDS)) as client,
             _accepted(client, server, path, body, simpler) as response,
         ):
             async for event in httpx2.EventSource(response):
@@ -137,7 +144,7 @@ class BlockingStream:
 
     async def _next(self, cancel: threading.Event, started: float) -> str | None:
         while not cancel.is_set():
-            if self._silence + time.monotonic() - started > _SILENCE_SECONDS:
+            if self._silence + time.monotonic() - started > SILENCE_SECONDS:
                 raise _silent(self._server)
             with suppress(TimeoutError):
                 item = await asyncio.wait_for(self._items.get(), _POLL_SECONDS)
@@ -204,6 +211,68 @@ def get_json(server: Server, url: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise nonsense(server, "its list of models is not JSON") from None
+
+
+class RefusedError(ModelError):
+    """The server can be reached, but does not do what was requested."""
+
+
+class JSONClient:
+    """Requests to a server whose answers are whole JSON objects, over connections that are kept.
+
+    It may be used from any thread. seconds: how long the server may be silent.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    @cached_property
+    def _client(self) -> "httpx2.Client":
+        import httpx2
+
+        return httpx2.Client(**_client_options(self.server, SILENCE_SECONDS))
+
+    def get(self, path: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
+        """Ask the server. path: from its root. Raises ModelError, RefusedError if it refuses."""
+        return self._document("GET", path, None, seconds)
+
+    def post(self, path: str, body: Body, seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
+        """Ask the model. path: from the root. Raises ModelError, RefusedError if it refuses."""
+        return self._document("POST", path, {"model": self.server.model} | body, seconds)
+
+    def _document(
+        self, method: str, path: str, body: Body | None, seconds: float
+    ) -> dict[str, Any]:
+        import httpx2
+
+        url = self.server.url.removesuffix("/v1") + path
+        try:
+            for _ in range(_MOST_TRIES):
+                with self._client.stream(method, url, json=body, timeout=seconds) as response:
+                    text = self._text_of(response)
+                if response.status_code != _BUSY:
+                    break
+                time.sleep(_RETRY_SECONDS)
+        except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
+            raise _unreachable(self.server, error) from None
+        if response.status_code != 200:
+            raise RefusedError(str(_refusal(self.server, response, text)))
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            raise RefusedError(str(nonsense(self.server, "its answer is not a JSON object")))
+        return document
+
+    def _text_of(self, response: "httpx2.Response") -> str:
+        """The body of an answer. Raises ModelError for one without an end."""
+        body = b""
+        for part in response.iter_bytes():
+            body += part
+            if len(body) > _MOST_ANSWER_BYTES:
+                raise nonsense(self.server, "its response is too long")
+        return body.decode("utf-8", "replace")
 
 
 async def _beginning(response: "httpx2.Response") -> str:
@@ -292,11 +361,11 @@ Begin = Callable[[threading.Event], Iterator[Event]]
 """Requests a reply. Setting the event ends it."""
 
 
-def at_once(replies: Iterable[Begin]) -> Iterator[tuple[int, Event]]:
+def at_once(replies: Iterable[Begin], most: int = MOST_AT_ONCE) -> Iterator[tuple[int, Event]]:
     """Yield the events of each reply as they arrive, with its number, from 0.
 
-    replies: taken one by one, each as soon as there is room for it. One that raises ValueError ends
-    as `error` with the reason as its message, and the others continue.
+    replies: taken one by one, each as soon as fewer than `most` go on. One that raises ValueError
+    ends as `error` with the reason as its message, and the others continue.
     """
     arrived: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
     given_up = threading.Event()
@@ -313,7 +382,7 @@ def at_once(replies: Iterable[Begin]) -> Iterator[tuple[int, Event]]:
     waiting, going_on = enumerate(replies), 0
     try:
         while True:
-            for upcoming in islice(waiting, MOST_AT_ONCE - going_on):
+            for upcoming in islice(waiting, most - going_on):
                 threading.Thread(target=draw, args=upcoming, daemon=True).start()
                 going_on += 1
             if not going_on:

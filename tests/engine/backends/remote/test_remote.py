@@ -368,7 +368,7 @@ def test_what_goes_wrong_after_the_end_is_no_matter(
 def test_a_server_that_falls_silent(
     server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(http, "SILENCE_SECONDS", 0.05)
     server.stream = [server.hang]
     finished = run(model)[1]
     assert (finished.reason, finished.message) == (
@@ -390,7 +390,7 @@ def keep_sending(data: bytes) -> list[Any]:
 def test_a_server_that_sends_no_words_is_given_up(
     data: bytes, server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(http, "SILENCE_SECONDS", 0.3)
     server.stream = [piece(" Yes"), *keep_sending(data)]
     tokens, finished = run(model)
     assert [token.text for token in tokens] == [" Yes"]
@@ -400,7 +400,7 @@ def test_a_server_that_sends_no_words_is_given_up(
 def test_a_server_that_writes_spaces_alone_is_given_up(
     server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(http, "SILENCE_SECONDS", 0.3)
     event = f"data: {piece(' ')}\n\n".encode()
     server.stream = keep_sending(event)
     assert run(model)[1].message.endswith("the server has stopped answering")
@@ -609,8 +609,8 @@ def test_a_key_in_clear_over_a_network_is_spoken_of(
 
 
 def test_what_needs_the_model_itself(model: RemoteModel) -> None:
-    with pytest.raises(ModelError, match="scoring needs a model on this machine"):
-        model.score([([1], [2])])
+    with pytest.raises(ModelError, match="scoring needs a server that repeats the prompt"):
+        model.score([(model.tokenizer.encode("A"), model.tokenizer.encode(" cat"))])
     with pytest.raises(ModelError, match="hidden states"):
         model.embed([1])
     assert model.files is None
