@@ -35,7 +35,7 @@ class KeyValueCache:
     than it has.
 
     positions: the most there will be. layers: the reserved tensor of each, (2, 1, heads, reserved
-    positions, head size), keys, then values; replaced when it grows.
+    positions, head size), keys, then values, one after another in memory; replaced when they grow.
     """
 
     def __init__(
@@ -72,12 +72,11 @@ class KeyValueCache:
         more = min(self._positions, max(size, 2 * reserved))
         *shape, _, head_size = self.layers[0].shape
         known = len(self.ids)
-        grown = []
-        for layer in self.layers:
-            larger = layer.new_empty(*shape, more, head_size)
+        size_of_all = (len(self.layers), *shape, more, head_size)
+        grown = torch.empty(size_of_all, device=self.layers[0].device).unbind(0)
+        for larger, layer in zip(grown, self.layers, strict=True):
             larger[..., :known, :] = layer[..., :known, :]
-            grown.append(larger)
-        self.layers = tuple(grown)
+        self.layers = grown
 
     def copy(self, other: "KeyValueCache", size: int) -> None:
         """Copy the first `size` tokens of another cache of the same model, dropping all others."""

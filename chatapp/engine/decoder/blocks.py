@@ -1,6 +1,6 @@
 """One block of a decoder: attention and MLP, in torch and for the native kernels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.parts import MLP, Pass, Rotation, make_norm
 from chatapp.engine.kernels import native
 from chatapp.engine.kernels.linear import Linear
-from chatapp.engine.kernels.native_layers import KINDS, NO_NORM, NativeBlock, NativeLinear
+from chatapp.engine.kernels.native_layers import KINDS, NO_NORM, NativeBlocks, NativeLinear
 from chatapp.engine.kernels.precision import has_kernels
 
 
@@ -33,13 +33,9 @@ class Block:
             self.norm_after_2 = make_norm(weights, f"{name}.norm_after_2", architecture)
         self.attention = Attention(weights, architecture, layer, rotations)
         self.mlp = MLP(weights, f"{name}.mlp", architecture)
-        self.native = native_block(self, architecture, layer)
 
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
         """The states (rows · tokens, width) after the block."""
-        if run.native is not None and self.native is not None:
-            self.native.add_to(x, run.native)
-            return x
         return run.observed(self.point, self.updated(x, run))
 
     def updated(self, x: Tensor, run: Pass) -> Tensor:
@@ -69,31 +65,42 @@ class ParallelBlock(Block):
         return x + self.attention_update(x, run) + self.mlp_update(x, run)
 
 
-def native_block(block: Block, architecture: Architecture, layer: int) -> NativeBlock | None:
-    """A block for the native kernels; None if there are none, or they lack one of its parts."""
+def native_blocks(
+    blocks: Sequence[Block], architecture: Architecture, rotations: Sequence[Rotation]
+) -> NativeBlocks | None:
+    """The blocks for the native kernels; None if there are none, or they lack a part of one."""
+    is_on_cpu = blocks[0].norm_1.weight.device.type == "cpu"
+    structs = [_struct(block, architecture, rotations) for block in blocks]
+    if not has_kernels() or not is_on_cpu or None in structs:
+        return None
+    return NativeBlocks([struct for struct in structs if struct is not None])
+
+
+def _struct(
+    block: Block, architecture: Architecture, rotations: Sequence[Rotation]
+) -> native.Block | None:
     attention, mlp = block.attention, block.mlp
     products = (attention.query_key_value, attention.projection, mlp.expand, mlp.contract)
     structs = [part.struct for part in products if isinstance(part, Linear | NativeLinear)]
-    is_on_cpu = block.norm_1.weight.device.type == "cpu"
-    if not has_kernels() or not is_on_cpu or len(structs) < len(products):
+    if len(structs) < len(products):
         return None
-    kind, rotation = architecture.attentions[layer], attention.rotation
+    rotation = attention.rotation
     query, key = attention.norm.structs if attention.norm is not None else (NO_NORM, NO_NORM)
     after = [NO_NORM if n is None else n.struct for n in (block.norm_after_1, block.norm_after_2)]
     heads = native.Attention(
         heads=attention.heads,
         key_value_heads=attention.key_value_heads,
         head_size=attention.head_size,
-        window=kind.window or 0,
-        scale=kind.scale,
+        window=attention.window or 0,
+        scale=attention.scale,
     )
-    struct = native.Block(
+    return native.Block(
         *(block.norm_1.struct, block.norm_2.struct, *after, query, key, *structs, heads),
         width=architecture.width,
         inner=architecture.inner,
-        turned=0 if rotation is None else rotation.size,
         activation=KINDS[architecture.activation],
         is_gated=mlp.is_gated,
         is_parallel=architecture.is_parallel,
+        turned=0 if rotation is None else rotation.size,
+        rotation=0 if rotation is None else rotations.index(rotation),
     )
-    return NativeBlock(struct, layer, rotation)

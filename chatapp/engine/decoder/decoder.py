@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from chatapp.engine.cache.key_values import KeyValueCache, RowCache
 from chatapp.engine.decoder.attention import within
-from chatapp.engine.decoder.blocks import Block, ParallelBlock
+from chatapp.engine.decoder.blocks import Block, ParallelBlock, native_blocks
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.decoder.observer import Changer, Observer, together
@@ -29,9 +29,7 @@ from chatapp.engine.decoder.parts import KeyValues, Pass, Rotation, make_norm
 from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.errors import ModelError
 from chatapp.engine.kernels.linear import linear_layer
-from chatapp.engine.kernels.native_layers import (
-    Rows,
-)
+from chatapp.engine.kernels.native_layers import Rows
 from chatapp.engine.kernels.precision import is_matrix
 
 # The memory for intermediate results grows with the chunk; 512 rows keep the matrix products busy
@@ -87,8 +85,8 @@ class Decoder:
         if is_tiled:  # padding rows are no weights
             self.matrix_bytes -= output[name].nbytes - self.vocabulary * architecture.width
         self._output = linear_layer(output, name.removesuffix(".weight"), self.vocabulary)
-        natives = [block.native for block in self.blocks if block.native is not None]
-        self._most_native_rows = min((native.most_rows for native in natives), default=0)
+        self._native = native_blocks(self.blocks, architecture, self.rotations)
+        self._most_native_rows = 0 if self._native is None else self._native.most_rows
         self._steps: WeakKeyDictionary[KeyValueCache, Step] = WeakKeyDictionary()
 
     def new_cache(self, spare: int = 0) -> KeyValueCache:
@@ -133,10 +131,10 @@ class Decoder:
             following = torch.arange(start, start + new, device=self.device)
             at = following if positions is None else positions.to(self.device)
             masks = None if mask is None else self._masks_after(start, mask.to(self.device), at)
-            turns = self._turns(at)
             observe = together([Changer(changes, at) if changes else None, observe])
             is_plain = masks is None and positions is None and observe is None
-            rows = self._native_rows(at, turns, cache) if cache is not None and is_plain else None
+            rows = self._native_rows(at, cache) if cache is not None and is_plain else None
+            turns = self._turns(at) if rows is None else {}
             x = self._through(
                 torch.tensor(ids, device=self.device),
                 at,
@@ -189,6 +187,9 @@ class Decoder:
         x = self._embed(ids, positions, run)
         # Rows of all sequences are equal to a matrix product.
         x = run.observed("embed", x.view(ids.numel(), -1))
+        if self._native is not None and run.native is not None:
+            self._native.add_to(x, run.native, raise_if_cancelled)
+            return self.norm(x)
         for block in self.blocks[:layer]:
             if raise_if_cancelled is not None:
                 raise_if_cancelled()
@@ -204,27 +205,18 @@ class Decoder:
             x = x + run.observed("positions", of_positions.expand_as(x))
         return x
 
-    def _native_rows(
-        self,
-        at: Tensor,
-        turns: dict[Rotation, tuple[Tensor, Tensor]],
-        cache: KeyValueCache | RowCache,
-    ) -> Rows | None:
+    def _native_rows(self, at: Tensor, cache: KeyValueCache | RowCache) -> Rows | None:
         """The tokens for the native kernels; None without kernels, or for too many tokens.
 
         at: (tokens,) their positions.
         """
         if len(at) > self._most_native_rows:
             return None
-        halves: dict[Rotation, tuple[Tensor, Tensor]] = {}
-        for rotation, parts in turns.items():
-            second = slice(rotation.size // 2, None)  # there sines are not negated
-            cosines, sines = (part.reshape(len(at), -1)[:, second].contiguous() for part in parts)
-            halves[rotation] = cosines, sines
+        turns = [rotation.cosines_and_sines(at) for rotation in self.rotations]
         if isinstance(cache, KeyValueCache):
             cache.prepare(len(at))
         is_batch = isinstance(cache, RowCache)
-        return Rows(at.int(), int(at.max()) + 1, halves, cache.layers, is_batch)
+        return Rows(at.int(), int(at.max()) + 1, turns, cache.layers, is_batch)
 
     def _turns(self, positions: Tensor) -> dict[Rotation, tuple[Tensor, Tensor]]:
         return {rotation: rotation.turns(positions) for rotation in self.rotations}
@@ -308,17 +300,18 @@ class Decoder:
     ) -> Tensor:
         """Logits (rows, vocabulary) after one more token of each row of a cache, on the CPU."""
         at, keys = cache.begin()
-        hidden = torch.zeros(len(at), len(keys), device=self.device)
-        hidden.masked_fill_(keys > at[:, None], -torch.inf)
-        # (rows, heads, tokens, keys): each row has its own.
-        masks = {
-            window: mask[:, None, None] for window, mask in self._masks(hidden, at, keys).items()
-        }
-        turns = self._turns(at[:, None])
+        native = self._native_rows(at, cache)
+        masks: dict[int | None, Tensor] = {}
+        if native is None:
+            hidden = torch.zeros(len(at), len(keys), device=self.device)
+            hidden.masked_fill_(keys > at[:, None], -torch.inf)
+            # (rows, heads, tokens, keys): each row has its own.
+            masks = {w: m[:, None, None] for w, m in self._masks(hidden, at, keys).items()}
+        turns = self._turns(at[:, None]) if native is None else {}
         x = self._through(
             torch.tensor(ids, device=self.device)[:, None],
             at[:, None],
-            Pass(len(ids), turns, cache, masks, native=self._native_rows(at, turns, cache)),
+            Pass(len(ids), turns, cache, masks, native=native),
             raise_if_cancelled=raise_if_cancelled,
         )
         cache.commit()

@@ -60,7 +60,7 @@ class Pass:
     rows: sequences of one length. turns: the cosines and sines of each rotation at the positions of
     the tokens. masks: for each window of a block, (tokens, all), or (rows, 1, tokens, all) where
     each row has its own, added to the attention's scores; None where each token sees itself and all
-    before it. native: the same for blocks that the native kernels compute; None where torch does.
+    before it. native: the same for the native kernels, where they compute the blocks; else None.
     """
 
     rows: int
@@ -169,9 +169,13 @@ class Rotation:
 
         positions: (tokens,), or (rows, tokens) where each row has its own.
         """
-        angles = (positions[..., None].float() * self._frequencies)[..., None, :]
-        cosines, sines = angles.cos() * self._magnitude, angles.sin() * self._magnitude
+        cosines, sines = (part[..., None, :] for part in self.cosines_and_sines(positions))
         return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
+
+    def cosines_and_sines(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The angles' cosines and sines, (…, size / 2) each. positions: (…)."""
+        angles = positions[..., None].float() * self._frequencies
+        return angles.cos().mul_(self._magnitude), angles.sin().mul_(self._magnitude)
 
     def turn(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> None:
         """Rotate x, (rows, tokens, heads, head size), in place.

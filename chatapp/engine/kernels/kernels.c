@@ -162,18 +162,21 @@ static struct {
   pthread_cond_t wake;
   atomic_int generation, open, inside, next, sleeping;
   atomic_flag busy; /* one caller at a time has help; another computes alone meanwhile */
-  int helpers, items, step;
+  int helpers, items, shares;
   task run;
   void *given;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .busy = ATOMIC_FLAG_INIT};
 static atomic_int threads = 1;
 
+/* Parts become smaller towards the end, so that all threads end at the same time: few are large enough to be read
+   at the memory's speed, and no thread waits for a large one. */
 static void take_items(void) {
-  for (;;) {
-    const int begin = atomic_fetch_add(&pool.next, pool.step);
-    if (begin >= pool.items) return;
-    const int end = begin + pool.step;
-    pool.run(pool.given, begin, end < pool.items ? end : pool.items);
+  int begin = atomic_load(&pool.next);
+  while (begin < pool.items) {
+    const int part = (pool.items - begin) / pool.shares, end = begin + (part > 0 ? part : 1);
+    if (!atomic_compare_exchange_weak(&pool.next, &begin, end)) continue;
+    pool.run(pool.given, begin, end);
+    begin = atomic_load(&pool.next);
   }
 }
 
@@ -214,8 +217,7 @@ static void in_parallel(task run, void *given, int items, long work) {
     pthread_detach(thread);
     pool.helpers++;
   }
-  const int step = items / (4 * wanted);
-  pool.run = run, pool.given = given, pool.items = items, pool.step = step > 0 ? step : 1;
+  pool.run = run, pool.given = given, pool.items = items, pool.shares = 2 * wanted;
   atomic_store(&pool.next, 0);
   const int now = atomic_load(&pool.generation) + 1;
   atomic_store(&pool.open, now);
@@ -477,7 +479,7 @@ API void apply_linear(const linear *l, const float *x, float *y, int rows, char 
   p.scale = (float *)room;
   p.sum = groups ? p.scale + rows : NULL;
   p.q = (int16_t *)(p.scale + rows * (1 + groups));
-  in_parallel(round_rows, &p, rows, (long)rows * l->in);
+  in_parallel(round_rows, &p, rows, 16L * rows * l->in);
   in_parallel(tiles, &p, (l->out + OUTPUTS - 1) / OUTPUTS, work);
 }
 
@@ -497,9 +499,20 @@ static float total(const float *x, int n) {
   return total_of(sum) + rest;
 }
 
-/* y = (x - mean) / sqrt(var + epsilon) weight + bias, or x / sqrt(mean(x^2) + epsilon) weight. */
-API void apply_norm(const norm *f, const float *x, float *y, int rows, int n) {
-  for (int r = 0; r < rows; r++, x += n, y += n) {
+typedef struct {
+  const norm *f;
+  const float *x;
+  float *y;
+  int n;
+} norming;
+
+static void norm_rows(void *given, int begin, int end) {
+  const norming *m = given;
+  const norm *f = m->f;
+  const int n = m->n;
+  for (int r = begin; r < end; r++) {
+    const float *x = m->x + (long)r * n;
+    float *y = m->y + (long)r * n;
     const float mean = f->bias ? total(x, n) / (float)n : 0;
     for (int i = 0; i < n; i++) y[i] = x[i] - mean;
     float square;
@@ -507,6 +520,12 @@ API void apply_norm(const norm *f, const float *x, float *y, int rows, int n) {
     const float factor = 1 / sqrtf(square / (float)n + f->epsilon);
     for (int i = 0; i < n; i++) y[i] = y[i] * factor * f->weight[i] + (f->bias ? f->bias[i] : 0);
   }
+}
+
+/* y = (x - mean) / sqrt(var + epsilon) weight + bias, or x / sqrt(mean(x^2) + epsilon) weight. */
+API void apply_norm(const norm *f, const float *x, float *y, int rows, int n) {
+  norming m = {f, x, y, n};
+  in_parallel(norm_rows, &m, rows, 16L * rows * n);
 }
 
 /* The pair (a, b) of components i and i + size / 2 becomes (a cos - b sin, b cos + a sin). */
@@ -579,20 +598,26 @@ API void apply_activation(int kind, const float *x, float *y, int rows, int n, i
 /* ---- attention of one token a row ---- */
 
 typedef struct {
-  float *keys, *values;       /* of row 0: (key/value heads, positions, head size) */
-  long row, head;             /* floats from one row's keys to the next one's, from one head's to the next */
   int heads, key_value_heads, head_size, window; /* window: 0 for none */
   float scale;
 } attention;
 
+/* The tokens of a pass, one a row, and the keys and values of their sequences. */
+typedef struct {
+  float *keys, *values;       /* of row 0: (key/value heads, positions, head size) */
+  long row, head;             /* floats from one row's keys to the next one's, from one head's to the next */
+  const int *at;              /* (rows,) the position of each */
+  int rows, positions;        /* positions: more than the largest */
+} tokens;
+
 typedef struct {
   const attention *a;
+  const tokens *t;
   const float *query;         /* (rows, all heads, head size), of which the first are queries */
   long stride;
-  const int *at;              /* (rows,) the position of each */
   float *mixed;               /* (rows, heads, head size) */
   float *room;                /* (threads' items, positions) */
-  int positions, row;         /* which row is the first */
+  int row;                    /* which row is the first */
 } mixing;
 
 #define ATTENDED 16 /* rows whose scores there is room for */
@@ -626,39 +651,40 @@ static void softmax(float *x, int n, float scale) {
 static void mix_heads(void *given, int begin, int end) {
   const mixing *m = given;
   const attention *a = m->a;
+  const tokens *t = m->t;
   const int size = a->head_size, shared = a->heads / a->key_value_heads;
   for (int item = begin; item < end; item++) {
-    const int r = item / a->key_value_heads, h = item % a->key_value_heads;
-    const int last = m->at[r], first = a->window && last >= a->window ? last - a->window + 1 : 0, seen = last - first + 1;
-    const long offset = (m->row + r) * a->row + h * a->head + (long)first * size;
-    float *scores = m->room + (long)item * shared * m->positions;
-    all_dots(a->keys + offset, m->query + r * m->stride + (long)h * shared * size, size, size, seen, shared, scores,
-             m->positions);
+    const int r = m->row + item / a->key_value_heads, h = item % a->key_value_heads, last = t->at[r];
+    const int first = a->window && last >= a->window ? last - a->window + 1 : 0, seen = last - first + 1;
+    const long offset = r * t->row + h * t->head + (long)first * size;
+    float *scores = m->room + (long)item * shared * t->positions;
+    all_dots(t->keys + offset, m->query + r * m->stride + (long)h * shared * size, size, size, seen, shared, scores,
+             t->positions);
     for (int n = 0; n < shared; n++) {
-      softmax(scores + (long)n * m->positions, seen, a->scale);
-      weighted_sum(scores + (long)n * m->positions, a->values + offset, seen, size,
+      softmax(scores + (long)n * t->positions, seen, a->scale);
+      weighted_sum(scores + (long)n * t->positions, t->values + offset, seen, size,
                    m->mixed + ((long)r * a->heads + h * shared + n) * size);
     }
   }
 }
 
 /* softmax(q K^T scale) V of each row, up to its position. room: (attended rows, heads, positions). */
-API void attend(const attention *a, const float *query, long stride, const int *at, int rows, float *mixed,
-                float *room, int positions) {
-  for (int row = 0; row < rows; row += ATTENDED) {
-    const int some = rows - row < ATTENDED ? rows - row : ATTENDED;
-    mixing m = {a, query + row * stride, stride, at + row, mixed + (long)row * a->heads * a->head_size, room, positions, row};
-    in_parallel(mix_heads, &m, some * a->key_value_heads, (long)some * a->heads * positions * a->head_size);
+API void attend(const attention *a, const tokens *t, const float *query, long stride, float *mixed, float *room) {
+  for (int row = 0; row < t->rows; row += ATTENDED) {
+    const int some = t->rows - row < ATTENDED ? t->rows - row : ATTENDED;
+    mixing m = {a, t, query, stride, mixed, room, row};
+    in_parallel(mix_heads, &m, some * a->key_value_heads, 4L * some * a->heads * t->positions * a->head_size);
   }
 }
 
-/* ---- a block ---- */
+/* ---- blocks ---- */
 
 typedef struct {
   norm norm_1, norm_2, after_1, after_2, query, key; /* a weight of NULL: there is none */
   linear query_key_value, projection, expand, contract;
   attention heads;
-  int width, inner, turned, activation, is_gated, is_parallel; /* turned: components that positions turn */
+  int width, inner, activation, is_gated, is_parallel;
+  int turned, rotation; /* how many components of a head positions turn, and by which cosines and sines */
 } block;
 
 API long block_room(const block *b, int rows, int positions) {
@@ -677,36 +703,50 @@ static void add(float *x, const float *y, long n) {
   for (long i = 0; i < n; i++) x[i] += y[i];
 }
 
-/* What a block adds to the states x (rows, width), in place. Row r is one token at position at[r], whose keys
-   and values are written there; cosines, sines: (rows, turned / 2). */
-API void apply_block(const block *b, float *x, int rows, const int *at, int positions, const float *cosines,
-                     const float *sines, float *room) {
-  const attention *a = &b->heads;
-  const int size = a->head_size, queries = a->heads, shared = a->key_value_heads, all = queries + 2 * shared;
-  const long width = b->width;
-  float *normed = room, *added = normed + rows * width, *other = added + rows * width, *heads = other + rows * width;
-  float *mixed = heads + (long)rows * all * size, *inner = mixed + (long)rows * queries * size;
-  float *active = inner + (long)rows * b->inner * (b->is_gated ? 2 : 1), *scores = active + (long)rows * b->inner;
-  char *rounded = (char *)(scores + (rows < ATTENDED ? rows : ATTENDED) * (long)queries * positions);
+typedef struct {
+  const block *b;
+  const tokens *t;
+  const float *cosines, *sines; /* (rows, turned / 2) */
+  float *heads;                 /* (rows, queries, keys and values, head size) */
+} placing;
 
-  apply_norm(&b->norm_1, x, normed, rows, b->width);
-  apply_linear(&b->query_key_value, normed, heads, rows, rounded);
-  for (int r = 0; r < rows; r++) {
-    float *h = heads + (long)r * all * size;
+/* Turn queries and keys by their positions, and write keys and values to where they are kept. */
+static void place_rows(void *given, int begin, int end) {
+  const placing *p = given;
+  const block *b = p->b;
+  const tokens *t = p->t;
+  const int size = b->heads.head_size, queries = b->heads.heads, shared = b->heads.key_value_heads, half = b->turned / 2;
+  for (int r = begin; r < end; r++) {
+    float *h = p->heads + (long)r * (queries + 2 * shared) * size;
     if (b->query.weight) {
       apply_norm(&b->query, h, h, queries, size);
       apply_norm(&b->key, h + queries * size, h + queries * size, shared, size);
     }
-    if (b->turned)
-      for (int n = 0; n < queries + shared; n++)
-        turn(h + n * size, cosines + (long)r * (b->turned / 2), sines + (long)r * (b->turned / 2), b->turned);
+    for (int n = 0; half && n < queries + shared; n++)
+      turn(h + n * size, p->cosines + (long)r * half, p->sines + (long)r * half, b->turned);
     for (int n = 0; n < shared; n++) {
-      const long to = r * a->row + n * a->head + (long)at[r] * size;
-      memcpy(a->keys + to, h + (queries + n) * size, sizeof(float) * size);
-      memcpy(a->values + to, h + (queries + shared + n) * size, sizeof(float) * size);
+      const long to = r * t->row + n * t->head + (long)t->at[r] * size;
+      memcpy(t->keys + to, h + (queries + n) * size, sizeof(float) * size);
+      memcpy(t->values + to, h + (queries + shared + n) * size, sizeof(float) * size);
     }
   }
-  attend(a, heads, (long)all * size, at, rows, mixed, scores, positions);
+}
+
+/* What a block adds to the states x (rows, width), in place. */
+static void apply_block(const block *b, float *x, const tokens *t, const float *cosines, const float *sines, float *room) {
+  const attention *a = &b->heads;
+  const int rows = t->rows, size = a->head_size, queries = a->heads, all = queries + 2 * a->key_value_heads;
+  const long width = b->width;
+  float *normed = room, *added = normed + rows * width, *other = added + rows * width, *heads = other + rows * width;
+  float *mixed = heads + (long)rows * all * size, *inner = mixed + (long)rows * queries * size;
+  float *active = inner + (long)rows * b->inner * (b->is_gated ? 2 : 1), *scores = active + (long)rows * b->inner;
+  char *rounded = (char *)(scores + (rows < ATTENDED ? rows : ATTENDED) * (long)queries * t->positions);
+
+  apply_norm(&b->norm_1, x, normed, rows, b->width);
+  apply_linear(&b->query_key_value, normed, heads, rows, rounded);
+  placing p = {b, t, cosines, sines, heads};
+  in_parallel(place_rows, &p, rows, 16L * rows * all * size);
+  attend(a, t, heads, (long)all * size, mixed, scores);
   apply_linear(&b->projection, mixed, added, rows, rounded);
   if (b->after_1.weight) apply_norm(&b->after_1, added, added, rows, b->width);
   if (!b->is_parallel) add(x, added, rows * width);
@@ -718,4 +758,13 @@ API void apply_block(const block *b, float *x, int rows, const int *at, int posi
   if (b->after_2.weight) apply_norm(&b->after_2, other, other, rows, b->width);
   if (b->is_parallel) add(x, added, rows * width);
   add(x, other, rows * width);
+}
+
+/* Consecutive blocks. t: with the keys and values of the first; layer: floats from a block's keys to the next
+   one's, and from its values. turns: of each rotation cosines and sines (rows, turned / 2). */
+API void apply_blocks(const block *b, int count, float *x, const tokens *t, long layer, const float *const *turns,
+                      float *room) {
+  tokens here = *t;
+  for (int n = 0; n < count; n++, here.keys += layer, here.values += layer)
+    apply_block(b + n, x, &here, turns[2 * b[n].rotation], turns[2 * b[n].rotation + 1], room);
 }

@@ -68,10 +68,19 @@ class Attention(ctypes.Structure):
     """`attention` in kernels.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("keys", "values")),
-        *((name, ctypes.c_long) for name in ("row", "head")),
         *((name, ctypes.c_int) for name in ("heads", "key_value_heads", "head_size", "window")),
         ("scale", ctypes.c_float),
+    )
+
+
+class Tokens(ctypes.Structure):
+    """`tokens` in kernels.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        *((name, ctypes.c_long) for name in ("row", "head")),
+        ("at", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("rows", "positions")),
     )
 
 
@@ -82,8 +91,8 @@ class Block(ctypes.Structure):
         *((name, Norm) for name in ("norm_1", "norm_2", "after_1", "after_2", "query", "key")),
         *((name, Linear) for name in ("query_key_value", "projection", "expand", "contract")),
         ("attention", Attention),
-        *((name, ctypes.c_int) for name in ("width", "inner", "turned", "activation")),
-        *((name, ctypes.c_int) for name in ("is_gated", "is_parallel")),
+        *((name, ctypes.c_int) for name in ("width", "inner", "activation")),
+        *((name, ctypes.c_int) for name in ("is_gated", "is_parallel", "turned", "rotation")),
     )
 
 
@@ -95,15 +104,9 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "apply_linear": ((_POINTER, _POINTER, _POINTER, _INT, _POINTER), None),
     "apply_norm": ((_POINTER, _POINTER, _POINTER, _INT, _INT), None),
     "apply_activation": ((_INT, _POINTER, _POINTER, _INT, _INT, _INT), None),
-    "attend": (
-        (_POINTER, _POINTER, _LONG, _POINTER, _INT, _POINTER, _POINTER, _INT),
-        None,
-    ),
+    "attend": ((_POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER), None),
     "block_room": ((_POINTER, _INT, _INT), _LONG),
-    "apply_block": (
-        (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER),
-        None,
-    ),
+    "apply_blocks": ((_POINTER, _INT, _POINTER, _POINTER, _LONG, _POINTER, _POINTER), None),
 }
 
 

@@ -1,14 +1,13 @@
-"""Layers that the native kernels compute: a product, and a whole block for a few rows.
+"""Layers that the native kernels compute: a product, and the blocks of a decoder.
 
-Invariant: a block gives what its parts give one by one, up to the order of sums; tests hold both
+Invariant: blocks give what their parts give one by one, up to the order of sums; tests hold both
 equal.
 """
 
 import ctypes
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,8 @@ from chatapp.engine.kernels.tiles import kind_of
 from chatapp.engine.kernels.token_threads import token_threads
 
 FEW_ROWS = 16
-"""Up to this many rows, a float32 block is computed natively on every instruction set."""
+"""Up to this many rows, float32 blocks are computed natively on every instruction set, and all
+blocks in one call."""
 
 _TOKENS = 2
 """Rows that are limited by the memory's speed."""
@@ -81,62 +81,69 @@ def float_struct(weight: Tensor, bias: Tensor | None) -> native.Linear:
 class Rows:
     """The tokens of a pass that blocks compute natively, one a row.
 
-    at: their positions, int32. span: one more than the largest position. turns: by rotation,
-    cosines and sines (rows, size / 2). held: for each layer the buffer of keys and
-    values, (2, sequences, key/value heads, positions, head size). is_batch: whether each row
+    at: their positions, int32. span: one more than the largest position. turns: of each rotation,
+    cosines and sines (rows, size / 2). held: for each layer the keys and values, (2, sequences,
+    key/value heads, positions, head size), in one piece of memory. is_batch: whether each row
     belongs to another sequence; otherwise all belong to the first.
     """
 
     at: Tensor
     span: int
-    turns: Mapping[Any, tuple[Tensor, Tensor]]
+    turns: Sequence[tuple[Tensor, Tensor]]
     held: tuple[Tensor, ...]
     is_batch: bool
 
 
-class NativeBlock:
-    """A block of a decoder.
+class NativeBlocks:
+    """The blocks of a decoder.
 
-    struct: its parts, which point into tensors of the decoder's block. rotation: what turns its
-    queries and keys; None where nothing does. most_rows: of which it is faster than torch.
+    structs: one a block, which point into its tensors. most_rows: of which they are faster than
+    torch.
     """
 
-    __slots__ = ("_layer", "_library", "_rotation", "_struct", "most_rows")
+    __slots__ = ("_library", "_structs", "most_rows")
 
-    def __init__(self, struct: native.Block, layer: int, rotation: Any) -> None:
+    def __init__(self, structs: Sequence[native.Block]) -> None:
         library = native.kernels().library
         assert library is not None
-        self._library, self._struct, self._layer = library, struct, layer
-        self._rotation = rotation
+        self._library = library
+        self._structs = (native.Block * len(structs))(*structs)
         # Of 64 to 512 rows in float32, measured on Zen 5: 80 to 90 thousand million products a
         # second with AVX-512, 40 with AVX2 and 20 with SSE2, where torch's BLAS has 38 to 50. With
         # integers there is no other way, and none was faster (prompt of 512, SmolLM2: 0.53 s of
         # one core in int8, 0.60 in int4; by torch's products 0.67 and 0.96).
-        is_float = struct.expand.kind == native.FLOAT32
+        is_float = structs[0].expand.kind == native.FLOAT32
         is_slower = is_float and native.kernels().level != "avx512"
         self.most_rows = FEW_ROWS if is_slower else sys.maxsize
 
-    def add_to(self, x: Tensor, rows: Rows) -> None:
-        """Add to the states x (rows, width), in place, what the block adds to them."""
-        held, struct, library = rows.held[self._layer], self._struct, self._library
-        keys, attention = held.data_ptr(), struct.attention
-        attention.keys, attention.values = keys, keys + held.stride(0) * 4
-        attention.row = held.stride(1) if rows.is_batch else 0
-        attention.head = held.stride(2)
-        cosines = sines = 0
-        if self._rotation is not None:
-            turns = rows.turns[self._rotation]
-            cosines, sines = turns[0].data_ptr(), turns[1].data_ptr()
-        block = ctypes.byref(struct)
+    def add_to(
+        self, x: Tensor, rows: Rows, raise_if_cancelled: Callable[[], None] | None = None
+    ) -> None:
+        """Add to the states x (rows, width), in place, what the blocks add to them.
+
+        Few rows go through all blocks in one call, so that between two of them no thread waits for
+        Python. raise_if_cancelled: called before each call.
+        """
+        library, first, size = self._library, rows.held[0], ctypes.sizeof(native.Block)
+        keys, layer, values = first.data_ptr(), first.numel(), 4 * first.stride(0)
+        row = first.stride(1) if rows.is_batch else 0
+        positions = rows.at.data_ptr(), len(x), rows.span
+        turned = [part.data_ptr() for turn in rows.turns for part in turn] or [0, 0]
+        turns = (ctypes.c_void_p * len(turned))(*turned)
+        room = torch.empty(library.block_room(self._structs, *positions[1:]), dtype=torch.uint8)
+        count = len(self._structs) if len(x) <= FEW_ROWS else 1
         choose_threads(library, len(x))
-        room = torch.empty(library.block_room(block, len(x), rows.span), dtype=torch.uint8)
-        library.apply_block(
-            block,
-            x.data_ptr(),
-            len(x),
-            rows.at.data_ptr(),
-            rows.span,
-            cosines,
-            sines,
-            room.data_ptr(),
-        )
+        for block in range(0, len(self._structs), count):
+            if raise_if_cancelled is not None:
+                raise_if_cancelled()
+            here = keys + 4 * layer * block
+            tokens = native.Tokens(here, here + values, row, first.stride(2), *positions)
+            library.apply_blocks(
+                ctypes.addressof(self._structs) + size * block,
+                count,
+                x.data_ptr(),
+                ctypes.byref(tokens),
+                layer,
+                turns,
+                room.data_ptr(),
+            )

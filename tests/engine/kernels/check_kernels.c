@@ -12,7 +12,18 @@ static int below(int n) {
 }
 static float number(void) { return (float)(below(20001) - 10000) / 5000; }
 
+static const char *products[] = {"float32 product", "int8 product", "int4 product"};
+static const char *blocks[] = {"float32 block", "int8 block", "int4 block"};
+static struct { const char *what; double off, share; } largest[16]; /* difference; share of what is allowed */
+
+static void remember(const char *what, double off, double share) {
+  int n = 0;
+  while (largest[n].what && strcmp(largest[n].what, what)) n++;
+  largest[n].what = what, largest[n].off = fmax(largest[n].off, off), largest[n].share = fmax(largest[n].share, share);
+}
+
 static int wrong(const char *what, double found, double expected, double allowed) {
+  remember(what, fabs(found - expected), fabs(found - expected) / allowed);
   if (fabs(found - expected) <= allowed) return 0;
   printf("%s: %g in place of %g, off by more than %g\n", what, found, expected, allowed);
   return 1;
@@ -104,7 +115,7 @@ static int check_product(int kind) {
   expect_linear(&l, exact, sum, reach, rows);
   int errors = 0;
   for (int i = 0; i < rows * out; i++)
-    errors += wrong("product", y[i], sum[i], reach[i] * (kind == FLOAT32 ? 1e-5 : 1.0 / 16000) + 1e-5);
+    errors += wrong(products[kind], y[i], sum[i], reach[i] * (kind == FLOAT32 ? 1e-5 : 1.0 / 16000) + 1e-5);
   free_linear(&l), free(x), free(y), free(room), free(exact), free(sum), free(reach);
   return errors;
 }
@@ -117,8 +128,9 @@ static int check_attention(void) {
   float *mixed = malloc(sizeof(float) * rows * heads * size), *room = malloc(sizeof(float) * rows * heads * positions);
   int at[4];
   for (int r = 0; r < rows; r++) at[r] = below(positions);
-  const attention a = {keys, values, all, (long)positions * size, heads, shared, size, below(3) ? 0 : 1 + below(9), 0.3f};
-  attend(&a, query, (long)heads * size, at, rows, mixed, room, positions);
+  const attention a = {heads, shared, size, below(3) ? 0 : 1 + below(9), 0.3f};
+  const tokens t = {keys, values, all, (long)positions * size, at, rows, positions};
+  attend(&a, &t, query, (long)heads * size, mixed, room);
   int errors = 0;
   for (int item = 0; item < rows * heads; item++) {
     const int r = item / heads, first = a.window && at[r] >= a.window ? at[r] - a.window + 1 : 0;
@@ -178,9 +190,10 @@ static int check_norm_and_activations(void) {
 }
 
 /* What a block adds, in doubles; keys and values of the rows are taken from and put into `keys`, `values`. */
-static void expect_block(const block *b, double *x, int rows, const int *at, const float *cosines, const float *sines,
+static void expect_block(const block *b, double *x, const tokens *held, const float *cosines, const float *sines,
                          double *keys, double *values) {
   const attention *a = &b->heads;
+  const int rows = held->rows, *at = held->at;
   const int size = a->head_size, all = a->heads + 2 * a->key_value_heads, half = b->turned / 2, width = b->width;
   const long wide = (long)rows * (width + all * size + 2 * b->inner + 1);
   double *normed = calloc(wide, 8), *heads = calloc(wide, 8), *mixed = calloc(wide, 8), *added = calloc(wide, 8);
@@ -199,12 +212,12 @@ static void expect_block(const block *b, double *x, int rows, const int *at, con
         }
       }
       if (is_query) continue;
-      const long to = r * a->row + (n - a->heads) % a->key_value_heads * a->head + (long)at[r] * size;
+      const long to = r * held->row + (n - a->heads) % a->key_value_heads * held->head + (long)at[r] * size;
       memcpy((is_key ? keys : values) + to, h, sizeof(double) * size);
     }
   for (int r = 0; r < rows; r++)
     for (int n = 0; n < a->heads; n++) {
-      const long from = r * a->row + n / (a->heads / a->key_value_heads) * a->head;
+      const long from = r * held->row + n / (a->heads / a->key_value_heads) * held->head;
       const int first = a->window && at[r] >= a->window ? at[r] - a->window + 1 : 0;
       double *mix = mixed + ((long)r * a->heads + n) * size, weights = 0;
       for (int t = first; t <= at[r]; t++) {
@@ -246,30 +259,31 @@ static int check_block(int kind) {
              .projection = random_linear(kind, heads * size, width, 0.3f),
              .expand = random_linear(kind, width, is_gated ? 2 * inner : inner, 0.3f),
              .contract = random_linear(kind, inner, width, 0.3f),
-             .heads = {numbers(held), numbers(held), is_batch ? each : 0, (long)positions * size, heads, shared, size,
-                       below(3) ? 0 : 1 + below(9), 0.1f},
+             .heads = {heads, shared, size, below(3) ? 0 : 1 + below(9), 0.1f},
              .width = width, .inner = inner, .turned = below(3) ? 2 * (1 + below(size / 2)) : 0,
              .activation = below(4), .is_gated = is_gated, .is_parallel = below(2)};
   int *at = malloc(sizeof(int) * rows);
   for (int r = 0; r < rows; r++) at[r] = is_batch ? below(positions) : positions - rows + r;
+  const tokens t = {numbers(held), numbers(held), is_batch ? each : 0, (long)positions * size, at, rows, positions};
   float *x = numbers((long)rows * width), *angles = numbers((long)rows * (b.turned + 1));
   float *cosines = malloc(sizeof(float) * (rows * b.turned + 1)), *sines = malloc(sizeof(float) * (rows * b.turned + 1));
   for (int i = 0; i < rows * (b.turned / 2); i++) cosines[i] = cosf(angles[i]), sines[i] = sinf(angles[i]);
-  double *expected = doubles(x, (long)rows * width), *keys = doubles(b.heads.keys, held), *values = doubles(b.heads.values, held);
-  expect_block(&b, expected, rows, at, cosines, sines, keys, values);
+  double *expected = doubles(x, (long)rows * width), *keys = doubles(t.keys, held), *values = doubles(t.values, held);
+  expect_block(&b, expected, &t, cosines, sines, keys, values);
   float *room = malloc(block_room(&b, rows, positions));
-  apply_block(&b, x, rows, at, positions, cosines, sines, room);
+  const float *const turns[] = {cosines, sines};
+  apply_blocks(&b, 1, x, &t, 0, turns, room);
   const double share = kind == FLOAT32 ? 1e-4 : 5e-3; /* of the largest: what a rounded activation is off by adds up */
-  double largest = 1;
-  for (long i = 0; i < (long)rows * width; i++) largest = fmax(largest, fabs(expected[i]));
+  double size_of_all = 1;
+  for (long i = 0; i < (long)rows * width; i++) size_of_all = fmax(size_of_all, fabs(expected[i]));
   int errors = 0;
-  for (long i = 0; i < (long)rows * width; i++) errors += wrong("block", x[i], expected[i], share * largest);
-  for (long i = 0; i < held; i++) errors += wrong("keys", b.heads.keys[i], keys[i], share * 10) + wrong("values", b.heads.values[i], values[i], share * 10);
+  for (long i = 0; i < (long)rows * width; i++) errors += wrong(blocks[kind], x[i], expected[i], share * size_of_all);
+  for (long i = 0; i < held; i++) errors += wrong("keys", t.keys[i], keys[i], share * 10) + wrong("values", t.values[i], values[i], share * 10);
   const norm *norms[] = {&b.norm_1, &b.norm_2, &b.after_1, &b.after_2, &b.query, &b.key};
   const linear *layers[] = {&b.query_key_value, &b.projection, &b.expand, &b.contract};
   for (int n = 0; n < 6; n++) free_norm(norms[n]);
   for (int n = 0; n < 4; n++) free_linear(layers[n]);
-  free(b.heads.keys), free(b.heads.values), free(at), free(x), free(angles), free(cosines), free(sines), free(room);
+  free(t.keys), free(t.values), free(at), free(x), free(angles), free(cosines), free(sines), free(room);
   free(expected), free(keys), free(values);
   return errors;
 }
@@ -281,5 +295,7 @@ int main(int count, char **given) {
     errors = check_product(FLOAT32) + check_product(INT8) + check_product(INT4) + check_attention() +
              check_norm_and_activations() + check_block(FLOAT32) + check_block(INT8) + check_block(INT4);
   }
+  for (int n = 0; largest[n].what; n++)
+    printf("%-16s off by %.2g at most, %.2g of what is allowed\n", largest[n].what, largest[n].off, largest[n].share);
   return errors > 0;
 }

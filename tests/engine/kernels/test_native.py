@@ -187,27 +187,17 @@ def test_attention(library: Any) -> None:
             [draw.randrange(positions) for _ in range(rows)], dtype=torch.int32
         )
         query = torch.randn(rows, heads + 2 * shared, size) * 3
-        config = native.Attention(
-            store[0].data_ptr(),
-            store[1].data_ptr(),
-            shared * positions * size,
-            positions * size,
-            heads,
-            shared,
-            size,
-            window,
-            0.3,
-        )
+        config = native.Attention(heads, shared, size, window, 0.3)
+        held = (at(store[0]), at(store[1]), shared * positions * size, positions * size)
+        tokens = native.Tokens(*held, at(at_positions), rows, positions)
         mixed, room = torch.empty(rows, heads, size), torch.empty(rows * heads * positions)
         library.attend(
             ctypes.byref(config),
+            ctypes.byref(tokens),
             at(query),
             query.stride(0),
-            at(at_positions),
-            rows,
             at(mixed),
             at(room),
-            positions,
         )
         for r, last in enumerate(at_positions.tolist()):
             first = max(0, last - window + 1) if window else 0
