@@ -19,6 +19,7 @@ from chatapp.commands import (
     docs,
     experiment,
     history,
+    lesson,
     perplexity,
     render,
     steer,
@@ -52,6 +53,7 @@ app.command()(summarize.summarize)
 app.command()(perplexity.perplexity)
 app.command()(inspect_command.inspect)
 app.command()(tokens.tokens)
+app.command()(lesson.lesson)
 app.command()(render.render)
 app.command()(bench.bench)
 app.command()(serve.serve)

@@ -31,6 +31,7 @@ def metadata(wheel: ZipFile) -> Message:
         ("prompts", "chatapp/prompts"),
         ("chatapp/docs", "chatapp/docs"),
         ("chatapp/bundled", "chatapp/bundled"),
+        ("chatapp/lessons/shipped", "chatapp/lessons/shipped"),
         ("finetune/recipes", "finetune/recipes"),
     ],
 )

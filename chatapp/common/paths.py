@@ -92,6 +92,11 @@ def settings_path() -> Path:
     return config_dir() / "settings.toml"
 
 
+def guesses_path() -> Path:
+    """What was guessed in lessons, as JSON Lines. The file may be missing."""
+    return data_dir() / "guesses.jsonl"
+
+
 def presets_path() -> Path:
     """The user's named sampling parameters. The file may be missing."""
     return data_dir() / "presets.json"

@@ -35,7 +35,6 @@ from chatapp.tui.platform.textual_internals import (
     know_bad_bytes,
     know_pastes,
 )
-from chatapp.tui.screens.learn import LearnScreen
 from chatapp.tui.theme import CALM, FEW_COLORS, readable
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import Prompt
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from textual.command import Provider
 
     from chatapp.engine.model import LanguageModel
+    from chatapp.lessons.lesson import Lesson
 
 _PATIENCE = 0.3
 """Seconds that a running turn has to store its reply when the user quits."""
@@ -65,6 +65,15 @@ class Directing(Protocol):
         ...
 
 
+@runtime_checkable
+class Training(Protocol):
+    """A screen that runs a command which trains a model."""
+
+    def end(self) -> None:
+        """End the command at once."""
+        ...
+
+
 def _actions() -> "type[Provider]":
     from chatapp.tui.chat.palette import Actions  # not before the first frame
 
@@ -75,7 +84,8 @@ class ChatApp(FailingApp[int]):
     """The chat.
 
     load: loads the model; by default the one of the settings. store: of the chats; by default the
-    user's own, opened here (StoreError). chat_id: the chat to open.
+    user's own, opened here (StoreError). chat_id: the chat to open. lesson: given instead of a
+    chat.
     """
 
     TITLE = "chatapp"
@@ -110,6 +120,7 @@ class ChatApp(FailingApp[int]):
         load: "Callable[[], LanguageModel] | None" = None,
         store: Store | None = None,
         chat_id: int | None = None,
+        lesson: "Lesson | None" = None,
     ) -> None:
         no_color = "NO_COLOR" in os.environ
         super().__init__(ansi_color=True if no_color else None)
@@ -122,6 +133,12 @@ class ChatApp(FailingApp[int]):
         self._settings = settings
         self.store = store or Store(database_path())
         self.chat = ChatScreen(settings, self.store, load or self._load_by_name, chat_id)
+        if lesson is not None:
+            from chatapp.tui.chat.lesson import LessonScreen
+
+            self.chat = LessonScreen(settings, self.store, load, lesson)
+        self.lesson: ChatScreen | None = None
+        """The lesson that was given last over the chat."""
         keymap = read_keymap(settings.keys, (ChatApp, ChatScreen, Prompt, MessageView))
         self.set_keymap(keymap)
         self._quit_keys = keymap.get("quit", "ctrl+q").split(",")
@@ -214,6 +231,21 @@ class ChatApp(FailingApp[int]):
             self._kept_theme = theme.name
             self.chat.widgets.keep_setting("theme", theme.name)
 
+    def action_lesson(self, name: str) -> None:
+        """Give a lesson over the chat, whose model it shares while that is the lesson's, too.
+
+        Raises UserError for a lesson that does not exist.
+        """
+        from chatapp.lessons.lesson import find_lesson
+        from chatapp.tui.chat.lesson import LessonScreen
+
+        lesson, model = find_lesson(name), self.chat.conversation.model
+        load = None
+        if model is not None and model.name == lesson.model_of(lesson.steps[0]):
+            load = lambda: model  # noqa: E731
+        self.lesson = LessonScreen(self._settings, Store(None), load, lesson)
+        self.push_screen(self.lesson)
+
     def action_help(self) -> None:
         """Show all keys, also over another screen than the chat's."""
         self.chat.action_help()
@@ -236,9 +268,10 @@ class ChatApp(FailingApp[int]):
     async def action_interrupt(self) -> None:
         """Ctrl+C: stop the reply, or empty the prompt; with neither, explain how to quit."""
         now = monotonic()
-        if now - self._interrupted > _SOON and await self.chat.controls.stop():
+        chat = self.screen if isinstance(self.screen, ChatScreen) else self.chat
+        if now - self._interrupted > _SOON and await chat.controls.stop():
             self._interrupted = now
-        elif self.screen is not self.chat or not self.chat.widgets.prompt.empty():
+        elif self.screen is not chat or not chat.widgets.prompt.empty():
             self.action_help_quit()
 
     def _leave(self) -> None:
@@ -272,7 +305,7 @@ class ChatApp(FailingApp[int]):
 
     def _end_learning(self) -> None:
         for screen in self.screen_stack:
-            if isinstance(screen, LearnScreen):
+            if isinstance(screen, Training):
                 screen.end()
 
     async def action_quit(self) -> None:
@@ -297,14 +330,15 @@ def run(
     *,
     store: Store | None = None,
     inline: bool = False,
+    lesson: "Lesson | None" = None,
 ) -> int:
     """Show the chat until the user quits; return the exit status.
 
     store: of the chats, closed here; by default the user's own. inline: in some rows below the
-    shell's prompt, where the last frame stays. Raises StoreError when the chats cannot be opened,
-    and the exception that ended the screen.
+    shell's prompt, where the last frame stays. lesson: given instead of a chat. Raises StoreError
+    when the chats cannot be opened, and the exception that ended the screen.
     """
-    app = ChatApp(settings, store=store, chat_id=chat_id)
+    app = ChatApp(settings, store=store, chat_id=chat_id, lesson=lesson)
     if os.name == "posix":
         signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=app.hang_up).start())
     try:
@@ -318,7 +352,8 @@ def run(
         raise app.failure
     leaving.print_abandoned(app.abandoned)
     code = app.return_value or 0
-    if app.chat.conversation.has_running_threads:
+    chats = filter(None, (app.chat, app.lesson))
+    if any(chat.conversation.has_running_threads for chat in chats):
         # A thread inside the numerical library cannot be interrupted, and it may crash the
         # interpreter during its shutdown. Everything is stored.
         os._exit(code)

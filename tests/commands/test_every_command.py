@@ -38,6 +38,7 @@ WRONG = {
     "chatapp perplexity": Wrong("nosuch.txt", "nosuch.txt"),
     "chatapp inspect": Wrong("", "there is no text to inspect"),
     "chatapp tokens": Wrong("", "give either a text or --file"),
+    "chatapp lesson": Wrong("check nosuch.toml", "nosuch.toml: cannot be read"),
     "chatapp render": Wrong("nosuch.json", "nosuch.json"),
     "chatapp bench": Wrong("--precision float3", "float3"),
     "chatapp serve": Wrong("--host 0.0.0.0", "--expose allows this"),

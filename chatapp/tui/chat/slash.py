@@ -159,6 +159,13 @@ COMMANDS = (
         empty=True,
     ),
     Command("theme", "NAME", "change the colours", actions.use_theme, actions.theme_names),
+    Command(
+        "lesson",
+        "NAME",
+        "give a lecture: one of the program, or a TOML file",
+        actions.give_lesson,
+        actions.lesson_names,
+    ),
     Command("learn", "", "fine-tune the model on your feedback", actions.learn),
     Command(
         "export",

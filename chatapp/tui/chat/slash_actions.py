@@ -72,6 +72,20 @@ def differences(chat: ChatControls) -> list[str]:
     return [*models, *(f"{setting}=" for setting in settings)]
 
 
+async def give_lesson(chat: ChatControls, argument: str) -> None:
+    from chatapp.lessons.lesson import find_lesson
+
+    refuse_while_busy(chat)
+    await asyncio.to_thread(find_lesson, argument)  # whose faults are told here
+    await chat.screen.run_action(f"app.lesson({argument!r})")
+
+
+def lesson_names(chat: ChatControls) -> tuple[str, ...]:
+    from chatapp.lessons.lesson import NAMES
+
+    return NAMES
+
+
 async def leave(chat: ChatControls, argument: str) -> None:
     chat.screen.app.call_later(chat.screen.app.action_quit)
 

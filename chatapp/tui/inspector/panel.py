@@ -19,13 +19,13 @@ from textual.widgets import ContentSwitcher, Static
 
 from chatapp.common.foreign import printable
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.attention import AttentionView, HeatMap
 from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.heads import HeadsView
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import Compute, Look, Target, View, look
+from chatapp.tui.inspector.view import Compute, Look, Opening, Target, View, look
 from chatapp.tui.inspector.why import WhyView
 from chatapp.tui.platform.runtime import in_words
 
@@ -103,8 +103,11 @@ class Inspector(Vertical, can_focus=True):
     class Closed(Message):
         """The user closes the inspector."""
 
-    def __init__(self, conversation: Conversation, target: Target) -> None:
+    def __init__(
+        self, conversation: Conversation, target: Target, opening: Opening | None = None
+    ) -> None:
         super().__init__()
+        self._opening = opening
         self._conversation = conversation
         self._target = target
         self._is_example = False
@@ -122,7 +125,7 @@ class Inspector(Vertical, can_focus=True):
         yield Static(id="inspector-about", markup=False)
         yield Static(id="inspector-legend")
         yield Static(id="inspector-formula", markup=False)
-        with ContentSwitcher(initial="tokens"):
+        with ContentSwitcher(initial=self._opening.tab if self._opening else "tokens"):
             yield PromptView(id="prompt")
             yield TokensView(id="tokens")
             yield WhyView(self._conversation, id="why")
@@ -135,7 +138,11 @@ class Inspector(Vertical, can_focus=True):
 
     def on_mount(self) -> None:
         self._fit()
-        self.screen.set_focus(self)  # at once: the target may arrive first
+        if self._opening is None:
+            self.screen.set_focus(self)  # at once: the target may arrive first
+        elif self._opening.head is not None:
+            for heat in self._view.query(HeatMap):
+                heat.cell = self._opening.head
         self.query_one(ContentSwitcher).display = False
         self._show_tabs()
         self.look_at(self._target)
@@ -157,9 +164,9 @@ class Inspector(Vertical, can_focus=True):
         self._shut_out(self.is_over)
 
     def _shut_out(self, over: bool) -> None:
-        """Keep the focus out of covered widgets."""
+        """Keep the focus out of covered widgets, which those aside are not."""
         for sibling in self.screen.children:
-            if sibling is not self:
+            if sibling is not self and not sibling.has_class("-aside"):
                 sibling.disabled = over
 
     @property
@@ -207,7 +214,8 @@ class Inspector(Vertical, can_focus=True):
             words += f" · version {shown.message.sibling} of {shown.message.siblings}"
         self._about(words)
         if self._shown is None or self._shown.tokens.ids != shown.tokens.ids:
-            self._chosen = None
+            before = shown.tokens.texts[: shown.start]
+            self._chosen = self._opening.choose(before) if self._opening else None
         self._shown = shown
         self._up_to_date.clear()
         self._show_legend()

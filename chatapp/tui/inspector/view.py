@@ -4,7 +4,7 @@ Invariant: a view draws the findings of `chatapp.lab` and computes nothing. It r
 from the inspector, which runs them on a thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,19 @@ class Target:
     message_id: int | None = None
     draft: str = ""
     instead_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an inspector shows first, without taking the focus.
+
+    tab: its name. choose: returns the place of the chosen token among those of a text, or None.
+    head: layer and head; None for all.
+    """
+
+    tab: str
+    choose: Callable[[Sequence[str]], int | None]
+    head: tuple[int, int] | None = None
 
 
 @dataclass

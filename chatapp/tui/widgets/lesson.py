@@ -1,0 +1,142 @@
+"""The words of a lesson beside the live screen: a step, its question, and the guess.
+
+Invariant: while an outcome waits for a guess, every character that is typed belongs to the guess.
+A lesson is foreign text and never parsed as markup.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.events import Key, Paste
+from textual.message import Message
+from textual.widgets import Static
+
+from chatapp.common.foreign import printable
+
+_LONGEST = 200
+
+
+class LessonPanel(Vertical, can_focus=True):
+    """One step of a lesson."""
+
+    BINDING_GROUP_TITLE = "Lesson"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right,pagedown", "step(1)", "Next step", show=False),
+        Binding("left,pageup", "step(-1)", "Previous step", show=False),
+        Binding("enter", "reveal", "Show what happens; again: do the step once more", show=False),
+        Binding("up", "scroll(-1)", "Scroll the text up", show=False),
+        Binding("down", "scroll(1)", "Scroll the text down", show=False),
+        Binding("backspace", "delete", "Delete the last letter of the guess", show=False),
+    ]
+    DEFAULT_CSS = """
+    LessonPanel {
+        dock: left; width: 30%; min-width: 34; height: 100%; padding: 0 2;
+        background: $surface; border-right: outer $border-blurred;
+        &:focus { border-right: outer $accent; }
+        &:ansi { border-right: vkey ansi_default; }
+    }
+    LessonPanel > .title { color: $accent; text-style: bold; margin-bottom: 1; height: auto; }
+    LessonPanel > #lesson-name { height: auto; }
+    LessonPanel > VerticalScroll {
+        height: 1fr; scrollbar-size-vertical: 1; scrollbar-background: $surface;
+        scrollbar-color: $border-blurred;
+    }
+    LessonPanel #lesson-text, LessonPanel #lesson-guess { height: auto; }
+    LessonPanel #lesson-guess { margin-top: 1; }
+    LessonPanel > #lesson-keys { height: auto; color: $text-muted; }
+    """
+
+    @dataclass
+    class Stepped(Message):
+        """The user wants another step, so many further on."""
+
+        by: int
+
+    @dataclass
+    class Revealed(Message):
+        """The user wants to see what happens. guess: theirs, or "" for none."""
+
+        guess: str
+
+    def __init__(self) -> None:
+        super().__init__(classes="-aside")
+        self._question: str | None = None
+        self._waits = False
+        self._guess = ""
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="lesson-name", markup=False)
+        yield Static(id="lesson-title", classes="title", markup=False)
+        with VerticalScroll(can_focus=False):
+            yield Static(id="lesson-text", markup=False)
+            yield Static(id="lesson-guess")
+        yield Static(id="lesson-keys", markup=False)
+
+    def show(
+        self, name: str, title: str, text: str, question: str | None, guess: str | None
+    ) -> None:
+        """Show a step. question: to guess at before its outcome. guess: that was made before."""
+        self._question, self._waits, self._guess = question, bool(question), guess or ""
+        if guess is not None:
+            self._waits = False
+        self.query_one("#lesson-name", Static).update(printable(name))
+        self.query_one("#lesson-title", Static).update(printable(title))
+        self.query_one("#lesson-text", Static).update(printable(text.strip()))
+        self.query_one(VerticalScroll).scroll_home(animate=False)
+        self._show_guess()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the outcome waits for a guess."""
+        return self._waits
+
+    def _show_guess(self) -> None:
+        lines = []
+        if self._question:
+            lines.append(Content.styled(printable(self._question), "bold $text-warning"))
+            mark = "▏" if self._waits else ""
+            label = "Your guess: "
+            if self._waits or self._guess:
+                lines.append(Content.assemble((label, "bold"), printable(self._guess), mark))
+        self.query_one("#lesson-guess", Static).update(Content("\n").join(lines))
+        keys = "Type a guess, Enter shows what happens" if self._waits else "→ next step"
+        words = f"{keys} · ← back · F6 the live screen · Esc Esc leaves"
+        self.query_one("#lesson-keys", Static).update(words)
+        if self._waits:
+            guess = self.query_one("#lesson-guess")
+            self.call_after_refresh(guess.scroll_visible, animate=False)
+
+    def on_key(self, event: Key) -> None:
+        if self._waits and event.is_printable and event.character:
+            event.stop()
+            event.prevent_default()
+            self._write(event.character)
+
+    def on_paste(self, event: Paste) -> None:
+        event.stop()
+        if self._waits:
+            self._write(" ".join(event.text.split()))
+
+    def _write(self, text: str) -> None:
+        self._guess = (self._guess + printable(text))[:_LONGEST]
+        self._show_guess()
+
+    def action_delete(self) -> None:
+        if self._waits:
+            self._guess = self._guess[:-1]
+            self._show_guess()
+
+    def action_reveal(self) -> None:
+        self._waits = False
+        self._show_guess()
+        self.post_message(self.Revealed(self._guess.strip()))
+
+    def action_step(self, by: int) -> None:
+        self.post_message(self.Stepped(by))
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one(VerticalScroll).scroll_relative(y=by, animate=False)

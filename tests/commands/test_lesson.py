@@ -1,0 +1,51 @@
+"""`chatapp lesson`: the list, and the check without a screen."""
+
+from pathlib import Path
+
+from program import Run
+
+from chatapp.lessons.lesson import NAMES
+
+LESSON = """title = "Mine"
+[[step]]
+title = "Words"
+text = "Only words."
+[[step]]
+title = "Tokens"
+text = "Three tokens."
+prompt = "The capital of"
+reply = false
+expect = {count = [3, 3]}
+[[step]]
+title = "More"
+text = "Nine tokens."
+prompt = "The capital of"
+reply = false
+expect = {count = [9, 9]}
+"""
+
+
+def test_without_a_name_it_lists_the_lessons(run: Run) -> None:
+    result = run("lesson")
+    assert [line.split()[0] for line in result.out.splitlines()] == list(NAMES)
+
+
+def test_check_prints_a_line_a_step_and_fails_where_one_fails(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(LESSON, encoding="utf-8")
+    result = run("lesson", "check", str(path))
+    assert result.status == 1
+    assert result.out.splitlines() == [
+        " 1  Words: ok",
+        " 2  Tokens: ok",
+        " 3  More: tokens of the text: 3, expected 9 to 9",
+        "1 of 3 steps do not show what their text says",
+    ]
+    path.write_text(LESSON.replace("[9, 9]", "[3, 3]"), encoding="utf-8")
+    assert run("lesson", "check", str(path)).status == 0
+
+
+def test_a_lesson_needs_a_terminal(run: Run) -> None:
+    result = run("lesson", "tokens")
+    assert result.status == 2
+    assert "`chatapp lesson check` runs it without one" in result.err

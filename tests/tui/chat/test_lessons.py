@@ -1,0 +1,170 @@
+"""A lesson beside the live chat: steps, guesses, the inspector, and the way back."""
+
+import json
+from pathlib import Path
+
+from tui_driver import Driver, OpenApp
+
+from chatapp.common.paths import guesses_path
+from chatapp.engine.model import LanguageModel
+from chatapp.models.loading import load_model
+from chatapp.tui.chat.lesson import LessonScreen
+from chatapp.tui.inspector.attention import HeatMap
+from chatapp.tui.inspector.panel import Inspector
+from chatapp.tui.inspector.token_text import TokenText
+from chatapp.tui.widgets.lesson import LessonPanel
+
+LESSON = """title = "Mine"
+settings = {temperature = 0, max_tokens = 3}
+[[step]]
+title = "Words"
+text = "Only [b]words[/b]."
+[[step]]
+title = "Copying"
+text = "It copies."
+prompt = "Anna saw a zelbo. Anna saw a z"
+predict = "What comes?"
+view = "attention"
+token = " z"
+head = "1.0"
+[[step]]
+title = "Off"
+text = "Without a head."
+prompt = "Anna saw a zelbo. Anna saw a z"
+off = "1.0"
+[[step]]
+title = "Read"
+text = "Tokens alone."
+prompt = "unhappiness"
+reply = false
+view = "tokens"
+token = "app"
+"""
+
+
+def bundled() -> LanguageModel:
+    return load_model("bundled")
+
+
+class Lecture:
+    """A lesson that is given over a chat."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    @property
+    def screen(self) -> LessonScreen:
+        screen = self.driver.app.screen
+        assert isinstance(screen, LessonScreen)
+        return screen
+
+    @property
+    def replies(self) -> list[str]:
+        return [view.message.text for view in self.screen.widgets.transcript.views]
+
+    async def rest(self) -> None:
+        """Wait until the step is done and nothing is computed any more."""
+        conversation, workers = self.screen.conversation, self.driver.app.workers
+        for _ in range(3):
+            await self.driver.until(
+                lambda: (
+                    all(worker.is_finished for worker in workers if worker.group == "lesson")
+                    and not conversation.has_running_threads
+                )
+            )
+
+    async def press(self, *keys: str) -> None:
+        for key in keys:
+            await self.driver.press(key)
+            await self.rest()
+
+
+async def opened(driver: Driver, folder: Path) -> Lecture:
+    path = folder / "mine.toml"
+    path.write_text(LESSON, encoding="utf-8")
+    driver.prompt.text = f"/lesson {path}"
+    await driver.press("enter")
+    await driver.until(lambda: isinstance(driver.app.screen, LessonScreen))
+    lecture = Lecture(driver)
+    await driver.until(lambda: lecture.screen.conversation.session is not None)
+    await lecture.rest()
+    return lecture
+
+
+async def test_a_teacher_steps_through_it(open_app: OpenApp, tmp_path: Path) -> None:
+    async with open_app(load=bundled, size=(160, 45)) as driver:
+        await driver.ready()
+        lecture = await opened(driver, tmp_path)
+        assert "Only [b]words[/b]." in driver.screen_text
+        assert lecture.screen.query_one(LessonPanel).has_focus
+
+        await lecture.press("right")
+        assert "What comes?" in driver.screen_text
+        assert lecture.replies == []
+        assert not lecture.screen.query(Inspector)
+        await driver.press(*"elbo?", "backspace", "enter")
+        await lecture.rest()
+        assert lecture.replies[1].startswith("elbo")
+        assert "Your guess: elbo" in driver.screen_text
+        heat = lecture.screen.query_one("#attention HeatMap", HeatMap)
+        text = lecture.screen.query_one("#attention-text", TokenText)
+        assert heat.cell == (1, 0)
+        assert text.texts[text.cursor] == " z"
+        assert text.cursor == 11
+        assert "layer 1, head 0: 95" in driver.screen_text
+        assert lecture.screen.query_one(LessonPanel).has_focus
+        (row,) = map(json.loads, guesses_path().read_text("utf-8").splitlines())
+        assert (row["step"], row["guess"]) == ("Copying", "elbo")
+
+        await lecture.press("right")
+        assert not lecture.replies[1].startswith("elbo")
+        assert "without 1.0" in driver.screen_text
+
+        await lecture.press("right")
+        assert lecture.replies == []
+        assert "unhappiness" in driver.screen_text
+        assert "id" in driver.screen_text
+        assert not lecture.screen.conversation.chat.interventions
+
+        await lecture.press("left", "left")
+        assert lecture.replies[1].startswith("elbo"), "a step that was guessed at waits no more"
+
+
+async def test_the_screen_stays_live_and_the_chat_untouched(
+    open_app: OpenApp, tmp_path: Path
+) -> None:
+    async with open_app(load=bundled, size=(160, 45)) as driver:
+        await driver.ready()
+        await driver.say("Hello!")
+        before = driver.texts
+        lecture = await opened(driver, tmp_path)
+        model = driver.chat.conversation.model
+        assert lecture.screen.conversation.model is model, "one model in memory"
+        await driver.press("f6", *"Hi.", "enter")
+        await driver.until(lambda: len(lecture.replies) == 2)
+        await lecture.rest()
+        await driver.press("escape")
+        assert lecture.screen.query_one(LessonPanel).has_focus
+        await driver.press("escape", "escape")
+        await driver.until(lambda: driver.app.screen is driver.chat)
+        assert driver.texts == before
+        assert len(driver.app.store.chats()) == 1
+
+
+async def test_the_steps_fit_small_screens(open_app: OpenApp, tmp_path: Path) -> None:
+    for size in ((60, 20), (100, 30)):
+        async with open_app(load=bundled, size=size) as driver:
+            await driver.ready()
+            lecture = await opened(driver, tmp_path)
+            await lecture.press("right", "enter")
+            panel = lecture.screen.query_one(LessonPanel)
+            inspector = lecture.screen.query_one(Inspector)
+            assert not panel.region.overlaps(inspector.region)
+            await lecture.press("right")
+            assert "Off" in driver.screen_text, "its keys go on"
+
+
+async def test_a_lesson_that_does_not_exist_is_one_sentence(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.say("/lesson tokns")
+        assert "there is no lesson 'tokns'; did you mean 'tokens'?" in driver.problem
