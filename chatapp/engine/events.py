@@ -39,6 +39,8 @@ class Token:
     logprob: natural log of its probability under the model's plain softmax, before
         temperature, penalties and cuts; nan where a server does not tell.
     alternatives: the most probable tokens, when they were asked for, best first.
+    forced: whether the request's constraint left no other choice. forbidden: the probability that
+        it removed at this step, of 1; `alternatives` are those of the model without it.
     thought: text of a thought, as `text` is of the reply; None for a token of the reply. Models
         give all they draw as text; who knows their marks takes it apart (`dialogue.reply`).
     """
@@ -49,6 +51,8 @@ class Token:
     logprob: float
     alternatives: tuple[Alternative, ...] = ()
     thought: str | None = None
+    forced: bool = False
+    forbidden: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,10 @@ class Finished:
     prompt_tokens: tokens of the prompt; reused_tokens of them came from the cache. reply_tokens:
     tokens generated, including those cut off, without a final end-of-text token.
     time_to_first_token, seconds: since the call, in seconds. end_id: the token that ended it and is
-    not part of the text, or None. message: the error, or else a remark on how the reply was
-    generated.
+    not part of the text, or None. valid: whether the whole reply fits the request's constraint;
+    None without one. forced_tokens: those to which it left no choice. forbidden_mass: the mean
+    probability that it removed at a step. message: the error, or else a remark on how the reply was
+    generated, or why it is not valid.
     """
 
     reason: FinishReason
@@ -75,6 +81,9 @@ class Finished:
     message: str = ""
     thought: str | None = None
     end_id: int | None = None
+    valid: bool | None = None
+    forced_tokens: int = 0
+    forbidden_mass: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:

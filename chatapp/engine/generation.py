@@ -1,28 +1,23 @@
-"""The generation loop of every local model, and the state of one reply.
+"""The generation loop of every local model.
 
 Invariants: a generation holds the model's lock only while it computes a token, never while its
 consumer looks at one, so neither a forgotten generator nor a second one can block or disturb
-another. Each token's computation starts from the full sequence; the cache makes it cheap. The rules
-of a reply are the same whether it is computed alone or in a batch, and another sequence affects it
-only through the logits.
+another. Each token's computation starts from the full sequence; the cache makes it cheap.
 """
 
-import math
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chatapp.engine.constraint.vocabulary import Vocabulary
+from chatapp.engine.continuation import FAILURES, Cancelled, Continuation, Drawn
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check_changeable
-from chatapp.engine.errors import first_line
-from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
+from chatapp.engine.events import Event
 from chatapp.engine.files.generation_config import read_generation_config
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.threads import ComputeLock
@@ -34,156 +29,6 @@ from chatapp.engine.model import (
     Tokenizer,
     one_after_another,
 )
-from chatapp.engine.sampling import Sampler
-from chatapp.engine.stopping import RepetitionFilter, StopFilter
-
-
-class Cancelled(Exception):
-    """The caller's cancel event was set during a computation."""
-
-
-FAILURES = (Cancelled, RuntimeError, MemoryError, OSError)
-"""Exceptions of a computation that end its reply."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A token drawn from the logits before it."""
-
-    id: int
-    logprob: float
-    alternatives: tuple[Alternative, ...]
-
-
-class Continuation:
-    """What a request has come to so far.
-
-    piece: a token's own text. ends: token ids that end a reply, beside those the request names.
-    context: the model's window.
-    sequence: the tokens of prompt and reply. interventions: see `Request`. reused: tokens of the
-    prompt that came from a cache, for whoever computes it to say. has_ended: after its `Finished`,
-    nothing comes.
-    Raises ValueError for a stop string without a character.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        *,
-        tokenizer: Tokenizer,
-        piece: Callable[[int], str],
-        ends: Collection[int],
-        context: int,
-    ) -> None:
-        self.sequence = list(request.ids)
-        self.interventions = request.interventions
-        self.has_ended = False
-        self._prompt_tokens = len(request.ids)
-        self._forced = request.forced
-        self._undrawn = self._prompt_tokens + len(request.forced)
-        self._limit = self._undrawn + request.sampling.max_tokens
-        self._context = context
-        self._cancel = request.cancel or threading.Event()
-        self._top = request.top
-        special = tokenizer.special
-        self._ends = {*ends, *(special[text] for text in request.stop if text in special)}
-        self._sampler = Sampler(request.sampling)
-        self._piece = piece
-        self._text = tokenizer.stream()
-        self._stops = StopFilter([text for text in request.stop if text not in special])
-        self._repeats = RepetitionFilter(
-            partial(tokenizer.decode, [*request.ids, *request.forced]),
-            request.sampling.max_repeats,
-        )
-        self.reused = 0
-        self._started = time.perf_counter()
-        self._time_to_first_token = 0.0
-
-    @property
-    def is_unbegun(self) -> bool:
-        """Whether no token has been drawn."""
-        return len(self.sequence) == self._undrawn
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the caller has cancelled it."""
-        return self._cancel.is_set()
-
-    def raise_if_cancelled(self) -> None:
-        """Raises Cancelled when the caller has cancelled it."""
-        if self.is_cancelled:
-            raise Cancelled
-
-    def begin(self) -> list[Event]:
-        """The events of the forced tokens, before any other is drawn."""
-        events: list[Event] = []
-        for id in self._forced:
-            if id in self._ends:
-                return [*events, self._end("stop", end_id=id)]
-            self.sequence.append(id)
-            events.append(Token(id, self._text.push(id), self._piece(id), math.nan))
-        return events if len(self.sequence) < self._context else [*events, self._end("context")]
-
-    def draw(self, logits: Tensor) -> Drawn:
-        """Draw the next token. logits: (vocabulary,), after the current sequence.
-
-        Raises RuntimeError for logits that are NaN.
-        """
-        normaliser = float(logits.logsumexp(0))
-        if normaliser != normaliser:
-            raise RuntimeError("its weights produce logits that are not finite")
-        id = self._sampler.draw(logits, self.sequence)
-        alternatives = []
-        if self._top:
-            values, ids = logits.topk(min(self._top, len(logits)))
-            for other, value in zip(ids.tolist(), values.tolist(), strict=True):
-                alternatives.append(Alternative(other, self._piece(other), value - normaliser))
-        return Drawn(id, float(logits[id]) - normaliser, tuple(alternatives))
-
-    def add(self, drawn: Drawn) -> list[Event]:
-        """The events of a drawn token: the token, the end, or both."""
-        if self.is_unbegun:
-            self._time_to_first_token = time.perf_counter() - self._started
-        if drawn.id in self._ends:
-            return [self._end("stop", end_id=drawn.id)]
-        self.sequence.append(drawn.id)
-        visible = self._repeats.push(drawn.id, self._stops.push(self._text.push(drawn.id)))
-        piece = self._piece(drawn.id)
-        token = Token(drawn.id, visible, piece, drawn.logprob, drawn.alternatives)
-        reason = self._bound()
-        return [token] if reason is None else [token, self._end(reason)]
-
-    def fail(self, failure: BaseException) -> Finished:
-        """The end, by one of `FAILURES`."""
-        if isinstance(failure, Cancelled):
-            return self._end("cancelled")
-        return self._end("error", f"the model failed: {first_line(failure)}")
-
-    def _bound(self) -> FinishReason | None:
-        """Why the reply must end now, or None."""
-        if self._repeats.hit:
-            return "repetition"
-        if self._stops.hit:
-            return "stop"
-        if len(self.sequence) == self._limit:
-            return "length"
-        return "context" if len(self.sequence) == self._context else None
-
-    def _end(self, reason: FinishReason, message: str = "", end_id: int | None = None) -> Finished:
-        self.has_ended = True
-        rest = self._repeats.flush(self._stops.push(self._text.flush()) + self._stops.flush())
-        return Finished(
-            "stop" if self._stops.hit else reason,
-            text=rest,
-            prompt_tokens=self._prompt_tokens,
-            reused_tokens=self.reused,
-            reply_tokens=len(self.sequence) - self._prompt_tokens,
-            time_to_first_token=self._time_to_first_token,
-            seconds=time.perf_counter() - self._started,
-            message=message,
-            end_id=end_id,
-        )
-
 
 CancelCheck = Callable[[], None]
 """Called within a computation; raises Cancelled when the caller has cancelled it."""
@@ -221,6 +66,11 @@ class LocalGenerator(ABC):
         self.piece = tokenizer.piece
         self.lock = ComputeLock()
 
+    @cached_property
+    def vocab_bytes(self) -> Vocabulary:
+        """Its tokens as bytes. Raises ConstraintError for a tokenizer that has none."""
+        return Vocabulary(self.name, self.tokenizer, self.vocabulary)
+
     @property
     @abstractmethod
     def device(self) -> torch.device:
@@ -233,10 +83,11 @@ class LocalGenerator(ABC):
 
     @abstractmethod
     def next_logits(
-        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int] = ()
     ) -> tuple[Tensor, int]:
         """Logits (vocabulary,) of the token after `ids`, and how many tokens came from the cache.
 
+        ahead: tokens that will follow whatever the logits are, to be computed in the same pass.
         Calls `raise_if_cancelled` about every tenth of a second. The caller holds the lock.
         """
 
@@ -290,6 +141,7 @@ class LocalGenerator(ABC):
             piece=self.piece,
             ends=self.end_ids,
             context=self.context,
+            vocabulary=None if request.constraint is None else self.vocab_bytes,
         )
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
@@ -358,7 +210,9 @@ class LocalGenerator(ABC):
         reply.raise_if_cancelled()
         with self.lock:
             self.change(reply.interventions)
-            logits, reused = self._next_logits(reply.sequence, reply.raise_if_cancelled)
+            logits, reused = self._next_logits(
+                reply.sequence, reply.raise_if_cancelled, reply.ahead
+            )
             # Drawing needs the lock, too: it uses torch's threads, whose number the lock sets.
             drawn = reply.draw(logits)
         if reply.is_unbegun:
@@ -366,11 +220,11 @@ class LocalGenerator(ABC):
         return drawn
 
     def _next_logits(
-        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int] = ()
     ) -> tuple[Tensor, int]:
         """`next_logits` that leaves no half-filled cache after a failure."""
         try:
-            return self.next_logits(ids, raise_if_cancelled)
+            return self.next_logits(ids, raise_if_cancelled, ahead)
         except Cancelled:
             raise
         except BaseException:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from chatapp.common.parameters import Sampling as Sampling  # part of the protocol: a Request has it
 from chatapp.common.userfiles import UserError
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.events import Event, Finished
 
@@ -79,6 +80,8 @@ class Request:
     tools: those that this reply may call, as in that protocol; a call stands between `CALLING`'s
         marks in the reply.
     interventions: what is changed inside the model; only its own decoder takes any.
+    constraint: what the reply may look like. Then it ends where that ends: strings of `stop` that
+        name no special token, and repetition, do not end it.
     """
 
     ids: Sequence[int]
@@ -90,6 +93,7 @@ class Request:
     messages: Sequence[Mapping[str, Any]] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     interventions: Interventions = UNCHANGED
+    constraint: Constraint | None = None
 
 
 Generate = Callable[[Request], Iterator[Event]]
@@ -133,7 +137,7 @@ class LanguageModel(Protocol):
         """Yield `Token`s and one `Finished`. The same request and seed give the same text.
 
         Raises ContextOverflow when the prompt leaves no room for a single token, ValueError when it
-        is empty.
+        is empty, ConstraintError when the model cannot follow the constraint.
         """
         ...
 

@@ -79,9 +79,10 @@ class Sampler:
             for end in range(max(self._known, n - 1), len(ids)):
                 self._following[tuple(ids[end - n + 1 : end])].add(ids[end])
             banned = self._following.get(tuple(ids[len(ids) - n + 1 :]), set())
-            # If every token is banned, repeating is better than failing.
-            if len(banned) < len(logits):
-                logits[list(banned)] = -torch.inf
+            before = logits[list(banned)]
+            logits[list(banned)] = -torch.inf
+            if logits.max() == -torch.inf:  # repeating is better than failing
+                logits[list(banned)] = before
         self._known = len(ids)
         return logits
 

@@ -102,7 +102,7 @@ class EncoderDecoderModel(NetworkModel):
         return super(EncoderDecoderModel, writing).generate(request)
 
     def next_logits(
-        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int] = ()
     ) -> tuple[Tensor, int]:
         """See `LocalGenerator.next_logits`. Outside of `generate`, all of `ids` is the prompt."""
         size = len(ids) if self._prompt_size is None else self._prompt_size

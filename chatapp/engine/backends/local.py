@@ -155,9 +155,9 @@ class LocalModel(LocalGenerator):
             self._read_last = ([], torch.empty(0))
 
     def next_logits(
-        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int] = ()
     ) -> tuple[Tensor, int]:
-        logits, reused = self._logits_after([*self.start, *ids], raise_if_cancelled)
+        logits, reused = self._logits_after([*self.start, *ids], raise_if_cancelled, ahead)
         return logits, max(0, reused - len(self.start))
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
@@ -189,7 +189,7 @@ class LocalModel(LocalGenerator):
         return logits, max(0, reused - len(self.start)), self._cache
 
     def _logits_after(
-        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int]
     ) -> tuple[Tensor, int]:
         """`next_logits`, where `ids` is everything that the decoder reads."""
         known = self._lookup.recall(ids)
@@ -206,12 +206,16 @@ class LocalModel(LocalGenerator):
         # of several tokens is not recorded and costs as much as many steps.
         is_decoding = len(ids) - reused == 1 and self.device.type != "cuda"
         room = self.decoder.architecture.context - len(ids)
-        guessed = self._lookup.guess(ids, room) if is_decoding else []
-        if not guessed:
+        known_next = list(ahead[:room])
+        guessed = [] if known_next or not is_decoding else self._lookup.guess(ids, room)
+        following = known_next or guessed
+        if not following:
             return forward(ids[reused:]), reused
-        ahead = [*ids, *guessed]
-        logits = forward(ahead[reused:], all_positions=True)
-        self._lookup.keep(ahead, logits)
+        if len(ids) - reused > 1:  # logits of a whole prompt would take much memory
+            forward(ids[reused:-1])
+        whole = [*ids, *following]
+        logits = forward(whole[len(ids) - 1 :], all_positions=True)
+        self._lookup.keep(whole, logits, is_guess=not known_next)
         return logits[0], reused
 
     def forget(self) -> None:

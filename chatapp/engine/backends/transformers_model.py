@@ -22,6 +22,7 @@ from chatapp.engine.backends.transformers_internals import (
 )
 from chatapp.engine.backends.transformers_loading import context_of, load_causal, put_on
 from chatapp.engine.cache.key_values import common_prefix
+from chatapp.engine.cache.prompt_lookup import Lookup
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.generation import CancelCheck, LocalGenerator
 from chatapp.engine.model import Generate, PieceTokenizer
@@ -115,6 +116,7 @@ class TransformersModel(NetworkModel):
         self.is_permuted = model.config.model_type == "xlnet"
         self._past: Any = None
         self._past_ids: list[int] = []
+        self._lookup = Lookup()  # for the logits of forced tokens
 
     @classmethod
     def load(cls, files: ModelFiles, *, name: str = "", device: str = "cpu") -> "TransformersModel":
@@ -128,29 +130,39 @@ class TransformersModel(NetworkModel):
 
     def _with_own_cache(self) -> Self:
         other = copy.copy(self)
+        other._lookup = Lookup()
         other.forget()
         return other
 
     def next_logits(
-        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int] = ()
     ) -> tuple[Tensor, int]:
         tokens = [*self.start, *ids]
-        options: dict[str, Any] = {"logits_to_keep": 1} if self._can_keep_few else {}
         if not self.can_cache:
             raise_if_cancelled()
+            options = {"logits_to_keep": 1} if self._can_keep_few else {}
             return self._last_logits(tokens, options), 0
+        known = self._lookup.recall(tokens)
+        if known is not None:
+            return known, len(ids) - 1
         reused = self._rewind(tokens)
+        ahead = list(ahead[: self.context - len(ids)])
+        kept = 1 + len(ahead)
         for start in range(reused, len(tokens), CHUNK):
             raise_if_cancelled()
-            chunk = tokens[start : start + CHUNK]
+            is_last = start + CHUNK >= len(tokens)
+            chunk = [*tokens[start : start + CHUNK], *(ahead if is_last else ())]
             output = self.network(
                 input_ids=self._on_device([chunk]),
                 **cache_arguments(self._past),
-                **options,
+                **({"logits_to_keep": kept if is_last else 1} if self._can_keep_few else {}),
             )
             self._past = cache_of(output, self.network)
             self._past_ids += chunk
-        return self._real(output.logits[0, -1]), max(0, reused - len(self.start))
+        logits = self._real(output.logits[0, -kept:])
+        if ahead:
+            self._lookup.keep([*tokens, *ahead], logits, is_guess=False)
+        return logits[0], max(0, reused - len(self.start))
 
     def forget(self) -> None:
         self._past = None

@@ -38,6 +38,7 @@ class Lookup:
         self._first = 0
         self._logits: Tensor | None = None
         self._used = 0
+        self._is_guess = True
 
     def guess(self, ids: Sequence[int], room: int) -> list[int]:
         """Guess what follows `ids`, at most `room` tokens; nothing while guesses do not pay."""
@@ -48,12 +49,16 @@ class Lookup:
             return []
         return guessed
 
-    def keep(self, ids: Sequence[int], logits: Tensor) -> None:
-        """Store the logits (n, vocabulary) after each of the last n tokens of `ids`."""
+    def keep(self, ids: Sequence[int], logits: Tensor, *, is_guess: bool = True) -> None:
+        """Store the logits (n, vocabulary) after each of the last n tokens of `ids`.
+
+        is_guess: they may turn out wrong; what is certain teaches nothing about guessing.
+        """
         self._ids = list(ids)
         self._first = len(ids) - len(logits) + 1
         self._logits = logits
         self._used = 0
+        self._is_guess = is_guess
 
     def recall(self, ids: Sequence[int]) -> Tensor | None:
         """The stored logits (vocabulary,) after `ids`, or None."""
@@ -66,9 +71,9 @@ class Lookup:
         return self._logits[row]
 
     def _learn(self) -> None:
-        if self._logits is not None:
+        if self._logits is not None and self._is_guess:
             self.gain += _RATE * (self._used - self.gain)
-            self._logits = None
+        self._logits = None
 
 
 def following(ids: Sequence[int], most: int) -> list[int]:

@@ -124,6 +124,14 @@ class TransformersTokenizer:
             )
         return text
 
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes of a SentencePiece token; of another kind, its entry of the vocabulary."""
+        token = self._tokenizer.convert_ids_to_tokens(id) if 0 <= id < self.size else None
+        byte = _BYTE.fullmatch(str(token))
+        if byte:
+            return bytes([int(byte[1], 16)])
+        return b"" if token is None else str(token).replace(_SPACE, " ").encode()
+
     def stream(self) -> _DecodingStream:
         return _DecodingStream(self)
 

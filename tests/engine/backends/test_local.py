@@ -158,7 +158,7 @@ class Scripted(LocalModel):
         self._script = list(ids)
         self._start: int | None = None
 
-    def next_logits(self, ids: Any, check: Any) -> tuple[torch.Tensor, int]:
+    def next_logits(self, ids: Any, check: Any, ahead: Any = ()) -> tuple[torch.Tensor, int]:
         logits, reused = super().next_logits(ids, check)
         if self._start is None:
             self._start = len(ids)

@@ -12,6 +12,7 @@ from typing import Any
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.backends.remote.constraints import ending_with_constraint, response_format
 from chatapp.engine.backends.remote.http import NO_PATH, Body
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished
@@ -46,8 +47,10 @@ class RemoteChatModel(RemoteModel):
         calls = [message["tool_calls"] for message in sent if "tool_calls" in message]
         count += sum(len(self._text.encode(json.dumps(part))) for part in (*request.tools, *calls))
         prompt = "\n".join(message["content"] for message in sent)
+        request = ending_with_constraint(self.name, request)
         reply = self._open_reply(lambda: prompt, count, request, StopFilter(()))
         body = self._options(request.sampling, reply.most) | {"messages": sent}
+        body |= response_format(request.constraint)
         if request.tools:
             body["tools"] = _writable(request.tools)
         if request.top:

@@ -18,6 +18,11 @@ from typing import TYPE_CHECKING
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import PARAMETERS
+from chatapp.engine.backends.remote.constraints import (
+    checked,
+    ending_with_constraint,
+    response_format,
+)
 from chatapp.engine.backends.remote.http import (
     MOST_AT_ONCE,
     BlockingStream,
@@ -114,10 +119,11 @@ class RemoteModel:
         if not request.ids:
             raise ValueError("there are no tokens to continue; expected at least one")
         ids = [*request.ids, *request.forced]
+        request = ending_with_constraint(self.name, request)
         reply = self._open_reply(
             lambda: self._text.decode(ids), len(ids), request, StopFilter(request.stop)
         )
-        body = self._options(request.sampling, reply.most)
+        body = self._options(request.sampling, reply.most) | response_format(request.constraint)
         body["prompt"] = self._as_prompt(ids)
         if request.stop:
             body["stop"] = list(request.stop[:_MOST_STOPS])
@@ -209,13 +215,15 @@ class RemoteModel:
         cancel = request.cancel or threading.Event()
         body = {name: value for name, value in body.items() if name not in self._refused}
         events = BlockingStream(self.server, post(self.server, path, body, self._simpler))
-        failure = ""
+        failure = text = ""
         try:
             while not reply.over and (data := events.next(cancel)) is not None:
                 chunk = read_chunk(self.server, data)
                 if chunk.has_words:
                     events.hear_reply()
-                yield from reply.take(chunk)
+                for token in reply.take(chunk):
+                    text += token.text
+                    yield token
         except Cancelled:
             reply.reason = "cancelled"
         except ModelError as error:
@@ -223,6 +231,9 @@ class RemoteModel:
         finally:
             events.close()
         finished = reply.finished(failure)
+        constraint = request.constraint
+        if constraint is not None and not constraint.is_optional:
+            finished = checked(finished, text + finished.text, constraint)
         yield replace(
             finished, message=finished.message or self._options_in_words(request.sampling)
         )

@@ -1,0 +1,115 @@
+"""Compiles grammars with llguidance, in bounded time and memory."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from chatapp.common.userfiles import UserError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+Kind = Literal["schema", "pattern", "grammar"]
+
+# No white space that the model may choose: a weak one would write nothing else.
+_JSON = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+_LEAD = {"lark_grammar": r"start: / |\n{1,2}/? @body"}
+"""White space may precede the text."""
+
+
+class ConstraintError(UserError, ValueError):
+    """A schema, pattern or grammar that cannot be used, or a model that cannot follow one."""
+
+
+def grammar_of(kind: Kind, source: str, *, led: bool = False) -> str:
+    """A grammar in llguidance's form. led: white space may precede its text."""
+    from llguidance import LLMatcher
+
+    if kind == "grammar":
+        body: dict[str, Any] = {"lark_grammar": source}
+    else:
+        text = (
+            LLMatcher.grammar_from_regex(source)
+            if kind == "pattern"
+            else LLMatcher.grammar_from_json_schema(source, overrides=_JSON)  # type: ignore[arg-type]
+        )
+        body = json.loads(text)["grammars"][0]
+    return json.dumps({"grammars": [*([_LEAD] if led else []), {**body, "name": "body"}]})
+
+
+@cache
+def byte_tokenizer() -> "LLTokenizer":
+    """Every byte is a token: for checks without a model."""
+    tokens = [bytes([byte]) for byte in range(256)]
+    return described([*tokens, b"\xff<end>"], 256, lambda text: list(text.encode()))
+
+
+def described(
+    tokens: Sequence[bytes], end_id: int, encode: Callable[[str], list[int]]
+) -> "LLTokenizer":
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    class Described:
+        """What llguidance wants to know."""
+
+        eos_token_id = end_id
+        bos_token_id = None
+        special_token_ids = (end_id,)
+
+        def __init__(self) -> None:
+            self.tokens = tokens
+
+        def __call__(self, text: str) -> list[int]:
+            return encode(text)
+
+    return LLTokenizer(TokenizerWrapper(Described()))
+
+
+def _limits() -> "LLParserLimits":
+    """The most work of one step, and the most memory: some 40 MB for the states of a lexer."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_lexer_states=20_000,
+        max_grammar_size=100_000,
+        initial_lexer_fuel=100_000,
+        step_lexer_fuel=100_000,
+        verbose_errors=False,
+    )
+
+
+def matcher_of(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
+    """llguidance's state of a text in a grammar; its errors are in it."""
+    from llguidance import LLMatcher
+
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+
+
+def words_of(error: str) -> str:
+    """The first sentence of an error of llguidance."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    last = next((line for line in lines if line.startswith("error: ")), "")
+    first = lines[0] if lines else ""
+    if first.startswith("NoExtension"):
+        return "no text fits it"
+    return f"{first.partition('; following special')[0]} {last}".strip()[:400]
+
+
+def fault_of(grammar: str) -> str:
+    """Why no text can be made with a grammar; "" if one can."""
+    matcher = matcher_of(byte_tokenizer(), grammar)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        return words_of(matcher.get_error())
+    if matcher.is_stopped() and not matcher.is_accepting():
+        return "no text fits it"
+    return ""

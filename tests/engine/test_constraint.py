@@ -1,0 +1,321 @@
+"""Replies that fit a schema, a pattern or a grammar, by several models and tokenizers."""
+
+import json
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.constraint.compiling import ConstraintError
+from chatapp.engine.constraint.constraint import Constraint
+from chatapp.engine.constraint.matching import Matcher
+from chatapp.engine.constraint.validation import misfit
+from chatapp.engine.constraint.vocabulary import Vocabulary
+from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.files.gguf.reader import GGUFFile
+from chatapp.engine.files.gguf.vocabulary import gguf_tokenizer
+from chatapp.engine.model import Request, Sampling
+from chatapp.engine.tokenizers.byte_level import BPETokenizer, NotByteLevel
+from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import BUNDLED
+
+PET = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["cat", "dog"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 30},
+    },
+    "required": ["kind", "age"],
+    "additionalProperties": False,
+}
+WARM = Sampling(temperature=1.0, seed=3, max_tokens=60)
+
+
+@pytest.fixture(scope="module")
+def model() -> LocalModel:
+    loaded = load_model(BUNDLED)
+    assert isinstance(loaded, LocalModel)
+    return loaded
+
+
+def reply(
+    model: LocalModel, constraint: Constraint, sampling: Sampling = WARM, **options: Any
+) -> tuple[str, list[Token], Finished]:
+    ids = model.tokenizer.encode("The animals:\n")
+    return parts(list(model.generate(Request(ids, sampling, constraint=constraint, **options))))
+
+
+def parts(events: list[Event]) -> tuple[str, list[Token], Finished]:
+    *tokens, finished = events
+    assert isinstance(finished, Finished)
+    text = "".join(event.text for event in events)
+    return text, [token for token in tokens if isinstance(token, Token)], finished
+
+
+def test_a_reply_fits_its_schema_and_says_what_was_forced(model: LocalModel) -> None:
+    text, tokens, finished = reply(model, Constraint.of_schema(PET), top=1)
+    assert json.loads(text).keys() == {"kind", "age"}
+    assert (finished.valid, finished.reason) == (True, "stop")
+    forced = [token for token in tokens if token.forced]
+    assert finished.forced_tokens == len(forced) > len(tokens) / 2
+    assert forced[0].piece == "{"
+    # The first alternative is what the model would have said.
+    assert forced[0].alternatives[0].text != "{"
+    assert forced[0].forbidden == pytest.approx(1, abs=0.01)
+    assert 0 < finished.forbidden_mass < 1
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        (Constraint.of_pattern("[A-Z][a-z]{2,5}, [0-9]+!"), "[A-Z][a-z]{2,5}, [0-9]+!"),
+        (
+            Constraint.of_grammar('start: "yes" | "no" | again\nagain: "again" again?'),
+            "yes|no|(again)+",
+        ),
+        (Constraint.of_pattern("a{50}"), "a{50}"),  # repetition ends other replies
+        (Constraint.of_pattern("(one\n\n){3}"), "(one\n\n){3}"),
+        (Constraint.of_pattern("é中👍"), "é中👍"),
+    ],
+)
+def test_patterns_and_grammars(model: LocalModel, constraint: Constraint, pattern: str) -> None:
+    text, _, finished = reply(model, constraint, stop=("\n\n",))
+    assert finished.valid is True or finished.reason == "length"
+    assert re.fullmatch(pattern, text) or finished.reason == "length"
+
+
+def test_forced_tokens_need_no_pass_of_their_own_and_change_nothing(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = Constraint.of_schema({"const": {"a long name of a key": "and its value, too"}})
+    forward, passes = model.decoder.forward, []
+    monkeypatch.setattr(
+        model.decoder, "forward", lambda *ids, **more: passes.append(1) or forward(*ids, **more)
+    )
+    text, tokens, _ = reply(model, schema, top=3)
+    assert len(passes) <= 3 < len(tokens)
+    whole = model.next_logits
+    monkeypatch.setattr(model, "next_logits", lambda ids, check, ahead=(): whole(ids, check))
+    other, one_by_one, _ = reply(model, schema, top=3)
+    assert other == text
+    for token, alone in zip(tokens, one_by_one, strict=True):
+        assert (token.id, token.forced) == (alone.id, alone.forced)
+        assert token.logprob == pytest.approx(alone.logprob, abs=1e-3)
+        assert token.forbidden == pytest.approx(alone.forbidden, abs=1e-3)
+
+
+def test_a_batch_gives_the_same_replies(model: LocalModel) -> None:
+    ids = model.tokenizer.encode("The animals:\n")
+    constraints = [Constraint.of_schema(PET), None, Constraint.of_pattern("[a-z ]{9}!")]
+    requests = [Request(ids, WARM, constraint=constraint) for constraint in constraints]
+    events: dict[int, list[Event]] = {0: [], 1: [], 2: []}
+    for number, event in model.generate_many(requests):
+        events[number].append(event)
+    for number, request in enumerate(requests):
+        text, _, finished = parts(events[number])
+        alone, _, end = parts(list(model.generate(request)))
+        assert (text, finished.valid) == (alone, end.valid)
+    assert parts(events[1])[2].valid is None
+
+
+def test_a_reply_that_is_cut_off_is_not_valid(model: LocalModel) -> None:
+    _, _, finished = reply(model, Constraint.of_schema(PET), Sampling(seed=1, max_tokens=5))
+    assert (finished.valid, finished.reason) == (False, "length")
+    assert finished.message == (
+        "the reply does not fit its schema: it was cut off after 5 tokens, before its end"
+    )
+
+
+def test_a_beginning_counts(model: LocalModel) -> None:
+    pattern = "ab[0-9]{2}"
+    text, _, finished = reply(model, Constraint("pattern", pattern, begun="ab"))
+    assert re.fullmatch("[0-9]{2}", text)
+    assert finished.valid
+    with pytest.raises(ConstraintError, match="beginning does not fit its pattern"):
+        reply(model, Constraint("pattern", pattern, begun="b"))
+    ids = model.tokenizer.encode("ab", begins=False)
+    text, _, finished = reply(model, Constraint.of_pattern(pattern), forced=ids)
+    assert (text[:2], finished.valid) == ("ab", True)
+
+
+def test_a_constraint_that_begins_after_a_text(model: LocalModel) -> None:
+    after = Constraint("pattern", "yes", after="Answer:", is_optional=True)
+    forced = model.tokenizer.encode("Well. Answer:", begins=False)
+    text, _, finished = reply(model, after, forced=forced)
+    assert text.removeprefix("Well. Answer:").strip().startswith("yes")
+    assert finished.valid is None
+    needed = Constraint("pattern", "yes", after="</think>")
+    text, _, finished = reply(model, needed, Sampling(seed=1, max_tokens=4))
+    assert finished.valid is False
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "object", "properties": {"a": {"not": {}}}}, r"properties\.a: .*not"),
+        ({"type": "object", "required": ["b"],
+          "properties": {"b": {"type": "integer", "minimum": 5, "maximum": 3}}},
+         r"properties\.b: .*minimum \(5\)"),
+        ({"anyOf": [{"type": "string"}, {"type": "string", "pattern": "(?=a)b"}]}, r"anyOf\[2\]"),
+        ({"type": "foo"}, "foo"),
+        ({"$ref": "#"}, "no text fits it"),
+        ({"$ref": "http://127.0.0.1:1/x"}, "not present"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        (False, "allows nothing"),
+        ('{"type"', "is not JSON"),
+        ("[1]", "not a JSON object"),
+        ({"type": "string", "maxLength": "3"}, "maxLength"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_refused_by_its_part(schema: Any, words: str) -> None:
+    with pytest.raises(ConstraintError, match=words) as refused:
+        Constraint.of_schema(schema)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("pattern", ["[", "(?=a)", r"(a)\1", "x{2,1}", r"a\b", "(" * 9999])
+def test_patterns_that_cannot_be_followed(pattern: str) -> None:
+    with pytest.raises(ConstraintError, match="the pattern cannot be used: "):
+        Constraint.of_pattern(pattern)
+
+
+@pytest.mark.parametrize("grammar", ["start: x", "a: b", "start: start", "start: %json {}}", ""])
+def test_grammars_that_cannot_be_followed(grammar: str) -> None:
+    with pytest.raises(ConstraintError, match="the grammar cannot be used: "):
+        Constraint.of_grammar(grammar)
+
+
+@pytest.mark.parametrize("named", ["<|endoftext|>", "<|im_end|>"])
+def test_a_grammar_names_no_special_token(named: str) -> None:
+    with pytest.raises(ConstraintError, match="unknown special token"):
+        Constraint.of_grammar(f'start: "a" {named} "b"')
+
+
+HOSTILE: list[tuple[str, str]] = [
+    ("pattern", "(((a{1000}){1000}){1000}){1000}"),
+    ("pattern", "(a|b)*a(a|b){5000}"),
+    ("schema", json.dumps({"type": "integer", "multipleOf": 999999937})),
+    ("schema", json.dumps({"enum": [f"v{i}" for i in range(8000)]})),
+    ("schema", '{"items":' * 5000 + "{}" + "}" * 5000),
+    ("schema", json.dumps({"type": "string", "pattern": "^(?:(a+)+x|a{60})$"})),
+    ("schema", json.dumps({"type": "array", "minItems": 10**8, "items": {"type": "integer"}})),
+    ("schema", json.dumps({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]})),
+    ("schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(300)}})),
+    ("grammar", 'start: start start start | "a" | '),
+    ("grammar", "start: " + "(" * 20000 + '"a"' + ")" * 20000),
+]
+
+
+@pytest.mark.parametrize(("kind", "source"), HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_ones_take_bounded_time(model: LocalModel, kind: Any, source: str) -> None:
+    started = time.perf_counter()
+    with suppress(ConstraintError):
+        constraint = Constraint.of_schema(source) if kind == "schema" else Constraint(kind, source)
+        reply(model, constraint, Sampling(seed=1, max_tokens=4))
+    assert time.perf_counter() - started < 30
+
+
+def test_the_check_of_a_reply_is_its_own() -> None:
+    assert misfit('{"kind": "cow", "age": 3}', json.dumps(PET)) == (
+        "at kind: 'cow' is not one of ['cat', 'dog']"
+    )
+    assert "is no JSON" in misfit("{", json.dumps(PET))
+    assert misfit("0.3", json.dumps({"multipleOf": 0.1})) == ""
+    catastrophe = {"type": "string", "pattern": "^(?:(a+)+x|a{60})$"}
+    assert misfit(json.dumps("a" * 60), json.dumps(catastrophe)) == ""
+    assert "does not match" in misfit(json.dumps("a" * 59), json.dumps(catastrophe))
+
+
+# Tokenizers
+
+
+def sentencepiece() -> TransformersTokenizer:
+    characters = [chr(code) for code in range(33, 127)]
+    pieces = ["<unk>", "</s>", "▁", "▁a", '{"', "name", *characters]
+    tokenizer = Tokenizer(models.Unigram([(piece, -len(piece) / 9) for piece in pieces], 0))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Replace("▁", " ")
+    return TransformersTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+    )
+
+
+def followed(tokenizer: Any, constraint: Constraint) -> str:
+    """The text of a model that always prefers the last allowed token."""
+    vocabulary = Vocabulary("it", tokenizer, tokenizer.size)
+    matcher = Matcher(constraint, vocabulary, {tokenizer.end_id}, None)
+    stream, text = tokenizer.stream(), ""
+    for _ in range(100):
+        if matcher.is_over:
+            break
+        allowed = matcher.allowed()
+        id = int(np.flatnonzero(allowed.mask)[-1]) if allowed.only is None else allowed.only
+        if id == tokenizer.end_id:
+            break
+        new = stream.push(id)
+        matcher.take(id, new)
+        text += new
+    return text + stream.flush()
+
+
+SCHEMA = Constraint.of_schema(
+    {
+        "type": "object",
+        "properties": {"name": {"const": "a b"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+)
+
+
+def test_sentencepiece_tokens() -> None:
+    assert followed(sentencepiece(), SCHEMA) == '{"name": "a b"}'
+
+
+def published() -> list[Path]:
+    data = os.environ.get("SHARED_DATA", "")
+    return sorted(Path(data, "vocabularies").glob("ggml-vocab-llama-spm.gguf")) if data else []
+
+
+@pytest.mark.parametrize("path", published() or [None], ids=lambda path: path.stem if path else "-")
+def test_tokens_of_real_models(path: Path | None) -> None:
+    if path is None:
+        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
+    metadata = GGUFFile(path).metadata
+    end = metadata["tokenizer.ggml.tokens"][metadata["tokenizer.ggml.eos_token_id"]]
+    whole = gguf_tokenizer(metadata, path.name)
+    try:
+        tokenizer: Any = BPETokenizer(whole, metadata["tokenizer.ggml.eos_token_id"])
+    except NotByteLevel:
+        wrapped = PreTrainedTokenizerFast(tokenizer_object=whole, eos_token=end)
+        tokenizer = TransformersTokenizer(wrapped)
+    assert json.loads(followed(tokenizer, SCHEMA)) == {"name": "a b"}
+
+
+def test_a_tokenizer_without_plain_pieces_is_named() -> None:
+    words = {"[UNK]": 0, "[END]": 1, "a": 2, "##b": 3}
+    tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    wrapped = TransformersTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[END]", unk_token="[UNK]")
+    )
+    with pytest.raises(ConstraintError, match=r"^tiny: its tokenizer .* cannot be made to fit"):
+        Vocabulary("tiny", wrapped, wrapped.size)
+
+
+def test_banned_repetitions_do_not_leave_the_constraint(model: LocalModel) -> None:
+    sampling = Sampling(temperature=0.5, seed=1, max_tokens=40, no_repeat_ngram=2)
+    text, _, finished = reply(model, Constraint.of_pattern("(ab)?(a|b){20}"), sampling)
+    assert finished.valid
+    assert torch.isfinite(torch.tensor([finished.forbidden_mass])).all()
+    assert set(text) <= {"a", "b"}
