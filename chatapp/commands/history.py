@@ -51,6 +51,7 @@ class Format(StrEnum):
     """The format of an exported chat."""
 
     MARKDOWN = "markdown"
+    HTML = "html"
     JSON = "json"
     JSONL = "jsonl"
 
@@ -81,7 +82,11 @@ def list_chats(limit: Limit = 50, as_json: JsonOption = False) -> None:
                 str(chat.messages),
                 _date(chat.updated),
                 Text(_line(chat.model)),
-                Text(_line(chat.title) or "Untitled chat", no_wrap=True, overflow="ellipsis"),
+                Text(
+                    f"{_line(chat.title) or 'Untitled chat'}  {_line(chat.tags)}".rstrip(),
+                    no_wrap=True,
+                    overflow="ellipsis",
+                ),
             )
         _write_rich(table)
 
@@ -152,6 +157,8 @@ def export(
     """Export a chat, or all of them."""
     if (chat_id is None) != export_all and not (feedback and chat_id is None):
         raise UserError("give either the id of a chat or --all")
+    if export_all and format is Format.HTML and not feedback:
+        raise UserError("--format html is a page of one chat; give its id")
     if thinking and (feedback or format is not Format.JSONL):
         raise UserError("--thinking is for the training rows of --format jsonl")
     with open_store() as store:
@@ -253,6 +260,10 @@ def _exported(
     chats = [(store.chat(id), store.path(id)) for id in ids]
     if format is Format.MARKDOWN:
         return "\n---\n\n".join(to_markdown(chat, messages) for chat, messages in chats)
+    if format is Format.HTML:
+        from chatapp.dialogue.html_export import to_html
+
+        return to_html(*chats[0])
     if format is Format.JSONL:
         rows = [
             row

@@ -155,6 +155,22 @@ class Chat:
             self.store.add_messages(id, self.messages)
         return id
 
+    def fork(self, message_id: int | None) -> int | None:
+        """Store the messages up to one, or all of the path, as a new chat; return its id.
+
+        Returns None when there is no message. Raises StoreError.
+        """
+        if self.id is None or not self.messages:
+            return None
+        with self.store.transaction():
+            row = self.store.chat(self.id)
+            id = self._create(row.template, row.model)
+            self.store.rename_chat(id, self.store.unique_title(id, row.title))
+            self.store.set_tags(id, row.tags)
+            path = self.messages if message_id is None else self.path_to(message_id)
+            self.store.add_messages(id, path)
+        return id
+
     def _create(self, template: str, model: str) -> int:
         basis = self.basis
         id = self.store.create_chat(

@@ -1,4 +1,4 @@
-"""Chats as Markdown, JSON and fine-tuning rows.
+"""Chats as Markdown, JSON and fine-tuning rows; `html_export` has them as HTML.
 
 A chat's JSON document, which `importing` reads back:
 
@@ -10,13 +10,15 @@ A chat's JSON document, which `importing` reads back:
       "system": "Be brief.",       or null for the template's own instructions
       "created": 1700000000.0,     unix seconds, like all times
       "updated": 1700000002.5,
+      "tags": "#sea #food",        only if there are tags
       "messages": [                those of the current path, oldest first
         {"role": "user", "content": "Does …", "status": "complete", "created": 1700000000.0},
         {"role": "assistant", "content": "Yes, mo", "status": "stopped", "created": …,
          "thoughts": "They ask …",  only if there are thoughts
          "sources": [{"file": …, "place": …, "text": …, "score": …, "number": …}],
          "calls": [{"name": …, "arguments": {…}, "result": …, "status": …, "at": 12, "inside": 0}],
-         "changes": "without 3.5"}  what was changed inside the model
+         "changes": "without 3.5",  what was changed inside the model
+         "original": "Yes, mo"}     what the model wrote, if the user has edited the reply
       ]
     }
 
@@ -57,16 +59,20 @@ _NAMES = {"user": "User", "assistant": "Assistant"}
 
 
 def as_text(chat: StoredChat, messages: Sequence[StoredMessage], suffix: str) -> str:
-    """A chat as the content of a file with this suffix: .md, .json or .jsonl.
+    """A chat as the content of a file with this suffix: .md, .html, .json or .jsonl.
 
     Raises ValueError for another one, and when there is nothing that could be trained on.
     """
     if suffix == ".md":
         return to_markdown(chat, messages)
+    if suffix == ".html":
+        from chatapp.dialogue.html_export import to_html
+
+        return to_html(chat, messages)
     if suffix == ".json":
         return json.dumps(to_json(chat, messages), indent=2, ensure_ascii=False) + "\n"
     if suffix != ".jsonl":
-        raise ValueError("expected a file name that ends in .md, .json or .jsonl")
+        raise ValueError("expected a file name that ends in .md, .html, .json or .jsonl")
     rows = to_training_rows(chat, messages)
     if not rows:
         raise ValueError("there is no complete exchange to train on")
@@ -76,12 +82,13 @@ def as_text(chat: StoredChat, messages: Sequence[StoredMessage], suffix: str) ->
 def to_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
     """A chat to read: a title, then each message under the name of who said it."""
     date = datetime.fromtimestamp(chat.created).astimezone().isoformat(" ", "minutes")
-    parts = [f"# {chat.title or 'Untitled chat'}", f"*{date}, model {chat.model}*"]
+    facts = ", ".join(filter(None, (date, f"model {chat.model}", chat.tags)))
+    parts = [f"# {chat.title or 'Untitled chat'}", f"*{facts}*"]
     if chat.system:
         parts += ["## System", chat.system]
     for message in messages:
         status = "" if message.status == "complete" else message.status
-        notes = ", ".join(filter(None, (status, message.changes)))
+        notes = ", ".join(filter(None, (status, "edited" * message.is_edited, message.changes)))
         note = f" ({notes})" if notes else ""
         parts += [f"## {_NAMES[message.role]}{note}", message.text]
         parts += [_call_in_words(call) for call in message.calls]
@@ -102,6 +109,7 @@ def to_json(chat: StoredChat, messages: Sequence[StoredMessage]) -> dict[str, An
         "system": chat.system,
         "created": chat.created,
         "updated": chat.updated,
+        **({"tags": chat.tags} if chat.tags else {}),
         "messages": [
             {
                 "role": message.role,
@@ -112,6 +120,7 @@ def to_json(chat: StoredChat, messages: Sequence[StoredMessage]) -> dict[str, An
                 **({"sources": list(map(asdict, message.sources))} if message.sources else {}),
                 **({"calls": list(map(asdict, message.calls))} if message.calls else {}),
                 **({"changes": message.changes} if message.changes else {}),
+                **({"original": message.original} if message.is_edited else {}),
             }
             for message in messages
         ],

@@ -17,9 +17,10 @@ TRL's documentation (dataset formats), where a message is {"role", "content"}:
 A prompt ends in the user's message that was answered. It has the conditions at the beginning of the
 reply: the instructions, a prompt file's demonstrations, the passages before the message; "tools"
 are those that the model could call, and calls have the form of OpenAI's protocol. If the two
-replies of a preference had different conditions, those of the better one count. A reply that is one
-of a prompt file's labels gives no row, because it was chosen from a list, not written; nor does one
-of a model that was changed inside, because that is another model. `finetune`
+replies of a preference had different conditions, those of the better one count. "edited" is true
+where the user has edited the answer in place, so that its text is not the model's. A reply that
+is one of a prompt file's labels gives no row, because it was chosen from a list, not written; nor
+does one of a model that was changed inside, because that is another model. `finetune`
 reads the rows of corrections unchanged.
 
 Invariant: a row has the model's input and only an opinion that the user expressed: two replies are
@@ -109,7 +110,8 @@ class _Answer:
 
         messages = answered_messages(self.conditions, path, self.reply, feedback_by_id)
         tools = {"tools": list(self.conditions.tools)} if self.conditions.tools else {}
-        return {"prompt": in_protocol(messages), **tools}
+        edited = {"edited": True} if self.reply.is_edited else {}
+        return {"prompt": in_protocol(messages), **tools, **edited}
 
 
 def _answers(store: "Store", chat_id: int) -> Iterator[_Answer]:

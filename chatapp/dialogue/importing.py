@@ -5,8 +5,8 @@ The documents, each alone, in a list, or one per line:
 - {"messages": [{"role", "content"}], "title", "system", "template", "model"}, where all but
   the messages may be missing. `role` is system (only the first message), user or assistant,
   which alternate; messages of a `tool` are left out; `content` is text or a list of parts {"text"};
-  a message may have the `status`, `thoughts`, `sources`, `calls` and `changes` of this program's
-  export.
+  a message may have the `status`, `thoughts`, `sources`, `calls`, `changes` and `original` of this
+  program's export, and a chat its `tags`.
 - {"mapping": {node: {"parent", "message"}}, "current_node", "title"}, which is ChatGPT's tree.
   The path from its root to the current node is read.
 
@@ -52,6 +52,7 @@ class ImportedMessage:
     sources: tuple[Source, ...] = ()
     calls: tuple[Call, ...] = ()
     changes: str = ""
+    original: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class ImportedChat:
     template: str
     model: str
     messages: tuple[ImportedMessage, ...]
+    tags: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ def store_chats(
                 title=chat.title, system=chat.system, template=chat.template, model=chat.model
             )
             store.add_messages(chat_id, counted(chat.messages))
+            store.set_tags(chat_id, chat.tags)
             ids.append(chat_id)
     return ids
 
@@ -161,6 +164,7 @@ def _chat(document: Any, place: str) -> ImportedChat:
         template=_text(document, "template", place),
         model=_text(document, "model", place),
         messages=tuple(messages),
+        tags=_text(document, "tags", place),
     )
 
 
@@ -200,7 +204,8 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
         _check_calls(calls, role, content, where)
         status = _status(row, where)
         changes = _text(row, "changes", where)
-        parts = status, thoughts, sources, calls, changes
+        original = _text(row, "original", where) if "original" in row else None
+        parts = status, thoughts, sources, calls, changes, original
         message = ImportedMessage(cast(Role, role), content, *parts)
         messages.append(_continued(before, message) if before else message)
     return system, messages

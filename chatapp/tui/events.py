@@ -26,10 +26,21 @@ class Shown(Message):
 
 @dataclass
 class Submitted(Message):
-    """The user has sent a text; `editing` is the message that it replaces, if any."""
+    """The user has sent a text; `editing` is the message that it replaces, if any.
+
+    in_place: it replaces the text of a reply itself, and is no correction of it.
+    """
 
     text: str
     editing: "StoredMessage | None" = None
+    in_place: bool = False
+
+
+@dataclass
+class Pasted(Message):
+    """A text was pasted into the prompt."""
+
+    text: str
 
 
 @dataclass
@@ -54,6 +65,15 @@ class Suggested(Message):
     text: str
     completions: list[str]
     chosen: int = -1
+
+
+@dataclass
+class TitleSuggested(Message):
+    """The model has written a title for a chat, which had another one at that time."""
+
+    chat_id: int
+    before: str
+    title: str
 
 
 @dataclass

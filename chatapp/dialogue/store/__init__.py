@@ -9,6 +9,7 @@ messages, and its index and counts agree with them.
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain, count
 from pathlib import Path
 from typing import Unpack
 
@@ -109,6 +110,16 @@ class Store:
         """Give a chat another title."""
         self._database.update("chats", chat_id, title=title)
 
+    def unique_title(self, chat_id: int, title: str) -> str:
+        """The title, numbered if another chat has it."""
+        alike = {row["title"] for row in self._database.rows(queries.ALIKE, title, title, chat_id)}
+        numbered = (f"{title} ({number})" for number in count(2))
+        return next(name for name in chain([title], numbered) if name not in alike)
+
+    def set_tags(self, chat_id: int, tags: str) -> None:
+        """Give a chat other tags; see `StoredChat`."""
+        self._database.update("chats", chat_id, tags=tags)
+
     def set_basis(self, chat_id: int, basis: Basis) -> None:
         """Change a chat's instructions, prompt file and template."""
         self._database.update("chats", chat_id, **asdict(basis))
@@ -194,8 +205,8 @@ class Store:
             message_id = self._database.insert(
                 "messages", **row, status=status, created=now, sources=origin
             )
-            if role == "user":
-                title = title_after(title, text)
+            if role == "user" and (newer := title_after(title, text)) != title:
+                title = self.unique_title(chat_id, newer)
             self._database.update("chats", chat_id, title=title, updated=now)
             self._end_path(chat_id, message_id, 1)
             return self.message(message_id)
@@ -206,7 +217,7 @@ class Store:
         Its title is as after `add_message` for each. Raises Gone when the chat is in the bin.
         """
         with self.transaction():
-            title, last, count, now = self._open_chat(chat_id).title, None, 0, time.time()
+            title, last, added, now = self._open_chat(chat_id).title, None, 0, time.time()
             for message in messages:
                 last = self._database.insert(
                     "messages",
@@ -216,12 +227,13 @@ class Store:
                     sources=[asdict(source) for source in message.sources],
                     calls=[asdict(call) for call in message.calls],
                     changes=message.changes,
+                    original=message.original,
                 )
-                count += 1
+                added += 1
                 if message.role == "user":
                     title = title_after(title, message.text)
             self._database.update("chats", chat_id, title=title, updated=now)
-            self._end_path(chat_id, last, count)
+            self._end_path(chat_id, last, added)
 
     def update_message(self, message_id: int, text: str, status: Status) -> None:
         """Replace a message's text and status."""
@@ -229,6 +241,14 @@ class Store:
             self._database.update("messages", message_id, text=text, status=status)
             chat_id = self.message(message_id).chat_id
             self._database.update("chats", chat_id, updated=time.time())
+
+    def edit_reply(self, message_id: int, text: str) -> None:
+        """Replace a reply's text by the user's, and keep the model's."""
+        with self.transaction():
+            reply = self.message(message_id)
+            own = reply.text if reply.original is None else reply.original
+            original = None if text == own else own
+            self._database.update("messages", message_id, text=text, original=original)
 
     def update_thoughts(self, message_id: int, thoughts: str, tokens: int) -> None:
         """Replace the thoughts before a reply. tokens: their number."""

@@ -129,5 +129,9 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
     "what was changed inside the model": (
         "ALTER TABLE messages ADD COLUMN changes TEXT NOT NULL DEFAULT ''",
     ),
+    "edited replies, and tags": (
+        "ALTER TABLE messages ADD COLUMN original TEXT",
+        "ALTER TABLE chats ADD COLUMN tags TEXT NOT NULL DEFAULT ''",
+    ),
 }
 """The statements of each migration, by name, in their order."""

@@ -16,6 +16,9 @@ _MOST_MATCHES = 5_000
 _MOST_WORDS = 32
 """Words of a search that are used; SQLite limits the depth of the expression."""
 
+ALIKE = "SELECT title FROM chats WHERE substr(title, 1, length(?)) = ? AND id != ?"
+"""The titles of other chats that begin in the same way."""
+
 CHAT = f"SELECT {_columns(StoredChat)} FROM chats WHERE id = ?"
 
 MESSAGES = """
@@ -26,7 +29,7 @@ MESSAGES = """
         (SELECT count(*) FROM messages AS other
             WHERE other.parent_id IS message.parent_id AND other.chat_id = message.chat_id)
             AS siblings,
-        thoughts, thought_tokens, sources, calls, remark, changes
+        thoughts, thought_tokens, sources, calls, remark, changes, original
     FROM messages AS message
 """
 
@@ -91,7 +94,10 @@ def chats(matching: str, archived: bool | None) -> tuple[str, list[str]]:
     conditions, values = ["deleted IS NULL"], list[str]()
     if archived is not None:
         conditions.append(f"archived = {int(archived)}")
-    if matching.strip():
+    if matching.startswith("#"):
+        conditions.append("instr(folded(' ' || tags), folded(?))")
+        values.append(f" {matching.strip()}")
+    elif matching.strip():
         matches = "instr(folded(title), folded(?))"
         values.append(matching.strip())
         if expression := match_expression(matching):

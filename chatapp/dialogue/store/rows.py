@@ -47,7 +47,7 @@ class StoredChat:
     last reply. chosen: the sampling parameters set for it, by name. documents: its documents, or
     None. tools: the names of those that its model may call; allowed_tools: the permissions that the
     user gave for this chat (see `Tool.permission`). reward: the name of the reward model that
-    scores its replies; "" for none.
+    scores its replies; "" for none. tags: words that begin with "#", between spaces.
     """
 
     id: int
@@ -68,6 +68,7 @@ class StoredChat:
     tools: tuple[str, ...] = ()
     allowed_tools: tuple[str, ...] = ()
     reward: str = ""
+    tags: str = ""
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "StoredChat":
@@ -95,6 +96,7 @@ class ChatSummary:
     messages: int
     updated: float
     archived: bool = False
+    tags: str = ""
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "ChatSummary":
@@ -116,6 +118,8 @@ class MessageContent(Protocol):
     @property
     def changes(self) -> str: ...
     @property
+    def original(self) -> str | None: ...
+    @property
     def sources(self) -> tuple[Source, ...]: ...
     @property
     def calls(self) -> tuple[Call, ...]: ...
@@ -130,6 +134,7 @@ class StoredMessage:
     of tokens. sources: the passages of documents in the reply's prompt. calls: of tools, within it.
     remark: how the reply was generated, in words, such as the probability of every label.
     changes: what was changed inside the model while it was generated, in words; "" for nothing.
+    original: the text that the model wrote, of a reply that the user has edited; None if unedited.
     """
 
     id: int
@@ -147,11 +152,17 @@ class StoredMessage:
     calls: tuple[Call, ...] = ()
     remark: str = ""
     changes: str = ""
+    original: str | None = None
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether its text is the user's, not the model's."""
+        return self.original is not None
 
     @property
     def notes(self) -> str:
         """What there is to say about how it was generated."""
-        return " · ".join(filter(None, (self.changes, self.remark)))
+        return " · ".join(filter(None, ("edited" * self.is_edited, self.changes, self.remark)))
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "StoredMessage":

@@ -18,6 +18,7 @@ from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
 from chatapp.tui.chat.display import ReplyDisplay
 from chatapp.tui.chat.model_switch import ModelSwitch
+from chatapp.tui.conversation.titles import find_title
 from chatapp.tui.conversation.turn import Start, Turn
 from chatapp.tui.widgets.approval import Question
 from chatapp.tui.widgets.status import ASKING, RUNNING_TOOL
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from chatapp.tui.chat.parts import ChatWidgets
     from chatapp.tui.conversation.conversation import Conversation
     from chatapp.tui.conversation.reply_scores import Scoring
-    from chatapp.tui.events import Submitted
+    from chatapp.tui.events import Submitted, TitleSuggested
     from chatapp.tui.screens.history import ChatChoice
     from chatapp.tui.screens.library import PromptChoice
 
@@ -104,6 +105,18 @@ class ChatControls:
                 store.set_leaf(message.chat_id, store.latest_leaf(message_id))
             await self.open(message.chat_id)
             await self.widgets.transcript.reveal(message_id)
+
+    async def fork(self, message_id: int | None) -> None:
+        """Go on in a new chat with the messages up to one, or with all of the open path."""
+        if self.is_busy():
+            return
+        with self.widgets.store_errors():
+            chat = self.conversation.chat
+            if (forked := chat.fork(message_id)) is None:
+                self.widgets.inform("There is no message yet.")
+                return
+            await self.open(forked)
+            self.widgets.inform("This is a new chat with the same messages.")
 
     async def open_chosen(self, choice: "ChatChoice") -> None:
         """Open a chat chosen from a list, at the search result in it."""
@@ -240,6 +253,14 @@ class ChatControls:
             self.widgets.prompt.give_back(submitted.text)
             self.widgets.show_problem(reason)
 
+    def use_title(self, event: "TitleSuggested") -> None:
+        """Use the title that the model has written, unless the chat has got another one."""
+        store = self.conversation.chat.store
+        with self.widgets.store_errors():
+            if store.chat(event.chat_id).title == event.before:
+                store.rename_chat(event.chat_id, store.unique_title(event.chat_id, event.title))
+                self.widgets.show_title()
+
     # Messages that wait for the current reply
 
     def _show_queue(self) -> None:
@@ -275,6 +296,8 @@ class ChatControls:
         else:
             self._empty_queue()
             self.scoring.go_on()
+            if goes_on and len(self.conversation.chat.messages) == 2:
+                find_title(self.conversation, self.screen)
 
     async def _store_rest(self) -> None:
         """Store replies that did not fit on the disk before."""

@@ -65,6 +65,30 @@ class MessageActions(Screen[None]):
             message = self._user_message(message)
             self._edit(message, message.text)
 
+    def action_edit_reply(self, reply: "StoredMessage") -> None:
+        """Let the user edit the text of a reply itself."""
+        if not self.controls.is_busy():
+            prompt = self.controls.widgets.prompt
+            prompt.edit_message(reply, reply.text, in_place=True)
+            prompt.focus()
+
+    async def keep_edit(self, reply: "StoredMessage", text: str) -> None:
+        """Store the new text of a reply, which is then marked as edited."""
+        if self.controls.is_busy():
+            self.controls.widgets.prompt.give_back(text, reply, in_place=True)
+            return
+        with self.controls.widgets.store_errors():
+            self.controls.conversation.chat.store.edit_reply(reply.id, text)
+            await self.controls.open(reply.chat_id)
+
+    async def action_fork(self, message: "StoredMessage") -> None:
+        await self.controls.fork(message.id)
+
+    def action_times(self) -> None:
+        """Show when messages were written, or not."""
+        transcript = self.controls.widgets.transcript
+        transcript.show_times(not transcript.times)
+
     def _edit(self, message: "StoredMessage", text: str) -> None:
         prompt = self.controls.widgets.prompt
         prompt.edit_message(message, text)

@@ -26,6 +26,7 @@ from chatapp.tui.screens.history import ChatChoice, FoundChats
 from chatapp.tui.screens.page import PageScreen
 from chatapp.tui.widgets.approval import Approval
 from chatapp.tui.widgets.dialog import Field
+from chatapp.tui.widgets.find import FindBar
 from chatapp.tui.widgets.prompt import Complete, Completions, Prompt
 from chatapp.tui.widgets.queued import QueuedMessages
 from chatapp.tui.widgets.status import KeyBar, StatusLine
@@ -129,7 +130,9 @@ class ChatWidgets:
         self._problem = Static(id="problem", markup=False)
         self.transcript = Transcript()
         self.approval = Approval()
+        self.find = FindBar()
         self.queued = QueuedMessages()
+        self.attached = Static(id="attached", markup=False)
         self.completions = Completions()
         self.prompt = Prompt(self.earlier_inputs, complete, take_back)
         self.status = StatusLine()
@@ -144,7 +147,9 @@ class ChatWidgets:
         with Vertical(id="desk"):
             yield self._problem
             yield self.approval
+            yield self.find
             yield self.queued
+            yield self.attached
             yield self.completions
             yield self.prompt
             yield self.status
@@ -190,7 +195,7 @@ class ChatWidgets:
         await self.transcript.stop_waiting()
         self.show_welcome(not self.transcript.path)
         if submitted is not None:
-            self.prompt.give_back(submitted.text, submitted.editing)
+            self.prompt.give_back(submitted.text, submitted.editing, submitted.in_place)
         self.show_problem(reason)
 
     def withdraw_question(self) -> None:

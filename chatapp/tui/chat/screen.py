@@ -16,8 +16,10 @@ from textual.events import Key, Paste
 from textual.widgets import OptionList
 
 from chatapp.common.paths import presets_path
+from chatapp.common.userfiles import UserError
 from chatapp.tui import events
 from chatapp.tui.chat import slash
+from chatapp.tui.chat.attaching import Attachments
 from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.messages import MessageActions
@@ -39,6 +41,7 @@ from chatapp.tui.screens.models import ModelScreen
 from chatapp.tui.screens.parameters import ParametersScreen
 from chatapp.tui.widgets.approval import Approval, ToolAsks
 from chatapp.tui.widgets.dialog import Field
+from chatapp.tui.widgets.find import FindBar
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import Prompt
 from chatapp.tui.widgets.welcome import QUESTION
@@ -83,6 +86,7 @@ class ChatScreen(MessageActions):
             show=False,
             id="chat_list",
         ),
+        Binding("ctrl+f", "find", "Search in this chat", show=False, id="find"),
         Binding("ctrl+b", "branches", "All branches of this chat", show=False, id="branches"),
         Binding(
             "f2",
@@ -125,9 +129,10 @@ class ChatScreen(MessageActions):
         self.conversation = Conversation(settings, store, load, self)
         self.widgets = ChatWidgets(
             self.conversation,
-            lambda text: self.commands.complete(text),
+            lambda text: self.commands.complete(text) or self.attachments.complete(text),
             lambda: self.controls.take_last_queued(),
         )
+        self.attachments = Attachments(self.conversation, self.widgets)
         scoring = Scoring(self.conversation, self, self.widgets)
         self.controls = ChatControls(self.conversation, self.widgets, scoring)
         self.commands = slash.SlashCommands(self.controls)
@@ -165,6 +170,10 @@ class ChatScreen(MessageActions):
     def _models_found(self, event: events.ModelsFound) -> None:
         self.controls.models.set_known(event.models)
 
+    @on(events.TitleSuggested)
+    def _use_title(self, event: events.TitleSuggested) -> None:
+        self.controls.use_title(event)
+
     @on(events.UsageCounted)
     def _show_usage(self, event: events.UsageCounted) -> None:
         if event.session is self.conversation.session and self.conversation.turn is None:
@@ -190,22 +199,41 @@ class ChatScreen(MessageActions):
     @on(Prompt.Changed)
     def _prompt_changed(self) -> None:
         self.controls.keep_draft()
+        self.attachments.show(self.widgets.prompt.text)
+
+    @on(events.Pasted)
+    def _pasted(self, event: events.Pasted) -> None:
+        self.attachments.recognise(event.text)
 
     @on(events.Submitted)
     async def _submitted(self, event: events.Submitted) -> None:
         text, editing = event.text, event.editing
-        if editing is not None and editing.role == "assistant":
+        if editing is not None and event.in_place:
+            await self.keep_edit(editing, text)
+        elif editing is not None and editing.role == "assistant":
             self.keep_correction(editing, text)
         elif editing is None and text == _LEAVE:
             await self.app.run_action("app.quit")
         elif editing is None and slash.is_command(text):
             await self.commands.run(text)
         else:
+            await self._send(event)
+
+    async def _send(self, event: events.Submitted) -> None:
+        try:
+            event.text = await self.attachments.contents(event.text)
+        except UserError as error:
+            self.widgets.prompt.give_back(event.text, event.editing)
+            self.widgets.show_problem(str(error))
+        else:
             await self.controls.send(event)
 
     @on(events.Suggested)
     def _suggested(self, event: events.Suggested) -> None:
-        described = slash.described(event.text, event.completions)
+        is_command = event.text.startswith("/")
+        described = (slash if is_command else self.attachments).described(
+            event.text, event.completions
+        )
         self.widgets.completions.show(described, event.chosen)
 
     def direct(self, event: Key) -> bool:
@@ -259,6 +287,21 @@ class ChatScreen(MessageActions):
         here = (screen.focused or screen).ancestors_with_self
         places = (Prompt, MessageView, ChatScreen, type(self.app))
         self.app.push_screen(HelpScreen(places, [type(node) for node in here]))
+
+    # Search in the open chat
+
+    def action_find(self) -> None:
+        self.widgets.find.open()
+
+    @on(FindBar.Wanted)
+    @work(exclusive=True, group="find")
+    async def _find(self, event: FindBar.Wanted) -> None:
+        await self.widgets.find.show(self.widgets.transcript, event)
+
+    @on(FindBar.Closed)
+    def _close_find(self) -> None:
+        self.widgets.transcript.highlight("")
+        self.widgets.prompt.focus()
 
     def for_palette(self) -> "list[DOMNode]":
         """The parts whose actions the palette offers without focus."""

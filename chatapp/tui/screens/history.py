@@ -99,7 +99,7 @@ class FoundChats(Options):
 
     def _facts(self, chat: "ChatSummary", now: float) -> list[str]:
         """Facts of a chat, the most important first."""
-        return [ago(chat.updated, now), printable(chat.model)]
+        return [ago(chat.updated, now), printable(chat.tags), printable(chat.model)]
 
     @property
     def choice(self) -> ChatChoice | None:
@@ -131,7 +131,7 @@ class ChatList(FoundChats):
 
     def _facts(self, chat: "ChatSummary", now: float) -> list[str]:
         count = "1 message" if chat.messages == 1 else f"{chat.messages} messages"
-        known = printable(chat.model), ago(chat.updated, now)
+        known = printable(chat.tags), printable(chat.model), ago(chat.updated, now)
         return [count, *known, "archived" * chat.archived]
 
 
@@ -159,7 +159,9 @@ class HistoryScreen(Dialog[ChatChoice | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Chats", classes="title")
-            yield Field(placeholder="Search titles and messages", id="filter", compact=True)
+            yield Field(
+                placeholder="Search titles and messages, or #tag", id="filter", compact=True
+            )
             yield Field(id="title-field", compact=True)
             yield Static(id="nothing", markup=False)
             yield ChatList()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from markdown_it import MarkdownIt
 from pygments.token import Comment, Error, Keyword, Name, Number, String, Token
+from rich.cells import cell_len
 from rich.markdown import CodeBlock, Heading, Markdown
 from rich.segment import Segment
 from rich.style import Style as RichStyle
@@ -119,11 +120,18 @@ def _split(tokens: "Sequence[MarkdownToken]") -> "Iterator[list[MarkdownToken]]"
             block = []
 
 
+def _styled(strip: Strip, first: int, last: int, style: RichStyle) -> Strip:
+    """A strip whose cells from `first` to `last` have one more style."""
+    before, inside, after = strip.divide([first, last, strip.cell_length])
+    marked = Strip(Segment(text, (own or RichStyle()) + style) for text, own, _ in inside)
+    return Strip.join([before, marked, after])
+
+
 class RenderedBody(Widget):
     """Text laid out as Markdown, selectable with the mouse. Empty until the first `show`."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        f"markdown--{name}" for name in {*_STYLES.values(), *_CODE.values(), "code"}
+        f"markdown--{name}" for name in {*_STYLES.values(), *_CODE.values(), "code", "found"}
     }
 
     def __init__(self) -> None:
@@ -143,6 +151,7 @@ class RenderedBody(Widget):
         self._rows: list[list[Strip]] = []
         """The rows of each block that is laid out at `_width`."""
         self._width = 0
+        self._words = ""
 
     def show(self, text: str) -> None:
         """Lay out a text; of one that has grown, only its end."""
@@ -161,6 +170,11 @@ class RenderedBody(Widget):
         self.text, self._source = text, source
         self._lay_out()
         self.refresh(layout=True)
+
+    def mark(self, words: str) -> None:
+        """Highlight words, as far as they are in one row; case does not matter."""
+        self._words = words.lower()
+        self.refresh()
 
     def notify_style_update(self) -> None:
         self._rows = []
@@ -209,13 +223,14 @@ class RenderedBody(Widget):
         selection = self.text_selection
         span = selection.get_span(y) if selection is not None else None
         if span is not None:
-            first, last = span[0], strip.cell_length if span[1] == -1 else span[1]
+            last = strip.cell_length if span[1] == -1 else span[1]
             selected = self.screen.get_component_rich_style("screen--selection")
-            before, inside, after = strip.divide([first, last, strip.cell_length])
-            marked = Strip(
-                Segment(text, (style or RichStyle()) + selected) for text, style, _ in inside
-            )
-            strip = Strip.join([before, marked, after])
+            strip = _styled(strip, span[0], last, selected)
+        start, text = 0, strip.text.lower() if self._words else ""
+        while text and (start := text.find(self._words, start)) >= 0:
+            first, start = cell_len(text[:start]), start + len(self._words)
+            found = self.get_component_rich_style("markdown--found", partial=True)
+            strip = _styled(strip, first, cell_len(text[:start]), found)
         return strip.extend_cell_length(self.size.width, style).apply_offsets(0, y)
 
     def get_selection(self, selection: Selection) -> tuple[str, str]:

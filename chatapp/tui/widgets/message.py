@@ -5,6 +5,7 @@ and `show` replaces it by the row's own text.
 """
 
 import asyncio
+from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
@@ -117,6 +118,30 @@ class MessageView(Vertical, can_focus=True):
             "e", "act('edit')", "Edit", tooltip="Edit your message and send it again", id="edit"
         ),
         Binding(
+            "E",
+            "act('edit_reply')",
+            "Edit the reply",
+            show=False,
+            tooltip="Edit a reply in place; it is marked as edited",
+            id="edit_reply",
+        ),
+        Binding(
+            "f",
+            "act('fork')",
+            "Fork",
+            show=False,
+            tooltip="A new chat with the messages up to this one",
+            id="fork",
+        ),
+        Binding(
+            "t",
+            "screen.times",
+            "Times",
+            show=False,
+            tooltip="Show or hide when messages were written",
+            id="times",
+        ),
+        Binding(
             "enter",
             "thoughts",
             "Open",
@@ -196,6 +221,10 @@ class MessageView(Vertical, can_focus=True):
         self._markdown = markdown
         self._rendered: RenderedBody | None = None
         self._text = message.text
+        self._words = ""
+        """What is highlighted."""
+        self._feedback: Feedback | None = None
+        self._has_time = False
         self._is_laying_out = False
         self._header = Static(markup=False, classes="header")
         self._thoughts = Thoughts()
@@ -225,13 +254,8 @@ class MessageView(Vertical, can_focus=True):
         self.message, self._text = message, message.text
         self._thoughts.show(message.thoughts, message.thought_tokens)
         self._calls.show(message.calls)
-        title = Content(SPEAKERS[message.role])
-        if message.siblings > 1:
-            place = f"  ‹ {message.sibling}/{message.siblings} ›"
-            title += Content.styled(place, "not bold")
-        if verdict := verdict_words(feedback):
-            title += Content.styled(f"  {verdict}", "not bold")
-        self._header.update(title)
+        self._feedback = feedback
+        self._show_header()
         correction = feedback.correction if feedback is not None else None
         self._correction.update(f"Correction: {printable(correction or '')}")
         self._correction.display = correction is not None
@@ -239,6 +263,34 @@ class MessageView(Vertical, can_focus=True):
         self._sources.display = bool(message.sources)
         self._show_note(note)
         self._show_body()
+
+    def show_time(self, time: bool) -> None:
+        """Show when the message was written, or not."""
+        self._has_time = time
+        self._show_header()
+
+    def _show_header(self) -> None:
+        message, title = self.message, Content(SPEAKERS[self.message.role])
+        if message.siblings > 1:
+            place = f"  ‹ {message.sibling}/{message.siblings} ›"
+            title += Content.styled(place, "not bold")
+        if verdict := verdict_words(self._feedback):
+            title += Content.styled(f"  {verdict}", "not bold")
+        if self._has_time:
+            written = datetime.fromtimestamp(message.created)
+            title += Content.styled(f"  {written:%Y-%m-%d %H:%M}", "not bold")
+        self._header.update(title)
+
+    def highlight(self, words: str) -> None:
+        """Highlight words in the text; case does not matter."""
+        text, spans, start = self._body.text.lower(), [], 0
+        while words and (start := text.find(words.lower(), start)) >= 0:
+            spans.append((start, start + len(words)))
+            start += len(words)
+        self._body.mark(spans)
+        self._words = words
+        if self._rendered is not None:
+            self._rendered.mark(words)
 
     def on_mount(self) -> None:
         self._show_body()
@@ -272,6 +324,7 @@ class MessageView(Vertical, can_focus=True):
                 if self._rendered is None:
                     self._rendered = RenderedBody()
                     self._rendered.display = False
+                    self._rendered.mark(self._words)
                     await self.mount(self._rendered, after=self._body)
                 begin = monotonic()
                 self._rendered.show(text)
@@ -330,8 +383,11 @@ class MessageView(Vertical, can_focus=True):
     def _reason_against(self, action: str, parameters: tuple[object, ...]) -> str:
         """Why an action is unavailable for this message, in words; empty when it is available."""
         name = parameters[0] if action == "act" else action
-        if name in ("continue", "rate", "correct", "rank") and self.message.role != "assistant":
+        replies_only = ("continue", "rate", "correct", "rank", "edit_reply")
+        if name in replies_only and self.message.role != "assistant":
             return "This works on replies only; this message is yours."
+        if name == "edit_reply" and self.message.calls:
+            return "A reply with calls of tools cannot be edited; w corrects it."
         if name in ("rank", "sibling") and self.message.siblings < 2:
             return "There is only one version; r on a reply makes another."
         if name == "copy_code" and not code_blocks(self.message.text):

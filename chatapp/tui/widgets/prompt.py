@@ -17,7 +17,7 @@ from textual.widgets import Static
 from textual.widgets.text_area import Location, Selection
 
 from chatapp.common.foreign import printable
-from chatapp.tui.events import Submitted, Suggested
+from chatapp.tui.events import Pasted, Submitted, Suggested
 from chatapp.tui.platform.keymap import shown_key
 from chatapp.tui.platform.programs import EditorError, edited
 from chatapp.tui.platform.textual_internals import LongTextArea, bindings_for
@@ -31,6 +31,7 @@ Complete = Callable[[str], list[str]]
 _TASKS = {
     "user": "Editing your message · Enter sends it, Esc cancels",
     "assistant": "Correction · Enter saves it, empty removes it",
+    "in place": "Editing the reply in place · Enter saves it, Esc cancels",
 }
 
 
@@ -99,6 +100,8 @@ class Prompt(LongTextArea):
         self._place = 0
         self._draft = ""
         self.editing: StoredMessage | None = None
+        self.in_place = False
+        """Whether the text of a reply itself is edited."""
 
     def on_mount(self) -> None:
         send = shown_key(self.app, "send", "Enter")
@@ -121,6 +124,7 @@ class Prompt(LongTextArea):
 
     def on_paste(self, event: Paste) -> None:
         event.stop()  # the screen passes on text pasted elsewhere
+        self.post_message(Pasted(event.text))
 
     def on_resize(self, event: Resize) -> None:
         # Growing line by line changes nothing about the wrapping of the text.
@@ -142,9 +146,11 @@ class Prompt(LongTextArea):
         # It is useless in prose, and it scans the whole of a long paste.
         return None
 
-    def give_back(self, text: str, editing: "StoredMessage | None" = None) -> None:
+    def give_back(
+        self, text: str, editing: "StoredMessage | None" = None, in_place: bool = False
+    ) -> None:
         """Put a text back that could not be sent, before anything written since."""
-        self._start_over(f"{text}\n{self.text}" if self.text else text, editing)
+        self._start_over(f"{text}\n{self.text}" if self.text else text, editing, in_place)
 
     def give_back_command(self, text: str) -> None:
         """Put back a command that failed, selected: what is typed next replaces it."""
@@ -158,17 +164,19 @@ class Prompt(LongTextArea):
         self.clear()
         return had_text
 
-    def edit_message(self, message: "StoredMessage", text: str) -> None:
+    def edit_message(self, message: "StoredMessage", text: str, in_place: bool = False) -> None:
         """Edit a message's text, or its unsent new version."""
-        self._start_over(text, message)
+        self._start_over(text, message, in_place)
 
     def leave_edit(self) -> None:
         """Cancel editing a message."""
         self._start_over("")
 
-    def _start_over(self, text: str, editing: "StoredMessage | None" = None) -> None:
-        self.editing = editing
-        self.border_title = _TASKS[editing.role] if editing else ""
+    def _start_over(
+        self, text: str, editing: "StoredMessage | None" = None, in_place: bool = False
+    ) -> None:
+        self.editing, self.in_place = editing, in_place
+        self.border_title = _TASKS["in place" if in_place else editing.role] if editing else ""
         self._invite()
         self._place = 0
         self._show(text)
@@ -177,20 +185,32 @@ class Prompt(LongTextArea):
         self.text = text
         self.move_cursor(self.document.end)
 
+    def replace_last(self, text: str, other: str) -> None:
+        """Replace the last occurrence of a text, if it is still there; undo brings it back."""
+        before, found, after = self.text.rpartition(text)
+        if found:
+            start, end = _location(before), _location(before + text)
+            self.replace(other, start, end, maintain_selection_offset=bool(after))
+
     def action_submit(self) -> None:
-        text, editing = self.text, self.editing
+        if self._completions and self._completed < 0 and not self.text.startswith("/"):
+            self._choose(1)  # a file
+            return
+        sent = Submitted(self.text, self.editing, self.in_place)
+        text = sent.text
         if text.strip() or self._takes_nothing:
             if self._earlier is not None and text.strip():
                 self._earlier.append(text)
             self._start_over("")
-            self.post_message(Submitted(text, editing))
+            self.post_message(sent)
         else:
             self.screen.call_later(self.run_action, "screen.ask")
 
     @property
     def _takes_nothing(self) -> bool:
         """Whether an empty text has a meaning: it withdraws a correction."""
-        return self.editing is not None and self.editing.role == "assistant"
+        editing = self.editing
+        return editing is not None and editing.role == "assistant" and not self.in_place
 
     def on_text_area_changed(self) -> None:
         self._suggest()
@@ -208,7 +228,9 @@ class Prompt(LongTextArea):
 
     def _suggest(self) -> None:
         """Show the completions of the current command."""
-        text = self.text if self.document.line_count == 1 else ""
+        is_short = self.document.line_count == 1
+        ends_in_name = "@" in self.text[-202:] and self.cursor_location == self.document.end
+        text = self.text if is_short or ends_in_name else ""
         if text not in (self._typed, self._chosen):
             self._typed, self._chosen, self._completed = text, None, -1
             self._completions = [] if self.editing else self._complete(text)
@@ -295,6 +317,11 @@ class Prompt(LongTextArea):
             self._draft = self.text
         self._place = place
         self._show(self._earlier[place] if place else self._draft)
+
+
+def _location(before: str) -> Location:
+    """The row and column after a text."""
+    return before.count("\n"), len(before) - (before.rfind("\n") + 1)
 
 
 _MOST = 6

@@ -39,7 +39,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.score_words: Callable[[StoredMessage], str] = lambda message: ""
         """The line below a reply on its score."""
         self._first = self._last = 0
-        self.markdown = False
+        self.markdown = self.times = False
         self.live: int | None = None
         """The message that is being written; it stays mounted."""
         self._held: tuple[Widget, int] | None = None
@@ -68,6 +68,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._reasons.update(reasons or {})
         if self.marked is not None:
             self.marked.remove_class(_MARKED)
+            self.highlight("")
         same = 0
         for old, new in zip(self.path, path, strict=False):
             if old.id != new.id:
@@ -117,6 +118,17 @@ class Transcript(VerticalScroll, can_focus=False):
         self.markdown = markdown
         for view in self.views:
             view.set_markdown(markdown)
+
+    def highlight(self, words: str) -> None:
+        """Highlight words in the mounted messages; "" ends it."""
+        for view in self.views:
+            view.highlight(words)
+
+    def show_times(self, times: bool) -> None:
+        """Show when each message was written, or not."""
+        self.times = times
+        for view in self.views:
+            view.show_time(times)
 
     async def wait(self, text: str, note: str) -> None:
         """Show a message of the user that is not part of the chat yet."""
@@ -236,7 +248,9 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def _make(self, message: "StoredMessage") -> MessageView:
         feedback = self._feedback.get(message.id)
-        return MessageView(message, self._note(message), feedback, markdown=self.markdown)
+        view = MessageView(message, self._note(message), feedback, markdown=self.markdown)
+        view.show_time(self.times)
+        return view
 
     def _note(self, message: "StoredMessage") -> str:
         if message.id == self.live:

@@ -1,0 +1,138 @@
+"""Files named with @ in the prompt: their list, their sizes, and their contents in the message.
+
+Invariant: no file and no folder is read on the event loop, and none is waited for when the program
+quits.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from chatapp.common.foreign import printable
+from chatapp.common.userfiles import UserError
+from chatapp.tui.widgets.prompt import Completion
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chatapp.tui.chat.parts import ChatWidgets
+    from chatapp.tui.conversation.conversation import Conversation
+
+_T = TypeVar("_T")
+
+_PATIENCE = 10.0
+"""Seconds until files that cannot be read are given up."""
+_LONGEST = 100_000
+"""Characters of a prompt in which names are looked for at each key."""
+
+
+class Attachments:
+    """The files of the message in the prompt."""
+
+    def __init__(self, conversation: "Conversation", widgets: "ChatWidgets") -> None:
+        self._conversation = conversation
+        self._widgets = widgets
+        self._names: list[str] = []
+        self._is_listed = False
+        self._shown: str | None = None
+
+    def complete(self, text: str) -> list[str]:
+        """The text with each file that the name at its end may be."""
+        if "@" not in text[-202:]:
+            return []
+        from chatapp.passages.attachments import begun_name, find_fuzzily, named
+
+        if (begun := begun_name(text)) is None:
+            self._is_listed = False  # the next name sees what is there then
+            return []
+        if not self._is_listed:
+            self._is_listed = True
+            self._widgets.prompt.run_worker(self._list())
+        place, letters = begun
+        return [f"{text[:place]}{named(name)} " for name in find_fuzzily(letters, self._names)]
+
+    @staticmethod
+    def described(text: str, completions: Sequence[str]) -> list[Completion]:
+        """The names of the files alone."""
+        from chatapp.passages.attachments import begun_name
+
+        begun = begun_name(text)
+        start = 0 if begun is None else begun[0]
+        return [Completion(completion[start:]) for completion in completions]
+
+    async def _list(self) -> None:
+        from chatapp.passages.attachments import list_here
+
+        try:
+            self._names = await self._on_thread(list_here)
+        except UserError as error:
+            self._widgets.inform(str(error))
+        self._widgets.prompt.suggest_again()
+
+    def show(self, text: str) -> None:
+        """Show the files that a text names, with their sizes in tokens."""
+        text = text if "@" in text and len(text) <= _LONGEST else ""
+        if text != self._shown:
+            self._shown = text
+            self._widgets.prompt.run_worker(self._show(text), exclusive=True, group="attached")
+
+    async def _show(self, text: str) -> None:
+        from chatapp.passages.attachments import files_in
+
+        lines = await self._on_thread(lambda: [*map(self._size, files_in(text))]) if text else []
+        if text == self._shown:
+            self._widgets.attached.update(printable("\n".join(lines)))
+            self._widgets.attached.display = bool(lines)
+
+    def _size(self, path: "Path") -> str:
+        from chatapp.passages.attachments import read_attachment
+
+        session = self._conversation.session
+        try:
+            content = read_attachment(path)
+        except UserError as error:
+            return f"attached  {error}"
+        if session is None:
+            return f"attached  {path} · {len(content):,} characters"
+        return f"attached  {path} · {len(session.model.tokenizer.encode(content)):,} tokens"
+
+    def recognise(self, pasted: str) -> None:
+        """Name a file whose path has been pasted as its last text."""
+        if len(pasted) < 4096 and pasted.strip().strip("'\"").startswith(("/", "~", ".", "file:")):
+            self._widgets.prompt.run_worker(self._recognise(pasted))
+
+    async def _recognise(self, pasted: str) -> None:
+        from chatapp.passages.attachments import pasted_path
+
+        named = await self._on_thread(lambda: pasted_path(pasted))
+        if named:
+            self._widgets.prompt.replace_last(pasted, f"{named} ")
+
+    async def contents(self, text: str) -> str:
+        """A message with the contents of its files. Raises UserError."""
+        if "@" not in text:
+            return text
+        from chatapp.passages.attachments import with_files
+
+        reading = self._on_thread(lambda: with_files(text))
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(reading, _PATIENCE)
+        raise UserError(f"the files of the message cannot be read within {_PATIENCE:.0f} seconds")
+
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+        future = Future[_T]()
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:
+                if not future.cancelled():
+                    future.set_exception(error)
+            else:
+                if not future.cancelled():
+                    future.set_result(result)
+
+        self._conversation.start_thread(run)
+        return await asyncio.wrap_future(future)

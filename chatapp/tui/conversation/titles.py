@@ -1,0 +1,33 @@
+"""The title that the chat's model writes, in the background.
+
+Invariant: a message never waits for a title: it stops the search.
+"""
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from textual.message_pump import MessagePump
+
+from chatapp.tui.events import TitleSuggested
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.session import Session
+    from chatapp.tui.conversation.conversation import Conversation
+
+
+def find_title(conversation: "Conversation", listener: MessagePump) -> None:
+    """Let the model write a title for the open chat; may end in a TitleSuggested."""
+    cancel = conversation.until_next_turn
+
+    def run(session: "Session") -> None:
+        from chatapp.dialogue.titles import suggest_title
+
+        chat = session.chat
+        if cancel.is_set() or chat.id is None:
+            return
+        with suppress(Exception):  # whatever fails here fails again at a reply, and is reported
+            before = chat.title()
+            if title := suggest_title(session, cancel):
+                listener.post_message(TitleSuggested(chat.id, before, title))
+
+    conversation.in_background(run)

@@ -1,0 +1,100 @@
+"""The search in the open chat, above the prompt."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.message import Message
+from textual.widgets import Input, Static
+
+from chatapp.tui.widgets.dialog import Field
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store.rows import StoredMessage
+    from chatapp.tui.widgets.transcript import Transcript
+
+
+def matching_ids(path: "Sequence[StoredMessage]", words: str) -> list[int]:
+    """The messages whose text contains `words`; case does not matter."""
+    folded = words.casefold()
+    return [message.id for message in path if folded in message.text.casefold()]
+
+
+class FindBar(Horizontal):
+    """Hidden until it is opened. Begins at the last match, which is nearest to the prompt."""
+
+    BINDING_GROUP_TITLE = "Search in this chat"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,enter", "step(1)", "Next match"),
+        Binding("up,shift+enter", "step(-1)", "Previous match"),
+        Binding("escape", "close", "Close"),
+    ]
+
+    @dataclass
+    class Wanted(Message):
+        """The user searches for `words`, and goes on by `step` matches; 0 for new words."""
+
+        words: str
+        step: int
+
+    @dataclass
+    class Closed(Message):
+        """The user has closed the search."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.display = False
+        self._place = 0
+
+    def compose(self) -> ComposeResult:
+        yield Field(placeholder="Search in this chat", compact=True)
+        yield Static(markup=False)
+
+    def open(self, words: str = "") -> None:
+        """Show the search, with these words or those of the last time, and focus it."""
+        self.display = True
+        field = self.query_one(Field)
+        field.focus()
+        field.value = words or field.value
+        self._want(0)
+
+    async def show(self, transcript: "Transcript", wanted: Wanted) -> None:
+        """Show a match in the transcript, and how many there are."""
+        ids: list[int] = []
+        if wanted.words:
+            ids = await asyncio.to_thread(matching_ids, list(transcript.path), wanted.words)
+        self._place = (self._place + wanted.step if wanted.step else len(ids) - 1) % max(
+            1, len(ids)
+        )
+        place = f"{self._place + 1} of {len(ids)}" if ids else "no match" if wanted.words else ""
+        self.query_one(Static).update(f"{place} · ↑ ↓ · Esc closes" if place else "Esc closes")
+        transcript.highlight(wanted.words if ids else "")
+        if ids:
+            await transcript.reveal(ids[self._place])
+            transcript.highlight(wanted.words)
+
+    @on(Input.Changed)
+    def _changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._want(0)
+
+    @on(Input.Submitted)
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._want(1)
+
+    def _want(self, step: int) -> None:
+        if self.display:
+            self.post_message(self.Wanted(self.query_one(Field).value, step))
+
+    def action_step(self, step: int) -> None:
+        self._want(step)
+
+    def action_close(self) -> None:
+        self.display = False
+        self.post_message(self.Closed())

@@ -1,0 +1,89 @@
+"""Files in a message: found with @, pasted as paths, and read."""
+
+import os
+from pathlib import Path
+
+import pytest
+from fakes import ScriptedModel
+from textual.events import Paste
+from tui_driver import OpenApp
+
+from chatapp.common.userfiles import UserError
+from chatapp.passages import attachments
+from chatapp.passages.attachments import files_in, find_fuzzily, pasted_path, read_attachment
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "work"
+    (folder / "notes").mkdir(parents=True)
+    (folder / "notes" / "sea.md").write_text("The sea [b]is[/b] wide.\n")
+    (folder / "my file.txt").write_text("with a space")
+    (folder / "hidden.log").write_text("ignored")
+    (folder / ".gitignore").write_text("*.log\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_letters_find_the_nearest_names() -> None:
+    names = ["docs/seal.md", "notes/sea.md", "s/e/a.txt", "other.txt"]
+    assert find_fuzzily("sea", names) == ["docs/seal.md", "notes/sea.md", "s/e/a.txt"]
+    assert find_fuzzily("NSM", names) == ["notes/sea.md"]
+    assert find_fuzzily("", names) == ["other.txt", "s/e/a.txt", *names[:2]]
+    assert find_fuzzily("a" * 200, ["a" * 199] * 20_000) == []
+
+
+async def test_a_picked_file_is_in_the_message(open_app: OpenApp) -> None:
+    model = ScriptedModel(["I see.", "Yes."])
+    async with open_app(model) as driver:
+        await driver.press(*"See @nse")
+        await driver.until(lambda: "@notes/sea.md" in driver.screen_text)
+        assert "hidden" not in driver.screen_text
+        await driver.press("enter")
+        assert driver.prompt.text == "See @notes/sea.md "
+        tokens = len(model.tokenizer.encode("The sea [b]is[/b] wide."))
+        await driver.until(lambda: f"notes/sea.md · {tokens} tokens" in driver.screen_text)
+        await driver.press(*"please", "enter")
+        await driver.until(lambda: driver.texts[1:] == ["I see."])
+        assert driver.texts[0] == "See @notes/sea.md please\n\nsea.md:\nThe sea [b]is[/b] wide."
+        assert "tokens" not in driver.screen_text.split("ready")[0].rsplit("│", 3)[-1]
+        await driver.press(*"Ask @alice", "enter")
+        await driver.until(lambda: driver.texts[-1] == "Yes.")
+        assert driver.texts[-2] == "Ask @alice"
+
+
+async def test_a_pasted_path_is_a_file(open_app: OpenApp, here: Path) -> None:
+    async with open_app() as driver:
+        await driver.press(*"Read ")
+        driver.prompt.post_message(Paste(f"'{here}/my file.txt'"))
+        await driver.until(lambda: driver.prompt.text == f'Read @"{here}/my file.txt" ')
+        driver.prompt.post_message(Paste("/no/such/file"))
+        await driver.until(lambda: driver.prompt.text.endswith("/no/such/file"))
+        await driver.until(lambda: "my file.txt · " in driver.sentences)
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts[0].endswith("my file.txt:\nwith a space"))
+
+
+async def test_a_file_that_cannot_be_read_keeps_the_message(open_app: OpenApp, here: Path) -> None:
+    (here / "bytes.bin").write_bytes(b"\xff\xfe\x00")
+    async with open_app() as driver:
+        driver.prompt.text = "See @bytes.bin now"
+        await driver.press("enter")
+        await driver.until(lambda: driver.problem == "bytes.bin: is not a text in UTF-8")
+        assert driver.prompt.text == "See @bytes.bin now"
+        assert driver.texts == []
+
+
+def test_only_regular_files_of_bounded_size_are_read(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(here / "pipe")
+        assert files_in("@pipe") == []
+        assert pasted_path(f"{here}/pipe") == ""
+    assert files_in('a@notes/sea.md @nothing @notes "@x" @"my file.txt"') == [Path("my file.txt")]
+    assert pasted_path(f"file://{here}/my%20file.txt") == f'@"{here}/my file.txt"'
+    assert pasted_path("notes/sea.md") == ""
+    monkeypatch.setattr(attachments, "MOST_BYTES", 5)
+    with pytest.raises(UserError, match="larger than"):
+        read_attachment(here / "my file.txt")

@@ -1,0 +1,162 @@
+"""The open chat: its title, tags, times, a search in it, a copy of it, and replies edited in
+place."""
+
+from datetime import datetime
+from pathlib import Path
+
+from fakes import ScriptedModel
+from thinking_model import thinking_model
+from tui_driver import OpenApp, fill
+
+from chatapp.dialogue.export import as_text
+from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
+from chatapp.dialogue.importing import read_chats
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.titles import title_in
+
+
+async def test_no_two_chats_have_the_same_title(open_app: OpenApp, store: Store) -> None:
+    async with open_app() as driver:
+        for _ in range(3):
+            await driver.press("ctrl+n")
+            await driver.say("What lives in the sea?")
+    titles = [chat.title for chat in store.chats()]
+    last = "What lives in the sea?"
+    assert sorted(titles) == [last, f"{last} (2)", f"{last} (3)"]
+
+
+async def test_a_model_with_a_template_of_its_own_writes_the_title(
+    open_app: OpenApp, store: Store, tmp_path: Path
+) -> None:
+    model = thinking_model(tmp_path, ["Crabs and whales.", "Life in the Sea", "More of it."])
+    async with open_app(model) as driver:
+        await driver.say("What lives in the deep sea?")
+        await driver.until(lambda: store.chats()[0].title == "Life in the Sea")
+        assert "Life in the Sea" in driver.screen_text
+        assert "title" in model.prompts[1]
+        await driver.say("More?")
+        assert len(model.prompts) == 3, "only the first reply is followed by a title"
+        assert driver.texts == [
+            "What lives in the deep sea?",
+            "Crabs and whales.",
+            "More?",
+            "More of it.",
+        ]
+
+
+def test_what_is_no_title_is_not_used() -> None:
+    chat = "How do I cook rice? Wash the rice, then boil it."
+    assert title_in('"Cooking Rice"', chat) == "Cooking Rice"
+    assert title_in("Title: How to Cook Rice", chat) == "How to Cook Rice"
+    for text in ("I'm happy to help with rice.", "Rice", "A poem on autumn", "Rice:\nwash it", ""):
+        assert title_in(text, chat) == ""
+
+
+async def test_tags_are_shown_found_and_exported(
+    open_app: OpenApp, store: Store, tmp_path: Path
+) -> None:
+    other = fill(store, ["Unrelated work", "Yes."])
+    async with open_app() as driver:
+        await driver.say("/tag sea")
+        assert driver.problem == "a chat can have tags once it has a message"
+        await driver.press("ctrl+u")
+        await driver.say("Hello there, sea")
+        await driver.say("/tag work, #[b]sea work")
+        assert "#work #[b]sea" in driver.notices[-1]
+        await driver.press("ctrl+o", *"#wor")
+        await driver.worked()
+        assert "#work #[b]sea" in driver.screen_text
+        assert "Unrelated" not in driver.screen_text.split("Search")[0]
+        await driver.press("enter")
+        await driver.settle()
+    chat_id = next(chat.id for chat in store.chats() if chat.id != other)
+    assert store.chat(chat_id).tags == "#work #[b]sea"
+    (tmp_path / "x.json").write_text(as_text(store.chat(chat_id), store.path(chat_id), ".json"))
+    assert read_chats(tmp_path / "x.json").chats[0].tags == "#work #[b]sea"
+
+
+async def test_a_search_goes_through_the_open_chat(open_app: OpenApp, store: Store) -> None:
+    texts = [f"{'Whale' if number % 10 == 0 else 'Crab'} number {number}" for number in range(60)]
+    chat_id = fill(store, texts)
+    store.set_markdown(chat_id, True)
+    async with open_app(chat_id=chat_id) as driver:
+        await driver.press("ctrl+f", *"whale")
+        await driver.until(lambda: "6 of 6" in driver.screen_text)
+        assert driver.transcript.marked.message.text == "Whale number 50"
+        await driver.press("up", "up")
+        await driver.until(lambda: "4 of 6" in driver.screen_text)
+        assert driver.transcript.marked.message.text == "Whale number 30"
+        await driver.press("down", "enter", "enter")
+        await driver.until(lambda: "1 of 6" in driver.screen_text)
+        await driver.until(lambda: "Whale number 0" in driver.screen_text)
+        await driver.press(*"[b]")
+        await driver.until(lambda: "no match" in driver.screen_text)
+        await driver.press("escape", *"next message")
+        assert driver.prompt.text == "next message"
+        assert "no match" not in driver.screen_text
+
+
+async def test_a_fork_leaves_the_chat_as_it_was(open_app: OpenApp, store: Store) -> None:
+    chat_id = fill(store, ["One?", "One.", "Two?", "Two."])
+    async with open_app(ScriptedModel(["Three."]), chat_id=chat_id) as driver:
+        await driver.say("/fork")
+        await driver.say("Three?")
+        assert driver.texts == ["One?", "One.", "Two?", "Two.", "Three?", "Three."]
+        await driver.press("ctrl+up", "up", "up", "up", "up", "f")
+        await driver.until(lambda: driver.texts == ["One?", "One."])
+    assert [message.text for message in store.path(chat_id)] == ["One?", "One.", "Two?", "Two."]
+    titles = {chat.title for chat in store.chats()}
+    assert len(titles) == 3
+
+
+async def test_times_are_shown_on_demand(open_app: OpenApp, store: Store) -> None:
+    chat_id = fill(store, ["Hello", "Hi."])
+    written = f"{datetime.fromtimestamp(store.path(chat_id)[0].created):%Y-%m-%d %H:%M}"
+    async with open_app(chat_id=chat_id) as driver:
+        assert written not in driver.screen_text
+        await driver.press("ctrl+up", "t")
+        assert driver.screen_text.count(written) >= 2
+        await driver.say("/times")
+        assert written not in driver.screen_text
+
+
+async def test_a_reply_edited_in_place_is_marked_everywhere(
+    open_app: OpenApp, store: Store, tmp_path: Path
+) -> None:
+    model = ScriptedModel(["The sea is dry.", "Yes."])
+    async with open_app(model) as driver:
+        await driver.say("Hello there")
+        await driver.press("ctrl+up", "E")
+        assert "Editing the reply in place" in driver.screen_text
+        driver.prompt.text = "The sea is [b]wet."
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts[-1] == "The sea is [b]wet.")
+        assert driver.notes[-1] == "edited"
+        await driver.press("ctrl+up", "plus", "escape")
+        await driver.say("Really?")
+        assert "wet" in model.prompts[-1]
+        assert "dry" not in model.prompts[-1]
+    chat, path = store.chats()[0], store.path(1)
+    assert path[1].original == "The sea is dry."
+    assert "## Assistant (edited)" in as_text(store.chat(chat.id), path, ".md")
+    page = as_text(store.chat(chat.id), path, ".html")
+    assert "edited" in page
+    (tmp_path / "x.json").write_text(as_text(store.chat(chat.id), path, ".json"))
+    assert read_chats(tmp_path / "x.json").chats[0].messages[1].original == "The sea is dry."
+    (row,) = feedback_rows(store, chat.id, FeedbackFormat.KTO)
+    assert row["edited"] is True
+    assert row["completion"][0]["content"] == "The sea is [b]wet."
+    store.edit_reply(path[1].id, "The sea is dry.")
+    assert not store.message(path[1].id).is_edited, "the model's own text again"
+
+
+def test_a_page_holds_text_alone(store: Store) -> None:
+    hostile = "<script>x</script> [a](javascript:b) ![i](http://c/d.png) **bold** \x1b[2J"
+    chat_id = fill(store, [hostile, hostile])
+    store.set_markdown(chat_id, True)
+    page = as_text(store.chat(chat_id), store.path(chat_id), ".html")
+    assert "<script" not in page
+    assert "href" not in page.replace('href="http://c/d.png"', "")
+    assert "<img" not in page
+    assert "\x1b" not in page
+    assert page.count("<strong>bold</strong>") == 1, "the user's text is as it was written"
