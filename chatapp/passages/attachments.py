@@ -52,7 +52,7 @@ def list_here() -> list[str]:
 
 def find_fuzzily(letters: str, names: Iterable[str]) -> list[str]:
     """The names that contain the letters in this order, the nearest first; case does not matter."""
-    wanted, found = letters.lower(), list[tuple[tuple[bool, bool, bool, int], str]]()
+    wanted, matches = letters.lower(), list[tuple[tuple[bool, bool, bool, int], str]]()
     for name in names:
         folded, place = name.lower(), 0
         for letter in wanted:
@@ -62,8 +62,8 @@ def find_fuzzily(letters: str, names: Iterable[str]) -> list[str]:
         else:
             last = folded.rpartition("/")[2]
             nearness = (not last.startswith(wanted), wanted not in last, wanted not in folded)
-            found.append(((*nearness, len(name)), name))
-    return [name for _, name in sorted(found)[:_MOST_FOUND]]
+            matches.append(((*nearness, len(name)), name))
+    return [name for _, name in sorted(matches)[:_MOST_FOUND]]
 
 
 def pasted_path(text: str) -> str:
@@ -122,7 +122,7 @@ def _pdf_text(path: Path) -> str:
     with closing(DocumentReader()) as reader:
         try:
             pieces = [
-                piece.text for _, _, some in reader.read(str(path), 2_000, "") for piece in some
+                piece.text for _, _, batch in reader.read(str(path), 2_000, "") for piece in batch
             ]
         except (Unreadable, DocumentsError) as error:
             raise UserError(f"{path}: {error}") from None

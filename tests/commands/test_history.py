@@ -70,7 +70,7 @@ def test_a_long_title_gives_way_and_the_id_does_not(run, monkeypatch: pytest.Mon
 def test_the_list_as_json(run, ids: list[int]) -> None:
     documents = json.loads(run("history", "list", "--json").out)
     assert [list(document) for document in documents] == (
-        [["id", "title", "model", "messages", "updated", "archived"]] * 2
+        [["id", "title", "model", "messages", "updated", "archived", "tags"]] * 2
     )
     assert [document["id"] for document in documents] == ids[::-1]
     assert documents[0]["title"] == HOSTILE

@@ -98,12 +98,12 @@ class Attachments:
             return f"attached  {path} · {len(content):,} characters"
         return f"attached  {path} · {len(session.model.tokenizer.encode(content)):,} tokens"
 
-    def recognise(self, pasted: str) -> None:
+    def recognize(self, pasted: str) -> None:
         """Name a file whose path has been pasted as its last text."""
         if len(pasted) < 4096 and pasted.strip().strip("'\"").startswith(("/", "~", ".", "file:")):
-            self._widgets.prompt.run_worker(self._recognise(pasted))
+            self._widgets.prompt.run_worker(self._recognize(pasted))
 
-    async def _recognise(self, pasted: str) -> None:
+    async def _recognize(self, pasted: str) -> None:
         from chatapp.passages.attachments import pasted_path
 
         named = await self._on_thread(lambda: pasted_path(pasted))

@@ -203,7 +203,7 @@ class ChatScreen(MessageActions):
 
     @on(events.Pasted)
     def _pasted(self, event: events.Pasted) -> None:
-        self.attachments.recognise(event.text)
+        self.attachments.recognize(event.text)
 
     @on(events.Submitted)
     async def _submitted(self, event: events.Submitted) -> None:

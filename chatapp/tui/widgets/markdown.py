@@ -229,8 +229,8 @@ class RenderedBody(Widget):
         start, text = 0, strip.text.lower() if self._words else ""
         while text and (start := text.find(self._words, start)) >= 0:
             first, start = cell_len(text[:start]), start + len(self._words)
-            found = self.get_component_rich_style("markdown--found", partial=True)
-            strip = _styled(strip, first, cell_len(text[:start]), found)
+            highlight = self.get_component_rich_style("markdown--found", partial=True)
+            strip = _styled(strip, first, cell_len(text[:start]), highlight)
         return strip.extend_cell_length(self.size.width, style).apply_offsets(0, y)
 
     def get_selection(self, selection: Selection) -> tuple[str, str]:

@@ -187,8 +187,8 @@ class Prompt(LongTextArea):
 
     def replace_last(self, text: str, other: str) -> None:
         """Replace the last occurrence of a text, if it is still there; undo brings it back."""
-        before, found, after = self.text.rpartition(text)
-        if found:
+        before, match, after = self.text.rpartition(text)
+        if match:
             start, end = _location(before), _location(before + text)
             self.replace(other, start, end, maintain_selection_offset=bool(after))
 
