@@ -32,7 +32,7 @@ _STAND_INS = _stand_ins()
 
 def without_surrogates(text: str) -> str:
     """Replace each lone surrogate by U+FFFD, so that the text can be encoded as UTF-8."""
-    return _SURROGATE.sub(_REPLACEMENT, text)
+    return text if text.isascii() else _SURROGATE.sub(_REPLACEMENT, text)
 
 
 def printable(text: str) -> str:

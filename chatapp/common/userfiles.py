@@ -29,7 +29,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 _PIECE = 2**24
 _MOST = 2**30
-"""Bytes of a file that is read whole; a device would never end."""
+"""Bytes of a file that is read whole; a pipe may never end."""
 
 
 class UserError(Exception):
@@ -189,11 +189,13 @@ def read_text(path: Path, error: type[UserError] = UserError) -> str:
 def _read_bounded(path: Path) -> bytes:
     """The bytes of a file that the user named, which may be a pipe. Raises OSError.
 
-    An endless file ends at a bound, and one that claims to be regular and has nothing yet, such as
-    /proc/kmsg, is not waited for.
+    An endless pipe ends at a bound, devices are refused, and what claims to be a regular file and
+    has nothing yet, such as /proc/kmsg, is not waited for.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
+        if _is_device(descriptor):
+            raise OSError(errno.ENODEV, "it is a device", str(path))
         if hasattr(os, "O_NONBLOCK") and not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.set_blocking(descriptor, True)
         pieces, size = [], 0
@@ -205,6 +207,14 @@ def _read_bounded(path: Path) -> bytes:
         if piece is None:
             raise OSError(errno.EAGAIN, "it has nothing to read yet", str(path))
     return b"".join(pieces)
+
+
+def _is_device(descriptor: int) -> bool:
+    """Whether an open file is a device, except a terminal and the empty one."""
+    status = os.fstat(descriptor)
+    if stat.S_ISCHR(status.st_mode):
+        return not os.isatty(descriptor) and status.st_rdev != os.stat(os.devnull).st_rdev
+    return stat.S_ISBLK(status.st_mode)
 
 
 def read_required(path: Path, error: type[UserError] = UserError) -> str:

@@ -32,6 +32,7 @@ from chatapp.prompting.messages import Call, Role
 _TITLE_LENGTH = 200
 
 _PROGRESS_EVERY = 100
+_INDEX_EVERY = 5_000
 """Messages."""
 
 _Part = TypeVar("_Part", Source, Call)
@@ -114,9 +115,11 @@ def store_chats(
         for message in messages:
             if (number := next(done)) % _PROGRESS_EVERY == 0:
                 progress(number, count)
+            if number % _INDEX_EVERY == 0:
+                index()
             yield message
 
-    with store.transaction():
+    with store.indexed_together() as index:
         for chat in chats:
             chat_id = store.create_chat(
                 title=chat.title, system=chat.system, template=chat.template, model=chat.model

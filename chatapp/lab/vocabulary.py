@@ -11,7 +11,8 @@ anyway do not win (Schuster and Nakajima 2012, "Japanese and Korean voice search
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -25,8 +26,13 @@ from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokeniz
 Method = Literal["bpe", "wordpiece"]
 METHODS: tuple[Method, ...] = ("bpe", "wordpiece")
 
+_Pair = tuple[str, str]
+
 _CONTINUES = "##"
 """Before each part of a word except its first, in WordPiece."""
+
+_MOST_CHARACTERS = 2_000
+"""Of a word whose steps are shown: each step holds the whole word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ class Learned:
     count(ab) / (count(a) · count(b)) of WordPiece.
     """
 
-    pair: tuple[str, str]
+    pair: _Pair
     token: str
     count: int
     score: float
@@ -55,27 +61,27 @@ def learn_vocabulary(words: Mapping[str, int], method: Method, steps: int) -> It
     came up first, in the order of the words. Formulas and sources are in this file's first lines.
     """
     mark = _CONTINUES if method == "wordpiece" else ""
-    cuts = [[word[0], *(mark + character for character in word[1:])] for word in words]
-    counts = list(words.values())
+    later = {character: mark + character for character in {*"".join(words)}}
+    cuts = [[word[0], *(later[character] for character in word[1:])] for word in words]
     tokens: Counter[str] = Counter()
-    pairs: Counter[tuple[str, str]] = Counter()
-    places: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    pairs: Counter[_Pair] = Counter()
+    places: defaultdict[_Pair, set[int]] = defaultdict(set)
 
-    def add(place: int, sign: int) -> None:
-        cut, count = cuts[place], sign * counts[place]
-        for token in cut:
-            tokens[token] += count
-        for pair in pairwise(cut):
-            pairs[pair] += count
-            places[pair].add(place)
-
-    def score(pair: tuple[str, str]) -> float:
+    def score(pair: _Pair) -> float:
         if method == "bpe":
             return pairs[pair]
         return pairs[pair] / (tokens[pair[0]] * tokens[pair[1]])
 
-    for place in range(len(cuts)):
-        add(place, 1)
+    def add(place: int, new: Iterable[_Pair], count: int) -> None:
+        for pair in new:
+            pairs[pair] += count
+            places[pair].add(place)
+
+    for place, (cut, count) in enumerate(zip(cuts, words.values(), strict=True)):
+        for token in cut:
+            tokens[token] += count
+        add(place, pairwise(cut), count)
+    counts = list(words.values())
     for _ in range(steps):
         best = max((pair for pair, count in pairs.items() if count), key=score, default=None)
         if best is None:
@@ -83,21 +89,48 @@ def learn_vocabulary(words: Mapping[str, int], method: Method, steps: int) -> It
         merged = best[0] + best[1].removeprefix(mark)
         yield Learned(best, merged, pairs[best], score(best))
         for place in sorted(places.pop(best)):
-            add(place, -1)
-            cuts[place] = _merge(cuts[place], best, merged)
-            add(place, 1)
+            old, count = cuts[place], counts[place]
+            starts = _starts(old, best)
+            cuts[place] = new = _merge(old, starts, merged)
+            for pair in _pairs_at(old, starts, 2):
+                pairs[pair] -= count
+            add(place, _pairs_at(new, [at - k for k, at in enumerate(starts)], 1), count)
+            tokens[best[0]] -= count * len(starts)
+            tokens[best[1]] -= count * len(starts)
+            tokens[merged] += count * len(starts)
         del pairs[best]
 
 
-def _merge(cut: Sequence[str], pair: tuple[str, str], merged: str) -> list[str]:
-    """Replace each occurrence of a pair in a word's tokens, from the left, by one token."""
+def _starts(cut: Sequence[str], pair: _Pair) -> list[int]:
+    """Where a pair occurs in a word's tokens, from the left, without overlaps."""
+    starts = []
+    at = -1
+    with suppress(ValueError):  # there is no more of its first token
+        while True:
+            at = cut.index(pair[0], at + 1)
+            if at + 1 < len(cut) and cut[at + 1] == pair[1]:
+                starts.append(at)
+                at += 1
+    return starts
+
+
+def _merge(cut: Sequence[str], starts: Sequence[int], merged: str) -> list[str]:
+    """Replace the pairs that start at some places of a word's tokens by one token each."""
     done: list[str] = []
-    at = 0
-    while at < len(cut):
-        is_pair = tuple(cut[at : at + 2]) == pair
-        done.append(merged if is_pair else cut[at])
-        at += 2 if is_pair else 1
-    return done
+    end = 0
+    for start in starts:
+        done += [*cut[end:start], merged]
+        end = start + 2
+    return [*done, *cut[end:]]
+
+
+def _pairs_at(cut: Sequence[str], starts: Iterable[int], length: int) -> Iterator[_Pair]:
+    """The pairs of neighbours that touch tokens at some places, each once. length: of a place."""
+    done = 0
+    for start in starts:
+        for at in range(max(done, start - 1), min(start + length, len(cut) - 1)):
+            yield cut[at], cut[at + 1]
+        done = start + length
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +158,9 @@ def merge_steps(tokenizer: PieceTokenizer, text: str) -> list[Word]:
     """How a tokenizer cuts a text, word by word.
 
     BPE: the pair that was learned first is merged first. WordPiece: the longest token that the
-    rest of the word begins with is taken. Raises UserError for a tokenizer of another kind, and
-    for a text that holds words which a tokenizer adds to its vocabulary as a whole.
+    rest of the word begins with is taken. Raises UserError for a tokenizer of another kind, for
+    a word of more than 2,000 characters, and for a text that holds words which a tokenizer adds to
+    its vocabulary as a whole.
     """
     kinds = BPETokenizer | TransformersTokenizer
     if not isinstance(tokenizer, kinds) or tokenizer.backend is None:
@@ -142,6 +176,12 @@ def merge_steps(tokenizer: PieceTokenizer, text: str) -> list[Word]:
             "it has no merges to show"
         )
     cutter, words = cut(rules), _words(library, text)
+    longest = max(map(len, words), default=0)
+    if longest > _MOST_CHARACTERS:
+        raise UserError(
+            f"a word of this text has {longest:,} characters; the steps are shown of words "
+            f"with at most {_MOST_CHARACTERS:,}"
+        )
     steps = [cutter(word) for word in words]
     # An unknown character has an id, but no merge ever holds it.
     ends = [token for start, taken in steps for token in (taken[-1].tokens if taken else start)]
@@ -193,7 +233,7 @@ class _MergedWords:
         while pairs := [p for p in pairwise(tokens) if p in self._ranks]:
             best = min(pairs, key=self._ranks.__getitem__)
             merged = best[0] + best[1]
-            tokens = tuple(_merge(tokens, best, merged))
+            tokens = tuple(_merge(tokens, _starts(tokens, best), merged))
             steps.append(Step(merged, self._ranks[best], tokens))
         return start, steps
 

@@ -12,7 +12,9 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from typer.core import TyperArgument, TyperCommand
 
@@ -29,6 +31,17 @@ FILES: dict[str, bytes] = {
     "wrong.toml": b"model = [\n",
     "odd.toml": b'model = "\\u0000"\ninstruction = 3\n[objective]\nkind = "\\u001b[2J"\n',
     "prompt.toml": b'instruction = "x"\ninput_prefix = "In:"\noutput_prefix = "Out:"\n',
+    "fields.toml": b"example = \"'{text}': {label}\"\nquery = \"'{text}':\"\nlabels = ['a', 'b']\n"
+    b"examples = [{text = 'x', label = 'a'}, {text = 'y', label = 'b'}]\n",
+    "braces.toml": b'example = "{text} {} {{x} {text.__class__}: {answer!r:>9}"\n'
+    b"examples_file = 'fields.jsonl'\n",
+    "fields.jsonl": b'{"text": "{label}", "label": ["a"], "choices": "x"}\n{"text": {"a": 1}}\n',
+    "schema.json": b'{"$ref": "#/a", "a": {"anyOf": [{"$ref": "#/a"}, {"pattern": "(a+)+$"}]}}',
+    "word.txt": b"walrus" * 30_000,
+    "pairs.jsonl": b'{"clean": "The cat", "corrupt": "The dog", "right": " sat", "wrong": " ran"}\n'
+    b'{"positive": "Good.", "negative": "Bad."}\n',
+    "tests.jsonl": b'{"input": "Hi", "output": "ham"}\n{"input": "\\u001b[2J", "output": "spam"}\n',
+    "run.toml": b'model = "bundled"\n[data]\ntrain = "pool.jsonl"\n[train]\nsteps = 2\n',
     "latin.txt": b"caf\xe9",
     "text.txt": b"It was a walrus.\n",
     "\x1b[2J.txt": b"x",
@@ -41,6 +54,8 @@ WORDS = (
     "|nan|18446744073709551616|on|json|always|file:x|http://127.0.0.1:1/v1|\x1b[2J|\u202ex|[b]|{0}|a=b"
     "|train.learning_rate=nan|objective.kind=dpo|9999999999999999999999|''"
 ).split("|")
+TEXTS = ("Hi there", "spam", "./prompt.toml", "./fields.toml", "bundled", "1", "calm")
+FOLDERS = (".", "home", "empty-folder")
 LEFT_OUT = {"chatapp api", "chatapp serve", "chatapp bench", "chatapp models get", "finetune push"}
 """They listen, take their time on purpose, or ask a hub."""
 
@@ -51,25 +66,41 @@ def commands() -> dict[str, TyperCommand]:
     return {name: command for name, command in COMMANDS.items() if name not in LEFT_OUT}
 
 
+def value(dice: random.Random, parameter: Any) -> list[str]:
+    """The words of a parameter's value: most fit its type, some are anything."""
+    if getattr(parameter, "is_flag", False):
+        return []
+    kind = parameter.type_descriptor.annotation
+    fitting = [*FILES, *FOLDERS, *TEXTS]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        fitting = [each.value for each in kind]
+    elif kind in (int, float):
+        fitting = ["0", "1", "2", "3"]
+    elif "--model" in parameter.opts:
+        fitting = ["bundled"]
+    return [
+        dice.choice(fitting if dice.random() < 0.7 else [*WORDS, *FILES, "x" * 5_000, "\udcff"])
+    ]
+
+
 def invocation(dice: random.Random, known: dict[str, TyperCommand]) -> list[str]:
-    """A command with options of its own and of none, and with values that may not fit."""
-    words = [*WORDS, *FILES, "x" * 5_000, "\udcff"]
+    """A command with options of its own, and with values that may not fit."""
     name = dice.choice(list(known))
-    parts = name.split()
-    options = ["--nosuch"]
+    parts, options = name.split(), []
     for each in known[name].params:
-        if isinstance(each, TyperArgument):
-            parts += [dice.choice(words)] * (dice.random() < 0.9)
-        else:
-            options += each.opts
+        if not isinstance(each, TyperArgument):
+            options.append(each)
+        elif dice.random() < 0.95:
+            parts += value(dice, each)
     for option in dice.sample(options, min(len(options), dice.randrange(4))):
-        parts += [option, dice.choice(words)][: dice.choice([1, 2, 2, 2])]
-    return parts
+        parts += [dice.choice(option.opts), *value(dice, option)]
+    return [*parts, "--nosuch"] if dice.random() < 0.02 else parts
 
 
 def lay_out(folder: Path) -> None:
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
+    (folder / "empty-folder").mkdir(exist_ok=True)
     with suppress(FileExistsError):
         os.mkfifo(folder / "pipe")
 
@@ -77,7 +108,7 @@ def lay_out(folder: Path) -> None:
 def child(folder: Path, parts: list[str], given: bytes) -> None:
     """Be the program; never returns."""
     reading, writing = os.pipe()
-    os.write(writing, given)
+    os.write(writing, given[:50_000])  # what a pipe holds
     os.close(writing)
     os.dup2(reading, 0)
     for number, name in ((1, "out"), (2, "err")):

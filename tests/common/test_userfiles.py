@@ -113,11 +113,26 @@ def test_no_hub_is_asked_for_a_misspelt_path(
 
 
 @pytest.mark.skipif(not Path("/proc/kmsg").exists(), reason="Linux has these devices")
-@pytest.mark.parametrize("endless", ["/dev/zero", "/proc/kmsg"])
-def test_an_endless_file_is_a_sentence(endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(userfiles, "_MOST", 2**20)
-    with pytest.raises(UserError, match=rf"^{endless}: cannot be read: "):
+@pytest.mark.parametrize(("endless", "why"), [("/dev/zero", "it is a device"), ("/proc/kmsg", "")])
+def test_an_endless_file_is_a_sentence(endless: str, why: str) -> None:
+    with pytest.raises(UserError, match=rf"^{endless}: cannot be read: {why}"):
         read_text(Path(endless))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX has files of descriptors")
+def test_an_endless_pipe_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(userfiles, "_MOST", 2**10)
+    source, sink = os.pipe()
+    os.write(sink, b"x" * 2_000)
+    with pytest.raises(UserError, match="cannot be read: it is larger than"):
+        read_text(Path(f"/dev/fd/{source}"))
+    os.close(source)
+    os.close(sink)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX has it")
+def test_the_empty_device_is_an_empty_file() -> None:
+    assert read_text(Path(os.devnull)) == ""
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX has files of descriptors")

@@ -291,6 +291,26 @@ def test_chats_are_stored_as_a_whole_or_not_at_all(
     assert store.chats() == []
 
 
+def test_what_is_imported_is_indexed_together_and_what_comes_later_is_indexed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chatapp.dialogue.importing._INDEX_EVERY", 3)
+    chats = read_chats(file(tmp_path, [{"messages": TURNS}] * 4)).chats
+    stopped = iter([None, KeyboardInterrupt()])
+
+    def stop(done: int, of: int) -> None:
+        if (error := next(stopped)) is not None:
+            raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        store_chats(store, chats * 20, stop)
+    ids = store_chats(store, chats)
+    assert {hit.chat_id for hit in store.search("quotes")} == set(ids)
+    store.add_message(ids[0], None, "user", "It goes on.")
+    assert [hit.chat_id for hit in store.search("goes")] == [ids[0]]
+    assert len(store.search("quotes")) == len(ids)
+
+
 def test_a_message_of_a_tool_is_left_out(tmp_path: Path) -> None:
     rows = [
         {"role": "user", "content": "Weather?"},

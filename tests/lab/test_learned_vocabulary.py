@@ -1,5 +1,6 @@
 """Learning follows the papers' formulas, and each tokenizer's steps end in its tokens."""
 
+import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -55,6 +56,23 @@ def test_every_step_takes_the_best_pair(method: Method) -> None:
             while f" {' '.join(step.pair)} " in f" {text} ":
                 text = f" {text} ".replace(f" {' '.join(step.pair)} ", f" {step.token} ", 1).strip()
             cuts[word] = text.split()
+
+
+@pytest.mark.parametrize("method", ["bpe", "wordpiece"])
+def test_a_merge_takes_no_longer_than_its_pairs(method: Method) -> None:
+    word = "".join(Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=100_000))
+
+    def seconds(merges: int) -> float:
+        began = time.process_time()
+        assert len(list(learn_vocabulary({word: 1}, method, merges))) == merges
+        return time.process_time() - began
+
+    assert seconds(20) < 6 * min(seconds(1), seconds(1))  # a merge of the whole word: 13 times
+
+
+def test_the_steps_of_an_endless_word_are_refused(bpe: tokenizers.Tokenizer) -> None:
+    with pytest.raises(UserError, match="a word of this text has 30,001 characters"):
+        merge_steps(BPETokenizer(bpe, 0), "Say " + "walrus" * 5_000)
 
 
 def test_learning_ends_where_no_pair_is_left() -> None:

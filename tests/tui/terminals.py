@@ -32,7 +32,10 @@ if mode.startswith("hanging"):
     from chatapp.tui.chat import screen
     chatapp.models.fetching.fetch = halt
     chatapp.passages.search.Documents.renew = halt
-    chatapp.tui.chat.slash_actions._write = halt
+    def write_for_ever(*_):
+        print("writes a file", file=sys.__stderr__, flush=True)
+        halt()
+    chatapp.tui.chat.slash_actions._write = write_for_ever
     chatapp.tui.app.ChatScreen.action_help = halt  # on the event loop
     sleeper = "echo sleeps as $$ >&2; exec sleep 600"
     screen.command = lambda model: ["sh", "-c", sleeper]

@@ -88,8 +88,8 @@ HANGING = {
     "reply": ("stubborn", [("Hello\r", "three")], "a reply, kept as far as written"),
     "export": (
         "endless",
-        [("Hello\r", "word"), ("/export chat.md\r", "")],
-        "a reply, kept as far as written; the export to chat.md",
+        [("Hello\r", "word"), ("/export chat.md\r", "writes a file")],
+        "a reply, kept as far as written; /export chat.md",
     ),
     "documents": ("endless", [("/docs .\r", "Reading the documents")], "/docs ."),
     "tool": (

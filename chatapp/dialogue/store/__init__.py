@@ -7,7 +7,8 @@ messages, and its index and counts agree with them.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain, count
 from pathlib import Path
@@ -234,6 +235,26 @@ class Store:
                     title = title_after(title, message.text)
             self._database.update("chats", chat_id, title=title, updated=now)
             self._end_path(chat_id, last, added)
+
+    @contextmanager
+    def indexed_together(self) -> Iterator[Callable[[], None]]:
+        """A transaction whose new messages enter the index at the end, and whenever the function
+        is called that it gives: thousands at once take a third of the time of one by one.
+        """
+        newest = "SELECT coalesce(max(id), 0) FROM messages"
+        with self.transaction():
+            rows = self._database.rows
+            ((indexed,),), ((trigger,),) = rows(newest), rows(queries.INDEXING_TRIGGER)
+            rows("DROP TRIGGER message_added")
+
+            def index() -> None:
+                nonlocal indexed
+                rows(queries.INDEX_AFTER, indexed)
+                ((indexed,),) = rows(newest)
+
+            yield index
+            index()
+            rows(trigger)
 
     def update_message(self, message_id: int, text: str, status: Status) -> None:
         """Replace a message's text and status."""

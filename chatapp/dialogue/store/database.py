@@ -359,7 +359,7 @@ def _storable(value: Any) -> Any:
     the nearest one, because no id or limit is that large.
     """
     if isinstance(value, list | dict):
-        value = json.dumps(value)
+        return json.dumps(value)  # ASCII
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, int):

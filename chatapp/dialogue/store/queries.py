@@ -40,6 +40,10 @@ PATH = f"""
         SELECT id, parent_id FROM messages JOIN above ON id = next_id
     ) {MESSAGES} JOIN above ON id = above_id ORDER BY id"""
 
+INDEXING_TRIGGER = "SELECT sql FROM sqlite_schema WHERE name = 'message_added'"
+INDEX_AFTER = "INSERT INTO message_index (rowid, text) SELECT id, text FROM messages WHERE id > ?"
+"""Index the messages whose id is above a value."""
+
 LATEST_LEAF = """
     WITH RECURSIVE below (below_id) AS (
         SELECT id FROM messages WHERE id = ?

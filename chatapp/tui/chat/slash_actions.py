@@ -169,18 +169,20 @@ async def learn(chat: ChatControls, argument: str) -> None:
     await chat.screen.run_action("learn")
 
 
-async def use_prompt(chat: ChatControls, argument: str) -> None:
-    from chatapp.prompting.examples import PromptError
-
+async def use_prompt(chat: ChatControls, argument: str) -> Rest | None:
     refuse_while_busy(chat)
     if not argument:
         await chat.screen.run_action("prompts")
-        return
-    try:
-        choice = await asyncio.to_thread(choice_of, argument)
-    except PromptError as error:
-        raise SlashError(str(error)) from None
-    chat.hold_with(choice)
+        return None
+    return partial(_use_prompt, chat, argument)
+
+
+async def _use_prompt(chat: ChatControls, name: str, cancel: threading.Event) -> None:
+    asked_for = chat.conversation.chat
+    choice = await asyncio.to_thread(choice_of, name)
+    if chat.conversation.chat is asked_for and not cancel.is_set():
+        refuse_while_busy(chat)  # a message may have been sent in the meantime
+        chat.hold_with(choice)
 
 
 def prompt_names(chat: ChatControls) -> Iterable[str]:
@@ -339,19 +341,25 @@ def theme_names(chat: ChatControls) -> list[str]:
     return sorted(chat.screen.app.available_themes)
 
 
-async def export(chat: ChatControls, argument: str) -> None:
+async def export(chat: ChatControls, argument: str) -> Rest:
     chat_id = chat.conversation.chat.id
     if chat_id is None:
         raise SlashError("there is nothing to export yet")
     if not argument:
-        text = await asyncio.to_thread(_as_text, chat.conversation.chat.store, chat_id, ".md")
-        chat.screen.app.copy_to_clipboard(text)
-        chat.widgets.inform("The chat is copied to the clipboard, as Markdown.")
-        return
-    path = Path(argument).expanduser()
+        return partial(_copy, chat, chat_id)
+    return partial(_export, chat, chat_id, Path(argument))
+
+
+async def _copy(chat: ChatControls, chat_id: int, cancel: threading.Event) -> None:
+    text = await asyncio.to_thread(_as_text, chat.conversation.chat.store, chat_id, ".md")
+    chat.screen.app.copy_to_clipboard(text)
+    chat.widgets.inform("The chat is copied to the clipboard, as Markdown.")
+
+
+async def _export(chat: ChatControls, chat_id: int, path: Path, cancel: threading.Event) -> None:
     try:
-        with chat.conversation.under_way(f"the export to {path}"):
-            await asyncio.to_thread(_write, chat.conversation.chat.store, chat_id, path)
+        path = path.expanduser()
+        await asyncio.to_thread(_write, chat.conversation.chat.store, chat_id, path)
     except FileExistsError:
         raise SlashError(f"{path}: this file exists; expected a new name") from None
     except (OSError, ValueError, RuntimeError) as error:

@@ -186,18 +186,33 @@ class LibraryScreen(Dialog[PromptChoice | None]):
             self._show_rows(0)
 
     def _show_rows(self, highlighted: int) -> None:
-        """List the entries that match the field, and the file whose path it contains."""
-        typed = self.query_one(Field).value.strip()
+        """List the entries that match the field, or the file whose path it contains."""
+        typed = self._typed
         words = typed.casefold().split()
-        self._shown = [
+        matching = [
             row
             for row in self._all
             if all(word in printable(f"{row.name} {row.words}").casefold() for word in words)
         ]
-        if typed and not self._shown and _is_file(typed):
-            self._shown = [_Item(typed, "")]
-        self._list.show([(row.name, self._entry(row)) for row in self._shown], highlighted)
-        if not self._shown:
+        self._list_rows(matching, highlighted)
+        self._look_for_path(typed if typed and not matching else "")
+
+    @property
+    def _typed(self) -> str:
+        return self.query_one(Field).value.strip()
+
+    def _list_rows(self, rows: list[_Item], highlighted: int) -> None:
+        self._shown = rows
+        self._list.show([(row.name, self._entry(row)) for row in rows], highlighted)
+
+    @work(exclusive=True, group="path")
+    async def _look_for_path(self, path: str) -> None:
+        """List the file with this path; "" is none."""
+        if not path:
+            return
+        if await asyncio.to_thread(_is_file, path):  # the disk may not answer
+            self._list_rows([_Item(path, "")], 0)
+        else:
             self._number += 1
             self._show_preview(None, "Nothing matches, and there is no such file.")
 
@@ -287,6 +302,8 @@ class LibraryScreen(Dialog[PromptChoice | None]):
         index = self._list.highlighted
         if index is not None and not self._shown[index].problem:
             self._choose(self._shown[index].name)
+        elif not self._shown and self._typed:
+            self._choose(self._typed)  # the path of a file that is still looked for
 
     @work(exclusive=True)
     async def _choose(self, name: str) -> None:

@@ -379,6 +379,32 @@ async def test_title_and_export(open_app: OpenApp, store: Store, tmp_path: Path)
         assert not full.exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "waits"),
+    [("/export chat.md", "_write"), ("/export", "_as_text"), ("/prompt spam", "choice_of")],
+)
+async def test_a_disk_that_does_not_answer_does_not_hold_the_chat(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch, text: str, waits: str
+) -> None:
+    answers = threading.Event()
+
+    def wait(*_: object) -> None:
+        answers.wait(60)
+        raise OSError("the disk is gone")
+
+    async with open_app(ScriptedModel(["Yes."])) as driver:
+        await driver.say("Hello")
+        monkeypatch.setattr(f"chatapp.tui.chat.slash_actions.{waits}", wait)
+        await order(driver, text)
+        await driver.press(*"echo")
+        assert driver.prompt.text == "echo"
+        assert driver.chat.conversation.works == [text]
+        await driver.press("ctrl+u")
+        answers.set()
+        await driver.until(lambda: "the disk is gone" in driver.problem)
+        assert driver.prompt.text == text
+
+
 async def test_capitals_make_no_message_of_a_command(open_app: OpenApp) -> None:
     async with open_app() as driver:
         await driver.press(*"/HELP", "enter")

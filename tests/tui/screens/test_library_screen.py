@@ -72,6 +72,22 @@ async def test_typing_filters_and_the_preview_follows(open_app: OpenApp, own: Pa
         assert driver.chat.conversation.chat.basis == Basis()
 
 
+async def test_a_disk_that_does_not_answer_does_not_hold_the_picker(
+    open_app: OpenApp, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(
+        "chatapp.tui.screens.library._is_file", lambda path: answers.wait(60) and path == "/x/y"
+    )
+    async with open_app() as driver:
+        await picker(driver)
+        await driver.press(*"/x/y")
+        assert driver.app.screen.query_one(Field).value == "/x/y"
+        assert rows(driver) == []
+        answers.set()
+        await driver.until(lambda: [row.strip() for row in rows(driver)] == ["/x/y"])
+
+
 async def test_keys_move_through_the_list_and_the_preview(open_app: OpenApp, own: Path) -> None:
     async with open_app(size=(60, 20)) as driver:
         screen = await picker(driver)
