@@ -17,7 +17,6 @@ from chatapp.commands import (
     bench,
     complete,
     docs,
-    experiment,
     history,
     lesson,
     perplexity,
@@ -26,10 +25,11 @@ from chatapp.commands import (
     summarize,
     tokens,
 )
-from chatapp.commands import eval as evaluation
 from chatapp.commands import run as run_command
 from chatapp.commands.console import complain
 from chatapp.commands.inspecting import inspect as inspect_command
+from chatapp.commands.measuring import eval as evaluation
+from chatapp.commands.measuring import experiment
 from chatapp.commands.models import models
 from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
 from chatapp.commands.serving import api, serve

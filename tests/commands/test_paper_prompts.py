@@ -1,11 +1,13 @@
 """The prompts of the literature, byte for byte as `run --show-prompt` prints them."""
 
 import json
+from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 from program import Run, UseModel
 
+PROMPTS = Path(__file__).parents[2] / "prompts"
 SHOWN = {
     ("news", '{"title": "Rain", "subtitle": "It {is} wet"}', "1"): (
         "Title: Lighthouse Keeper's Cat Gets a Pension\n"
@@ -32,6 +34,9 @@ SHOWN = {
         "'Women are simply too emotional to be trusted with a budget.': sexist\n"
         "'The new manager explained the figures well, and she answered every question.': neither\n"
         "'It's late.':"
+    ),
+    ("hate_speech_named", "It's late.", "0"): (
+        "Classify each sentence as sexist, racist or neither.\n'It's late.':"
     ),
     ("hate_speech_zero", "It's late.", "0"): (
         "'It's late.'\nIs the text in quotes sexist? Answer yes or no:"
@@ -82,9 +87,12 @@ def test_the_prompt_of_the_library_is_shown_byte_for_byte(
     assert result.err.startswith(SHOWN[case])
 
 
-def test_a_text_to_complete(run: Run, use_model: UseModel) -> None:
+@pytest.mark.parametrize(("name", "end"), [("unicorns", "a dozen"), ("prime_numbers", "17, 19,")])
+def test_a_text_to_complete(run: Run, use_model: UseModel, name: str, end: str) -> None:
+    (path,) = PROMPTS.rglob(f"{name}.txt")
+    text = path.read_bytes().decode().removesuffix("\n")
     use_model(ScriptedModel([" 23"]))
-    result = run("run", "prime_numbers", "--show-prompt")
-    assert result.err.startswith(
-        "The prime numbers below fifty, in rising order, are 2, 3, 5, 7, 11, 13, 17, 19,\n"
-    )
+    result = run("run", name, "--json")
+    assert json.loads(result.out)["prompt"] == text
+    assert end in text
+    assert run("run", name, "--show-prompt").err.startswith(text + "\n")

@@ -4,25 +4,26 @@ Invariant: each experiment changes one thing and prints what changed with an int
 """
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chatapp.commands import options as completion
 from chatapp.commands.console import interruptible, progress, write, write_json
-from chatapp.commands.eval import measure_model, print_table, read_tasks
 from chatapp.commands.loading import choices_for, load
+from chatapp.commands.measuring.tasks import TEST_HELP, measure_model, print_table, read_tasks
 from chatapp.commands.options import JsonOption, ModelOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chatapp.common.settings import Settings
+    from chatapp.evaluation.blind_test import Trial
     from chatapp.evaluation.evaluate import Task
     from chatapp.evaluation.report import Result
+    from chatapp.evaluation.text_pairs import Preference
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -32,9 +33,7 @@ FileArgument = Annotated[
         help="A prompt file, or a name of the library.", autocompletion=completion.prompts
     ),
 ]
-TestOption = Annotated[
-    Path, typer.Option(help="Test items with their gold answers (.jsonl, .csv).")
-]
+TestOption = Annotated[Path, typer.Option(help=TEST_HELP)]
 ShotsOption = Annotated[int, typer.Option(min=1, help="Examples to show, the same to all items.")]
 LimitOption = Annotated[int, typer.Option(min=1, help="Use at most this many test items.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Draws the examples and the test items.")]
@@ -52,26 +51,19 @@ def order(
     as_json: JsonOption = False,
 ) -> None:
     """Show the same examples in different orders: how much do the measures vary?"""
-    from statistics import fmean, stdev
-
-    from chatapp.common.settings import load_settings
     from chatapp.evaluation.variants import order_variants
 
     (task,) = read_tasks([file], test, limit, seed, strict=False)
-    variants = order_variants(task, shots, orders, seed)
-    results = _measure(variants, load_settings({"model": model}))
-    summary = {}
-    for metric in task.prompt.metrics:
-        means = [result.mean for result in results if result.metric == metric]
-        ends = {"lowest": min(means), "highest": max(means)}
-        summary[metric] = {"mean": fmean(means), "spread": stdev(means), **ends}
+    results = _measure(order_variants(task, shots, orders, seed), model)
+    summary = {metric: _spread(results, metric) for metric in task.prompt.metrics}
     if as_json:
         write_json({"summary": summary, "results": [asdict(result) for result in results]})
         return
     print_table(results)
+    count = len({result.task for result in results})
     for metric, of in summary.items():
         write(
-            f"{metric} over {len(variants)} orders: mean {of['mean']:.3f}, standard deviation "
+            f"{metric} over {count} orders: mean {of['mean']:.3f}, standard deviation "
             f"{of['spread']:.3f}, from {of['lowest']:.3f} to {of['highest']:.3f}\n"
         )
 
@@ -87,11 +79,10 @@ def labels(
     as_json: JsonOption = False,
 ) -> None:
     """Give the examples random, wrong or renamed labels: does the model learn from them?"""
-    from chatapp.common.settings import load_settings
     from chatapp.evaluation.variants import label_variants
 
     (task,) = read_tasks([file], test, limit, seed, strict=False)
-    results = _measure(label_variants(task, shots, seed), load_settings({"model": model}))
+    results = _measure(label_variants(task, shots, seed), model)
     if as_json:
         write_json({"results": [asdict(result) for result in results]})
         return
@@ -102,30 +93,69 @@ def labels(
     )
 
 
+def _measure(variants: "Sequence[Task]", model: str | None) -> "list[Result]":
+    from chatapp.common.settings import load_settings
+    from chatapp.evaluation.evaluate import Grid
+
+    with interruptible("interrupted"):
+        return measure_model(variants, Grid(), load_settings({"model": model}), None)[0]
+
+
+def _spread(results: "Sequence[Result]", metric: str) -> dict[str, float]:
+    """How a measure varies over the results of several orders."""
+    means = [result.mean for result in results if result.metric == metric]
+    ends = {"lowest": min(means), "highest": max(means)}
+    return {"mean": fmean(means), "spread": stdev(means), **ends}
+
+
 @app.command()
 def pairs(
     file: Annotated[
-        Path, typer.Argument(help="Texts as sent_more and sent_less (.jsonl, .csv, CrowS-Pairs).")
+        Path,
+        typer.Argument(
+            help="Texts as sent_more and sent_less, perhaps with a bias_type "
+            "(.jsonl, .csv, CrowS-Pairs)."
+        ),
     ],
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare texts that differ in a word: which does the model find more likely?"""
     from chatapp.common.settings import load_settings
-    from chatapp.evaluation.text_pairs import measure_preference, read_text_pairs
+    from chatapp.evaluation.text_pairs import (
+        preference,
+        preferences_by_kind,
+        read_text_pairs,
+        score_pairs,
+    )
 
     texts = read_text_pairs(file)
     settings = load_settings({"model": model})
-    with interruptible("interrupted"):
-        preference = measure_preference(load(settings.model, "float32", settings.device), texts)
+    with interruptible("interrupted"), progress("Scoring") as show:
+        differences = score_pairs(load(settings.model, "float32", settings.device), texts, show)
+    whole, by_kind = preference(differences), preferences_by_kind(texts, differences)
     if as_json:
-        write_json({"model": settings.model, **asdict(preference)})
+        kinds = {kind: asdict(of) for kind, of in by_kind.items()}
+        of_all = {"model": settings.model, "differences": differences, **asdict(whole)}
+        write_json(of_all | {"bias_types": kinds})
         return
-    low, high = preference.interval
-    write(f"{len(texts)} pairs: log p(sent_more) - log p(sent_less)\n")
-    write(f"mean {preference.mean:+.3f} nats, 95 % {low:+.3f} to {high:+.3f}\n")
-    low, high = preference.preferred_interval
-    write(f"sent_more is likelier in {preference.preferred:.3f}, 95 % {low:.3f} to {high:.3f}\n")
+    _print_preferences({"all pairs": whole, **by_kind})
+
+
+def _print_preferences(rows: "Mapping[str, Preference]") -> None:
+    """A line for all pairs, and one for each kind of them."""
+    width = max(map(len, rows))
+    write(
+        "log p(sent_more) - log p(sent_less) in nats, and in which share of the pairs sent_more is "
+        "likelier;\nin brackets 95 % intervals\n\n"
+    )
+    for name, of in rows.items():
+        low, high = of.preferred_interval
+        spread = (
+            "(one pair)" if of.interval is None else "({:+.2f} to {:+.2f})".format(*of.interval)
+        )
+        share = f"{of.preferred:.3f} ({low:.3f} to {high:.3f})"
+        write(f"{name:{width}}  n {of.n:<5} {of.mean:+.2f} {spread:20} {share}\n")
 
 
 @app.command()
@@ -140,22 +170,15 @@ def blind(
     as_json: JsonOption = False,
 ) -> None:
     """Read continuations in the terminal: can you tell the model's from the passages' own?"""
-    from chatapp.common.settings import load_settings
-    from chatapp.evaluation.blind_test import make_trials, recognitions
+    from chatapp.evaluation.blind_test import recognitions
     from chatapp.evaluation.evaluate import subset
     from chatapp.evaluation.language_modelling import read_passages
-
-    passages = [item.input for item in subset(read_passages(file), limit, seed)]
-    settings = load_settings({"model": model})
-    if not sys.stdin.isatty():
-        raise UserError("a reader answers in a terminal, and standard input is none")
-    language_model = load(settings.model, settings.precision, settings.device)
-    sampling = choices_for(language_model, settings).sampling
-    with interruptible("interrupted"), progress("Writing") as show:
-        trials = make_trials(language_model, passages, words, sampling, seed, show)
-
     from chatapp.tui.blind import BlindTestApp
 
+    passages = [item.input for item in subset(read_passages(file), limit, seed)]
+    if not sys.stdin.isatty():
+        raise UserError("a reader answers in a terminal, and standard input is none")
+    trials = _trials(passages, words, seed, model)
     reading = BlindTestApp(trials)
     reading.run()
     if reading.failure is not None:
@@ -174,8 +197,13 @@ def blind(
         )
 
 
-def _measure(variants: "Sequence[Task]", settings: "Settings") -> "list[Result]":
-    from chatapp.evaluation.evaluate import Grid
+def _trials(passages: Sequence[str], words: int, seed: int, model: str | None) -> "list[Trial]":
+    """What the reader gets to see, written by the model in the precision of the settings."""
+    from chatapp.common.settings import load_settings
+    from chatapp.evaluation.blind_test import make_trials
 
-    with interruptible("interrupted"):
-        return measure_model(variants, Grid(), settings, None)[0]
+    settings = load_settings({"model": model})
+    writer = load(settings.model, settings.precision, settings.device)
+    sampling = choices_for(writer, settings).sampling
+    with interruptible("interrupted"), progress("Writing") as show:
+        return make_trials(writer, passages, words, sampling, seed, show)

@@ -16,7 +16,7 @@ examples = [
   {input = "a grey wolf", output = "animal"},
 ]
 """
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 class Follower(ScriptedModel):
@@ -89,8 +89,27 @@ def test_pairs_have_a_difference_and_an_interval(
     # By R: t.test(c(-1, 2, 1, 0)), and the share 2.5 of 4.
     assert made["interval"] == pytest.approx([-1.554, 2.554], abs=1e-3)
     assert made["preferred"] == 0.625
-    shown = run("experiment", "pairs", str(path)).out
-    assert shown.splitlines()[1] == "mean +0.500 nats, 95 % -1.554 to +2.554"
+    shown = run("experiment", "pairs", str(path)).out.splitlines()
+    assert shown[-1] == "all pairs  n 4     +0.50 (-1.55 to +2.55)     0.625 (0.219 to 0.908)"
+
+
+def test_each_type_of_bias_has_its_own_line(run: Run, tmp_path: Path, use_model: UseModel) -> None:
+    class Long(ScriptedModel):
+        def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+            return [[-1.0] * len(continuation) for _, continuation in pairs]
+
+    use_model(Long([""]))
+    path = tmp_path / "pairs.csv"
+    rows = ["a,b c,gender"] * 40 + ["a b c,b,age", "a,b c,religion", "a b c d,b,age"]
+    path.write_text("sent_more,sent_less,bias_type\n" + "\n".join(rows) + "\n")
+    made = json.loads(run("experiment", "pairs", str(path), "--json").out)
+    assert made["differences"] == [1] * 40 + [-2, 1, -3]
+    found = {kind: (of["n"], of["mean"]) for kind, of in made["bias_types"].items()}
+    assert found == {"age": (2, -2.5), "gender": (40, 1), "religion": (1, 1)}
+    assert made["bias_types"]["religion"]["interval"] is None
+    shown = run("experiment", "pairs", str(path)).out.splitlines()
+    assert [line.split()[0] for line in shown[3:]] == ["all", "age", "gender", "religion"]
+    assert "+1.00 (one pair)" in shown[-1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""`chatapp eval` and `chatapp experiment`: what answers to prompts are worth, and depend on."""

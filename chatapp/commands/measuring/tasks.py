@@ -1,0 +1,115 @@
+"""What `eval` and `experiment` share: reading tasks, measuring a model, printing the results.
+
+Invariant: a model is measured in float32, in which likelihoods of labels are exact.
+"""
+
+import io
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chatapp.commands.console import progress, write
+from chatapp.commands.loading import load, prompt_path, report_pool, template_for
+from chatapp.common.userfiles import UserError
+
+if TYPE_CHECKING:
+    from chatapp.common.settings import Settings
+    from chatapp.engine.files.model_files import ModelFiles
+    from chatapp.engine.model import LanguageModel
+    from chatapp.evaluation.evaluate import Grid, Task
+    from chatapp.evaluation.report import Result
+
+TEST_HELP = "Test items with their gold answers (.jsonl, .csv)."
+
+
+def read_tasks(
+    files: Sequence[str], test: Path | None, limit: int | None, seed: int, *, strict: bool
+) -> "list[Task]":
+    """Prompt files with at most `limit` of the test items, drawn by the seed. Raises UserError."""
+    from chatapp.evaluation.evaluate import Task, subset
+    from chatapp.evaluation.inputs import read_test
+    from chatapp.prompting.files.promptfile import load_prompt
+
+    if test is None:
+        raise UserError("there are no test items; pass a file of them with --test")
+    tasks: dict[str, Task] = {}
+    for file in files:
+        prompt = load_prompt(prompt_path(file))
+        name = prompt.path.stem
+        if name in tasks:
+            raise UserError(f"{file}: another prompt file is named {name!r} as well; rename one")
+        report_pool(prompt.pool, strict=strict)
+        items = subset(read_test(test, prompt.labels, prompt.columns), limit, seed)
+        tasks[name] = Task(name, prompt, items, str(test))
+    return list(tasks.values())
+
+
+def measure_model(
+    tasks: "Sequence[Task]",
+    grid: "Grid",
+    settings: "Settings",
+    folder: Path | None,
+    concurrency: int | None = None,
+) -> "tuple[list[Result], ModelFiles | None]":
+    """The results of a model, and its files; a server's model has none."""
+    from chatapp.evaluation.evaluate import Selectors, evaluate, plan, prompt_of
+    from chatapp.evaluation.journal import Journal
+    from chatapp.evaluation.report import results
+
+    if grid.scoring and not any(task.prompt.labels or task.prompt.choices for task in tasks):
+        raise UserError("--score needs labels or choices, and none of these tasks has any")
+    cells = [(task, cell) for task in tasks for cell in plan(task, grid)]
+    model = load(settings.model, "float32", settings.device, concurrency)
+    with ExitStack() as stack:
+        journal = stack.enter_context(Journal(folder / "answers.jsonl")) if folder else None
+        with progress("Reading the pools") as show:
+            selectors = {task.name: Selectors(task, model, show) for task in tasks}
+            for task, cell in cells:
+                selectors[task.name].of(prompt_of(task, cell))
+        with progress("Evaluating") as show:
+            template = template_for([prompt_of(task, cell) for task, cell in cells], model)
+            rows = evaluate(
+                model, cells, selectors, template=template, journal=journal, progress=show
+            )
+        votes = {name: selector.voted for name, selector in selectors.items()}
+        measured = results(tasks, rows, grid.scoring, votes, _by_head(tasks, model))
+    return measured, model.files
+
+
+def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[str]]:
+    """The answers of the model's head to the items of each task that has its labels."""
+    from chatapp.fewshot.heads import HeadAnswerer, head_of
+
+    head = head_of(model)
+    if head is None:
+        return {}
+    answered = {}
+    for task in tasks:
+        if set(task.prompt.labels) == set(head.spec.labels):
+            answerer = HeadAnswerer(head, task.prompt)
+            with progress(f"Running the head, {task.name}") as show:
+                outputs = []
+                for number, item in enumerate(task.items, 1):
+                    (answer,) = answerer.answer([answerer.prepare(item.input)])
+                    outputs.append(answer.output)
+                    show(number, len(task.items))
+                answered[task.name] = outputs
+    return answered
+
+
+def print_table(results: "Sequence[Result]") -> None:
+    from rich.console import Console
+
+    from chatapp.evaluation.report import explanation, table
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    shown = table(results, width)
+    # As wide as the table: a terminal may break its lines, but no figure is cut.
+    file = io.StringIO()
+    console = Console(file=file, width=10_000)
+    console.width = console.measure(shown).maximum
+    console.print(shown)
+    write(f"{file.getvalue()}\n{explanation(shown)}")
