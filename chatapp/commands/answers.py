@@ -68,7 +68,7 @@ def print_answer(
             document["calls"] = list(map(asdict, collected.calls))
         if changes:
             document["changes"] = changes
-        write_json(document | {"sampling": choices.document(sampling)})
+        write_json(document | collected.finished.fit | {"sampling": choices.document(sampling)})
     elif not collected.reply.endswith("\n"):
         write("\n")
     # Not before: remarks would appear inside the streamed answer.
@@ -186,7 +186,7 @@ def _end(finished: "Finished") -> None:
         complain(finished.message)
     if finished.reason == "repetition":
         complain(REPEATED)
-    if finished.reason == "error":
+    if finished.reason == "error" or (finished.valid is False and finished.reason != "cancelled"):
         raise typer.Exit(1)
     if finished.reason == "cancelled":
         raise typer.Exit(_INTERRUPTED)

@@ -28,6 +28,12 @@ from chatapp.commands.ask_inputs import (
 )
 from chatapp.commands.changes import AblateOption, SteerOption, changes_of
 from chatapp.commands.console import complain, show_reading, status
+from chatapp.commands.constraints import (
+    GrammarOption,
+    PatternOption,
+    SchemaOption,
+    constraint_of,
+)
 from chatapp.commands.loading import choices_for, load, open_store
 from chatapp.commands.options import (
     METHOD_HELP,
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.events import ReplyEvent
     from chatapp.dialogue.store.rows import StoredChat
     from chatapp.dialogue.tool_calls import Toolbox
+    from chatapp.engine.constraint.constraint import Constraint
     from chatapp.engine.decoder.interventions import Interventions
     from chatapp.engine.events import Event
     from chatapp.engine.model import Generate, LanguageModel, Sampling
@@ -130,6 +137,9 @@ def ask(
     docs_method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
     tools: ToolsOption = "",
     yes_tools: YesToolsOption = "",
+    schema: SchemaOption = None,
+    pattern: PatternOption = None,
+    grammar: GrammarOption = None,
     ablate: AblateOption = None,
     steer: SteerOption = None,
     as_json: JsonOption = False,
@@ -140,6 +150,7 @@ def ask(
     """
     chat = chat_to_go_on_with(last, chat_id)
     _check_together(chat, system, persona, best_of, reward, tools)
+    constraint = constraint_of(schema, pattern, grammar, tools)
     wanted = names_in(tools)
     allowed = allowed_names(names_in(yes_tools), wanted)
     settings = settings_of(context, model=None if chat is None else chat.model)
@@ -152,14 +163,14 @@ def ask(
     read_now = None if chat else documents  # a chat searches its own
     sources = _sources(loaded, chosen, text, read_now, own_system, choices.sampling)
     changes = changes_of(loaded, ablate, steer)
-    alone = _Question(loaded, chosen, text, own_system, tuple(sources), changes)
+    alone = _Question(loaded, chosen, text, own_system, tuple(sources), changes, constraint)
     named = settings.model, choices, chosen.name
     if reward:
         print_best(alone.answers, *named, reward, alone.messages, best_of, as_json=as_json)
         return
     answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = alone.answer
     if chat is not None:
-        given = documents, wanted, allowed, sources, changes
+        given = documents, wanted, allowed, sources, changes, constraint
         answer = partial(_answer_in, chat, loaded, chosen, text, *given)
     elif wanted:
         toolbox = toolbox_of(loaded, chosen, wanted, allowed)
@@ -268,6 +279,7 @@ class _Question:
     system: str | None
     sources: "tuple[Source, ...]"
     changes: "Interventions"
+    constraint: "Constraint | None"
 
     @property
     def messages(self) -> "list[Message]":
@@ -300,6 +312,7 @@ class _Question:
             sampling=sampling,
             cancel=cancel,
             generate=with_interventions(generate or self.model.generate, self.changes),
+            constraint=self.constraint,
         )
 
     def answer_with_tools(
@@ -332,6 +345,7 @@ def _answer_in(
     allowed: "Collection[str]",
     sources: "list[Source]",
     changes: "Interventions",
+    constraint: "Constraint | None",
     sampling: "Sampling",
     cancel: threading.Event,
 ) -> "Iterator[ReplyEvent]":
@@ -348,7 +362,7 @@ def _answer_in(
         _read(documents)  # unreadable documents are not stored in the chat
     with open_store() as store, closing(Chat(store, chat.id)) as opened:
         opened.ask = lambda request, cancel: "once" if is_allowed(request.tool, allowed) else "no"
-        opened.interventions = changes
+        opened.interventions, opened.constraint = changes, constraint
         if documents is not None:
             opened.use_documents(documents)
         session = Session(opened, model, template=template, sampling=sampling)

@@ -285,8 +285,9 @@ def _one(
             complain(f"{len(question.dropped)} of {chosen} examples did not fit and were left out")
     if answer.finished and answer.finished.reason == "repetition":
         complain(REPEATED)
-    if answer.finished and answer.finished.reason == "error":
-        complain(answer.finished.message)
+    finished = answer.finished
+    if finished and (finished.reason == "error" or finished.valid is False):
+        complain(finished.message)
         raise typer.Exit(1)
 
 

@@ -15,6 +15,7 @@ from chatapp.common.userfiles import UserError
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import Gone
 from chatapp.dialogue.store.rows import Basis, StoredMessage
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.interventions import UNCHANGED
 from chatapp.passages.sources import Source
 from chatapp.prompting.files.documents import DocumentSet
@@ -76,6 +77,7 @@ class Chat:
         self.messages: list[StoredMessage] = []
         self.ask: Ask = never
         self.interventions = UNCHANGED
+        self.constraint: Constraint | None = None
         self._servers: Servers | None = None
         if id is not None:
             row = store.chat(id)
@@ -111,6 +113,7 @@ class Chat:
         if id is not None and id == self.id:
             chat._servers = self._servers
             chat.interventions = self.interventions
+            chat.constraint = self.constraint
         return chat
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ from chatapp.dialogue.rendering import Grounding
 from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.tool_calls import Toolbox, events_with_calls
 from chatapp.dialogue.writers.choosing import writer_for
-from chatapp.dialogue.writers.prompt import Exchange, Prompt, trimmed
+from chatapp.dialogue.writers.prompt import Exchange, Prompt, trimmed, with_constraint
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
 from chatapp.passages.sources import Source, texts_in_prompt
@@ -33,10 +34,12 @@ def ask(
     sampling: Sampling,
     cancel: threading.Event | None = None,
     generate: Generate | None = None,
+    constraint: Constraint | None = None,
 ) -> Iterator[Event]:
     """The reply to a single message.
 
-    system: instructions instead of the template's. sources: from `find_sources`. generate: instead
+    constraint: what it may look like; the model reads it in its instructions. system: instructions
+    instead of the template's. sources: from `find_sources`. generate: instead
     of the model's own. Raises ValueError when `text` is empty, MessageTooLong when it does not fit
     the window.
     """
@@ -44,8 +47,9 @@ def ask(
         raise ValueError("the question is empty")
     writer = writer_for(model, template)
     exchange = Exchange(text, passages=texts_in_prompt(sources))
+    system = with_constraint(system, template, constraint)
     prompt = writer.write(system, [exchange], max_tokens=sampling.max_tokens)
-    request = Request(prompt.ids, sampling, writer.stop, cancel)
+    request = Request(prompt.ids, sampling, writer.stop, cancel, constraint=constraint)
     yield from trimmed(reply_events(model, prompt, request, generate))
 
 

@@ -164,6 +164,9 @@ def reply_events(
     """
     if prompt.messages and not request.forced:
         request = replace(request, messages=prompt.messages_sent, tools=prompt.tools)
+    if request.constraint is not None and prompt.is_thinking and prompt.marks is not None:
+        after_thought = replace(request.constraint, after=prompt.marks.end)
+        request = replace(request, constraint=after_thought)
     events = _drawn_events(model, prompt, request, generate or model.generate)
     with closing(events):
         if prompt.marks is None:

@@ -26,7 +26,14 @@ from chatapp.dialogue.reply import ReplyRecorder, reply_events
 from chatapp.dialogue.store.rows import Conditions, StoredMessage
 from chatapp.dialogue.tool_calls import Toolbox, events_with_calls, out_of_reach
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
-from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer, seeded, trimmed
+from chatapp.dialogue.writers.prompt import (
+    Exchange,
+    Prompt,
+    Writer,
+    seeded,
+    trimmed,
+    with_constraint,
+)
 from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
@@ -178,7 +185,7 @@ class Session:
         user, reply = self._store(plan, prompt)
         self.chat.messages = [*plan.path, *([user] if user else []), reply]
         with self._recording(reply) as recorder:
-            request = self._request(prompt, plan.forced, cancel)
+            request = self._request(prompt, plan.forced, reply.text, cancel)
             self._begin(recorder, prompt, request.sampling)
             dropped = messages_in(prompt.dropped, self.chat.messages)
             yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
@@ -281,10 +288,14 @@ class Session:
             self.writer.remember(reply.text, [*self.writer.reply_ids(before.text), *ids])
 
     def _request(
-        self, prompt: Prompt, forced: Sequence[int], cancel: threading.Event | None
+        self, prompt: Prompt, forced: Sequence[int], begun: str, cancel: threading.Event | None
     ) -> Request:
+        """begun: the reply's text so far."""
         # A server's alternatives are available only now.
         top = _ALTERNATIVES if isinstance(self.model, RemoteModel) else 0
+        constraint = self.chat.constraint or self.writer.constraint
+        if constraint is not None and begun:
+            constraint = replace(constraint, begun=begun)
         return Request(
             prompt.ids,
             seeded(self.sampling),
@@ -293,6 +304,7 @@ class Session:
             top,
             forced,
             interventions=self.chat.interventions.added_after(len(prompt.ids)),
+            constraint=constraint,
         )
 
     def _events(
@@ -352,7 +364,10 @@ class Session:
         writer, tools = self.writer, self.find_tools().tools if self.chat.tools else {}
         writer.use_tools([tools[name].to_dict() for name in self.chat.tools if name in tools])
         max_tokens = self.sampling.max_tokens
-        prompt = writer.write(self.chat.basis.system, exchanges, max_tokens=max_tokens)
+        system = self.chat.basis.system
+        if not self.chat.basis.prompt:  # a prompt file shows what it wants by its demonstrations
+            system = with_constraint(system, self.template, self.chat.constraint)
+        prompt = writer.write(system, exchanges, max_tokens=max_tokens)
         return replace(prompt, sources=tuple(sources))
 
     def find_sources(

@@ -5,7 +5,7 @@ every `thought`.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 THINKING = ("<think>", "</think>")
 """Marks around the thought that a server separates from its reply."""
@@ -84,6 +84,14 @@ class Finished:
     valid: bool | None = None
     forced_tokens: int = 0
     forbidden_mass: float = 0.0
+
+    @property
+    def fit(self) -> dict[str, Any]:
+        """What the constraint did, as JSON data; empty without one."""
+        if self.valid is None:
+            return {}
+        names = ("valid", "forced_tokens", "forbidden_mass")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def tokens_per_second(self) -> float:

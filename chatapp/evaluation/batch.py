@@ -35,7 +35,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "time_to_first_token": finished.time_to_first_token if finished else None,
         "tokens_per_second": finished.tokens_per_second if finished else None,
         "seconds": answer.seconds,
-    }
+    } | (finished.fit if finished else {})
 
 
 def log_likelihoods(answer: Answer) -> dict[str, Any] | None:

@@ -19,6 +19,8 @@ from itertools import chain, islice, product
 from typing import Protocol
 
 from chatapp.encoding import ids_of, segment_ids, without_start
+from chatapp.engine.constraint.compiling import ConstraintError
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.fewshot.label_scores import CONTENT_FREE, Likelihoods, best, probabilities
@@ -129,6 +131,7 @@ class Answerer:
         self._prompt = prompt
         self._selector = selector
         self._sampling = sampling or sampling_of(prompt)
+        self._constraint = constraint_of(prompt)
         self._look_up = look_up
         self._encode = lru_cache(_REMEMBERED)(model.tokenizer.encode)
         self._layout = layout_of(prompt, template)
@@ -347,6 +350,7 @@ class Answerer:
                 self._sampling,
                 self._layout.stop,
                 messages=self._messages(question),
+                constraint=self._constraint,
             )
             for question in questions
         )
@@ -359,6 +363,22 @@ class Answerer:
         shown = [example.index for example in question.examples]
         messages = layout.messages(shown, question.full_input)
         return [{"role": message.role, "content": message.text} for message in messages]
+
+
+def constraint_of(prompt: PromptFile) -> Constraint | None:
+    """What a generated answer of a prompt file may look like.
+
+    Raises PromptError that names the key that cannot be used.
+    """
+    output = prompt.output
+    if output is None:
+        return None
+    try:
+        if output.kind == "schema":
+            return Constraint.of_schema(output.text, spaced=True)
+        return Constraint(output.kind, output.text, spaced=True)
+    except ConstraintError as error:
+        raise prompt.error(f"output.{output.kind}", f"is refused: {error}") from None
 
 
 def sampling_of(prompt: PromptFile, base: Sampling | None = None) -> Sampling:

@@ -2,15 +2,18 @@
 
 import json
 import os
+import random
 import re
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
+from random_constraints import random_constraint
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -23,7 +26,7 @@ from chatapp.engine.constraint.vocabulary import Vocabulary
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.gguf.vocabulary import gguf_tokenizer
-from chatapp.engine.model import Request, Sampling
+from chatapp.engine.model import Request, Sampling, whole_replies
 from chatapp.engine.tokenizers.byte_level import BPETokenizer, NotByteLevel
 from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
 from chatapp.models.loading import load_model
@@ -319,3 +322,23 @@ def test_banned_repetitions_do_not_leave_the_constraint(model: LocalModel) -> No
     assert finished.valid
     assert torch.isfinite(torch.tensor([finished.forbidden_mass])).all()
     assert set(text) <= {"a", "b"}
+
+
+def test_random_constraints_are_kept(model: LocalModel) -> None:
+    numbers = random.Random(7)
+    constraints = [random_constraint(numbers) for _ in range(20)]
+    ids = model.tokenizer.encode("An example:\n")
+    sampling = Sampling(temperature=1.0, seed=1, max_tokens=40)
+    requests = [Request(ids, sampling, constraint=constraint) for constraint in constraints]
+    ended = 0
+    for constraint, (text, finished) in zip(
+        constraints, whole_replies(model.generate_many(requests)), strict=True
+    ):
+        assert finished.valid is (finished.reason == "stop")
+        if finished.valid:
+            ended += 1
+            if constraint.kind == "pattern":
+                assert re.fullmatch(constraint.source, text)
+            else:
+                jsonschema.validate(json.loads(text), json.loads(constraint.source))
+    assert ended > 12

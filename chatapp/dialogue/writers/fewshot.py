@@ -16,7 +16,7 @@ from chatapp.dialogue.writers.prompt import Exchange, Label, Prompt, Shot, Write
 from chatapp.encoding import without_start
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.fewshot.answering import Answerer, Question, sampling_of
+from chatapp.fewshot.answering import Answerer, Question, constraint_of, sampling_of
 from chatapp.fewshot.options import selector_for
 from chatapp.prompting import messages
 from chatapp.prompting.chat_template import Template
@@ -57,6 +57,7 @@ class FewShotWriter(Writer):
         self.stop = self._layout(self._prompt).stop
         self.documents = prompt.documents
         self.calls = prompt.calls
+        self.constraint = constraint_of(prompt)
         self._selector = selector
         method = prompt.select.selector
         self.goes_on = not (method.ranks or method.draws or prompt.labels)

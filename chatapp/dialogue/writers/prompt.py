@@ -16,9 +16,11 @@ from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.events import PARAGRAPH, Called, ReplyEvent
 from chatapp.encoding import in_order, segment_ids
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.passages.sources import Source, fitting
 from chatapp.prompting.calls import CALCULATOR, with_calls
+from chatapp.prompting.chat_template import Template
 from chatapp.prompting.files.documents import DocumentSet
 from chatapp.prompting.messages import (
     Call,
@@ -172,7 +174,7 @@ class Writer(ABC):
     name: of the layout. stop: the strings at which a reply is cut off. documents: those that the
     layout itself uses. calls: how the model calls tools. goes_on: a prompt contains the chat so
     far, not only the message. prefix: inserted before each message. tools: those described in the
-    prompt.
+    prompt. constraint: the layout's own.
     """
 
     name: str
@@ -182,6 +184,7 @@ class Writer(ABC):
     goes_on: bool = True
     prefix: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
+    constraint: Constraint | None = None
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -317,6 +320,16 @@ class Writer(ABC):
         if (text, begins) not in self._encoded:
             self._encoded[text, begins] = self._model.tokenizer.encode(text, begins=begins)
         return self._encoded[text, begins]
+
+
+def with_constraint(
+    system: str | None, template: Template, constraint: Constraint | None
+) -> str | None:
+    """Instructions that say what a reply may look like. system: None for the template's own."""
+    if constraint is None:
+        return system
+    own = template.instruction if system is None else system
+    return f"{own}\n\nAnswer only with {constraint.in_words}".strip()
 
 
 def seeded(sampling: Sampling) -> Sampling:

@@ -1,6 +1,7 @@
 """Compiles grammars with llguidance, in bounded time and memory."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -100,6 +101,7 @@ def words_of(error: str) -> str:
     first = lines[0] if lines else ""
     if first.startswith("NoExtension"):
         return "no text fits it"
+    first = re.sub(r"Unimplemented keys: \[(.*)\]", r"no grammar can follow \1", first)
     return f"{first.partition('; following special')[0]} {last}".strip()[:400]
 
 

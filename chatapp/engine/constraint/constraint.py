@@ -6,9 +6,10 @@ Invariant: a constraint that exists can be followed; compiling it takes bounded 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from chatapp.common.userfiles import Location, dotted_key
+from chatapp.common.userfiles import Location, dotted_key, read_required
 from chatapp.engine.constraint.compiling import ConstraintError as ConstraintError
 from chatapp.engine.constraint.compiling import Kind, fault_of, grammar_of
 from chatapp.engine.constraint.validation import check_schema
@@ -87,6 +88,20 @@ class Constraint:
     def grammar(self) -> str:
         """The grammar in llguidance's form."""
         return grammar_of(self.kind, self.source, led=self.spaced or bool(self.after))
+
+    @classmethod
+    def read(cls, kind: Kind, given: str) -> "Constraint":
+        """A constraint that a user gave: the path of a file with a schema or a grammar, or the text
+        itself. Raises ConstraintError that names the file.
+        """
+        is_text = kind == "pattern" or given.lstrip().startswith("{") or "start:" in given
+        try:
+            text = given if is_text else read_required(Path(given).expanduser(), ConstraintError)
+            return cls.of_schema(text) if kind == "schema" else cls(kind, text)
+        except ConstraintError as error:
+            if is_text or str(error).startswith(given):
+                raise
+            raise ConstraintError(f"{given}: {error}") from None
 
     @property
     def in_words(self) -> str:

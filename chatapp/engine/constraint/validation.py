@@ -41,6 +41,8 @@ def misfit(text: str, schema: str) -> str:
         error = next(_validator(schema).iter_errors(value), None)
     except (ValueError, RecursionError) as failure:
         return f"it is no JSON: {failure}"
+    except ArithmeticError:
+        return "it has a number that is too large to check"
     if error is None:
         return ""
     place = dotted_key(tuple(error.absolute_path))

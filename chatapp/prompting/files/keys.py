@@ -61,6 +61,12 @@ class _Calls(_Strict):
     close: _Mark = CALCULATOR.close
 
 
+class OutputKeys(_Strict):
+    schema_: _Path | None = Field(None, alias="schema")
+    pattern: _Path | None = None
+    grammar: _Path | None = None
+
+
 class GenerateKeys(strict_model(Sampling)):  # type: ignore[misc]  # a class made of another
     """The sampling parameters; only those set in the file count."""
 
@@ -102,4 +108,5 @@ class PromptKeys(DescribedKeys):
     chat: _Chat = _Chat()
     documents: DocumentKeys | None = None
     calls: _Calls = _Calls()
+    output: OutputKeys | None = None
     generate: GenerateKeys = GenerateKeys()

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from chatapp.common.userfiles import line_of, parse_toml, quoted, read_required, shown
 from chatapp.common.validation import located, validated
@@ -51,6 +51,19 @@ NO_CHANNEL = (
 _ANSWER: dict[str, int | float] = {"temperature": 0.0, "max_tokens": 64}
 
 
+OutputKind = Literal["schema", "pattern", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What an answer may look like. kind: schema, pattern or grammar. text: of the pattern, or of
+    the file that the key names.
+    """
+
+    kind: OutputKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFile:
     """A task that can be rendered (see `layout`).
@@ -70,7 +83,8 @@ class PromptFile:
     (Brown et al. 2020). published: the format of the pool and of test items, see `published`.
     style: one text, or
     demonstrations as turns of a chat. documents: whose passages precede the input, or None. calls:
-    how an output contains the call of a tool. generate: sampling parameters; by default greedy and
+    how an output contains the call of a tool. output: what a generated answer may look like.
+    generate: sampling parameters; by default greedy and
     at most 64 tokens; empty for a text prompt. source: the file's text, so that a later error can
     still name the line.
     """
@@ -96,6 +110,7 @@ class PromptFile:
     style: Style = "text"
     documents: DocumentSet | None = None
     calls: InlineCalls = CALCULATOR
+    output: Output | None = None
     generate: Mapping[str, int | float] = field(default_factory=dict)
     source: str = field(default="", repr=False)
 
@@ -307,10 +322,32 @@ def _from_toml(path: Path, source: str) -> PromptFile:
         style=file.chat.style,
         documents=_documents(path, source, file.documents),
         calls=InlineCalls(**file.calls.model_dump()),
+        output=_output(path, source, file),
         generate=_ANSWER | file.generate.model_dump(exclude_unset=True),
         source=source,
     )
     return replace(prompt, pool=_pool(prompt, file))
+
+
+def _output(path: Path, source: str, file: PromptKeys) -> Output | None:
+    """The table [output]; its files are relative to the prompt file's folder."""
+    if file.output is None:
+        return None
+    table: dict[Any, str] = file.output.model_dump(by_alias=True, exclude_none=True)
+    if len(table) != 1:
+        message = "needs exactly one of schema, pattern and grammar"
+        raise _key_error(path, source, ("output",), message)
+    for kind, given in table.items():
+        if file.labels or file.choices:
+            message = "conflicts with labels and choices, which are scored"
+            raise _key_error(path, source, ("output",), message)
+        if kind == "pattern":
+            return Output(kind, given)
+        try:
+            return Output(kind, read_required(path.parent / given, PromptError))
+        except PromptError as error:
+            raise _key_error(path, source, ("output", kind), f"cannot be read: {error}") from None
+    return None
 
 
 def _documents(path: Path, source: str, table: DocumentKeys | None) -> DocumentSet | None:

@@ -134,6 +134,14 @@ COMMANDS = (
         empty=True,
     ),
     Command(
+        "schema",
+        "[FILE|JSON]",
+        "answer with JSON that fits a schema; none ends it, alone, show it",
+        slash_model.use_schema,
+        lambda chat: (slash_model.NO_PARTS,),
+        empty=True,
+    ),
+    Command(
         "reward",
         "[RUN]",
         "score replies with a reward model; none ends it, alone, name it",

@@ -6,6 +6,7 @@ Invariant: an action is carried out completely, or fails with a reason and chang
 from typing import TYPE_CHECKING
 
 from chatapp.common.userfiles import UserError
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.interventions import (
     UNCHANGED,
     Interventions,
@@ -141,3 +142,20 @@ def _own_model(conversation: Conversation) -> "LocalModel":
 def _parts_of(conversation: Conversation, names: str) -> Interventions:
     """The parts of the loaded model that names stand for, switched off."""
     return switched_off(parse_parts(names, _own_model(conversation).decoder.architecture))
+
+
+async def use_schema(chat: ChatControls, argument: str) -> None:
+    opened = chat.conversation.chat
+    if not argument:
+        given = opened.constraint
+        chat.widgets.inform("Replies are free." if given is None else given.in_words)
+        return
+    refuse_while_busy(chat)
+    try:
+        constraint = None if argument == NO_PARTS else Constraint.read("schema", argument)
+    except ValueError as error:
+        raise SlashError(f"/schema: {error}") from None
+    opened.constraint = constraint
+    chat.widgets.inform(
+        "Replies are free." if constraint is None else "The next replies are JSON of this schema."
+    )
