@@ -9,14 +9,14 @@ NAMES = "name age city kind tags size price id note when items count is_new α".
 WORDS = ["red", "green", "blue", "a b", 'with "quotes"', "é", "", "42", "x" * 30]
 PARTS = [
     "[a-z]",
-    "[A-Z][a-z]+",
+    "([A-Z][a-z]+)",
     "([0-9]{1,4})",
     "(yes|no|maybe)",
     "-",
     " ",
     "é",
     "[^x]",
-    r"\d+",
+    r"(\d+)",
     r"\w",
 ]
 FORMATS = ["date", "time", "ipv4", "uuid", "email"]
