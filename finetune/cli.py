@@ -260,7 +260,10 @@ def push(
 
 @app.command()
 def keys(
-    section: Annotated[str, typer.Argument(help="a section, such as train; default: all")] = "",
+    section: Annotated[
+        str,
+        typer.Argument(help="a section, such as train, or pretrain; default: all of train"),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List the keys of a configuration: what each takes, its default, and what it does."""

@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import (
+    EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
     PrinterCallback,
@@ -28,6 +29,7 @@ from transformers import (
 )
 
 from chatapp.common.userfiles import read_json_object, whole_file
+from chatapp.engine.files.model_files import CONFIG
 from chatapp.prompting.messages import END_OF_TEXT
 from chatapp.prompting.template import DialogueTemplate, named
 from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
@@ -39,16 +41,19 @@ from finetune.data.corpus import (
     encode_documents,
     end_id,
     read_documents,
+    split_off,
     train_tokenizer,
 )
-from finetune.data.tables import draw, is_held_out
+from finetune.data.tables import draw
+from finetune.measuring.learning import WINDOWS, Watch
 from finetune.training.callbacks import RunCallback
 from finetune.training.checkpoints import last_checkpoint
 from finetune.training.export import save_chat, whole_model
-from finetune.training.initial_weights import begin
+from finetune.training.initial_weights import plant_heads
 from finetune.training.record import RESULT_FILE, RunLog, check_same_data, write_json
+from finetune.training.run_setup import products_precision, training_device
 from finetune.training.trainer import FiniteTrainer
-from finetune.training.trainer_factory import quiet_transformers
+from finetune.training.trainer_factory import check_trackers, quiet_transformers
 
 CONFIG_FILE = "pretrain.json"
 LOSSES_FILE = "losses.jsonl"
@@ -77,6 +82,10 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     output = Path(config.output)
     template = named(config.data.template)
     _check_shape(config)
+    check_trackers(config.train.report_to)
+    precision = products_precision(config.train.precision, training_device("auto"))
+    steps = config.train.model_copy(update={"precision": precision})
+    config = config.model_copy(update={"train": steps})
     sources = [
         (source, list(read_documents(Path(source.path), template))) for source in config.data.train
     ]
@@ -87,10 +96,11 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     quiet_transformers()
     set_seed(config.seed)
     model = GPT2LMHeadModel(_gpt2_config(config, tokenizer))
-    begin(model)
+    if config.shape.start == "planted":
+        plant_heads(model)
     console.print(
         f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
-        f"{windows.shape[1]} tokens an epoch"
+        f"{windows.shape[1]} tokens an epoch; products in {precision}"
     )
     trainer = _trainer(config, model, windows, held_out)
     checkpoint = last_checkpoint(output)
@@ -103,13 +113,14 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
         trainer,
         {"loss": "loss"},
         ("loss",),
+        watch=_watch(config, model, tokenizer, template, held_out) if steps.watch else None,
     )
     trainer.add_callback(display)
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         display.stop()
-    _finish(output, config, trainer, tokenizer, template)
+    _finish(output, config, trainer, template)
     return output
 
 
@@ -142,7 +153,10 @@ def _digest(documents: Sequence[Document]) -> str:
 
 def _claim(output: Path, config: PretrainConfig, digests: Mapping[str, str]) -> None:
     """Create the run folder, or check that the run in it is this one."""
-    free = {"train": {"save_every", "log_every"}}
+    free: dict[str, Any] = {
+        "samples": True,
+        "train": {"save_every", "log_every", "report_to", "early_stop", "watch"},
+    }
     wanted = config.model_dump(exclude=free)
     record = output / CONFIG_FILE
     if record.exists():
@@ -178,34 +192,56 @@ def _windows(
     config: PretrainConfig, tokenizer: Tokenizer, sources: Sources, console: Console
 ) -> tuple[Ids, Ids]:
     """Windows for training and for evaluation. Raises ConfigError when there is none
-    for training."""
+    for training.
+    """
     train: list[Ids] = []
     held_out: list[Ids] = []
+    length = config.train.window or config.shape.positions
     for source, documents in sources:
-        training, kept_out = _split(documents, config.data.held_out)
-        held_out += encode_documents(kept_out, tokenizer)
-        drawn = draw(encode_documents(training, tokenizer), source.weight, config.seed)
+        encoded = encode_documents(documents, tokenizer)
+        keys = map(document_key, documents)
+        training, kept_out = split_off(encoded, keys, config.data.held_out, _LONG * length)
+        held_out += kept_out
+        drawn = draw(training, source.weight, config.seed)
         train += drawn
         console.print(
             f"{source.path}: {len(documents):,} documents, {sum(map(len, drawn)):,} tokens an "
-            f"epoch ({source.weight:g} passes), {len(kept_out):,} documents held out",
+            f"epoch ({source.weight:g} passes), {sum(map(len, kept_out)):,} tokens held out",
             markup=False,
         )
-    length = config.train.window or config.shape.positions
     windows = cut_windows(train, length, config.seed)
     if not len(windows):
         raise ConfigError(
             f"data.train: {sum(map(len, train)):,} tokens do not fill one window of {length}"
         )
-    return windows, cut_windows(held_out, length, config.seed)
+    held_out_windows = cut_windows(held_out, length, config.seed)
+    if config.data.held_out and not len(held_out_windows):
+        console.print(
+            f"nothing is measured: data.held_out = {config.data.held_out:g} holds out "
+            f"{sum(map(len, held_out)):,} tokens, which do not fill one window of {length}"
+        )
+    return windows, held_out_windows
 
 
-def _split(documents: Sequence[Document], share: float) -> tuple[list[Document], list[Document]]:
-    """Documents for training, and held-out ones."""
-    sides: tuple[list[Document], list[Document]] = ([], [])
-    for document in documents:
-        sides[is_held_out(document_key(document), share)].append(document)
-    return sides
+_LONG = 10
+"""A document of more windows than these is long: its own end is held out."""
+
+
+def _watch(
+    config: PretrainConfig,
+    model: GPT2LMHeadModel,
+    tokenizer: Tokenizer,
+    template: DialogueTemplate,
+    held_out: Ids,
+) -> Watch:
+    def save(folder: Path) -> None:
+        halves = {name: weight.half() for name, weight in model.state_dict().items()}
+        _write_model(folder, model, halves, config, template)
+        tokenizer.save(str(folder / "tokenizer.json"))
+
+    samples = config.samples
+    windows = held_out[:WINDOWS].tolist()
+    return Watch(Path(config.output), save, windows, samples.prompts, samples.max_tokens)
 
 
 def _gpt2_config(config: PretrainConfig, tokenizer: Tokenizer) -> GPT2Config:
@@ -238,16 +274,15 @@ def _trainer(
     arguments = TrainingArguments(
         output_dir=config.output,
         num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps,
         per_device_train_batch_size=settings.batch_size,
         per_device_eval_batch_size=settings.batch_size,
         gradient_accumulation_steps=settings.accumulate,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr_rate": 0.05},
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
         adam_beta2=0.99,
-        max_grad_norm=1.0,
+        max_grad_norm=settings.max_grad_norm,
         bf16=settings.precision == "bfloat16",
         use_cpu=not on_gpu,
         logging_steps=settings.log_every,
@@ -256,16 +291,24 @@ def _trainer(
         save_steps=settings.save_every,
         save_total_limit=2,
         disable_tqdm=True,
-        report_to="none",
+        metric_for_best_model="loss" if len(held_out) else None,
+        greater_is_better=False if len(held_out) else None,
+        restore_callback_states_from_checkpoint=True,
+        report_to=settings.report_to,
         seed=config.seed,
         dataloader_pin_memory=on_gpu,
     )
     trainer = FiniteTrainer(
-        optimizer_name=settings.optimizer,
+        steps=settings,
         model=model,
         args=arguments,
         train_dataset=Windows(windows),
         eval_dataset=Windows(held_out) if len(held_out) else None,
+        callbacks=(
+            [EarlyStoppingCallback(settings.early_stop)]
+            if settings.early_stop and len(held_out)
+            else None
+        ),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -275,12 +318,33 @@ def _finish(
     output: Path,
     config: PretrainConfig,
     trainer: FiniteTrainer,
-    tokenizer: Tokenizer,
     template: DialogueTemplate,
 ) -> None:
-    """Write the complete model: weights in float16, tokenizer, template, and its held-out loss."""
+    """Write the complete model: weights in float16, tokenizer, template, and its held-out loss.
+
+    With early_stop the weights are those of the best measurement.
+    """
+    best = trainer.load_best() if config.train.early_stop else trainer.state.global_step
     loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
-    trainer.model.config.use_cache = True  # off during training
+    with whole_model(output) as aside:
+        _write_model(aside, trainer.model.half(), None, config, template)
+    result = {
+        "steps": trainer.state.global_step,
+        "best_step": best,
+        "held_out_loss": loss,
+        "held_out_perplexity": math.exp(loss) if loss is not None else None,
+    }
+    write_json(output / RESULT_FILE, result)
+
+
+def _write_model(
+    folder: Path,
+    model: GPT2LMHeadModel,
+    weights: Mapping[str, torch.Tensor] | None,
+    config: PretrainConfig,
+    template: DialogueTemplate,
+) -> None:
+    """Write a model's files except the tokenizer's own. weights: in place of the model's."""
     end = END_OF_TEXT.text
     tokenizer_config: dict[str, Any] = {
         # The class that uses tokenizer.json unchanged; GPT2Tokenizer would replace its splitting of
@@ -292,13 +356,9 @@ def _finish(
         "model_max_length": config.shape.positions,
         "clean_up_tokenization_spaces": False,
     }
-    with whole_model(output) as aside:
-        trainer.model.half().save_pretrained(aside)
-        write_json(aside / "tokenizer_config.json", tokenizer_config)
-        save_chat(template, aside)
-    result = {
-        "steps": trainer.state.global_step,
-        "held_out_loss": loss,
-        "held_out_perplexity": math.exp(loss) if loss is not None else None,
-    }
-    write_json(output / RESULT_FILE, result)
+    model.save_pretrained(folder, state_dict=weights)
+    settings = read_json_object(folder / CONFIG, ConfigError)
+    # Training works without the cache; other programs need it.
+    write_json(folder / CONFIG, settings | {"use_cache": True, "dtype": "float16"})
+    write_json(folder / "tokenizer_config.json", tokenizer_config)
+    save_chat(template, folder)

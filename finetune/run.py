@@ -22,12 +22,13 @@ from chatapp.common.userfiles import read_json_object, write_whole
 from chatapp.engine.errors import ModelError
 from chatapp.models.resolving import find_model, note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
+from finetune.measuring.learning import WINDOWS, Watch
 from finetune.measuring.report import header, write_report
 from finetune.objectives.rewards import RewardError
 from finetune.training.callbacks import RunCallback
 from finetune.training.checkpoints import check_whole, drop_optimizer_states, last_checkpoint
 from finetune.training.display import duration, memory, peak_memory
-from finetune.training.export import publish
+from finetune.training.export import complete, publish
 from finetune.training.record import (
     LOG_FILE,
     RESULT_FILE,
@@ -52,7 +53,7 @@ BAD_BATCH_FILE = "bad_batch.jsonl"
 FREE_KEYS = (
     "samples",
     *("train.epochs", "train.max_steps", "train.early_stop", "train.report_to"),
-    *("train.eval_every", "train.save_every"),
+    *("train.eval_every", "train.save_every", "train.watch"),
 )
 # Keys that may change when a diverged run is continued.
 GENTLER_KEYS = ("train.learning_rate", "train.max_grad_norm")
@@ -100,7 +101,7 @@ def _run(
         )
         trainer.add_callback(display)
         _take_steps(trainer, setup, checkpoint, display, console)
-        best_step = _load_best(trainer, output)
+        best_step = trainer.load_best()
         figures = trainer.measure_all(setup.data.held_out) if setup.data.held_out else {}
         publish(setup, trainer, output)
         if is_first_process():
@@ -174,6 +175,29 @@ def _display(trainer: ObjectiveTrainer, setup: RunSetup, console: Console) -> Ru
         # One process alone cannot generate with a sharded model.
         None if trainer.is_fsdp_enabled else sampler(setup),
         setup.config.samples.every,
+        _watch(setup, trainer) if setup.config.train.watch and is_first_process() else None,
+    )
+
+
+def _watch(setup: RunSetup, trainer: ObjectiveTrainer) -> Watch:
+    """Keeps and measures the model at watched steps. Raises ConfigError for what cannot be kept."""
+    if trainer.is_fsdp_enabled or not setup.objective.replies:
+        raise ConfigError(
+            "train.watch: needs a whole model that replies; expected false for heads and FSDP"
+        )
+
+    def save(folder: Path) -> None:
+        trainer.accelerator.unwrap_model(setup.model).save_pretrained(folder)
+        complete(setup, folder)
+
+    samples = setup.config.samples
+    rows = next(iter(setup.data.held_out.values()), None)
+    chosen = [rows[i] for i in range(len(rows))] if rows else []
+    text = [int(id) for row in chosen for id in row["input_ids"].flatten()]
+    length = min(512, setup.text.window)
+    windows = [text[at : at + length] for at in range(0, len(text) - length + 1, length)]
+    return Watch(
+        Path(setup.config.output), save, windows[:WINDOWS], samples.prompts, samples.max_tokens
     )
 
 
@@ -222,15 +246,6 @@ def _take_steps(
         raise Interrupted(
             f"stopped at step {trainer.state.global_step}; {_how_to_continue(output)}"
         )
-
-
-def _load_best(trainer: ObjectiveTrainer, output: Path) -> int:
-    """Load the weights of the best step, if that is not the last; return the step."""
-    last, best = trainer.state.global_step, trainer.state.best_global_step or 0
-    if best and best != last:
-        sharded = trainer.model_wrapped if trainer.is_fsdp_enabled else None
-        trainer._load_from_checkpoint(str(output / f"checkpoint-{best}"), sharded)
-    return best or last
 
 
 def _write_result(

@@ -14,7 +14,13 @@ from pydantic.fields import FieldInfo
 
 from chatapp.common.userfiles import suggestion
 from finetune.config.objectives import Check, Objectives
-from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource
+from finetune.config.sections import (
+    ConfigError,
+    FinetuneConfig,
+    PretrainConfig,
+    Source,
+    TrainSource,
+)
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true | false"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -38,17 +44,26 @@ class Key:
         return asdict(self)
 
 
-def keys(section: str = "") -> list[Key]:
-    """All keys, or those of a section, in the order of the configuration.
+PRETRAIN = "pretrain"
 
-    Raises ConfigError that names the sections for an unknown one.
+
+def keys(section: str = "") -> list[Key]:
+    """All keys of `finetune train`, or those of a section, in the order of the configuration.
+
+    section: "pretrain" for all keys of `finetune pretrain`, "pretrain.shape" for those of one of
+    its sections. Raises ConfigError that names the sections for an unknown one.
     """
-    all_keys = list(_keys(FinetuneConfig, ""))
+    first, _, rest = section.partition(".")
+    of_pretrain = first == PRETRAIN
+    all_keys = list(_keys(PretrainConfig if of_pretrain else FinetuneConfig, ""))
+    section = rest if of_pretrain else section
     if not section:
         return all_keys
     chosen = [key for key in all_keys if key.name.startswith(f"{section}.")]
     if not chosen:
         sections = dict.fromkeys(key.name.rpartition(".")[0] for key in all_keys if "." in key.name)
+        if not of_pretrain:
+            sections[PRETRAIN] = None
         raise ConfigError(f"there is no section {section!r}{suggestion(section, sections)}")
     return chosen
 
@@ -74,12 +89,14 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
             yield from _keys_of_kinds(annotation, meaning, table, has_default=default)
             continue
         inner = _section_in(field.annotation)
-        if inner is None or inner is TrainSource:
+        if inner is None or inner in _SOURCES:
             values = _values(field.annotation) + _bounds(field)
             yield Key(prefix + name, values, _default(field), field.description or "")
         if inner is not None and name != "held_out":  # its tables are those of train
-            yield from _keys(inner, f"{prefix}{name}." + ("N." if inner is TrainSource else ""))
+            yield from _keys(inner, f"{prefix}{name}." + ("N." if inner in _SOURCES else ""))
 
+
+_SOURCES = (Source, TrainSource)
 
 _KINDS: dict[str, tuple[Any, str]] = {
     "objective": (Objectives, "the loss to minimize"),
@@ -126,7 +143,7 @@ def _values(annotation: Any) -> str:
         return "table of texts"
     if origin in (Union, types.UnionType):
         return ", or ".join(_values(member) for member in inner if member is not types.NoneType)
-    return "paths and tables" if annotation is TrainSource else _WORDS[annotation]
+    return "paths and tables" if annotation in _SOURCES else _WORDS[annotation]
 
 
 def _bounds(field: FieldInfo) -> str:

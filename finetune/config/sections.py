@@ -31,22 +31,36 @@ class Interrupted(Exception):
     """The run stopped on request, with a checkpoint. The message says how to continue."""
 
 
+def _as_sources(value: object) -> object:
+    """Expand a path, or a list with paths in it, to the list of tables that it abbreviates."""
+    rows = [value] if isinstance(value, str | dict) else value
+    if not isinstance(rows, list):
+        return rows
+    return [{"path": row} if isinstance(row, str) else row for row in rows]
+
+
 class Source(Section):
     """A file of training documents."""
 
-    path: str = Field(description="text file, or JSONL with `text` or `messages` per line")
-    weight: float = Field(1.0, gt=0, description="passes over this file in one epoch")
+    path: str = Field(
+        min_length=1,
+        description="a text file, a file of rows with `text` or `messages`, or a folder of these",
+    )
+    weight: float = Field(1.0, gt=0, description="passes over these documents in one epoch")
 
 
 class PretrainData(Section):
     """The source of the text."""
 
-    train: list[Source] = Field(min_length=1, description="files of documents")
+    train: Annotated[list[Source], Field(min_length=1), BeforeValidator(_as_sources)] = Field(
+        description="a path, or a list of {path, weight}"
+    )
     held_out: float = Field(
         0.01,
         ge=0,
         lt=0.5,
-        description="fraction of the documents held out for measuring, chosen by hash",
+        description="fraction of the text held out for measuring: documents chosen by hash, and "
+        "the end of each document that is longer than ten windows",
     )
     template: str = Field("chat", description="the dialogue template of `messages` documents")
 
@@ -55,49 +69,120 @@ class Shape(Section):
     """The decoder, trained from random weights."""
 
     vocabulary: int = Field(4096, ge=257, le=65535, description="byte-level BPE entries")
-    layers: int = Field(6, ge=1)
-    heads: int = Field(5, ge=1)
+    layers: int = Field(6, ge=1, description="number of blocks")
+    heads: int = Field(5, ge=1, description="attention heads of a block")
     hidden: int = Field(320, ge=1, description="a multiple of heads")
     positions: int = Field(1024, ge=2, description="context window, in tokens")
+    start: Literal["random", "planted"] = Field(
+        "random",
+        description="the first weights: random as in GPT-2, or with positions as sinusoids and "
+        "heads that copy planted in the first two blocks",
+    )
 
 
 OptimizerName = Literal["adamw", "muon"]
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+Schedule = Literal["cosine", "linear", "constant", "wsd"]
+_WATCH = (
+    "keep the model of steps 0, 1, 2, 3, 4, 6, 8, 11, 16, …, and measure there what it has "
+    "learned: heads, loss late in a window minus early, last words, a sample"
+)
 
 
-class PretrainTrain(Section):
-    """The optimizer and its schedule."""
+class Steps(Section):
+    """The optimizer's steps: how many, how large, at which rate; what is kept of them."""
 
-    epochs: float = Field(1.0, gt=0)
+    epochs: float = Field(2.0, gt=0, description="passes over the rows, as weighted in data.train")
+    max_steps: int = Field(-1, ge=-1, description="total steps; replaces epochs if positive")
+    batch_size: int = Field(
+        8,
+        ge=1,
+        description="examples per micro-batch and process; with data.packing, rows of "
+        "several examples",
+    )
+    accumulate: int = Field(1, ge=1, description="micro-batches per step")
+    optimizer: OptimizerName = Field(
+        "adamw", description="muon updates the matrices inside the blocks, and adamw the rest"
+    )
+    learning_rate: float = Field(
+        5e-5, gt=0, description="peak learning rate; adapters need about five times as much"
+    )
+    schedule: Schedule = Field(
+        "cosine",
+        description="how the learning rate changes after the warmup: it falls to min_rate, stays "
+        "constant, or, with wsd, stays and falls linearly over the last fifth of the steps",
+    )
+    min_rate: float = Field(
+        0.0, ge=0, le=1, description="the last learning rate, as a fraction of the peak"
+    )
+    warmup: float = Field(
+        0.03, ge=0, lt=1, description="fraction of the steps in which the learning rate rises"
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, description="weights shrink by this factor times the learning rate in each step"
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="number format of matrix products; auto: bfloat16 where it is "
+        "faster (GPUs, AMX)",
+    )
+    report_to: list[Tracker] = Field(
+        [],
+        description="trackers that receive the log as well as the run's own; each must be "
+        "installed",
+    )
+    early_stop: int = Field(
+        0, ge=0, description="stop after this many measurements without improvement; 0: never"
+    )
+    watch: bool = Field(False, description=_WATCH)
+
+
+class PretrainTrain(Steps):
+    """The steps of pretraining, over windows packed from the documents."""
+
+    epochs: float = Field(1.0, gt=0, description="passes over the text, as weighted in data.train")
     window: int = Field(
         0,
         ge=0,
         description="tokens per training window, at most shape.positions; 0: as many as positions",
     )
     batch_size: int = Field(4, ge=1, description="windows per micro-batch")
-    accumulate: int = Field(1, ge=1, description="micro-batches per step")
-    optimizer: OptimizerName = Field(
-        "adamw", description="muon updates the matrices inside the blocks, and adamw the rest"
+    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
+    min_rate: float = Field(
+        0.05, ge=0, le=1, description="the last learning rate, as a fraction of the peak"
     )
-    learning_rate: float = Field(1e-3, gt=0)
     warmup: float = Field(
         0.02, ge=0, lt=1, description="fraction of the steps in which the learning rate rises"
     )
-    weight_decay: float = Field(0.1, ge=0)
-    precision: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="number format of matrix products"
+    weight_decay: float = Field(
+        0.1, ge=0, description="weights shrink by this factor times the learning rate in each step"
     )
-    save_every: int = Field(100, ge=1, description="steps between checkpoints")
+    save_every: int = Field(
+        100, ge=1, description="steps between checkpoints, each with a measurement"
+    )
     log_every: int = Field(10, ge=1, description="steps between lines of the loss log")
+    watch: bool = Field(True, description=_WATCH)
+
+
+class PretrainSamples(Section):
+    """Texts that the model continues greedily at the watched steps."""
+
+    prompts: list[str] = Field(
+        [], description="texts to continue; default: the beginning of a held-out window"
+    )
+    max_tokens: int = Field(48, ge=1, description="maximum tokens of a continuation")
 
 
 class PretrainConfig(Section):
     """`finetune pretrain`: the language-model objective over packed windows of text."""
 
     output: str = Field(description="the run folder")
-    seed: int = Field(0, ge=0, lt=2**32)
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the first weights and of the order")
     data: PretrainData
     shape: Shape = Shape.model_validate({})
     train: PretrainTrain = PretrainTrain.model_validate({})
+    samples: PretrainSamples = PretrainSamples.model_validate({})
 
 
 TooLong = Literal["raise", "drop", "truncate-prompt", "truncate-history"]
@@ -118,14 +203,6 @@ class TrainSource(Section):
     )
     subset: str = Field("", description="configuration name of a hub data set")
     split: str = Field("train", min_length=1, description="split of a hub data set")
-
-
-def _as_sources(value: object) -> object:
-    """Expand a path, or a list with paths in it, to the list of tables that it abbreviates."""
-    rows = [value] if isinstance(value, str | dict) else value
-    if not isinstance(rows, list):
-        return rows
-    return [{"path": row} if isinstance(row, str) else row for row in rows]
 
 
 Sources = Annotated[list[TrainSource], Field(min_length=1), BeforeValidator(_as_sources)]
@@ -169,48 +246,15 @@ class Data(Section):
 
 
 Metric = Literal["loss", "accuracy", "macro_f1", "exact_match", "pearson", "spearman"]
-Tracker = Literal["tensorboard", "wandb", "trackio"]
 Method = Literal["full", "embeddings-and-head", "last-blocks", "lora", "dora", "rslora"]
 
 
-class Train(Section):
+class Train(Steps):
     """What is trained, in which steps, and how often it is evaluated and saved."""
 
     method: Method = Field("full", description="which parameters are trained")
     last_blocks: int = Field(2, ge=1, description="number of blocks trained by method last-blocks")
-    epochs: float = Field(2.0, gt=0, description="passes over the rows, as weighted in data.train")
-    max_steps: int = Field(-1, ge=-1, description="total steps; replaces epochs if positive")
-    batch_size: int = Field(
-        8,
-        ge=1,
-        description="examples per micro-batch and process; with data.packing, rows of "
-        "several examples",
-    )
-    accumulate: int = Field(1, ge=1, description="micro-batches per step")
-    optimizer: OptimizerName = Field(
-        "adamw", description="muon updates the matrices inside the blocks, and adamw the rest"
-    )
-    learning_rate: float = Field(
-        5e-5, gt=0, description="peak learning rate; adapters need about five times as much"
-    )
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine",
-        description="how the learning rate changes after the warmup: it falls to "
-        "0, or stays constant",
-    )
-    warmup: float = Field(
-        0.03, ge=0, lt=1, description="fraction of the steps in which the learning rate rises"
-    )
     warmup_steps: int = Field(0, ge=0, description="warmup steps; replaces warmup if positive")
-    weight_decay: float = Field(
-        0.0, ge=0, description="weights shrink by this factor times the learning rate in each step"
-    )
-    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description="number format of matrix products; auto: bfloat16 where it is "
-        "faster (GPUs, AMX)",
-    )
     gradient_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass: less memory, more time"
     )
@@ -228,12 +272,6 @@ class Train(Section):
         description="held-out metric that selects the weights to keep: macro_f1 for "
         "classes, pearson and spearman for regression, exact_match for greedy replies of up to "
         "samples.max_tokens tokens",
-    )
-    report_to: list[Tracker] = Field(
-        [], description="trackers that receive the log as well as log.jsonl; each must be installed"
-    )
-    early_stop: int = Field(
-        0, ge=0, description="stop after this many measurements without improvement; 0: never"
     )
 
 

@@ -15,7 +15,7 @@ from chatapp.prompting.messages import END_OF_TEXT, Segment
 from chatapp.prompting.template import DialogueTemplate
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import detect
-from finetune.data.tables import BadRow, tables, text_key
+from finetune.data.tables import BadRow, is_held_out, tables, text_key
 
 Ids = NDArray[np.int32]
 Document = list[Segment]
@@ -98,6 +98,28 @@ def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> lis
             ids += [end] if segment.kind == "end" else known[segment.text]
         encoded.append(np.array([*ids, end], dtype=np.int32))
     return encoded
+
+
+def split_off(
+    documents: Sequence[Ids], keys: Iterable[str], share: float, long: int
+) -> tuple[list[Ids], list[Ids]]:
+    """Documents for training, and held-out ones, about a `share` of the text.
+
+    keys: of the documents, see `is_held_out`. A document longer than `long` tokens is cut: its end
+    is held out. Where chance holds out none of several documents, it is the last one.
+    """
+    sides: tuple[list[Ids], list[Ids]] = ([], [])
+    for document, key in zip(documents, keys, strict=True):
+        if share and len(document) > long:
+            cut = round(len(document) * (1 - share))
+            sides[0].append(document[:cut])
+            sides[1].append(document[cut:])
+        else:
+            sides[is_held_out(key, share)].append(document)
+    train, held_out = sides
+    if share and not held_out and len(train) > 1:
+        held_out.append(train.pop())
+    return sides
 
 
 def cut_windows(documents: Sequence[Ids], length: int, seed: int) -> Ids:

@@ -24,6 +24,17 @@ class CountsTokens(Protocol):
     tokens_seen: int
 
 
+class Watches(Protocol):
+    """Measures what a model has learned; see `finetune.measuring.learning.Watch`."""
+
+    def steps(self, last: int) -> set[int]: ...
+    def measure(self, step: int) -> dict[str, Any]: ...
+
+
+LEARNED = {"previous": "previous", "induction": "induction", "last_word": "last word"}
+"""What the display shows of `Watches.measure` as curves from 0 to 1, and its names there."""
+
+
 class RunCallback(TrainerCallback):  # type: ignore[misc]
     """On a terminal a live panel; elsewhere a line at intervals.
 
@@ -41,6 +52,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         curves: Sequence[str],
         sample: Callable[[], Samples] | None = None,
         sample_every: int = 0,
+        watch: Watches | None = None,
     ) -> None:
         self.console, self.log, self.trainer = console, log, trainer
         default_curves = (
@@ -49,6 +61,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self.figures = {**figures, **dict.fromkeys(default_curves, HELD_OUT_FIGURE)}
         self.curves = (*curves, *default_curves)
         self.sample, self.sample_every = sample, sample_every
+        self.watch = watch
         self.view = View(title)
         self.live: Live | None = None
         self.tokens_per_second = 0.0
@@ -60,10 +73,13 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         for row in self.log.begin(state.global_step):
             self._remember(row["step"], row)
         self.first_step = self.shown_step = state.global_step
+        self.watched = self.watch.steps(state.max_steps) if self.watch else set[int]()
         self.begun, self.stepping = time.monotonic(), 0.0
         if self.console.is_terminal:
             self.live = Live(console=self.console, auto_refresh=False, transient=False)
             self.live.start()
+        if state.global_step == 0:
+            self._measure_learning(0)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.step_begun = time.monotonic()
@@ -80,6 +96,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self.view.seconds_left = (state.max_steps - state.global_step) * seconds / steps
         if self.sample_every and state.global_step % self.sample_every == 0:
             self._take_samples(state.global_step)
+        self._measure_learning(state.global_step)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
@@ -115,6 +132,12 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
             self.view.figures["perplexity"] = f"{row['eval_perplexity']:.2f}"
         if "eval_accuracy" in row:
             self.view.figures["accuracy"] = f"{row['eval_accuracy']:.1%}"
+        if "in_context" in row:
+            self.view.figures["in context"] = f"{row['in_context']:+.2f}"
+        for key, name in LEARNED.items():
+            if key in row:
+                self.view.figures[name] = f"{row[key]:.2f}"
+                self.view.learned.setdefault(name, []).append((step, row[key]))
         if "tokens_per_second" in row:
             self.view.figures["tokens/s"] = f"{row['tokens_per_second']:,.0f}"
             self.view.figures["memory"] = memory(row["memory_bytes"])
@@ -123,8 +146,6 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         if self.sample is None:
             return
         samples = self.sample()
-        self.view.samples = [(prompt, str(reply)) for prompt, reply in samples]
-        self.view.sampled_at = step
         rows = [
             {"prompt": prompt, "reply": reply.text}
             | ({"error": reply.error} if reply.error else {})
@@ -132,6 +153,20 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
             for prompt, reply in samples
         ]
         self.log.write(step, {"samples": rows})
+        self._show_samples(step, [(prompt, str(reply)) for prompt, reply in samples])
+
+    def _measure_learning(self, step: int) -> None:
+        if self.watch is None or step not in self.watched:
+            return
+        row = self.watch.measure(step)
+        self.log.write(step, row)
+        self._remember(step, row)
+        self._show_samples(step, [(s["prompt"], s["reply"]) for s in row["samples"]])
+        if self.live is not None:
+            self._show(always=True)
+
+    def _show_samples(self, step: int, samples: list[tuple[str, str]]) -> None:
+        self.view.samples, self.view.sampled_at = samples, step
         if self.live is None:
             for prompt, reply in self.view.samples:
                 text = f"  {one_line(prompt)} → {one_line(reply)}"

@@ -22,7 +22,10 @@ from chatapp.common.foreign import printable
 Points = Sequence[tuple[float, float]]
 """(step, nats per token), by rising step."""
 
-STYLES = {"L3": "dim", "L2": "cyan", "L1": "magenta", "held-out": "yellow"}
+STYLES = {
+    **{"L3": "dim", "L2": "cyan", "L1": "magenta", "held-out": "yellow"},
+    **{"previous": "cyan", "induction": "magenta", "last word": "yellow"},
+}
 CURVE_ROWS = 8
 
 
@@ -31,7 +34,7 @@ class View:
     """The state of a run at one moment.
 
     figures: name -> text, in display order. curves: name -> points. samples: (prompt, reply) of the
-    last time. seconds_left: None while unknown.
+    last time. learned: curves from 0 to 1, at the watched steps. seconds_left: None while unknown.
     """
 
     title: str = ""
@@ -42,13 +45,17 @@ class View:
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     samples: list[tuple[str, str]] = field(default_factory=list)
     sampled_at: int = 0
+    learned: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
 def render(view: View, width: int, height: int) -> RenderableType:
     """The live display, `width` characters wide, for a terminal of `height` lines."""
+    rows = max(4, min(CURVE_ROWS, height // 5))
     parts: list[RenderableType] = [_progress(view), _figures(view)]
     if any(len(points) > 1 for points in view.curves.values()):
-        parts.append(draw_curves(view.curves, width - 4, max(4, min(CURVE_ROWS, height // 5))))
+        parts.append(draw_curves(view.curves, width - 4, rows))
+    if any(len(points) > 1 for points in view.learned.values()):
+        parts.append(draw_curves(view.learned, width - 4, rows, geometric=True))
     if view.samples:
         replies = Table.grid(padding=(0, 1))
         replies.add_column()
@@ -87,11 +94,13 @@ def _figures(view: View) -> RenderableType:
     return text
 
 
-def draw_curves(curves: Mapping[str, Points], width: int, rows: int) -> Text:
+def draw_curves(
+    curves: Mapping[str, Points], width: int, rows: int, *, geometric: bool = False
+) -> Text:
     """Curves as braille dots, two by four per character, with a scale and a legend.
 
-    Two values in a hundred may be above the scale: a first loss far higher than the rest would
-    flatten the curve.
+    geometric: the distance between two steps is that of their logarithms. Two values in a hundred
+    may be above the scale: a first loss far higher than the rest would flatten the curve.
     """
     shown = {name: points for name, points in curves.items() if points}
     values = sorted(y for points in shown.values() for _, y in points if math.isfinite(y))
@@ -106,7 +115,11 @@ def draw_curves(curves: Mapping[str, Points], width: int, rows: int) -> Text:
     columns = max(8, width - margin)
     cells: dict[tuple[int, int], tuple[int, str]] = {}
     for name, points in shown.items():
-        for x, y in _filled(points, first, last, columns * 2):
+        placed = points
+        if geometric:
+            placed = [(math.log1p(x - first), y) for x, y in points]
+        start, end = (0.0, math.log1p(last - first)) if geometric else (first, last)
+        for x, y in _filled(placed, start, end, columns * 2):
             height = (min(max(y, low), high) - low) / (high - low)
             dot_row = round((1 - height) * (rows * 4 - 1))
             cell = (dot_row // 4, x // 2)

@@ -1,4 +1,4 @@
-"""Where a decoder's weights begin: positions as sinusoids, heads that look back, heads that copy.
+"""A planted start of a decoder: positions as sinusoids, heads that look back, heads that copy.
 
 With random initial positions, each position must learn separately which one precedes it; with
 little text it never does, and nothing is copied from the context. Here two circuits that copy
@@ -152,8 +152,8 @@ def copying_heads(model: GPT2LMHeadModel) -> None:
 
 
 @torch.no_grad()
-def begin(model: GPT2LMHeadModel) -> None:
-    """Initialize a GPT-2 with random weights with these positions and first heads."""
+def plant_heads(model: GPT2LMHeadModel) -> None:
+    """Give a GPT-2 with random weights these positions and first heads; in place."""
     decoder = model.transformer
     hidden = model.config.n_embd
     decoder.wte.weight.mul_(deviation(hidden) / model.config.initializer_range)

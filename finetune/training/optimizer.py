@@ -107,24 +107,30 @@ def _groups(
     return groups
 
 
+_STABLE = 0.8
+"""The fraction of the steps after the warmup in which wsd keeps the peak rate."""
+
 _FALLING: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
     "linear": lambda done: 1 - done,
     "constant": lambda done: 1.0,
+    "wsd": lambda done: min(1.0, (1 - done) / (1 - _STABLE)),
 }
 
 
-def schedule(kind: str, warmup: int, steps: int) -> Callable[[int], float]:
+def schedule(kind: str, warmup: int, steps: int, min_rate: float = 0.0) -> Callable[[int], float]:
     """The factor of the learning rate before each step, counted from 0.
 
-    It rises over the first `warmup` steps, none of which has a rate of 0, and falls to 0 after the
-    last. kind: of `Train.schedule`.
+    It rises over the first `warmup` steps, none of which has a rate of 0, and falls to `min_rate`
+    after the last. kind: of `Steps.schedule`; wsd is warmup, stable, decay (MiniCPM, Hu et al.
+    2024).
     """
     falling = _FALLING[kind]
 
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / (warmup + 1)
-        return falling(min(1.0, (step - warmup) / max(1, steps - warmup)))
+        done = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return min_rate + (1 - min_rate) * falling(done)
 
     return factor

@@ -29,6 +29,7 @@ log.jsonl (losses.jsonl of `pretrain`) has one JSON object per line, in the orde
 - of a measurement: eval_loss, eval_l1, eval_perplexity, eval_accuracy of the held-out rows; of
   grpo eval_reward and eval_length of greedy replies, and eval_loss, minus the reward;
   those of another held-out set with its name behind, as in eval_loss_sentiment.
+- of a watched step: what `finetune.measuring.learning.measure_learning` returns.
 - of sample replies: samples, a list of {prompt, reply}, with an error where a reply failed, and of
   grpo with its reward.
 

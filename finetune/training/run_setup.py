@@ -110,7 +110,7 @@ def set_up_run(
         require_permission(config)
     else:
         config = withhold_code(config)
-    device, begun = _device(device), begun or date.today()
+    device, begun = training_device(device), begun or date.today()
     kind = objective_class(config)
     files = find_model(config.model)
     tokenizer, start = chat_tokenizer(files)
@@ -131,7 +131,7 @@ def set_up_run(
         "template": template.to_dict() if template else None,
         "data": data.hashes,
         "weights": files.digest(),
-        "precision": _precision(config, device),
+        "precision": products_precision(config.train.precision, device),
         "processes": processes(),
         "versions": _versions(),
     }
@@ -182,20 +182,20 @@ def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
-def _device(wanted: str) -> str:
+def training_device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device_for(wanted, "float32", 0).type
 
 
-def _precision(config: FinetuneConfig, device: str) -> str:
-    """The precision of a run's products: bfloat16 if it is faster.
+def products_precision(wanted: str, device: str) -> str:
+    """The precision of a run's products; for "auto" bfloat16 if it is faster.
 
     A CPU is faster in it only with matrix units (AMX); with vector instructions (AVX-512) the gain
     in the products is lost in casting weights, whose copies take memory.
     """
-    if config.train.precision != "auto":
-        return config.train.precision
+    if wanted != "auto":
+        return wanted
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     amx = device == "cpu" and torch.cpu.get_capabilities().get("amx_bf16")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
-from finetune.config.sections import ConfigError, OptimizerName
+from finetune.config.sections import ConfigError, Steps
 from finetune.data.batches import (
     ByLength,
     Collate,
@@ -47,21 +47,22 @@ class NotFinite(FloatingPointError):
 class FiniteTrainer(CheckpointingTrainer):
     """A Trainer that stops before an infinite loss or gradient damages the weights.
 
-    tokens_seen: training tokens of this process in this session, without padding.
+    steps: the optimizer and its schedule. tokens_seen: training tokens of this process in this
+    session, without padding.
     """
 
     optimizer: torch.optim.Optimizer | None
     lr_scheduler: LambdaLR | None
 
-    def __init__(self, *, optimizer_name: OptimizerName = "adamw", **trainer: Any) -> None:
+    def __init__(self, *, steps: Steps, **trainer: Any) -> None:
         super().__init__(**trainer)
-        self.optimizer_name = optimizer_name
+        self.steps = steps
         self.tokens_seen = 0
         self._step_batches: Sequence[Tensors] = ()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """AdamW as in Trainer, or Muon with it. Raises ConfigError."""
-        if self.optimizer is None and self.optimizer_name == "muon":
+        if self.optimizer is None and self.steps.optimizer == "muon":
             if self.is_fsdp_enabled:
                 raise ConfigError(
                     "train.optimizer: muon needs whole matrices, and FSDP cuts them; use adamw"
@@ -78,6 +79,20 @@ class FiniteTrainer(CheckpointingTrainer):
         made: torch.optim.Optimizer = super().create_optimizer(model)
         return made
 
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> LambdaLR:
+        """See `schedule`."""
+        if self.lr_scheduler is None:
+            optimizer = optimizer or self.optimizer
+            assert optimizer is not None
+            warmup = self.args.get_warmup_steps(num_training_steps)
+            steps = self.steps
+            factor = schedule(steps.schedule, warmup, num_training_steps, steps.min_rate)
+            self.lr_scheduler = LambdaLR(optimizer, factor)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[Tensors], num_batches: int, device: Any
     ) -> tuple[list[Tensors], Any]:
@@ -87,6 +102,14 @@ class FiniteTrainer(CheckpointingTrainer):
         self._step_batches = batches
         self.tokens_seen += sum(map(_real_tokens, batches))
         return batches, items
+
+    def load_best(self) -> int:
+        """Load the weights of the best step, if that is not the last; return the step."""
+        last, best = self.state.global_step, self.state.best_global_step or 0
+        if best and best != last:
+            sharded = self.model_wrapped if self.is_fsdp_enabled else None
+            self._load_from_checkpoint(f"{self.args.output_dir}/checkpoint-{best}", sharded)
+        return int(best or last)
 
     def made_of(self, batches: list[Tensors]) -> list[Tensors]:
         """The micro-batches that a step trains on, by default unchanged."""
@@ -141,7 +164,6 @@ class ObjectiveTrainer(FiniteTrainer):
     """
 
     loss_is_scaled_for_ga = True
-    lr_scheduler: LambdaLR | None
 
     def __init__(
         self,
@@ -170,19 +192,6 @@ class ObjectiveTrainer(FiniteTrainer):
     def done(self) -> float:
         """The finished fraction of the run's steps."""
         return self.state.global_step / self.state.max_steps if self.state.max_steps else 0.0
-
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> LambdaLR:
-        """See `schedule`."""
-        if self.lr_scheduler is None:
-            optimizer = optimizer or self.optimizer
-            assert optimizer is not None
-            warmup = self.args.get_warmup_steps(num_training_steps)
-            kind = str(self.args.lr_scheduler_type.value)
-            self.lr_scheduler = LambdaLR(optimizer, schedule(kind, warmup, num_training_steps))
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Continue at the configured rate, which may be lower after a divergence."""

@@ -100,10 +100,10 @@ def build_trainer(setup: RunSetup, output: Path, *, probe: bool = False) -> Obje
     if probe:
         order = ProbeOrder(data.train.lengths, order, step_rows)
     measures = bool(data.held_out) and not probe
-    _check_trackers(settings.report_to)
+    check_trackers(settings.report_to)
     quiet_transformers()
     trainer = ObjectiveTrainer(
-        optimizer_name=settings.optimizer,
+        steps=settings,
         objective=setup.objective,
         rows=data.train,
         order=order,
@@ -136,7 +136,7 @@ def build_trainer(setup: RunSetup, output: Path, *, probe: bool = False) -> Obje
     return trainer
 
 
-def _check_trackers(names: Sequence[str]) -> None:
+def check_trackers(names: Sequence[str]) -> None:
     """Raises ConfigError for one that is not installed."""
     for name in names:
         if find_spec(name) is None:
@@ -163,7 +163,6 @@ def _arguments(setup: RunSetup, output: Path, probe: bool, measures: bool) -> Tr
         per_device_eval_batch_size=settings.batch_size,
         gradient_accumulation_steps=settings.accumulate,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type=settings.schedule,
         warmup_steps=settings.warmup_steps or settings.warmup,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,

@@ -1,21 +1,25 @@
 """A tiny run from text to a model folder, interrupted and continued."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_finetune as tiny
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, TrainerCallback
 
 from chatapp.prompting.template import CHAT, load_template
 from finetune.config.sections import ConfigError, PretrainConfig
 from finetune.data.corpus import Ids
+from finetune.measuring.learning import kept_steps, step_folder, watched_steps
 from finetune.pretrain import pretrain
 from finetune.training.checkpoints import CheckpointingTrainer, last_checkpoint
 from finetune.training.trainer import NotFinite
@@ -160,8 +164,11 @@ def test_a_loss_that_is_no_number_stops_before_a_checkpoint(
         with torch.no_grad():
             model.transformer.wpe.weight[3] = torch.nan
 
-    monkeypatch.setattr("finetune.pretrain.begin", spoilt)
-    settings = config(tmp_path)
+    monkeypatch.setattr("finetune.pretrain.plant_heads", spoilt)
+    settings = config(tmp_path, watch=False)
+    settings = settings.model_copy(
+        update={"shape": settings.shape.model_copy(update={"start": "planted"})}
+    )
     with pytest.raises(NotFinite, match="the loss is nan at step 1"):
         pretrain(settings, QUIET)
     assert last_checkpoint(Path(settings.output)) is None
@@ -213,3 +220,66 @@ def test_a_window_may_be_shorter_than_the_context(
     for window in (33, 1):
         with pytest.raises(ConfigError, match=rf"window is {window}; expected 2 to .* \(32\)"):
             pretrain(config(tmp_path / "wrong", window=window), QUIET)
+
+
+def test_watching_keeps_models_and_changes_nothing(tmp_path: Path) -> None:
+    watched = pretrain(config(tmp_path / "watched"), QUIET)
+    blind = pretrain(config(tmp_path / "blind", watch=False), QUIET)
+    assert losses(watched) == losses(blind)
+    assert kept_steps(blind) == []
+    last = max(losses(watched))
+    assert kept_steps(watched) == sorted(watched_steps(last))
+
+    rows = [json.loads(line) for line in (watched / "losses.jsonl").read_text().splitlines()]
+    learned = {row["step"]: row for row in rows if "heads" in row}
+    assert list(learned) == kept_steps(watched)
+    # The rows count: what comes next is soon known, so the loss falls from that of a random guess.
+    assert learned[0]["window_loss"] == pytest.approx(math.log(280), abs=0.2)
+    assert learned[last]["window_loss"] < learned[0]["window_loss"] - 0.5
+    assert np.shape(learned[last]["heads"]["induction"]) == (2, 2)
+    largest = np.max(learned[last]["heads"]["induction"])
+    assert learned[last]["induction"] == pytest.approx(largest, abs=1e-4)
+    assert learned[last]["samples"][0]["reply"]
+    # The model of the last step is the finished one.
+    for name, weight in load_file(watched / "model.safetensors").items():
+        kept = load_file(step_folder(watched, last) / "model.safetensors")[name]
+        assert torch.equal(kept, weight)
+
+
+def test_a_text_file_holds_out_its_end(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    lines = [f"The number {i} comes after the number {i - 1}." for i in range(1, 320)]
+    book.write_text("\n".join(lines))
+    settings = config(tmp_path, max_steps=2, watch=False)
+    for train in (str(book), [str(book)], str(tmp_path / "folder")):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        shutil.copy(book, tmp_path / "folder" / "book.txt")
+        data = PretrainConfig.model_validate(
+            settings.model_dump() | {"data": {"train": train, "held_out": 0.1}}
+        )
+        folder = pretrain(data, QUIET)
+        assert json.loads((folder / "result.json").read_text())["steps"] == 2
+        assert json.loads((folder / "result.json").read_text())["held_out_loss"] > 0
+        shutil.rmtree(folder)
+
+
+def test_too_little_held_out_text_is_told(tmp_path: Path) -> None:
+    settings = config(tmp_path, max_steps=1, window=32, watch=False)
+    data = settings.data.model_copy(update={"held_out": 0.0001})
+    with (tmp_path / "told").open("w") as file:
+        pretrain(settings.model_copy(update={"data": data}), Console(file=file, width=200))
+    assert "which do not fill one window of 32" in (tmp_path / "told").read_text()
+
+
+def test_early_stopping_keeps_the_best_measurement(tmp_path: Path) -> None:
+    # A rate at which the loss soon rises.
+    settings = config(
+        tmp_path, learning_rate=1.0, epochs=20, early_stop=2, warmup=0.5, save_every=2, watch=False
+    )
+    folder = pretrain(settings, QUIET)
+    result = json.loads((folder / "result.json").read_text())
+    rows = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+    measured = {row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
+    assert result["steps"] == result["best_step"] + 4
+    assert measured[result["best_step"]] == min(measured.values())
+    assert result["held_out_loss"] == pytest.approx(min(measured.values()), abs=1e-5)

@@ -24,7 +24,7 @@ from transformers import (
 
 from chatapp.prompting.messages import END_OF_TEXT, Segment
 from chatapp.prompting.template import CHAT, DialogueTemplate, save_template
-from finetune.config.sections import FinetuneConfig, OptimizerName
+from finetune.config.sections import FinetuneConfig, Steps
 from finetune.data.batches import BucketSampler, collate
 from finetune.data.corpus import train_tokenizer
 from finetune.data.encoding import Encoded, Span
@@ -93,7 +93,7 @@ def trainer(
     accumulate: int = 1,
     processes: int = 1,
     objective: dict[str, Any] | None = None,
-    optimizer_name: OptimizerName = "adamw",
+    steps: Steps = Steps(schedule="constant"),  # noqa: B008
     collate: Any = partial(collate, pad_id=0),  # noqa: B008
     **arguments: Any,
 ) -> ObjectiveTrainer:
@@ -104,7 +104,6 @@ def trainer(
         "per_device_eval_batch_size": batch_size,
         "gradient_accumulation_steps": accumulate,
         "learning_rate": 0.01,
-        "lr_scheduler_type": "constant",
         "max_steps": 2,
         "logging_steps": 1,
         "save_strategy": "no",
@@ -115,7 +114,7 @@ def trainer(
         "dataloader_pin_memory": False,
     }
     made = ObjectiveTrainer(
-        optimizer_name=optimizer_name,
+        steps=steps,
         objective=kind(**({"aux_weight": 0.5} | (objective or {}))),
         model=model,
         args=TrainingArguments(**(settings | arguments)),

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from finetune.cli import app
 from finetune.config.keys import Key, keys, lines
 from finetune.config.objectives import OBJECTIVES
-from finetune.config.sections import ConfigError, FinetuneConfig, lay_over
+from finetune.config.sections import ConfigError, FinetuneConfig, PretrainConfig, lay_over
 
 CONFIG = FinetuneConfig.model_validate(
     {"output": "run", "data": {"train": "rows.json"}, "head": {"task": "classification"}}
@@ -86,3 +86,20 @@ def test_the_command() -> None:
     document = json.loads(CliRunner().invoke(app, ["keys", "--json"]).stdout)
     assert {"name", "values", "default", "meaning", "kind"} == document[0].keys()
     assert CliRunner().invoke(app, ["keys", "nonsense"]).exit_code == 2
+
+
+@pytest.mark.parametrize("key", keys("pretrain"), ids=lambda key: key.name)
+def test_every_key_of_pretrain_can_be_set(key: Key) -> None:
+    config = PretrainConfig.model_validate({"output": "run", "data": {"train": "book.txt"}})
+    assert key.values
+    assert key.meaning
+    if key.default:
+        assert lay_over(config, [f"{key.name.replace('.N.', '.0.')}={key.default}"]) == config
+
+
+def test_a_section_of_pretrain() -> None:
+    assert [key.name for key in keys("pretrain.shape")] == [
+        f"shape.{name}" for name in PretrainConfig.model_fields["shape"].annotation.model_fields
+    ]
+    with pytest.raises(ConfigError, match=r"there is no section 'shap'.*shape"):
+        keys("pretrain.shap")

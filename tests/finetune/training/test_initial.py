@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from finetune.training.initial_weights import begin, position_dimensions, sinusoids
+from finetune.training.initial_weights import plant_heads, position_dimensions, sinusoids
 
 VOCABULARY = 997
 
@@ -25,7 +25,7 @@ def begun(hidden: int, heads: int, positions: int = 256) -> GPT2LMHeadModel:
             eos_token_id=0,
         )
     )
-    begin(model)
+    plant_heads(model)
     model.set_attn_implementation("eager")
     return model.eval()
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from chatapp.engine.files.model_files import ModelFiles
-from finetune.config.sections import Adapter, ConfigError, Train
+from finetune.config.sections import Adapter, ConfigError, Steps, Train
 from finetune.data.packing import Rows
 from finetune.training.adapters import choose_trained
 from finetune.training.optimizer import (
@@ -102,7 +102,7 @@ def test_adapters_learn_by_it_and_embeddings_alone_are_refused() -> None:
 
 def test_sharded_matrices_are_refused(tmp_path: Path) -> None:
     rows = Rows(tiny.examples([8, 9, 10, 11]), "prompt")
-    trainer = tiny.trainer(tmp_path, tiny.gpt2(), rows, optimizer_name="muon")
+    trainer = tiny.trainer(tmp_path, tiny.gpt2(), rows, steps=Steps(optimizer="muon"))
     trainer.is_fsdp_enabled = True
     with pytest.raises(ConfigError, match="muon needs whole matrices"):
         trainer.create_optimizer()
