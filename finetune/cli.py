@@ -141,6 +141,33 @@ def evaluate(
 
 
 @app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
+    output: Annotated[
+        Path | None, typer.Option(help="write the curves as a picture: .png, .svg or .pdf")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What runs learned, and when: loss, heads, use of the context, step by step.
+
+    Runs that differ only in their seed are shown as their mean and standard deviation.
+    """
+    with _errors_in_words():
+        from rich.console import Console
+
+        from finetune.compare import Comparison, show
+
+        comparison = Comparison.of(runs)
+        if output:
+            comparison.save_plot(output)
+        if as_json:
+            _answer(json.dumps(comparison.document()))
+        else:
+            console = Console(highlight=False)
+            console.print(show(comparison, console.width))
+
+
+@app.command()
 def predict(
     run: Annotated[str, typer.Argument(help="the folder of a run with a head")],
     text: Annotated[

@@ -50,13 +50,17 @@ from finetune.training.callbacks import RunCallback
 from finetune.training.checkpoints import last_checkpoint
 from finetune.training.export import save_chat, whole_model
 from finetune.training.initial_weights import plant_heads
-from finetune.training.record import RESULT_FILE, RunLog, check_same_data, write_json
+from finetune.training.record import (
+    LOSSES_FILE,
+    PRETRAIN_RECORD,
+    RESULT_FILE,
+    RunLog,
+    check_same_data,
+    write_json,
+)
 from finetune.training.run_setup import products_precision, training_device
 from finetune.training.trainer import FiniteTrainer
 from finetune.training.trainer_factory import check_trackers, quiet_transformers
-
-CONFIG_FILE = "pretrain.json"
-LOSSES_FILE = "losses.jsonl"
 
 
 class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -158,7 +162,7 @@ def _claim(output: Path, config: PretrainConfig, digests: Mapping[str, str]) -> 
         "train": {"save_every", "log_every", "report_to", "early_stop", "watch"},
     }
     wanted = config.model_dump(exclude=free)
-    record = output / CONFIG_FILE
+    record = output / PRETRAIN_RECORD
     if record.exists():
         saved = read_json_object(record, ConfigError)
         # Validated, so that keys younger than the run have their default.

@@ -26,6 +26,7 @@ STYLES = {
     **{"L3": "dim", "L2": "cyan", "L1": "magenta", "held-out": "yellow"},
     **{"previous": "cyan", "induction": "magenta", "last word": "yellow"},
 }
+_OTHER_STYLES = ("cyan", "yellow", "magenta", "green", "blue", "red")
 CURVE_ROWS = 8
 
 
@@ -113,6 +114,10 @@ def draw_curves(
     last = max(points[-1][0] for points in shown.values())
     margin = max(len(f"{bound:.2f}") for bound in (low, high)) + 1
     columns = max(8, width - margin)
+    styles = {
+        name: STYLES.get(name, _OTHER_STYLES[number % len(_OTHER_STYLES)])
+        for number, name in enumerate(shown)
+    }
     cells: dict[tuple[int, int], tuple[int, str]] = {}
     for name, points in shown.items():
         placed = points
@@ -124,7 +129,7 @@ def draw_curves(
             dot_row = round((1 - height) * (rows * 4 - 1))
             cell = (dot_row // 4, x // 2)
             dots, _ = cells.get(cell, (0, ""))
-            cells[cell] = (dots | _DOTS[x % 2][dot_row % 4], STYLES.get(name, ""))
+            cells[cell] = (dots | _DOTS[x % 2][dot_row % 4], styles[name])
     text = Text()
     for row in range(rows):
         label = {0: f"{high:.2f}", rows - 1: f"{low:.2f}"}.get(row, "")
@@ -135,7 +140,7 @@ def draw_curves(
         text.append("\n")
     text.append(" " * margin)
     for name in shown:
-        text.append("● ", STYLES.get(name, "")).append(f"{name}  ", "dim")
+        text.append("● ", styles[name]).append(f"{name}  ", "dim")
     text.append(f"steps {first:g} to {last:g}", "dim")
     return text
 

@@ -50,6 +50,8 @@ from chatapp.models.resolving import BUNDLED
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, validated
 
 RESULT_FILE = "result.json"
+PRETRAIN_RECORD = "pretrain.json"
+LOSSES_FILE = "losses.jsonl"
 _KEYS = ("config", "template", "data", "weights", "precision", "processes")
 
 

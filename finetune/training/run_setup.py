@@ -221,9 +221,32 @@ def _check_model(
         raise ConfigError(
             f"{config.model}: the tokenizer has {tokenizer.size:,} tokens, the model {entries:,}"
         )
+    check_causal(model)
     check_head(model)
     if template is not None and config.data.packing:
         check_packing(model)
+
+
+def check_causal(model: Any) -> None:
+    """Check that no token sees a later one. Raises ConfigError.
+
+    Otherwise, as in BERT, each label would be among what the model reads, and the loss say nothing.
+    """
+    entries = model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(1, 7, device=model.device)[None] % entries
+    other = ids.clone()
+    other[0, -1] = 0
+    model.eval()
+    with torch.no_grad():
+        logits, changed = (model(input_ids=row, use_cache=False).logits for row in (ids, other))
+    # Of weights that have learned nothing yet, a later token changes little, but no rounding error.
+    earlier = logits[0, :-1].float()
+    if (changed[0, :-1].float() - earlier).abs().max() <= 1e-5 * earlier.std():
+        return
+    raise ConfigError(
+        f"models of type {model.config.model_type} see later tokens, the labels among them; "
+        "expected a causal language model, such as GPT-2 or Llama"
+    )
 
 
 def check_head(model: Any) -> None:

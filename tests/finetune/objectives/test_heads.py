@@ -24,7 +24,7 @@ from finetune.evaluation import evaluate
 from finetune.objectives.head_rows import ROLES, HeadExample, HeadRows
 from finetune.objectives.heads import HeadObjective, add_head, class_logits, load_head
 from finetune.run import resume, train
-from finetune.training.run_setup import check_head
+from finetune.training.run_setup import check_causal, check_head
 
 QUIET = Console(stderr=True, quiet=True)
 SPECS = {
@@ -224,11 +224,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_model_that_sees_its_labels_is_refused() -> None:
+    shape = AutoConfig.for_model("bert", **SMALL)
+    with pytest.raises(ConfigError, match=r"type bert see later tokens.*causal language model"):
+        check_causal(AutoModelForCausalLM.from_config(shape))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_head_reads_any_family(family: str) -> None:
     torch.manual_seed(0)
     shape = AutoConfig.for_model(family, **{**SMALL, **FAMILIES[family]})
     model = AutoModelForCausalLM.from_config(shape)
+    check_causal(model)
     check_head(model)
     spec = SPECS["classification"]
     add_head(model, spec, seed=0)

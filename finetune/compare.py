@@ -1,0 +1,209 @@
+"""`finetune compare`: what several runs learned, and when, side by side.
+
+Runs that differ only in their seed are one line: the mean of their figures, and their sample
+standard deviation.
+
+Invariant: every number comes from the logs of the runs.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from chatapp.common.foreign import printable
+from chatapp.common.paths import RUN_RECORD
+from chatapp.common.userfiles import read_json_object, whole_file
+from finetune.config.sections import ConfigError
+from finetune.training.display import Points, draw_curves
+from finetune.training.record import LOG_FILE, LOSSES_FILE, PRETRAIN_RECORD, read_log
+
+FIGURES = {
+    "loss": "loss",
+    "eval_loss": "held-out loss",
+    "window_loss": "loss of windows",
+    "in_context": "in context",
+    "previous": "previous token",
+    "duplicate": "duplicate token",
+    "induction": "induction",
+    "last_word": "last word",
+}
+"""Keys of a log, and what they are called; see `finetune.training.record`."""
+
+PANELS = (("window_loss", "eval_loss", "loss"), ("in_context",), ("previous", "induction"))
+"""What is drawn: of the first panel, the first figure that all runs have."""
+
+FORMED = 0.3
+"""A run has formed induction from the first watched step whose largest score is at least this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One run. curves: key of `FIGURES` -> (step, value), as far as its log has them."""
+
+    name: str
+    config: Mapping[str, Any]
+    curves: Mapping[str, Points]
+
+    @property
+    def formed(self) -> int | None:
+        """The watched step at which induction has formed; None where it never did."""
+        points = self.curves.get("induction", ())
+        return next((int(step) for step, score in points if score >= FORMED), None)
+
+
+def read_course(run: Path) -> Course:
+    """The course of a run, from its folder. Raises ConfigError."""
+    for record, log in ((PRETRAIN_RECORD, LOSSES_FILE), (RUN_RECORD, LOG_FILE)):
+        if (run / record).exists() and (run / log).exists():
+            data = read_json_object(run / record, ConfigError)
+            rows = read_log(run / log)
+            curves = {
+                key: [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+                for key in ("l3", *FIGURES)
+            }
+            curves["loss"] = curves["loss"] or curves.pop("l3")
+            return Course(
+                run.name, data.get("config", data), {k: v for k, v in curves.items() if v}
+            )
+    raise ConfigError(f"{run}: expected the folder of a run that has begun, with its log")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs in groups that differ in nothing but their seed."""
+
+    groups: Sequence[Sequence[Course]]
+
+    @classmethod
+    def of(cls, runs: Iterable[Path]) -> "Comparison":
+        """Read the runs. Raises ConfigError."""
+        courses = sorted(map(read_course, runs), key=_setting)
+        return cls([list(group) for _, group in groupby(courses, _setting)])
+
+    def document(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        return {
+            "runs": [
+                {
+                    "run": course.name,
+                    "group": number,
+                    "induction_formed": course.formed,
+                    "curves": {
+                        key: list(map(list, points)) for key, points in course.curves.items()
+                    },
+                }
+                for number, group in enumerate(self.groups)
+                for course in group
+            ]
+        }
+
+    def table(self) -> Table:
+        """The last value of each figure, and the step at which induction formed; a run a column."""
+        table = Table("", *(Column(Text(_name(group))) for group in self.groups))
+        for key, title in FIGURES.items():
+            last = [
+                [run.curves[key][-1][1] for run in group if key in run.curves]
+                for group in self.groups
+            ]
+            if any(last):
+                table.add_row(title, *(spread(values, 3) for values in last))
+        if any("induction" in run.curves for group in self.groups for run in group):
+            table.add_row("induction formed at step", *map(_formed, self.groups))
+        return table
+
+    def panels(self, width: int, rows: int) -> RenderableType:
+        """The curves for a terminal, one panel a figure; a group is its mean."""
+        parts: list[RenderableType] = []
+        for keys in PANELS:
+            for key in self._drawn(keys):
+                curves = {_name(group): mean_curve(group, key) for group in self.groups}
+                parts.append(Text(FIGURES[key], "bold"))
+                parts.append(draw_curves(curves, width, rows, geometric=True))
+        return Group(*parts)
+
+    def save_plot(self, path: Path) -> None:
+        """The same as a picture, each run thin and each mean thick. Raises OSError."""
+        from matplotlib.figure import Figure
+
+        keys = [key for panel in PANELS for key in self._drawn(panel)]
+        figure = Figure(figsize=(7, 2.6 * len(keys)), layout="constrained")
+        for number, key in enumerate(keys, 1):
+            axes = figure.add_subplot(len(keys), 1, number, xlabel="step", ylabel=FIGURES[key])
+            axes.set_xscale("symlog")
+            for color, group in enumerate(self.groups):
+                for run in group if len(group) > 1 else ():
+                    points = run.curves.get(key, ())
+                    axes.plot(*_columns(points), color=f"C{color}", alpha=0.25)
+                mean = mean_curve(group, key)
+                axes.plot(*_columns(mean), color=f"C{color}", label=_name(group))
+            axes.grid(alpha=0.3)
+        figure.axes[0].legend()
+        kind = path.suffix.lstrip(".").lower() or "png"
+        if kind not in ("png", "svg", "pdf"):
+            raise ConfigError(f"{path}: expected a name that ends in .png, .svg or .pdf")
+        with whole_file(path) as draft:
+            figure.savefig(draft, format=kind, dpi=120)
+
+    def _drawn(self, keys: Sequence[str]) -> list[str]:
+        """Of losses the first that all runs have, of scores all such."""
+        common = [k for k in keys if all(k in run.curves for group in self.groups for run in group)]
+        return common[:1] if "loss" in keys else common
+
+
+def _columns(points: Points) -> tuple[list[float], list[float]]:
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _formed(group: Sequence[Course]) -> str:
+    """At which step, in how many runs."""
+    steps = [step for run in group if (step := run.formed) is not None]
+    if not steps:
+        return "never"
+    never = len(group) - len(steps)
+    return spread(steps, 0) + (f", never in {never}" if never else "")
+
+
+def mean_curve(group: Sequence[Course], key: str) -> list[tuple[float, float]]:
+    """The mean over runs at the steps that all of them have."""
+    values = [dict(run.curves.get(key, ())) for run in group]
+    steps = sorted(set.intersection(*(set(value) for value in values)))
+    return [(step, fmean(value[step] for value in values)) for step in steps]
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean ± sample standard deviation; without it for a single value."""
+    if not values:
+        return ""
+    mean = f"{fmean(values):,.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {stdev(values):,.{digits}f}"
+
+
+def show(comparison: Comparison, width: int) -> RenderableType:
+    """The table, and the curves below it."""
+    return Group(comparison.table(), comparison.panels(max(40, width - 2), 8))
+
+
+def _setting(course: Course) -> str:
+    """What the runs of a group share: the configuration without seed and folder."""
+    return json.dumps(
+        {
+            key: value
+            for key, value in course.config.items()
+            if key not in ("seed", "output", "digests")
+        },
+        sort_keys=True,
+    )
+
+
+def _name(group: Sequence[Course]) -> str:
+    """The name of a run, or of the first of a group, with their number."""
+    name = printable(group[0].name)
+    return name if len(group) == 1 else f"{name} (of {len(group)} seeds)"

@@ -1,0 +1,68 @@
+"""Runs side by side, from their logs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from finetune.compare import Comparison, show
+from finetune.config.sections import ConfigError
+
+
+def run(
+    folder: Path, seed: int, scores: list[float], *, layers: int = 2, record: str = "pretrain.json"
+) -> Path:
+    """A run's folder with a log: the steps 0, 1, 2, 4, … of these induction scores."""
+    folder.mkdir()
+    config = {"output": str(folder), "seed": seed, "shape": {"layers": layers}}
+    (folder / record).write_text(json.dumps(config | {"digests": {"a.txt": "00"}}))
+    rows = [{"step": 0, "seconds": 0.0, "induction": scores[0], "loss": 6.0}]
+    for number, score in enumerate(scores[1:]):
+        rows.append({"step": 2**number, "induction": score, "eval_loss": 5.0 - score})
+    (folder / "losses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_seeds_are_one_line_with_their_spread(tmp_path: Path) -> None:
+    runs = [
+        run(tmp_path / "a", 0, [0.0, 0.1, 0.4, 0.8]),
+        run(tmp_path / "b", 1, [0.0, 0.1, 0.2, 0.6]),
+        run(tmp_path / "deep", 0, [0.0, 0.1, 0.1, 0.2], layers=6),
+    ]
+    comparison = Comparison.of(runs)
+    assert sorted(len(group) for group in comparison.groups) == [1, 2]
+    with (tmp_path / "shown").open("w") as file:
+        Console(file=file, width=140).print(show(comparison, 140))
+    shown = (tmp_path / "shown").read_text()
+    rows = {
+        cells[0]: cells[1:]
+        for line in shown.splitlines()
+        if line.startswith("│")
+        for cells in [[cell.strip() for cell in line.strip("│").split("│")]]
+    }
+    assert rows["induction"] == ["0.700 ± 0.141", "0.200"]
+    assert rows["induction formed at step"] == ["3 ± 1", "never"]  # at steps 2 and 4
+
+
+def test_the_document_has_every_point(tmp_path: Path) -> None:
+    comparison = Comparison.of([run(tmp_path / "a", 0, [0.0, 0.1, 0.4])])
+    (one,) = comparison.document()["runs"]
+    assert one["curves"]["induction"] == [[0, 0.0], [1, 0.1], [2, 0.4]]
+    assert one["induction_formed"] == 2
+
+
+@pytest.mark.parametrize("name", ["curves.png", "curves.svg"])
+def test_the_plot_is_a_picture(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [run(tmp_path / "a", 0, [0.0, 0.4]), run(tmp_path / "b", 1, [0.0, 0.5])]
+    Comparison.of(runs).save_plot(tmp_path / name)
+    head = (tmp_path / name).read_bytes()[:400]
+    assert head.startswith(b"\x89PNG") if name.endswith("png") else b"<svg" in head
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected the folder of a run"):
+        Comparison.of([tmp_path])
+    with pytest.raises(ConfigError, match=r"\.png, \.svg or \.pdf"):
+        Comparison.of([run(tmp_path / "a", 0, [0.0, 0.4])]).save_plot(tmp_path / "curves.gif")
