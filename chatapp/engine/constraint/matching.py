@@ -141,7 +141,8 @@ class Matcher:
         if self._constraint.is_optional:
             return None, ""
         kind, text = self._constraint.kind, (self._written + rest).strip()
-        if not self.has_begun or self._is_broken or not self._state.is_accepting():
+        is_whole = reason == "stop" and self.has_begun and self._state.is_accepting()
+        if not is_whole or self._is_broken:
             why = _CUT.get(reason, "it failed").format(tokens=tokens)
             return False, f"the reply does not fit its {kind}: {why}"
         if kind == "schema" and (why := misfit(text, self._constraint.source)):
