@@ -61,6 +61,10 @@ FileArgument = Annotated[
         autocompletion=completion.prompts,
     ),
 ]
+InputOption = Annotated[
+    str | None,
+    typer.Option("--input", help="The input; where it has several fields, a JSON object."),
+]
 InputsOption = Annotated[
     str | None,
     typer.Option(help="File of inputs, one per row (.jsonl, .csv) or line; - is standard input."),
@@ -71,6 +75,7 @@ OutputOption = Annotated[
         help="File for the answers to --inputs (JSON Lines); an existing one is continued."
     ),
 ]
+ShotsOption = Annotated[int | None, typer.Option(min=0, help="Number of examples to show.")]
 SelectOption = Annotated[
     str | None,
     typer.Option(
@@ -88,36 +93,34 @@ StyleOption = Annotated[
 InstructionOption = Annotated[
     str | None, typer.Option(help="off: without the instruction of the prompt file.")
 ]
+SeedOption = Annotated[int | None, typer.Option(min=0, help="Seed of selection and sampling.")]
+ShowPromptOption = Annotated[
+    bool, typer.Option("--show-prompt", help="Show the exact prompt on standard error.")
+]
+PartsOption = Annotated[
+    bool,
+    typer.Option("--parts", help="Show which example, passage or other part decided the answer."),
+]
 
 
 def run(
     context: typer.Context,
     file: FileArgument = None,
-    text: Annotated[
-        str | None,
-        typer.Option("--input", help="The input; where it has several fields, a JSON object."),
-    ] = None,
+    text: InputOption = None,
     inputs: InputsOption = None,
     output: OutputOption = None,
-    shots: Annotated[int | None, typer.Option(min=0, help="Number of examples to show.")] = None,
+    shots: ShotsOption = None,
     select: SelectOption = None,
     order: OrderOption = None,
     score: ScoreOption = None,
     style: StyleOption = None,
     instruction: InstructionOption = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of selection and sampling.")] = None,
+    seed: SeedOption = None,
     strict: StrictOption = False,
     model: ModelOption = None,
     concurrency: ConcurrencyOption = None,
-    show_prompt: Annotated[
-        bool, typer.Option("--show-prompt", help="Show the exact prompt on standard error.")
-    ] = False,
-    parts: Annotated[
-        bool,
-        typer.Option(
-            "--parts", help="Show which example, passage or other part decided the answer."
-        ),
-    ] = False,
+    show_prompt: ShowPromptOption = False,
+    parts: PartsOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Answer inputs as a prompt file says: by a label, or by generated text."""
@@ -131,21 +134,12 @@ def run(
         return
     prompt = load_prompt(prompt_path(file))
     _refuse(prompt, context.params)
-    prompt = changed(
-        prompt,
-        shots=shots,
-        select=select,
-        order=order,
-        scoring=score,
-        seed=seed,
-        style=style,
-        instruction=instruction,
-    )
+    prompt = changed(prompt, **{name: context.params[name] for name in (*_HOW, "seed")})
     report_pool(prompt.pool, strict=strict)
     hint = f"; run the same command again to continue {output}" if output else ""
     with interruptible(f"interrupted{hint}"):
         if inputs is None:
-            _one(prompt, context.params, text or "", show_prompt=show_prompt, as_json=as_json)
+            _one(prompt, context.params)
         else:
             _many(prompt, context.params, inputs, output)
 
@@ -258,21 +252,21 @@ def look_up_for(prompt: "PromptFile", model: "LanguageModel") -> "LookUp | None"
     return look_up
 
 
-def _one(
-    prompt: "PromptFile", options: dict[str, Any], text: str, *, show_prompt: bool, as_json: bool
-) -> None:
+def _one(prompt: "PromptFile", options: dict[str, Any]) -> None:
+    """Answer one input. Raises typer.Exit(1) when the answer breaks off."""
     from chatapp.engine.events import REPEATED
     from chatapp.evaluation.batch import document
     from chatapp.evaluation.inputs import query_of
 
+    text = options["text"] or ""
     query = text if prompt.text is not None else query_of(text, prompt.columns, "--input")
     answerer, _ = _answerer(prompt, options)
     question = answerer.prepare(query)
-    if show_prompt:
+    if options["show_prompt"]:
         _show(question)
     (answer,) = answerer.answer([question])
     explained = explain_answer(answerer, answer) if options["parts"] else None
-    if as_json:
+    if options["as_json"]:
         more = {} if explained is None else {explained.name: explained.to_json()}
         write_json(document(answer) | more)
     else:
@@ -280,7 +274,7 @@ def _one(
         _show_probabilities(answer)
         if explained is not None:
             show_parts(explained)
-        if question.dropped and not show_prompt:
+        if question.dropped and not options["show_prompt"]:
             chosen = len(question.examples) + len(question.dropped)
             complain(f"{len(question.dropped)} of {chosen} examples did not fit and were left out")
     if answer.finished and answer.finished.reason == "repetition":

@@ -3,14 +3,15 @@
 Invariant: the texts are summarized by a prompt file, as `chatapp run` does it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from chatapp.commands import options as completion
-from chatapp.commands.console import interruptible, progress, write, write_json
+from chatapp.commands.console import complain, interruptible, progress, write, write_json
 from chatapp.commands.loading import load, prompt_path, template_for
 from chatapp.commands.options import JsonOption, ModelOption
 from chatapp.common.userfiles import UserError
@@ -18,7 +19,15 @@ from chatapp.common.userfiles import UserError
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
     from chatapp.fewshot.answering import Answerer
+    from chatapp.fewshot.summaries import Summary, TracedSentence
     from chatapp.passages.reading import Piece
+    from chatapp.prompting.files.promptfile import PromptFile
+
+_PASSAGE = 400
+"""Tokens of a passage at most: in one sentence, a small model can say little about more."""
+
+_TOO_SMALL = 100_000_000
+"""Parameters below which no model that we tried wrote a summary that says what its text says."""
 
 
 def summarize(
@@ -33,11 +42,7 @@ def summarize(
     as_json: JsonOption = False,
 ) -> None:
     """Summarize a document longer than the window: its passages, then the summaries."""
-    from dataclasses import asdict
-
     from chatapp.common.settings import load_settings
-    from chatapp.fewshot.answering import Answerer
-    from chatapp.fewshot.options import selector_for
     from chatapp.fewshot.summaries import summarize, trace_sentences
     from chatapp.prompting.files.promptfile import load_prompt
 
@@ -47,46 +52,31 @@ def summarize(
     settings = load_settings({"model": model})
     language_model = load(settings.model, settings.precision, settings.device)
     pieces = _pieces(file, language_model)
-    template = template_for([task], language_model)
-    answerer = Answerer(language_model, task, selector_for(task, language_model), template=template)
+    answerer = _answerer(task, language_model)
+    _warn_of_size(language_model)
+    texts = [piece.text for piece in pieces]
     with interruptible("interrupted"), progress("Summarizing") as show:
-        done = 0
-
-        def answer(texts: Sequence[str]) -> list[str]:
-            nonlocal done
-            outputs = []
-            for text in texts:
-                outputs.append(_summary(answerer, text) if text else "")
-                done += 1
-                show(done, None)
-            return outputs
-
-        half = language_model.context // 2
-        texts = [piece.text for piece in pieces]
         levels = summarize(
-            texts, answer, lambda text: len(language_model.tokenizer.encode(text)) <= half
+            texts,
+            _in_turn(answerer, show),
+            lambda text: len(language_model.tokenizer.encode(text)) <= language_model.context // 2,
         )
-    (last,) = levels[-1]
-    sentences = trace_sentences(last, texts)
+    sentences = trace_sentences(levels[-1][0], texts)
     if as_json:
-        traced = [
-            {"text": sentence.text, "passages": [pieces[n].place for n in sentence.passages]}
-            for sentence in sentences
-        ]
-        kept = [
-            [
-                asdict(summary) | {"passages": [pieces[n].place for n in summary.passages]}
-                for summary in level
-            ]
-            for level in levels
-        ]
-        write_json({"summary": last.text, "sentences": traced, "levels": kept})
-        return
-    for sentence in sentences:
-        places = "; ".join(pieces[number].place for number in sentence.passages)
-        write(f"{sentence.text}  [{places or 'in no passage'}]\n")
-    counts = ", ".join(str(len(level)) for level in levels)
-    write(f"\n{len(pieces)} passages; summaries on each level: {counts}\n")
+        write_json(_document(levels, sentences, pieces))
+    else:
+        _print(levels, sentences, pieces)
+
+
+def _warn_of_size(model: "LanguageModel") -> None:
+    from chatapp.models.sizes import read_sizes
+
+    count = read_sizes(model.files).parameters if model.files else None
+    if count and count < _TOO_SMALL:
+        complain(
+            f"{model.name} has {count / 1e6:.1f} million parameters, too few for a summary that "
+            "can be trusted; `chatapp models get smollm2` brings a larger model"
+        )
 
 
 def _pieces(file: Path, model: "LanguageModel") -> "list[Piece]":
@@ -99,7 +89,31 @@ def _pieces(file: Path, model: "LanguageModel") -> "list[Piece]":
         raise UserError(f"{file}: {error}") from None
     text = " ".join(block.text for block in blocks)
     per_token = len(text) / max(1, len(model.tokenizer.encode(text)))
-    return list(cut(blocks, max(1, int(per_token * model.context / 3))))
+    return list(cut(blocks, max(1, int(per_token * min(_PASSAGE, model.context / 3)))))
+
+
+def _answerer(task: "PromptFile", model: "LanguageModel") -> "Answerer":
+    from chatapp.fewshot.answering import Answerer
+    from chatapp.fewshot.options import selector_for
+
+    template = template_for([task], model)
+    return Answerer(model, task, selector_for(task, model), template=template)
+
+
+def _in_turn(
+    answerer: "Answerer", show: Callable[[int, None], None]
+) -> Callable[[Sequence[str]], list[str]]:
+    """Summarizes texts one after another, and shows how many are done."""
+    done = 0
+
+    def answer(text: str) -> str:
+        nonlocal done
+        output = _summary(answerer, text) if text else ""
+        done += 1
+        show(done, None)
+        return output
+
+    return lambda texts: [answer(text) for text in texts]
 
 
 def _summary(answerer: "Answerer", text: str) -> str:
@@ -108,3 +122,38 @@ def _summary(answerer: "Answerer", text: str) -> str:
     if answer.finished and answer.finished.reason == "error":
         raise UserError(answer.finished.message)
     return answer.output
+
+
+def _document(
+    levels: "Sequence[Sequence[Summary]]",
+    sentences: "Sequence[TracedSentence]",
+    pieces: "Sequence[Piece]",
+) -> dict[str, Any]:
+    def places(numbers: Sequence[int]) -> list[str]:
+        return [pieces[number].place for number in numbers]
+
+    return {
+        "summary": levels[-1][0].text,
+        "sentences": [{"text": one.text, "passages": places(one.passages)} for one in sentences],
+        "levels": [
+            [asdict(summary) | {"passages": places(summary.passages)} for summary in level]
+            for level in levels
+        ],
+    }
+
+
+def _print(
+    levels: "Sequence[Sequence[Summary]]",
+    sentences: "Sequence[TracedSentence]",
+    pieces: "Sequence[Piece]",
+) -> None:
+    """The summary, then what it was made from: the summary of each passage."""
+    for sentence in sentences:
+        places = "; ".join(pieces[number].place for number in sentence.passages)
+        write(f"{sentence.text}  [{places or 'in no passage'}]\n")
+    if len(pieces) > 1:
+        write("\n")
+        for summary, piece in zip(levels[0], pieces, strict=True):
+            write(f"[{piece.place}]  {summary.text}\n")
+    counts = ", ".join(str(len(level)) for level in levels)
+    write(f"\n{len(pieces)} passages; summaries on each level: {counts}\n")

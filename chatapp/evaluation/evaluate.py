@@ -131,7 +131,7 @@ def prompt_of(task: Task, cell: Cell) -> PromptFile:
         shots=cell.shots,
         select=Fixed.name if cell.selection == NONE else cell.selection,
         order=None if keeps_order else cell.order,
-        scoring=cell.layout if cell.layout in ("calibrated", "channel") else "direct",
+        score=cell.layout if cell.layout in ("calibrated", "channel") else "direct",
         seed=cell.seed,
         style="text" if cell.style == NONE else cell.style,
         instruction=cell.instruction,

@@ -72,7 +72,7 @@ def changed(
     shots: int | None = None,
     select: str | None = None,
     order: str | None = None,
-    scoring: str | None = None,
+    score: str | None = None,
     seed: int | None = None,
     style: str | None = None,
     instruction: str | None = None,
@@ -96,7 +96,7 @@ def changed(
         prompt,
         instruction=prompt.instruction if switch == "on" else "",
         select=prompt.select.model_copy(update=keys),
-        scoring=one_of(scoring, SCORINGS, "--score") if scoring is not None else prompt.scoring,
+        scoring=one_of(score, SCORINGS, "--score") if score is not None else prompt.scoring,
         style=one_of(style, STYLES, "--style") if style is not None else prompt.style,
         generate=dict(prompt.generate) | ({"seed": seed} if seed is not None else {}),
     )

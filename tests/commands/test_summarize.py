@@ -39,6 +39,17 @@ def test_every_passage_is_summarised_and_each_sentence_has_its_places(
     assert (shown.status, shown.err) == (0, "")
     assert shown.out.startswith("Paragraph0 has.  [line 1")
     assert f"{len(first)} passages; summaries on each level: {len(first)}, " in shown.out
+    outline = [line for line in shown.out.splitlines() if line.startswith("[")]
+    assert outline == [f"[{each['passages'][0]}]  {each['text']}" for each in first]
+
+
+def test_a_model_that_is_too_small_for_it_says_so(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("The council met on Monday and voted to repair the old pool.")
+    shown = run("summarize", str(path), "--model", "bundled")
+    assert shown.status == 0
+    assert shown.err.startswith("chatapp: bundled has 3.7 million parameters, too few for a")
+    assert "[line 1]" in shown.out
 
 
 def test_what_is_no_document_or_no_summary_is_refused(run: Run, tmp_path: Path) -> None:
