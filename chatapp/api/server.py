@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
@@ -27,6 +26,7 @@ from chatapp.api.service import Service
 from chatapp.api.worker import BusyError, ModelFailedError
 from chatapp.common.unforeseen import describe_unforeseen
 from chatapp.common.userfiles import UserError
+from chatapp.engine.backends.remote.server import host_of
 
 LARGEST_BODY = 16 * 2**20
 _RETRY_SECONDS = "1"
@@ -104,7 +104,7 @@ class Server:
 
     def _refusal(self, request: web.Request, origin: str | None) -> web.Response | None:
         try:
-            host = urlsplit(f"//{request.host}").hostname or ""
+            host = host_of(request.host)
         except ValueError:
             return _failed(400, "the request has no valid Host header")
         if self._access.hosts and host not in self._access.hosts:

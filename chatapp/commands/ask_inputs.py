@@ -15,6 +15,7 @@ from chatapp.commands.loading import open_store
 from chatapp.common.userfiles import (
     UserError,
     missing_path,
+    open_named,
     read_text,
     reason,
     suggestion,
@@ -92,7 +93,7 @@ def _text_or_file(text: str) -> str:
 def _named(file: Path) -> str:
     """A file's text under its name."""
     try:
-        with file.expanduser().open("rb") as content:
+        with open_named(file.expanduser()) as content:
             text = decoded(content.read(MOST_INPUT + 1), str(file))
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{file}: cannot be read: {reason(error)}") from None

@@ -165,6 +165,31 @@ def open_regular(path: Path) -> BinaryIO:
     return file
 
 
+def open_named(path: Path) -> BinaryIO:
+    """Open a file that the user named, or a pipe, for reading. Raises OSError, also for a device,
+    which may be endless.
+    """
+    file = path.open("rb")
+    try:
+        _refuse_device(file.fileno(), path)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_device(descriptor: int, path: Path) -> None:
+    """Raise OSError for an open device, unless it is a terminal or the empty one."""
+    status = os.fstat(descriptor)
+    is_device = stat.S_ISBLK(status.st_mode) or (
+        stat.S_ISCHR(status.st_mode)
+        and not os.isatty(descriptor)
+        and status.st_rdev != os.stat(os.devnull).st_rdev
+    )
+    if is_device:
+        raise OSError(errno.ENODEV, "it is a device", str(path))
+
+
 def read_text(path: Path, error: type[UserError] = UserError) -> str:
     """Read a UTF-8 file, without its byte order mark.
 
@@ -194,8 +219,7 @@ def _read_bounded(path: Path) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        if _is_device(descriptor):
-            raise OSError(errno.ENODEV, "it is a device", str(path))
+        _refuse_device(descriptor, path)
         if hasattr(os, "O_NONBLOCK") and not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.set_blocking(descriptor, True)
         pieces, size = [], 0
@@ -207,14 +231,6 @@ def _read_bounded(path: Path) -> bytes:
         if piece is None:
             raise OSError(errno.EAGAIN, "it has nothing to read yet", str(path))
     return b"".join(pieces)
-
-
-def _is_device(descriptor: int) -> bool:
-    """Whether an open file is a device, except a terminal and the empty one."""
-    status = os.fstat(descriptor)
-    if stat.S_ISCHR(status.st_mode):
-        return not os.isatty(descriptor) and status.st_rdev != os.stat(os.devnull).st_rdev
-    return stat.S_ISBLK(status.st_mode)
 
 
 def read_required(path: Path, error: type[UserError] = UserError) -> str:

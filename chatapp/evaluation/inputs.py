@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chatapp.common.userfiles import did_you_mean, quoted
+from chatapp.common.userfiles import did_you_mean, open_named, quoted
 from chatapp.prompting.examples import (
     INPUT_FIELDS,
     PLAIN_COLUMNS,
@@ -58,7 +58,7 @@ def read_inputs(path: Path, columns: Columns = PLAIN_COLUMNS) -> Inputs:
             yield line, row if isinstance(row, PromptError) else _query(row)
         return
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             if not path.is_file():
                 yield from read_stream(file, str(path), columns)
                 return

@@ -45,7 +45,7 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from chatapp.common.userfiles import reason
+from chatapp.common.userfiles import open_named, reason
 from chatapp.fewshot.label_scores import Likelihoods, best, probabilities
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.files.keys import Scoring
@@ -64,7 +64,7 @@ def read_rows(path: Path) -> Iterator[JournalRow]:
     Raises PromptError at an invalid line, and when the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             for number, line in enumerate(file, 1):
                 is_half = not line.endswith(b"\n")
                 row = None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from chatapp.common.userfiles import UserError, encoding_hint, quoted, reason, shown
+from chatapp.common.userfiles import UserError, encoding_hint, open_named, quoted, reason, shown
 from chatapp.prompting.published import FORMATS, FormatFault
 
 INPUT_FIELDS = ("input", "context", "prompt", "question", "text")
@@ -147,7 +147,7 @@ def read_rows(
         records = json_records
     labels = _labels_beside(path) if columns.published == "piqa" else iter(())
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             for line, record in records(file):
                 location = f"{path}, line {line}"
                 try:

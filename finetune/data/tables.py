@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 
-from chatapp.common.userfiles import did_you_mean, missing_path, quoted, shown
+from chatapp.common.userfiles import did_you_mean, missing_path, open_named, quoted, shown
 from chatapp.prompting.examples import Record, csv_records, jsonl_records, not_utf8, unique_keys
 from finetune.config.sections import ConfigError, TrainSource
 
@@ -129,7 +129,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 def _open(path: Path) -> IO[bytes]:
     if path.suffix.lower() == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
-    return path.open("rb")
+    return open_named(path)
 
 
 def _text_of(data: bytes, location: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from chatapp.common.userfiles import (
     suggestion,
 )
 from chatapp.engine.errors import ModelError
+from chatapp.evaluation import inputs, journal
 from chatapp.models.resolving import model_folder
+from chatapp.prompting.examples import PromptError
 
 SOURCE = '''\
 # top_k = 1
@@ -117,6 +120,15 @@ def test_no_hub_is_asked_for_a_misspelt_path(
 def test_an_endless_file_is_a_sentence(endless: str, why: str) -> None:
     with pytest.raises(UserError, match=rf"^{endless}: cannot be read: {why}"):
         read_text(Path(endless))
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="Linux has this device")
+@pytest.mark.parametrize(
+    "read", [lambda p: list(inputs.read_inputs(p)), lambda p: list(journal.read_rows(p))]
+)
+def test_rows_of_a_device_are_not_read(read: Callable[[Path], object]) -> None:
+    with pytest.raises(PromptError, match="it is a device"):
+        read(Path("/dev/zero"))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX has files of descriptors")

@@ -20,6 +20,8 @@ from aiohttp import WSMsgType, web
 from textual_serve.app_service import AppService
 from textual_serve.server import Server
 
+from chatapp.engine.backends.remote.server import host_of
+
 _PAGE = Path(__file__).parent / "page"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; "
@@ -140,7 +142,7 @@ class ChatServer(Server):
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
-            name = urlsplit(f"//{request.host}").hostname or ""
+            name = host_of(request.host)
             origin = urlsplit(request.headers.get("Origin", f"//{request.host}")).netloc
         except ValueError:
             raise web.HTTPBadRequest(text="The request has no valid Host header.") from None

@@ -102,6 +102,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def host_of(header: str) -> str:
+    """The host that a Host header names, without its port. Raises ValueError for one that holds
+    more, such as a user's name or a path.
+    """
+    parts = urlsplit(f"//{header}")
+    if parts.netloc != header or "@" in header or parts.port == 0:
+        raise ValueError(header)
+    return parts.hostname or ""
+
+
 def is_address(name: str) -> bool:
     """Whether a name is the address of a server."""
     return name.startswith(_SCHEMES)
