@@ -37,8 +37,10 @@ from chatapp.tui.screens.parameters import ParametersScreen
 from chatapp.tui.screens.ranking import RankScreen
 from chatapp.tui.screens.sources import SourceScreen
 from chatapp.tui.widgets.dialog import Dialog, Field
+from chatapp.tui.widgets.find import FindBar
 
 _SCREENS: tuple[type[DOMNode], ...] = (
+    FindBar,
     HistoryScreen,
     ChatList,
     ModelScreen,

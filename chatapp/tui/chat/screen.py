@@ -62,6 +62,8 @@ _LEAVE = "exit"
 class ChatScreen(MessageActions):
     """One chat with one model."""
 
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-wide"), (180, "-broad")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-high"), (50, "-tall")]  # noqa: RUF012
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(

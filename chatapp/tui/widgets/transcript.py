@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from textual.containers import VerticalScroll
+from textual.geometry import Offset
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
@@ -48,6 +49,13 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def on_mount(self) -> None:
         self.anchor()
+
+    @property
+    def scroll_offset(self) -> Offset:
+        """The scroll position: Textual's is negative where an anchored text is short, and would
+        put that at the bottom."""
+        x, y = super().scroll_offset
+        return Offset(x, max(0, y))
 
     @property
     def views(self) -> list[MessageView]:

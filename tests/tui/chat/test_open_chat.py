@@ -2,6 +2,7 @@
 place."""
 
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 from fakes import ScriptedModel
@@ -160,3 +161,17 @@ def test_a_page_holds_text_alone(store: Store) -> None:
     assert "<img" not in page
     assert "\x1b" not in page
     assert page.count("<strong>bold</strong>") == 1, "the user's text is as it was written"
+
+
+async def test_a_large_terminal_begins_at_the_top(open_app: OpenApp, store: Store) -> None:
+    chat_id = fill(store, ["Hello", "Hi."])
+    async with open_app(chat_id=chat_id, size=(200, 60)) as driver:
+        await driver.press("f3")
+        await driver.idle()
+        columns = [driver.chat.widgets.sidebar, driver.transcript, driver.chat.widgets.inspector]
+        regions = [column.region for column in columns]
+        assert [region.x for region in regions] == sorted(region.x for region in regions)
+        assert all(not a.overlaps(b) for a, b in pairwise(regions))
+        assert driver.transcript.views[0].region.y == driver.transcript.region.y
+        await driver.pilot.resize_terminal(100, 30)
+        await driver.until(lambda: driver.transcript.views[0].region.y > 10)
