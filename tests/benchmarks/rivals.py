@@ -169,9 +169,9 @@ def chatapp(path: Path, precision: str) -> Answer:
         for _ in range(request["new"]):
             with lock:
                 if "eight" in request:
-                    drawn = decoder.forward_rows(drawn, rows).argmax(-1).tolist()
+                    drawn = decoder.forward_rows(drawn, rows).numpy().argmax(-1).tolist()
                 else:
-                    id = int(decoder.forward([id], cache).argmax())
+                    id = int(decoder.forward([id], cache).numpy().argmax())
         seconds = (time.perf_counter() - started) / request["new"]
         return 8 / seconds if "eight" in request else seconds
 

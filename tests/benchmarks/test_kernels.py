@@ -7,6 +7,8 @@ process of its own, they take turns, and after a pause: llama.cpp's threads keep
 while. Medians, least and most of the rounds.
 """
 
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.benchmark
 
 TINY = {"width": 32, "layers": 1, "heads": 2, "inner": 64, "words": 400}
 SHAPES = sized({"GPT-2 124M": GPT2, "Qwen3 0.6B": QWEN3}, {"GPT-2": TINY})
-MODELS = [*sized(["SmolLM2"], []), *SHAPES]
+MODELS = [*sized(["SmolLM2", "bundled"], []), *SHAPES]
 KINDS = {"int8": "q8_0", "int4": "q4_0", "float32": "f32"}
 PAUSE = sized(0.3, 0.0)
 BLOCK = sized(2**25, 2**10)
@@ -45,8 +47,13 @@ def file_of(folder: Path, model: str, kind: str) -> Path:
         return path
     if model in SHAPES:
         write_shape(path, kind, SHAPES[model])
-    else:
-        convert(SMOLLM2, path, kind)
+        return path
+    source = SMOLLM2
+    if model == "bundled":
+        source = folder / "bundled.gguf"
+        command = [sys.executable, "-m", "chatapp", "models", "export", "bundled", str(source)]
+        subprocess.run([*command, "--type", "f32", "--force"], check=True)
+    convert(source, path, kind)
     return path
 
 

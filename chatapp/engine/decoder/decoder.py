@@ -128,12 +128,14 @@ class Decoder:
         with torch.inference_mode(not with_gradients), torch.set_grad_enabled(with_gradients):
             start = 0 if cache is None else len(cache)
             new = len(ids[0])
-            following = torch.arange(start, start + new, device=self.device)
+            following = torch.arange(start, start + new, dtype=torch.int32, device=self.device)
             at = following if positions is None else positions.to(self.device)
             masks = None if mask is None else self._masks_after(start, mask.to(self.device), at)
             observe = together([Changer(changes, at) if changes else None, observe])
             is_plain = masks is None and positions is None and observe is None
-            rows = self._native_rows(at, cache) if cache is not None and is_plain else None
+            rows = None
+            if cache is not None and is_plain:
+                rows = self._native_rows(at, start + new, cache)
             turns = self._turns(at) if rows is None else {}
             x = self._through(
                 torch.tensor(ids, device=self.device),
@@ -205,18 +207,18 @@ class Decoder:
             x = x + run.observed("positions", of_positions.expand_as(x))
         return x
 
-    def _native_rows(self, at: Tensor, cache: KeyValueCache | RowCache) -> Rows | None:
+    def _native_rows(self, at: Tensor, span: int, cache: KeyValueCache | RowCache) -> Rows | None:
         """The tokens for the native kernels; None without kernels, or for too many tokens.
 
-        at: (tokens,) their positions.
+        at: (tokens,) their positions, less than `span`.
         """
         if len(at) > self._most_native_rows:
             return None
-        turns = [rotation.cosines_and_sines(at) for rotation in self.rotations]
+        turns = [rotation.kept(at, span) for rotation in self.rotations]
         if isinstance(cache, KeyValueCache):
             cache.prepare(len(at))
         is_batch = isinstance(cache, RowCache)
-        return Rows(at.int(), int(at.max()) + 1, turns, cache.layers, is_batch)
+        return Rows(at.int(), span, turns, cache.layers, is_batch)
 
     def _turns(self, positions: Tensor) -> dict[Rotation, tuple[Tensor, Tensor]]:
         return {rotation: rotation.turns(positions) for rotation in self.rotations}
@@ -300,7 +302,7 @@ class Decoder:
     ) -> Tensor:
         """Logits (rows, vocabulary) after one more token of each row of a cache, on the CPU."""
         at, keys = cache.begin()
-        native = self._native_rows(at, cache)
+        native = self._native_rows(at, len(keys), cache)
         masks: dict[int | None, Tensor] = {}
         if native is None:
             hidden = torch.zeros(len(at), len(keys), device=self.device)

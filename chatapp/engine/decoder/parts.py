@@ -162,6 +162,7 @@ class Rotation:
             frequencies = rotary.scaling(frequencies)
         self._frequencies = frequencies.to(device)
         self._magnitude = rotary.magnitude
+        self._kept = self._cosines_and_sines(torch.arange(0, device=device))
         self.size = rotary.size
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,11 +170,22 @@ class Rotation:
 
         positions: (tokens,), or (rows, tokens) where each row has its own.
         """
-        cosines, sines = (part[..., None, :] for part in self.cosines_and_sines(positions))
+        cosines, sines = (part[..., None, :] for part in self._cosines_and_sines(positions))
         return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
 
-    def cosines_and_sines(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The angles' cosines and sines, (…, size / 2) each. positions: (…)."""
+    def kept(self, positions: Tensor, span: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (tokens, size / 2) of positions (tokens,) below `span`, which are
+        computed once for all tokens.
+        """
+        known = self._kept[0].shape[0]
+        if span > known:
+            every = torch.arange(max(span, 2 * known), device=self._frequencies.device)
+            self._kept = self._cosines_and_sines(every)
+        cosines, sines = (part.index_select(0, positions) for part in self._kept)
+        return cosines, sines
+
+    def _cosines_and_sines(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(…, size / 2) each. positions: (…)."""
         angles = positions[..., None].float() * self._frequencies
         return angles.cos().mul_(self._magnitude), angles.sin().mul_(self._magnitude)
 

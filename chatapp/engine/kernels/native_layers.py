@@ -55,13 +55,16 @@ class NativeLinear:
 
 def multiply(library: ctypes.CDLL, layer: native.Linear, x: Tensor) -> Tensor:
     """The product (…, out) of states (…, in)."""
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    y = torch.empty(len(rows), layer.outputs)
-    of = ctypes.byref(layer)
-    room = torch.empty(library.linear_room(of, len(rows)), dtype=torch.uint8)
-    choose_threads(library, len(rows))
-    library.apply_linear(of, rows.data_ptr(), y.data_ptr(), len(rows), room.data_ptr())
-    return y.view(*x.shape[:-1], -1)
+    x = x.contiguous()
+    y, rows, of = (
+        torch.empty(*x.shape[:-1], layer.outputs),
+        x.numel() // x.shape[-1],
+        ctypes.byref(layer),
+    )
+    room = torch.empty(library.linear_room(of, rows), dtype=torch.uint8)
+    choose_threads(library, rows)
+    library.apply_linear(of, x.data_ptr(), y.data_ptr(), rows, room.data_ptr())
+    return y
 
 
 def choose_threads(library: ctypes.CDLL, rows: int) -> None:
@@ -127,20 +130,21 @@ class NativeBlocks:
         library, first, size = self._library, rows.held[0], ctypes.sizeof(native.Block)
         keys, layer, values = first.data_ptr(), first.numel(), 4 * first.stride(0)
         row = first.stride(1) if rows.is_batch else 0
-        positions = rows.at.data_ptr(), len(x), rows.span
+        count = x.shape[0]  # len of a tensor takes longer than a call of the library
+        positions = rows.at.data_ptr(), count, rows.span
         turned = [part.data_ptr() for turn in rows.turns for part in turn] or [0, 0]
         turns = (ctypes.c_void_p * len(turned))(*turned)
         room = torch.empty(library.block_room(self._structs, *positions[1:]), dtype=torch.uint8)
-        count = len(self._structs) if len(x) <= FEW_ROWS else 1
-        choose_threads(library, len(x))
-        for block in range(0, len(self._structs), count):
+        blocks = len(self._structs) if count <= FEW_ROWS else 1
+        choose_threads(library, count)
+        for block in range(0, len(self._structs), blocks):
             if raise_if_cancelled is not None:
                 raise_if_cancelled()
             here = keys + 4 * layer * block
             tokens = native.Tokens(here, here + values, row, first.stride(2), *positions)
             library.apply_blocks(
                 ctypes.addressof(self._structs) + size * block,
-                count,
+                blocks,
                 x.data_ptr(),
                 ctypes.byref(tokens),
                 layer,
