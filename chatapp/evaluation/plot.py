@@ -5,7 +5,7 @@ figure: legends are next to the axes, and points side by side.
 """
 
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,15 +148,16 @@ def _over_selections(part: "SubFigure", group: Sequence[Result]) -> None:
 def _over_parameters(part: "SubFigure", group: Sequence[Result]) -> None:
     """A curve for each setting, over the number of parameters of the models."""
     axes = part.subplots()
+    places = _places(group)
     curves: dict[str, list[Result]] = defaultdict(list)
-    for result in sorted(group, key=lambda result: result.parameters or 0):
-        if result.parameters is not None:
+    for result in sorted(group, key=lambda result: places.get(result.model, 0)):
+        if result.model in places:
             setting = f"{result.shots} shots, {result.selection}, {_scoring_of(result)}"
             curves[setting].append(result)
     legend: dict[str, Any] = {}
     for number, (setting, points) in enumerate(curves.items()):
         legend[setting] = axes.errorbar(
-            [result.parameters or 0 for result in points],
+            [places[result.model] * 1.03 ** (number - len(curves) / 2) for result in points],
             [result.mean for result in points],
             _bars(points),
             color=f"C{number % 10}",
@@ -165,12 +166,26 @@ def _over_parameters(part: "SubFigure", group: Sequence[Result]) -> None:
         )
     legend["majority"] = axes.axhline(group[0].majority, color=_BASELINE, linestyle=":")
     axes.set_xscale("log")
-    axes.set_xlabel("parameters")
+    axes.set_xlabel("parameters; equal sizes stand side by side")
     axes.set_ylabel(group[0].metric)
     axes.set_ylim(*_RANGE)
     axes.grid(axis="y", alpha=0.3)
+    above = axes.secondary_xaxis("top")
+    above.set_xticks(list(places.values()), [_plain(name) for name in places], fontsize="small")
+    above.minorticks_off()
     names = [_plain(name) for name in legend]
     part.legend(legend.values(), names, loc="outside right center", fontsize="small")
+
+
+def _places(group: Sequence[Result]) -> dict[str, float]:
+    """Where each model stands on the axis of parameters; equal sizes stand side by side."""
+    sizes = {(result.parameters, result.model) for result in group if result.parameters is not None}
+    beside: Counter[int] = Counter()
+    places: dict[str, float] = {}
+    for size, name in sorted(sizes):
+        places[name] = size * 1.8 ** beside[size]
+        beside[size] += 1
+    return places
 
 
 def _sizes(group: Sequence[Result]) -> list[int]:

@@ -148,9 +148,10 @@ def test_tasks_of_foreign_names_in_one_png(tmp_path: Path) -> None:
 
 
 def test_a_picture_over_the_parameters_of_models() -> None:
-    sizes = {"small": 3_000_000, "large": 135_000_000}
+    sizes = {"small": 3_000_000, "tuned": 3_000_000, "large": 135_000_000}
+    means = {"small": 0.1, "tuned": 0.2, "large": 0.3}
     results = [
-        replace(ONE, model=name, parameters=count, shots=shots, mean=0.1 * shots + count / 1e9)
+        replace(ONE, model=name, parameters=count, shots=shots, mean=means[name] + shots / 10)
         for name, count in sizes.items()
         for shots in (1, 4)
     ]
@@ -159,8 +160,14 @@ def test_a_picture_over_the_parameters_of_models() -> None:
     assert len(by_model) == len(sizes)
     (axes,) = over.axes
     assert axes.get_xscale() == "log"
-    drawn = [container.lines[0].get_xydata().tolist() for container in axes.containers]
-    assert drawn == [
-        [[count, pytest.approx(0.1 * shots + count / 1e9)] for count in sizes.values()]
-        for shots in (1, 4)
-    ]
+    (above,) = axes.child_axes
+    labels = [text.get_text() for text in above.get_xticklabels()]
+    names = dict(zip(labels, above.get_xticks(), strict=True))
+    assert list(names) == ["small", "tuned", "large"]
+    assert (names["small"], names["large"]) == (3_000_000, 135_000_000)
+    for shots, container in zip((1, 4), axes.containers, strict=True):
+        drawn = container.lines[0].get_xydata().tolist()
+        assert [y for _, y in drawn] == pytest.approx(
+            [mean + shots / 10 for mean in means.values()]
+        )
+        assert [x for x, _ in drawn] == pytest.approx(list(names.values()), rel=0.05)
