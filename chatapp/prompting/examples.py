@@ -357,7 +357,9 @@ def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:
         except StopIteration:
             return
         except csv.Error as error:
-            row, wrong = [""], f"is not valid CSV: {error}"
+            is_break = "new-line" in str(error)  # csv's own words are for programmers
+            fault = "a field without quotes holds a line break" if is_break else error
+            row, wrong = [""], f"is not valid CSV: {fault}"
         if not row:
             continue
         if wrong and not header:

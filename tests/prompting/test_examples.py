@@ -128,6 +128,7 @@ CSV_REFUSALS: dict[str | bytes, str] = {
     'text,label\n"a\nb",spam\nc,ham,3': "line 4: has 3 fields, expected 2",
     "text,label\na": "line 2: has 1 fields, expected 2",
     'text,label\nb,spam\n"c,ham\nd': "line 3: is not valid CSV: unexpected end of data",
+    "text,label\nb\rc,spam\n": "line 2: is not valid CSV: a field without quotes holds a line",
     'text,label\n"b"c,spam': "line 2: is not valid CSV: ',' expected after '\"'",
     "text,label,text\na,b,c": "line 1: two columns are named 'text'",
     "text;label\na;b": "line 2: no input; expected a field named",
