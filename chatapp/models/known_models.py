@@ -42,8 +42,9 @@ class Package:
 class KnownModel:
     """A model with a short name.
 
-    hub: its id on the hub. bytes: of its weights there. licence: as its authors name it. package: a
-    second source, when the hub is unreachable.
+    hub: its id on the hub. bytes: of its weights there; is_estimate: computed from the number of
+    parameters. licence: as its authors name it. package: a second source, when the hub is
+    unreachable.
     """
 
     name: str
@@ -52,11 +53,12 @@ class KnownModel:
     licence: str
     purpose: str
     package: Package | None
+    is_estimate: bool = False
 
     @property
     def size(self) -> str:
         """The size of the download, in words."""
-        hub = size_in_words(self.bytes)
+        hub = f"{'about ' * self.is_estimate}{size_in_words(self.bytes)}"
         if self.package is None:
             return hub
         return f"{hub} ({size_in_words(self.package.bytes)} without the hub)"
@@ -83,6 +85,7 @@ def known_models() -> dict[str, KnownModel]:
             licence=facts["licence"],
             purpose=facts["purpose"],
             package=Package(**facts["package"]) if "package" in facts else None,
+            is_estimate=facts.get("estimate", False),
         )
         for name, facts in tomllib.loads(_TABLE.read_text(encoding="utf-8")).items()
     }

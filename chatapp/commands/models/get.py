@@ -85,6 +85,7 @@ def _list_known(*, as_json: bool) -> None:
                     "name": model.name,
                     "hub": model.hub,
                     "bytes": model.bytes,
+                    "is_estimate": model.is_estimate,
                     "licence": model.licence,
                     "purpose": model.purpose,
                     "package": model.package.requirement if model.package else None,

@@ -28,6 +28,7 @@ from chatapp.tui.platform.keymap import bindings_of, words_of
 from chatapp.tui.platform.textual_internals import keymap_of
 from chatapp.tui.screens.branches import BranchScreen
 from chatapp.tui.screens.compare import CompareScreen
+from chatapp.tui.screens.copying import CopyScreen
 from chatapp.tui.screens.history import ChatList, HistoryScreen
 from chatapp.tui.screens.learn import LearnScreen
 from chatapp.tui.screens.library import LibraryScreen
@@ -41,6 +42,7 @@ from chatapp.tui.widgets.find import FindBar
 
 _SCREENS: tuple[type[DOMNode], ...] = (
     FindBar,
+    CopyScreen,
     HistoryScreen,
     ChatList,
     ModelScreen,

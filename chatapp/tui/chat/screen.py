@@ -34,6 +34,7 @@ from chatapp.tui.inspector.view import Branch, SwitchPart, Target
 from chatapp.tui.platform import runtime
 from chatapp.tui.platform.keymap import shown_key
 from chatapp.tui.screens.branches import BranchScreen
+from chatapp.tui.screens.copying import CopyScreen
 from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.screens.learn import LearnScreen, command
 from chatapp.tui.screens.library import LibraryScreen
@@ -89,6 +90,7 @@ class ChatScreen(MessageActions):
             id="chat_list",
         ),
         Binding("ctrl+f", "find", "Search in this chat", show=False, id="find"),
+        Binding("f9", "copy_from", "Copy from the chat", show=False, id="copy_from"),
         Binding("ctrl+b", "branches", "All branches of this chat", show=False, id="branches"),
         Binding(
             "f2",
@@ -127,6 +129,7 @@ class ChatScreen(MessageActions):
         self._first_chat = chat_id
         self._first_model = settings.model
         self._escaped = -_SOON
+        self._vi_keys = settings.vi_keys == "on"
         self._wants_sidebar = settings.chat_list == "shown"
         self.conversation = Conversation(settings, store, load, self)
         self.widgets = ChatWidgets(
@@ -289,6 +292,14 @@ class ChatScreen(MessageActions):
         here = (screen.focused or screen).ancestors_with_self
         places = (Prompt, MessageView, ChatScreen, type(self.app))
         self.app.push_screen(HelpScreen(places, [type(node) for node in here]))
+
+    @work
+    async def action_copy_from(self) -> None:
+        """Let the user move in the text of the chat, and copy from it."""
+        screen = CopyScreen(self.widgets.transcript.path, vi_keys=self._vi_keys)
+        if text := await self.app.push_screen_wait(screen):
+            self.app.copy_to_clipboard(text)
+            self.widgets.inform("Copied to the clipboard.")
 
     # Search in the open chat
 

@@ -9,11 +9,13 @@ from fakes import ScriptedModel
 from thinking_model import thinking_model
 from tui_driver import OpenApp, fill
 
+from chatapp.common.settings import Settings
 from chatapp.dialogue.export import as_text
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.importing import read_chats
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.titles import title_in
+from chatapp.tui.screens.copying import CopyScreen
 
 
 async def test_no_two_chats_have_the_same_title(open_app: OpenApp, store: Store) -> None:
@@ -175,3 +177,23 @@ async def test_a_large_terminal_begins_at_the_top(open_app: OpenApp, store: Stor
         assert driver.transcript.views[0].region.y == driver.transcript.region.y
         await driver.pilot.resize_terminal(100, 30)
         await driver.until(lambda: driver.transcript.views[0].region.y > 10)
+
+
+async def test_copying_with_the_keyboard(open_app: OpenApp, store: Store) -> None:
+    chat_id = fill(store, ["What is the sea?", "Salt [b]water\nand \x1b fish"])
+    async with open_app(chat_id=chat_id, settings=Settings(vi_keys="on")) as driver:
+
+        async def copy(*keys: str) -> str:
+            await driver.press("f9")
+            await driver.until(lambda: isinstance(driver.app.screen, CopyScreen))
+            await driver.press(*keys)
+            await driver.until(lambda: driver.app.screen is driver.chat)
+            return driver.app.clipboard
+
+        assert await copy("enter") == "and ␛ fish"
+        assert await copy("k", "V", "j", "y") == "Salt [b]water\nand ␛ fish"
+        assert await copy("g", "down", "home", "v", *["right"] * 4, "y") == "What"
+        assert await copy("x", "escape") == "What"
+        await driver.press("x")
+        assert driver.prompt.text == "x"
+        assert driver.texts[0] == "What is the sea?"

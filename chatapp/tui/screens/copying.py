@@ -1,0 +1,124 @@
+"""The chat as text to move in, select and copy, with the keyboard alone.
+
+Invariant: nothing can be changed here, and the copied text is that of the messages, except for the
+characters that a terminal would obey.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.events import Key
+from textual.widgets import Static
+from textual.widgets.text_area import Selection
+
+from chatapp.common.foreign import printable
+from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.textual_internals import LongTextArea
+from chatapp.tui.widgets.dialog import Dialog
+from chatapp.tui.widgets.message import SPEAKERS
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store.rows import StoredMessage
+
+_HINT = "v selects, V whole lines · y or Enter copies · Esc closes"
+_VI = {
+    "h": "cursor_left",
+    "j": "cursor_down",
+    "k": "cursor_up",
+    "l": "cursor_right",
+    "w": "cursor_word_right",
+    "b": "cursor_word_left",
+    "0": "cursor_line_start",
+    "dollar_sign": "cursor_line_end",
+    "ctrl+d": "cursor_page_down",
+    "ctrl+u": "cursor_page_up",
+}
+"""The movements of the editor vi, by key."""
+_ARROWS = {
+    "left": "cursor_left",
+    "right": "cursor_right",
+    "up": "cursor_up",
+    "down": "cursor_down",
+    "home": "cursor_line_start",
+    "end": "cursor_line_end",
+}
+
+
+class ChatText(LongTextArea):
+    """A text to move in. vi_keys: whether the keys of vi move the cursor, too."""
+
+    def __init__(self, text: str, *, vi_keys: bool) -> None:
+        super().__init__(text, read_only=True, show_line_numbers=False, compact=True)
+        self._vi_keys = vi_keys
+        self._begin: tuple[int, int] | None = None
+        self._is_by_line = False
+
+    def on_mount(self) -> None:
+        self.move_cursor(self.document.end)
+
+    def on_key(self, event: Key) -> None:
+        """Begin a selection, or move as vi does."""
+        if event.key in ("v", "V"):
+            self._begin = None if self._begin is not None else self.cursor_location
+            self._is_by_line = event.key == "V"
+            self._extend()
+        elif name := (_ARROWS | (_VI if self._vi_keys else {})).get(event.key):
+            move = getattr(self, f"action_{name}")
+            # Without `select`, the first step only leaves the selection.
+            move() if "page" in name else move(self._begin is not None)
+        elif self._vi_keys and event.key in ("g", "G"):
+            self.move_cursor((0, 0) if event.key == "g" else self.document.end)
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+
+    def on_text_area_selection_changed(self) -> None:
+        self._extend()
+
+    def _extend(self) -> None:
+        """Select from the place of the v to the cursor."""
+        if self._begin is None:
+            return
+        begin, end = self._begin, self.cursor_location
+        if self._is_by_line:
+            first, last = sorted((begin, end))
+            begin, end = (first[0], 0), (last[0], len(self.document.get_line(last[0])))
+            if self._begin > self.cursor_location:
+                begin, end = end, begin
+        if self.selection != Selection(begin, end):
+            self.selection = Selection(begin, end)
+
+    @property
+    def chosen(self) -> str:
+        """The selected text, or else the line of the cursor."""
+        return self.selected_text or self.document.get_line(self.cursor_location[0])
+
+
+class CopyScreen(Dialog[str]):
+    """Returns the text to copy; "" for none."""
+
+    BINDING_GROUP_TITLE = "Copying from the chat"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y,enter", "copy", "Copy the selection, or the line", priority=True),
+        Binding("escape,q", "dismiss('')", "Close", priority=True),
+        HELP,
+    ]
+
+    def __init__(self, messages: "Sequence[StoredMessage]", *, vi_keys: bool) -> None:
+        super().__init__()
+        parts = [f"{SPEAKERS[message.role]}\n{message.text}" for message in messages]
+        self._text = printable("\n\n".join(parts))
+        self._vi_keys = vi_keys
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static("Copy from the chat", classes="title")
+            yield ChatText(self._text, vi_keys=self._vi_keys)
+            yield Static(_HINT, classes="hint")
+
+    def action_copy(self) -> None:
+        self.dismiss(self.query_one(ChatText).chosen)
