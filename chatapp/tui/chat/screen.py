@@ -90,7 +90,7 @@ class ChatScreen(MessageActions):
             id="chat_list",
         ),
         Binding("ctrl+f", "find", "Search in this chat", show=False, id="find"),
-        Binding("f9", "copy_from", "Copy from the chat", show=False, id="copy_from"),
+        Binding("f12", "copy_from", "Copy from the chat", show=False, id="copy_from"),
         Binding("ctrl+b", "branches", "All branches of this chat", show=False, id="branches"),
         Binding(
             "f2",

@@ -184,7 +184,7 @@ async def test_copying_with_the_keyboard(open_app: OpenApp, store: Store) -> Non
     async with open_app(chat_id=chat_id, settings=Settings(vi_keys="on")) as driver:
 
         async def copy(*keys: str) -> str:
-            await driver.press("f9")
+            await driver.press("f12")
             await driver.until(lambda: isinstance(driver.app.screen, CopyScreen))
             await driver.press(*keys)
             await driver.until(lambda: driver.app.screen is driver.chat)
