@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _PASSAGE = 400
 """Tokens of a passage at most: in one sentence, a small model can say little about more."""
 
+_SAMPLE = 100_000
+"""Characters in which the length of a token is measured."""
+
 _TOO_SMALL = 100_000_000
 """Parameters below which no model that we tried wrote a summary that says what its text says."""
 
@@ -81,15 +84,23 @@ def _warn_of_size(model: "LanguageModel") -> None:
 
 def _pieces(file: Path, model: "LanguageModel") -> "list[Piece]":
     """Passages of a third of the window or less. Raises UserError for a file without text."""
-    from chatapp.passages.reading import Unreadable, cut, read_blocks, read_bytes
+    from chatapp.passages.reader import DocumentReader
+    from chatapp.passages.reading import Unreadable
+
+    reader = DocumentReader()
+
+    def read(size: float) -> "list[Piece]":
+        batches = reader.read(str(file.absolute()), max(1, int(size)), "")
+        return [piece for _, _, pieces in batches for piece in pieces]
 
     try:
-        blocks = read_blocks(file, read_bytes(file))
+        text = read(_SAMPLE)[0].text
+        per_token = len(text) / max(1, len(model.tokenizer.encode(text)))
+        return read(per_token * min(_PASSAGE, model.context / 3))
     except Unreadable as error:
         raise UserError(f"{file}: {error}") from None
-    text = " ".join(block.text for block in blocks)
-    per_token = len(text) / max(1, len(model.tokenizer.encode(text)))
-    return list(cut(blocks, max(1, int(per_token * min(_PASSAGE, model.context / 3)))))
+    finally:
+        reader.close()
 
 
 def _answerer(task: "PromptFile", model: "LanguageModel") -> "Answerer":

@@ -43,6 +43,13 @@ def test_every_passage_is_summarised_and_each_sentence_has_its_places(
     assert outline == [f"[{each['passages'][0]}]  {each['text']}" for each in first]
 
 
+def test_a_document_is_read_in_another_process(
+    run: Run, document: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chatapp.passages.reading.read_blocks", pytest.fail)
+    assert run("summarize", document).out.startswith("Paragraph0 has.  [line 1")
+
+
 def test_a_model_that_is_too_small_for_it_says_so(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_text("The council met on Monday and voted to repair the old pool.")

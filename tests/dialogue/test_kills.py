@@ -83,5 +83,6 @@ def test_kills_leave_whole_chats(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7_200)
 def test_a_hundred_kills_leave_whole_chats(tmp_path: Path) -> None:
     kill(tmp_path / "chats.db", 2026, 100)

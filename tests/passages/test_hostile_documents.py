@@ -193,6 +193,7 @@ def test_hostile_documents_are_read_or_left_out(folder: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7_200)
 def test_two_hundred_hostile_documents_are_read_or_left_out(folder: Path) -> None:
     (folder / "a.txt").write_text("walrus")
     assert read_hostile(folder, 200, seed=2026) == 201

@@ -117,6 +117,7 @@ def test_hostile_templates_end(number: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7_200)
 def test_three_hundred_hostile_templates_end() -> None:
     templates = hostile_templates(2026)
     outcomes = Counter(

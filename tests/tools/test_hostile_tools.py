@@ -163,6 +163,7 @@ def test_hostile_tools_and_servers(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("attack", [attack_by_tool, attack_by_server])
 def test_a_hundred_hostile_tools_and_servers(
     folder: Path, attack: Callable[[Path, random.Random], None]

@@ -114,6 +114,7 @@ def test_random_bytes_of_a_terminal(terminal: None) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7_200)
 def test_two_thousand_random_events_of_a_terminal(terminal: None) -> None:
     for part in range(4):
         send_events(f"long {part}", 500)

@@ -112,7 +112,7 @@ class Attachments:
 
     async def contents(self, text: str) -> str:
         """A message with the contents of its files. Raises UserError."""
-        if "@" not in text:
+        if "@" not in text or len(text) > _LONGEST:  # nothing is attached that was not shown
             return text
         from chatapp.passages.attachments import with_files
 

@@ -64,6 +64,17 @@ async def test_a_pasted_path_is_a_file(open_app: OpenApp, here: Path) -> None:
         await driver.until(lambda: driver.texts[0].endswith("my file.txt:\nwith a space"))
 
 
+async def test_a_long_pasted_text_attaches_nothing_unseen(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chatapp.tui.chat.attaching._LONGEST", 20)
+    async with open_app() as driver:
+        driver.prompt.text = "as long as too long @notes/sea.md"
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts)
+        assert driver.texts[0] == "as long as too long @notes/sea.md"
+
+
 async def test_a_file_that_cannot_be_read_keeps_the_message(open_app: OpenApp, here: Path) -> None:
     (here / "bytes.bin").write_bytes(b"\xff\xfe\x00")
     async with open_app() as driver:
