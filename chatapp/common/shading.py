@@ -11,12 +11,16 @@ from chatapp.common.foreign import printable
 _MARKS = str.maketrans({"\n": "⏎", "\t": "⇥"})
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
-# From unlikely over half-likely to certain; from no weight to all of it. Red, green, blue.
-_LIKELIHOOD = ((0.0, (190, 70, 66)), (0.5, (196, 154, 74)), (1.0, (74, 150, 110)))
-# From what speaks against something over nothing to what speaks for it: blue and orange, which the
-# colour-blind tell apart.
+# Viewers who lack one kind of cone distinguish all of these, by their lightness if not by their
+# hue; `tests/colour_blindness.py` measures it. Red, green, blue.
+# From unlikely, which is to be noticed, over half-likely to certain.
+_LIKELIHOOD = ((0.0, (255, 190, 92)), (0.5, (150, 96, 120)), (1.0, (20, 52, 104)))
+# From what speaks against something over nothing to what speaks for it: blue and orange.
 _SIGNED = ((0.0, (86, 156, 230)), (0.5, (28, 32, 38)), (1.0, (232, 150, 62)))
 _WEIGHT = ((0.0, (28, 32, 38)), (0.35, (45, 105, 105)), (1.0, (104, 214, 190)))
+
+LEGIBLE = 7.0
+"""The least contrast of a colour with black or white text on it: level AAA of WCAG 2.2, 1.4.6."""
 
 RGB = tuple[int, int, int]
 
@@ -45,16 +49,16 @@ def bar(share: float, width: int) -> str:
 
 
 def likelihood_color(probability: float) -> RGB:
-    """Red for a surprising token, green for a certain one.
+    """Bright orange for a surprising token, dark blue for a certain one.
 
     The scale is the square root, because most interesting tokens are below 0.25.
     """
-    return _between(_LIKELIHOOD, probability**0.5)
+    return _legible(_between(_LIKELIHOOD, probability**0.5))
 
 
 def weight_color(weight: float) -> RGB:
     """Dark for no attention, bright for all of it."""
-    return _between(_WEIGHT, weight)
+    return _legible(_between(_WEIGHT, weight))
 
 
 def cell_color(weight: float) -> RGB:
@@ -65,7 +69,8 @@ def cell_color(weight: float) -> RGB:
 def signed_color(share: float) -> RGB:
     """Blue for a negative share of the largest, orange for a positive one, dark for 0."""
     share = max(-1.0, min(1.0, share))
-    return _between(_SIGNED, 0.5 + 0.5 * abs(share) ** 0.5 * (1 if share > 0 else -1))
+    sign = 1 if share > 0 else -1
+    return _legible(_between(_SIGNED, 0.5 + 0.5 * abs(share) ** 0.5 * sign))
 
 
 def signed_number(value: float, largest: float, columns: int) -> str:
@@ -110,6 +115,19 @@ def _luminance(color: RGB) -> float:
 def ink_on(color: RGB) -> RGB:
     """Black or white, whichever is easier to read on a colour: a contrast of 4.5 at least."""
     return max(_BLACK, _WHITE, key=lambda ink: contrast(ink, color))
+
+
+def _legible(color: RGB) -> RGB:
+    """The colour, darker or lighter until its ink has a contrast of `LEGIBLE` with it."""
+    ink = ink_on(color)
+    away = _WHITE if ink == _BLACK else _BLACK
+    while contrast(ink, color) < LEGIBLE:
+        red, green, blue = (
+            part + round((end - part) / 16) + (end > part) - (end < part) if part != end else part
+            for part, end in zip(color, away, strict=True)
+        )
+        color = (min(255, max(0, red)), min(255, max(0, green)), min(255, max(0, blue)))
+    return color
 
 
 def hexadecimal(color: RGB) -> str:

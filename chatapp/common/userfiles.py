@@ -294,7 +294,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def write_named(path: Path, text: str, *, replace: bool = False) -> None:
+def write_named(path: Path, text: str | bytes, *, replace: bool = False) -> None:
     """Replace a file that the user named atomically, within an existing folder.
 
     replace: whether the file may exist already. Raises OSError, including FileExistsError, and

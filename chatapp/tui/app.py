@@ -35,7 +35,7 @@ from chatapp.tui.platform.textual_internals import (
     know_bad_bytes,
     know_pastes,
 )
-from chatapp.tui.theme import CALM, FEW_COLORS, readable
+from chatapp.tui.theme import CALM, FEW_COLORS, PRESENTED, READABLE, readable, with_few_colors
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import Prompt
 
@@ -111,6 +111,13 @@ class ChatApp(FailingApp[int]):
             priority=True,
             id="palette",
         ),
+        Binding(
+            "f7",
+            "present",
+            "Presentation: more space and contrast, only what is needed; or back",
+            show=False,
+            id="present",
+        ),
     ]
 
     def __init__(
@@ -122,6 +129,8 @@ class ChatApp(FailingApp[int]):
         chat_id: int | None = None,
         lesson: "Lesson | None" = None,
     ) -> None:
+        self.is_presenting = False
+        """Whether the screen is for an audience: more space and contrast, and less beside."""
         no_color = "NO_COLOR" in os.environ
         super().__init__(ansi_color=True if no_color else None)
         # Animated scrolling would delay the next key, and is expensive over a slow connection.
@@ -159,8 +168,11 @@ class ChatApp(FailingApp[int]):
 
     def get_css_variables(self) -> dict[str, str]:
         variables = super().get_css_variables()
-        if not self.current_theme.ansi:  # whose colours are the terminal's
-            self.theme_variables = variables = readable(variables)
+        if self.current_theme.ansi:  # whose colours are the terminal's
+            variables = with_few_colors(variables)
+        else:
+            variables = readable(variables, PRESENTED if self.is_presenting else READABLE)
+        self.theme_variables = variables
         return variables
 
     def get_key_display(self, binding: Binding) -> str:
@@ -230,6 +242,13 @@ class ChatApp(FailingApp[int]):
         if theme.name != self._kept_theme:
             self._kept_theme = theme.name
             self.chat.widgets.keep_setting("theme", theme.name)
+
+    def action_present(self) -> None:
+        """Show the screen for an audience, or as before."""
+        self.is_presenting = not self.is_presenting
+        self.set_class(self.is_presenting, "-presenting")
+        self.show_dim(not self.is_presenting)
+        self.refresh_css(animate=False)
 
     def action_lesson(self, name: str) -> None:
         """Give a lesson over the chat, whose model it shares while that is the lesson's, too.

@@ -4,15 +4,23 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import cache
 
 import pytest
+from colour_blindness import PALETTES, VIEWERS, least_difference
 from contrast_table import THEMES, colors_of, labels_of, texts_of
 from glass import GlassModel
 from textual.geometry import Region
 from textual.theme import Theme
 from tui_driver import Driver, OpenApp
 
-from chatapp.common.shading import contrast, ink_on, likelihood_color, weight_color
+from chatapp.common.shading import (
+    LEGIBLE,
+    contrast,
+    ink_on,
+    likelihood_color,
+    signed_color,
+    weight_color,
+)
 from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.theme import READABLE, readable
+from chatapp.tui.theme import PRESENTED, READABLE, readable
 
 NO_TEXT = set(" ─━│█▏▎▍▌▋▊▉▐▕▔▁▂▃▄▅▆▇▖▗▘▝╭╮╰╯")
 """What lines, bars and boxes are drawn with; they say nothing that words do not."""
@@ -28,6 +36,27 @@ def test_each_theme_is_made_readable(theme: Theme) -> None:
     assert [after[ground] for ground in grounds] == [before[ground] for ground in grounds]
 
 
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
+def test_each_theme_can_be_presented(theme: Theme) -> None:
+    after = readable(colors_of(theme), PRESENTED)
+    bright = [pair for pair in texts_of(after) if not pair.ink.startswith("dim")]
+    assert min(bright).ratio >= PRESENTED
+    assert min(labels_of(after)).ratio >= PRESENTED
+    assert after["text-muted"] == after["foreground"], "no grey captions"
+
+
+@pytest.mark.parametrize("viewer", VIEWERS)
+@pytest.mark.parametrize("palette", PALETTES)
+def test_colour_blind_viewers_distinguish_each_palette(palette: str, viewer: str) -> None:
+    assert least_difference(PALETTES[palette], VIEWERS[viewer]) >= 10  # 2.3 is just visible
+
+
+def test_the_simulation_shows_what_red_and_green_are_to_a_deuteranope() -> None:
+    red_and_green = [(190, 70, 66), (120, 112, 66)]
+    assert least_difference(red_and_green, VIEWERS["all cones"]) > 50
+    assert least_difference(red_and_green, VIEWERS["deuteranopia"]) < 10
+
+
 def test_contrast_is_that_of_wcag() -> None:
     assert contrast((255, 255, 255), (0, 0, 0)) == pytest.approx(21)
     assert contrast((119, 119, 119), (255, 255, 255)) == pytest.approx(4.48, abs=0.005)
@@ -37,7 +66,11 @@ def test_contrast_is_that_of_wcag() -> None:
 def test_shaded_tokens_can_be_read() -> None:
     for step in range(101):
         for color in (likelihood_color(step / 100), weight_color(step / 100)):
-            assert contrast(ink_on(color), color) >= READABLE, color
+            assert contrast(ink_on(color), color) >= LEGIBLE, color
+        color = signed_color(step / 50 - 1)
+        assert contrast(ink_on(color), color) >= LEGIBLE, color
+    for color in PALETTES["parts of a prompt"]:
+        assert contrast(ink_on(color), color) >= LEGIBLE, color
 
 
 contrast_of = cache(contrast)  # the same few pairs, over and over
@@ -53,7 +86,9 @@ def texts(driver: Driver) -> Iterator[tuple[str, float]]:
         if not front.contains(front.x, y):
             continue
         row = strip.crop(front.x, front.right)
-        for text, style, _ in row.apply_filter(driver.app._filters[0], screen.background_colors[1]):
+        for each in driver.app.get_line_filters():
+            row = row.apply_filter(each, screen.background_colors[1])
+        for text, style, _ in row:
             if set(text) <= NO_TEXT:
                 continue
             yield text, contrast_of(style.color.triplet, style.bgcolor.triplet)
@@ -141,3 +176,22 @@ async def test_every_text_on_a_screen_can_be_read(open_app: OpenApp, scene: str)
             shown = list(texts(driver))
             poor += [(name, text, round(ratio, 2)) for text, ratio in shown if ratio < READABLE]
         assert not poor
+
+
+@pytest.mark.parametrize(
+    "scene", ["a message", "prompt tab", "why tab", "attention tab", "step tab"]
+)
+async def test_a_presentation_has_strong_contrast(open_app: OpenApp, scene: str) -> None:
+    async with open_app(GlassModel(["It is.", "So it was."]), size=(160, 45)) as driver:
+        await SCENES[scene](driver)
+        assert "^Q" in driver.screen_text
+        await driver.press("f7")
+        assert "^Q" not in driver.screen_text, "no row of keys"
+        for name in EXTREME:
+            driver.app.theme = name
+            await driver.until(lambda: len(list(texts(driver))) > 3)
+            poor = [(text, round(ratio, 2)) for text, ratio in texts(driver) if ratio < PRESENTED]
+            assert not poor, name
+        driver.app.theme = EXTREME[0]
+        await driver.press("f7")
+        assert "^Q" in driver.screen_text

@@ -45,14 +45,6 @@ class LessonScreen(ChatScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f6", "other_side", "Lesson", tooltip="Go to the live screen, or back"),
     ]
-    CSS = """
-    LessonScreen Inspector { width: 40%; }
-    LessonScreen Inspector.-over { width: 66%; }
-    LessonScreen.-narrow LessonPanel {
-        dock: top; width: 100%; height: 50%; padding: 0 1; border-right: none;
-    }
-    LessonScreen.-narrow Inspector.-over { dock: bottom; width: 100%; height: 50%; }
-    """
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from chatapp.common.foreign import printable
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.chat.slash import COMMANDS, Command
 from chatapp.tui.platform.keymap import bindings_of, words_of
+from chatapp.tui.platform.pictures import save_screen
 from chatapp.tui.platform.textual_internals import keymap_of
 from chatapp.tui.widgets.dialog import LeftOnce
 
@@ -58,10 +59,19 @@ class Actions(Provider):
 
     def _entries(self) -> Iterator[Entry]:
         seen = set()
-        for entry in (*self._of_keys(), *self._of_commands(), *self._of_themes()):
+        for entry in self._all():
             if entry.text not in seen:
                 seen.add(entry.text)
                 yield entry
+
+    def _all(self) -> Iterator[Entry]:
+        yield from self._of_keys()
+        yield from self._of_commands()
+        yield from self._of_themes()
+        for suffix in (".svg", ".png"):
+            words = f"Save the screen as {suffix[1:].upper()}, in this folder"
+            save = partial(save_screen, self.app, suffix)
+            yield Entry(words, "", partial(self.app.call_after_refresh, save))
 
     def _of_keys(self) -> Iterator[Entry]:
         for node in self._nodes():

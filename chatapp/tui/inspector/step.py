@@ -186,7 +186,11 @@ class StepView(View):
         ended = "The reply has ended. Backspace undoes the last token."
         words = ended if after is None else after.sentence
         state = "▶ " if self._is_playing else ""
-        lines = (Content("").join(parts), Content.styled(f"{state}{words}", "$text-accent"))
+        lines = [Content("").join(parts), Content.styled(f"{state}{words}", "$text-accent")]
+        if after is not None:
+            lines.append(
+                Content.styled("the model's own probabilities → with these settings", "dim")
+            )
         self.query_one("#step-parameters", Static).update(Content("\n").join(lines))
 
     def _list(self) -> None:

@@ -4,6 +4,7 @@ Invariant: a view draws the findings of `chatapp.lab` and computes nothing. It r
 from the inspector, which runs them on a thread.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,9 @@ def _reading(session: "Session", target: Target) -> "Reading | None":
 
 
 def _layout(session: "Session") -> str:
-    return f"{'prompt file' if session.chat.basis.prompt else 'template'} {session.layout}"
+    if prompt := session.chat.basis.prompt:
+        return f"prompt file {os.path.basename(prompt)}"
+    return f"template {session.layout}"
 
 
 @dataclass

@@ -15,13 +15,17 @@ from importlib import import_module
 from time import monotonic
 from typing import Any, cast
 
+from rich.segment import Segment
+from rich.style import Style
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.app import App, ReturnType
 from textual.binding import Binding
+from textual.color import Color
 from textual.document._wrapped_document import WrappedDocument
 from textual.driver import Driver
 from textual.events import Paste
+from textual.filter import LineFilter
 from textual.keys import _character_to_key
 from textual.message import Message
 from textual.widget import Widget
@@ -151,6 +155,16 @@ def _feed_with_pastes(parser: XTermParser, data: str) -> Iterable[Message]:
                 yield Paste(text.replace("\0", "")) if isinstance(event, Paste) else event
 
 
+class _NeverDim(LineFilter):
+    """Draws dim text like any other."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            Segment(text, style + Style(dim=False) if style and style.dim else style, control)
+            for text, style, control in segments
+        ]
+
+
 class FailingApp(App[ReturnType]):
     """An App that keeps a fatal exception instead of printing its traceback."""
 
@@ -161,6 +175,12 @@ class FailingApp(App[ReturnType]):
 
     def _fatal_error(self) -> None:
         self._close_messages_no_wait()
+
+    def show_dim(self, dim: bool) -> None:
+        """Draw dim text dim, or like any other."""
+        self._filters[:] = [each for each in self._filters if not isinstance(each, _NeverDim)]
+        if not dim:
+            self._filters.insert(0, _NeverDim())
 
     def on_read(self, event: Message) -> None:
         """Look at what the terminal sends, on the thread that reads it."""

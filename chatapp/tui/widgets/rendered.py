@@ -19,19 +19,24 @@ if TYPE_CHECKING:
     from chatapp.prompting.messages import Segment
 
 
+def _on(part: str) -> str:
+    """The style of a prompt's part; see `theme.PARTS`."""
+    return f"$part-{part}-ink on $part-{part}"
+
+
 _KINDS = {
-    "instruction": "$text-warning",
-    "example": "$text-secondary",
-    "document": "$text-primary",
-    "user": "$text-success",
-    "assistant": "$text-accent",
+    "instruction": _on("instruction"),
+    "example": _on("example"),
+    "document": _on("document"),
+    "user": _on("user"),
+    "assistant": _on("assistant"),
     "thinking": "dim italic",
-    "tool": "$text-error",
+    "tool": _on("tool"),
     "marker": "dim",
     "special": "reverse dim",
     "end": "reverse dim",
 }
-_FIELDS = ("$text-secondary", "$text-success", "$text-primary", "$text-accent", "$text-error")
+_FIELDS = tuple(map(_on, ("example", "user", "document", "assistant", "tool")))
 """The colours of named fields, in the order in which the prompt first holds them."""
 _LINE = 200
 

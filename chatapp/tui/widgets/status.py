@@ -51,6 +51,9 @@ class StatusLine(Widget, can_focus=False):
 
     def render(self) -> Content:
         # In the order of the screen, each part with its rank: rank 0 is never left out.
+        if self.app.has_class("-presenting"):  # what is changed is always to be seen
+            changes = Content.styled(printable(self.changes), "bold $text-warning")
+            return _GAP.join(filter(None, (self._state(), changes)))
         parts = [(0, self._state()), (1, self._short(self.model))]
         if not self.is_kept:
             parts.insert(1, (0, Content.styled("not saved", "$text-warning")))

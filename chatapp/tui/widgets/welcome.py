@@ -17,7 +17,8 @@ from chatapp.tui.platform.keymap import shown_key
 from chatapp.tui.widgets.dialog import Options
 from chatapp.tui.widgets.status import StatusLine
 
-QUESTION = "Hello! Who are you?"
+QUESTION = "What should I eat today?"
+"""The bundled model is in doubt about it, so F3 shows alternatives."""
 
 
 class Suggestion(NamedTuple):

@@ -1,8 +1,10 @@
 """The command palette knows every action, its key, and does it."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from fakes import ScriptedModel
 from textual.binding import Binding
 from textual.command import CommandPalette
@@ -93,3 +95,23 @@ async def test_on_another_screen_it_lists_what_that_can_do(open_app: OpenApp) ->
         assert [each for each in lines(driver) if each.startswith("Quit the program")]
         await driver.press("escape")
         await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+async def test_it_saves_the_screen(
+    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with open_app() as driver:
+        await driver.say("Hello there")
+        await choose(driver, f"as {suffix.upper()}", f"as {suffix.upper()}")
+        await driver.until(lambda: any("is saved as" in notice for notice in driver.notices))
+        (path,) = tmp_path.glob(f"chatapp-*.{suffix}")
+        data = path.read_bytes()
+        if suffix == "png":
+            assert data.startswith(b"\x89PNG")
+            assert len(set(data)) > 200
+        else:
+            picture = re.sub(r"&#160;", " ", data.decode())
+            assert "Hello there" in picture
+            assert "Save the screen" not in picture, "the palette itself is not on it"
