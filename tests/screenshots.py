@@ -170,7 +170,7 @@ async def take(name: str, folder: Path, model: LanguageModel) -> Path:
 
 
 def train_pirate() -> LanguageModel:
-    """The model that chapter 6 of the tour trains, from the files that stand there."""
+    """The model that chapter 3 of the tour trains, from the files that stand there."""
     from finetune import train
 
     text = TOUR.read_text(encoding="utf-8")

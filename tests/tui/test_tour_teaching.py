@@ -1,4 +1,4 @@
-"""The tour is walked: chapters 6 and 7, in which a model is taught; see `test_tour`."""
+"""The tour is walked: chapters 3 and 4, in which a model is taught; see `test_tour`."""
 
 import json
 import re
@@ -124,5 +124,5 @@ def test_every_step_ends_as_the_tour_says(
     store.close()
     monkeypatch.chdir(tmp_path)
     scenes = {"chatapp --model pirate": pirate_chat}
-    walk_chapters("67", OUTCOMES, scenes, monkeypatch, capsys)
-    assert commands_in("67") == {*OUTCOMES, *scenes}
+    walk_chapters("34", OUTCOMES, scenes, monkeypatch, capsys)
+    assert commands_in("34") == {*OUTCOMES, *scenes}

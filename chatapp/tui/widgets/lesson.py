@@ -46,7 +46,7 @@ class LessonPanel(Vertical, can_focus=True):
         scrollbar-color: $border-blurred;
     }
     LessonPanel #lesson-text, LessonPanel #lesson-guess { height: auto; }
-    LessonPanel #lesson-guess { margin-top: 1; }
+    LessonPanel #lesson-guess { margin-bottom: 1; }
     LessonPanel > #lesson-keys { height: auto; color: $text-muted; }
     """
 
@@ -67,13 +67,14 @@ class LessonPanel(Vertical, can_focus=True):
         self._question: str | None = None
         self._waits = False
         self._guess = ""
+        self._text = ""
 
     def compose(self) -> ComposeResult:
         yield Static(id="lesson-name", markup=False)
         yield Static(id="lesson-title", classes="title", markup=False)
         with VerticalScroll(can_focus=False):
-            yield Static(id="lesson-text", markup=False)
             yield Static(id="lesson-guess")
+            yield Static(id="lesson-text", markup=False)
         yield Static(id="lesson-keys", markup=False)
 
     def show(
@@ -85,7 +86,7 @@ class LessonPanel(Vertical, can_focus=True):
             self._waits = False
         self.query_one("#lesson-name", Static).update(printable(name))
         self.query_one("#lesson-title", Static).update(printable(title))
-        self.query_one("#lesson-text", Static).update(printable(text.strip()))
+        self._text = text.strip()
         self.query_one(VerticalScroll).scroll_home(animate=False)
         self._show_guess()
 
@@ -95,6 +96,10 @@ class LessonPanel(Vertical, can_focus=True):
         return self._waits
 
     def _show_guess(self) -> None:
+        # The text says what happens, so it waits, too.
+        text = self.query_one("#lesson-text", Static)
+        text.update("" if self._waits else printable(self._text))
+        text.display = not self._waits
         lines = []
         if self._question:
             lines.append(Content.styled(printable(self._question), "bold $text-warning"))
@@ -102,13 +107,12 @@ class LessonPanel(Vertical, can_focus=True):
             label = "Your guess: "
             if self._waits or self._guess:
                 lines.append(Content.assemble((label, "bold"), printable(self._guess), mark))
-        self.query_one("#lesson-guess", Static).update(Content("\n").join(lines))
+        guess = self.query_one("#lesson-guess", Static)
+        guess.update(Content("\n").join(lines))
+        guess.display = bool(lines)
         keys = "Type a guess, Enter shows what happens" if self._waits else "→ next step"
         words = f"{keys} · ← back · F6 the live screen · Esc Esc leaves"
         self.query_one("#lesson-keys", Static).update(words)
-        if self._waits:
-            guess = self.query_one("#lesson-guess")
-            self.call_after_refresh(guess.scroll_visible, animate=False)
 
     def on_key(self, event: Key) -> None:
         if self._waits and event.is_printable and event.character:

@@ -100,12 +100,14 @@ async def test_a_teacher_steps_through_it(open_app: OpenApp, tmp_path: Path) -> 
 
         await lecture.press("right")
         assert "What comes?" in driver.screen_text
+        assert "It copies." not in driver.screen_text, "the text would give it away"
         assert lecture.replies == []
         assert not lecture.screen.query(Inspector)
         await driver.press(*"elbo?", "backspace", "enter")
         await lecture.rest()
         assert lecture.replies[1].startswith("elbo")
         assert "Your guess: elbo" in driver.screen_text
+        assert "It copies." in driver.screen_text
         heat = lecture.screen.query_one("#attention HeatMap", HeatMap)
         text = lecture.screen.query_one("#attention-text", TokenText)
         assert heat.cell == (1, 0)
