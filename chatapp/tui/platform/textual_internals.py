@@ -178,7 +178,9 @@ class FailingApp(App[ReturnType]):
 
     def show_dim(self, dim: bool) -> None:
         """Draw dim text dim, or like any other."""
-        self._filters[:] = [each for each in self._filters if not isinstance(each, _NeverDim)]
+        self._filters[:] = [
+            line_filter for line_filter in self._filters if not isinstance(line_filter, _NeverDim)
+        ]
         if not dim:
             self._filters.insert(0, _NeverDim())
 
