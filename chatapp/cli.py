@@ -31,7 +31,7 @@ from chatapp.commands.inspecting import inspect as inspect_command
 from chatapp.commands.measuring import eval as evaluation
 from chatapp.commands.measuring import experiment
 from chatapp.commands.models import models
-from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
+from chatapp.commands.options import ModelOption, NoServerOption, PrecisionOption, TemplateOption
 from chatapp.commands.serving import api, serve
 from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.common.userfiles import UserError, invalid_path
@@ -85,6 +85,7 @@ def chat(
     unsaved: Annotated[
         bool, typer.Option("--unsaved", help="Save nothing: the chat is gone when you quit.")
     ] = False,
+    no_server: NoServerOption = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     """A GPT you can open: without a command, a chat in the terminal."""
@@ -92,7 +93,7 @@ def chat(
         typer.echo(f"chatapp {__version__}")
         raise typer.Exit
     if context.invoked_subcommand:
-        if model or template or precision or last or inline or unsaved:
+        if model or template or precision or last or inline or unsaved or no_server:
             raise UserError("put options after the command: chatapp ask --model …")
         return
     if unsaved and last:
@@ -113,7 +114,9 @@ def chat(
     wanted = model or (chat.model if chat is not None else None) or None
     settings = load_settings({"model": wanted, "template": template, "precision": precision})
     chat_id = chat.id if chat is not None else None
-    raise typer.Exit(run(settings, chat_id, store=store, inline=inline))
+    raise typer.Exit(
+        run(settings, chat_id, store=store, inline=inline, may_be_served=not no_server)
+    )
 
 
 def main() -> None:

@@ -65,7 +65,9 @@ def segment_ids(
 class Started(Protocol):
     """What callers need of a model that puts tokens before each sequence; see `LanguageModel`."""
 
-    tokenizer: Tokenizer
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
     start: Sequence[int]
 
 

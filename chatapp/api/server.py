@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,18 +18,21 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from chatapp import __version__
-from chatapp.api import bodies
+from chatapp.api import background, bodies
 from chatapp.api.answers import Document, error
 from chatapp.api.description import describe
 from chatapp.api.prompts import BadRequestError
 from chatapp.api.responses import ResponseBody
+from chatapp.api.served import Served
 from chatapp.api.service import Service
 from chatapp.api.worker import BusyError, ModelFailedError
 from chatapp.common.unforeseen import describe_unforeseen
 from chatapp.common.userfiles import UserError
+from chatapp.engine.backends.background import ASK, GENERATE, PROOF, SCORE, proof_of
 from chatapp.engine.backends.remote.server import host_of
 
 LARGEST_BODY = 16 * 2**20
+_OWN_PATHS = "/background/"
 _RETRY_SECONDS = "1"
 _INVALID = "invalid_request_error"
 
@@ -53,8 +57,9 @@ class Access:
 class Server:
     """Serves models by their names."""
 
-    def __init__(self, services: dict[str, Service], access: Access) -> None:
-        self._services, self._access = services, access
+    def __init__(self, models: dict[str, Served], access: Access, token: str = "") -> None:
+        """token: of this program's own commands; they cannot use the server without one."""
+        self._models, self._access, self._token = models, access, token
         self._started = int(time.time())
         self._description = json.dumps(describe())
 
@@ -62,7 +67,7 @@ class Server:
         """The application, with every path also without /v1."""
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[self._guard])
         answers: list[tuple[str, str, _Handler]] = [
-            ("GET", "/models", self._models),
+            ("GET", "/models", self._list),
             ("GET", "/models/{name:.+}", self._model),
             ("POST", "/completions", self._completions),
             ("POST", "/chat/completions", self._chat),
@@ -77,6 +82,11 @@ class Server:
         for method, path, handler in answers:
             app.router.add_route(method, path, handler)
             app.router.add_route(method, f"/v1{path}", handler)
+        if self._token:
+            app.router.add_post(PROOF, self._proof)
+            app.router.add_post(ASK, self._ask)
+            app.router.add_post(GENERATE, self._generate)
+            app.router.add_post(SCORE, self._score)
         return app
 
     # Access and errors
@@ -112,9 +122,12 @@ class Server:
         if origin is not None and origin not in self._access.origins:
             return _failed(403, "pages of that origin may not use this server")
         is_open = request.method == "OPTIONS" or request.path in ("/health", "/v1/health")
-        if self._access.key and not is_open:
+        key = self._access.key
+        if request.path.startswith(_OWN_PATHS):
+            key, is_open = self._token, request.path == PROOF
+        if key and not is_open:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-            if not hmac.compare_digest(given.encode("utf-8", "replace"), self._access.key.encode()):
+            if not hmac.compare_digest(given.encode("utf-8", "replace"), key.encode()):
                 return _failed(401, "the API key is missing or wrong", "invalid_api_key")
         return None
 
@@ -159,74 +172,80 @@ class Server:
             param = ".".join(str(part) for part in first["loc"])
             raise BadRequestError(f"{param or 'the body'}: {first['msg']}", param or None) from None
 
-    def _service(self, name: str | None) -> Service:
+    def _model_called(self, name: str | None) -> Served:
         """The model with a name; the first one if there is none in the request."""
         if name is None:
-            return next(iter(self._services.values()))
-        if name not in self._services:
-            known = ", ".join(self._services)
+            return next(iter(self._models.values()))
+        if name not in self._models:
+            known = ", ".join(self._models)
             raise BadRequestError(
                 f"there is no model {name[:200]!r} here, only {known}", "model", "model_not_found"
             )
-        return self._services[name]
+        return self._models[name]
+
+    def _service(self, name: str | None) -> AbstractAsyncContextManager[Service]:
+        """The model with a name, in memory."""
+        return self._model_called(name).in_use()
 
     # Answers
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.CompletionBody)
-        service = self._service(body.model)
-        if body.stream:
-            return await _streamed(request, await service.stream_completion(body))
-        return web.json_response(await service.complete(body))
+        async with self._service(body.model) as service:
+            if body.stream:
+                return await _streamed(request, await service.stream_completion(body))
+            return web.json_response(await service.complete(body))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.ChatBody)
-        service = self._service(body.model)
-        if body.stream:
-            return await _streamed(request, await service.stream_chat(body))
-        return web.json_response(await service.chat(body))
+        async with self._service(body.model) as service:
+            if body.stream:
+                return await _streamed(request, await service.stream_chat(body))
+            return web.json_response(await service.chat(body))
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, ResponseBody)
-        service = self._service(body.model)
-        if body.stream:
-            return await _streamed(request, await service.stream_response(body), is_typed=True)
-        return web.json_response(await service.respond(body))
+        async with self._service(body.model) as service:
+            if body.stream:
+                events = await service.stream_response(body)
+                return await _streamed(request, events, is_typed=True)
+            return web.json_response(await service.respond(body))
 
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.EmbeddingBody)
-        return web.json_response(await self._service(body.model).embed(body))
+        async with self._service(body.model) as service:
+            return web.json_response(await service.embed(body))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.TokenizeBody)
-        return web.json_response(await asyncio.to_thread(self._service(body.model).tokenize, body))
+        async with self._service(body.model) as service:
+            return web.json_response(await asyncio.to_thread(service.tokenize, body))
 
     async def _detokenize(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.DetokenizeBody)
-        return web.json_response(
-            await asyncio.to_thread(self._service(body.model).detokenize, body)
-        )
+        async with self._service(body.model) as service:
+            return web.json_response(await asyncio.to_thread(service.detokenize, body))
 
     async def _tokenizer_info(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(self._service(request.query.get("model")).tokenizer_info())
+        async with self._service(request.query.get("model")) as service:
+            return web.json_response(service.tokenizer_info())
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        data = [self._described(name) for name in self._services]
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        data = [self._described(name) for name in self._models]
         return web.json_response({"object": "list", "data": data})
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        self._service(name)
+        self._model_called(name)
         return web.json_response(self._described(name))
 
     def _described(self, name: str) -> dict[str, Any]:
-        model = self._services[name].model
         return {
             "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "chatapp",
-            "max_model_len": model.context,
+            "max_model_len": self._models[name].context,
         }
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
@@ -234,6 +253,38 @@ class Server:
 
     async def _openapi(self, request: web.Request) -> web.StreamResponse:
         return web.Response(text=self._description, content_type="application/json")
+
+    # This program's own commands
+
+    async def _proof(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, background.ProofBody)
+        return web.json_response({"proof": proof_of(self._token, body.nonce)})
+
+    async def _ask(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, background.AskBody)
+        async with self._service(body.model) as service:
+            return await _lines(request, await background.answer_question(service, body))
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, background.GenerateBody)
+        async with self._service(body.model) as service:
+            return await _lines(request, await background.generate(service, body))
+
+    async def _score(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, background.ScoreBody)
+        async with self._service(body.model) as service:
+            return web.json_response(await background.score(service, body))
+
+
+async def _lines(request: web.Request, documents: AsyncGenerator[Document]) -> web.StreamResponse:
+    """JSON objects, one a line, as they come."""
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    await response.prepare(request)
+    async with aclosing(documents):
+        async for document in documents:
+            await response.write(json.dumps(document).encode() + b"\n")
+    await response.write_eof()
+    return response
 
 
 async def _streamed(

@@ -30,47 +30,47 @@ if TYPE_CHECKING:
 class Service:
     """Answers requests to one model.
 
-    template: of its chats. choices: the sampling that a request may change.
+    template: of its chats. choices: the sampling that a request may change. worker: computes.
     """
 
     def __init__(
         self, model: LanguageModel, template: Template, choices: Choices, name: str
     ) -> None:
         self.model, self._template, self._choices, self._name = model, template, choices, name
-        self._worker = Worker(model)
+        self.worker = Worker(model)
 
     def close(self) -> None:
         """End all replies."""
-        self._worker.close()
+        self.worker.close()
 
     async def complete(self, body: bodies.CompletionBody) -> Document:
         """The answer to a request for completions."""
         completion = await self._completion(body)
         head = answers.head("cmpl-", "text_completion", self._name)
-        return head | await completion.whole(self._worker)
+        return head | await completion.whole(self.worker)
 
     async def stream_completion(self, body: bodies.CompletionBody) -> AsyncGenerator[Document]:
         """The chunks of completions that are written."""
         completion = await self._completion(body)
         head = answers.head("cmpl-", "text_completion", self._name)
-        return _chunks(head, completion, self._worker, body)
+        return _chunks(head, completion, self.worker, body)
 
     async def chat(self, body: bodies.ChatBody) -> Document:
         """The answer to a chat."""
         replies = await self._replies(body)
         head = answers.head("chatcmpl-", "chat.completion", self._name)
-        return head | await replies.whole(self._worker)
+        return head | await replies.whole(self.worker)
 
     async def stream_chat(self, body: bodies.ChatBody) -> AsyncGenerator[Document]:
         """The chunks of a chat's reply."""
         replies = await self._replies(body)
         head = answers.head("chatcmpl-", "chat.completion.chunk", self._name)
-        return _chunks(head, replies, self._worker, body)
+        return _chunks(head, replies, self.worker, body)
 
     async def respond(self, body: ResponseBody) -> Document:
         """The response to a chat, in OpenAI's newer protocol."""
         response = Response(body, self._name, await self._replies(body.as_chat()))
-        async with aclosing(response.events(self._worker)) as events:
+        async with aclosing(response.events(self.worker)) as events:
             async for _ in events:
                 pass
         return response.document()
@@ -78,7 +78,7 @@ class Service:
     async def stream_response(self, body: ResponseBody) -> AsyncGenerator[Document]:
         """The events of a response that is written."""
         response = Response(body, self._name, await self._replies(body.as_chat()))
-        return response.events(self._worker)
+        return response.events(self.worker)
 
     async def _completion(self, body: bodies.CompletionBody) -> Completion:
         return await asyncio.to_thread(Completion, self.model, self._choices, body)
@@ -90,7 +90,7 @@ class Service:
         """Mean hidden states of texts after the final norm, for similarities."""
         texts = await asyncio.to_thread(ids_of, self.model, body.input, "input")
         vectors = [
-            await self._worker.call(lambda ids=ids: self.model.embed(ids))  # type: ignore[misc]
+            await self.worker.call(lambda ids=ids: self.model.embed(ids))  # type: ignore[misc]
             for ids in texts
         ]
         data = [

@@ -33,7 +33,7 @@ def print_answer(
     answer: "Callable[[Sampling, threading.Event], Iterator[ReplyEvent]]",
     model: str,
     choices: "Choices",
-    template: str | None,
+    template: "str | Callable[[], str] | None",
     *,
     as_json: bool,
     sources: "Sequence[Source]" = (),
@@ -41,9 +41,10 @@ def print_answer(
 ) -> None:
     """Print an answer while it arrives, or as JSON at its end. Raises typer.Exit.
 
-    changes: what is changed inside the model, in words.
+    template: its name, or what gives it when the answer has come. changes: what is changed inside
+    the model, in words.
     """
-    from chatapp.dialogue.writers.prompt import seeded
+    from chatapp.common.parameters import seeded
     from chatapp.engine.events import Finished
 
     sampling = seeded(choices.sampling)
@@ -57,7 +58,8 @@ def print_answer(
     if collected.is_thinking:
         status("")
     if as_json:
-        document = _document(collected.reply, collected.finished, model, template, sampling.seed)
+        name = template() if callable(template) else template
+        document = _document(collected.reply, collected.finished, model, name, sampling.seed)
         document |= {
             "thoughts": collected.thoughts.strip(),
             "thought_tokens": collected.thought_tokens,
@@ -102,11 +104,13 @@ class _Collected:
 
     def add(self, event: "ReplyEvent") -> None:
         """Take the next event."""
-        from chatapp.dialogue.events import Called
-        from chatapp.engine.events import Finished
+        from chatapp.engine.events import Finished, Token
 
-        if isinstance(event, Called):
-            self.calls.append(replace(event.call, at=len(self.reply)))
+        if not isinstance(event, Token | Finished):
+            from chatapp.dialogue.events import Called
+
+            if isinstance(event, Called):
+                self.calls.append(replace(event.call, at=len(self.reply)))
         if (event.thought is not None and not event.text) != self.is_thinking:
             self.is_thinking = not self.is_thinking
             status("Thinking …" if self.is_thinking else "")
@@ -138,8 +142,8 @@ def print_best(
     as_json: bool,
 ) -> None:
     """Print the answer with the highest score of a reward model. Raises typer.Exit."""
+    from chatapp.common.parameters import seeded
     from chatapp.dialogue.reply_scores import ReplyScorer, best_of
-    from chatapp.dialogue.writers.prompt import seeded
 
     sampling = seeded(choices.sampling)
     if count > 1 and sampling.temperature == 0:

@@ -39,11 +39,13 @@ from chatapp.commands.options import (
     METHOD_HELP,
     JsonOption,
     ModelOption,
+    NoServerOption,
     PrecisionOption,
     TemplateOption,
     sampling_options,
     settings_of,
 )
+from chatapp.commands.serving.ask_served import ServedQuestion, ask_served
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -142,6 +144,7 @@ def ask(
     grammar: GrammarOption = None,
     ablate: AblateOption = None,
     steer: SteerOption = None,
+    no_server: NoServerOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output.
@@ -156,7 +159,12 @@ def ask(
     settings = settings_of(context, model=None if chat is None else chat.model)
     text = message_of(question, files or ())
     own_system, asked_template = instructions(system, persona, chat)
-    loaded = load(settings.model, settings.precision, settings.device)
+    may_be_served = not (no_server or ablate or steer)
+    if may_be_served and not (chat or docs or wanted or reward or constraint):
+        question_only = ServedQuestion(text, own_system, settings.template, think)
+        if ask_served(question_only, settings, as_json=as_json):
+            return
+    loaded = load(settings.model, settings.precision, settings.device, may_be_served=may_be_served)
     chosen = _template(loaded, settings.template, asked_template, think)
     choices = choices_for(loaded, settings, chat)
     documents = _documents(docs, docs_method, chat)

@@ -78,11 +78,24 @@ def template_for(prompts: "Iterable[PromptFile]", model: "LanguageModel") -> "Te
     return choose_template(model, "")
 
 
-def load(name: str, precision: str, device: str, concurrency: int | None = None) -> "LanguageModel":
+def load(
+    name: str,
+    precision: str,
+    device: str,
+    concurrency: int | None = None,
+    *,
+    may_be_served: bool = False,
+) -> "LanguageModel":
     """Load a model, with a note on a terminal. Raises ModelError.
 
-    concurrency: the most requests at a time, for a model on a server.
+    concurrency: the most requests at a time, for a model on a server. may_be_served: whether it may
+    be that of a `chatapp api` that runs.
     """
+    if may_be_served:
+        from chatapp.models.background import load_served
+
+        if (served := load_served(name, precision, device)) is not None:
+            return served
     from chatapp.engine.backends.remote.completions import RemoteModel
     from chatapp.engine.files.generation_config import read_generation_config
     from chatapp.models.loading import load_model

@@ -184,6 +184,10 @@ ConcurrencyOption = Annotated[
     int | None,
     typer.Option(min=1, max=256, help="Requests at a time, for a model on a server; 4 by default."),
 ]
+NoServerOption = Annotated[
+    bool,
+    typer.Option("--no-server", help="Load the model even if a running `chatapp api` has it."),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 

@@ -24,7 +24,13 @@ from chatapp.commands.console import (
 )
 from chatapp.commands.inspecting.prompt_parts import explain_answer, show_parts
 from chatapp.commands.loading import choices_for, load, prompt_path, report_pool, template_for
-from chatapp.commands.options import ConcurrencyOption, JsonOption, ModelOption, StrictOption
+from chatapp.commands.options import (
+    ConcurrencyOption,
+    JsonOption,
+    ModelOption,
+    NoServerOption,
+    StrictOption,
+)
 from chatapp.common.userfiles import UserError
 from chatapp.prompting.selection.methods import help_on_methods
 
@@ -119,6 +125,7 @@ def run(
     strict: StrictOption = False,
     model: ModelOption = None,
     concurrency: ConcurrencyOption = None,
+    no_server: NoServerOption = False,
     show_prompt: ShowPromptOption = False,
     parts: PartsOption = False,
     as_json: JsonOption = False,
@@ -200,7 +207,13 @@ def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering
     settings = load_settings({"model": options["model"]})
     sampling = sampling_of(prompt)
     # In float32, likelihoods of labels are exact.
-    language_model = load(settings.model, "float32", settings.device, options["concurrency"])
+    language_model = load(
+        settings.model,
+        "float32",
+        settings.device,
+        options["concurrency"],
+        may_be_served=not options["no_server"],
+    )
     identity = f"{prompt_identity(prompt)}-{model_identity(language_model)}"
     if prompt.labels and (head := head_of(language_model)):
         for name in _HOW:

@@ -7,6 +7,7 @@ decides whose value wins.
 """
 
 import math
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -297,3 +298,8 @@ class Choices:
 
 PRECISIONS = ("auto", "float32", "bfloat16", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+def seeded(sampling: Sampling) -> Sampling:
+    """`sampling` with a seed, drawn if it has none, so that it can be reported."""
+    return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(31))

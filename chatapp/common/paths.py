@@ -102,6 +102,11 @@ def presets_path() -> Path:
     return data_dir() / "presets.json"
 
 
+def background_path() -> Path:
+    """The running server of this program, with its token. The file may be missing."""
+    return data_dir() / "background.json"
+
+
 def allowed_tools_path() -> Path:
     """The tools that the user allowed permanently. The file may be missing."""
     return data_dir() / "allowed_tools.json"

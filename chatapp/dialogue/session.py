@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from chatapp.common.foreign import without_surrogates
-from chatapp.common.parameters import Choices
+from chatapp.common.parameters import Choices, seeded
 from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.events import PARAGRAPH, ReplyEvent, SessionEvent, Started
@@ -30,7 +30,6 @@ from chatapp.dialogue.writers.prompt import (
     Exchange,
     Prompt,
     Writer,
-    seeded,
     trimmed,
     with_constraint,
 )

@@ -131,7 +131,8 @@ class LanguageModel(Protocol):
         """
         ...
 
-    tokenizer: Tokenizer
+    @property
+    def tokenizer(self) -> Tokenizer: ...
 
     def generate(self, request: Request) -> Iterator[Event]:
         """Yield `Token`s and one `Finished`. The same request and seed give the same text.

@@ -64,11 +64,13 @@ def ask(
     all logits. Raises UserError for a model whose inside cannot be measured, and for ids that it
     does not take.
     """
+    from chatapp.engine.backends.background import model_here
     from chatapp.engine.backends.local import LocalModel
     from chatapp.engine.decoder.interventions import UNCHANGED
     from chatapp.lab.attribution import runner_up
     from chatapp.lab.reruns import Contrast, Reading
 
+    model = model_here(model)
     if not isinstance(model, LocalModel):
         raise UserError(
             f"{model.name}: the parts of this kind of model cannot be measured; only models that "

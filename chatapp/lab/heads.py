@@ -17,6 +17,7 @@ from torch import Tensor
 
 from chatapp.common.progress import Progress, no_progress
 from chatapp.common.userfiles import UserError
+from chatapp.engine.backends.background import model_here
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.parts import LayerNorm, RMSNorm
@@ -224,6 +225,7 @@ def scoring_steps(
 
 def own_decoder(model: LanguageModel) -> LocalModel:
     """The model itself. Raises UserError unless this program's decoder computes it."""
+    model = model_here(model)
     if not isinstance(model, LocalModel):
         raise UserError(
             f"{model.name}: only models that chatapp computes with its own decoder show this"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+from chatapp.engine.backends.background import BackgroundModel, model_here
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_model import TransformersModel
@@ -42,7 +43,7 @@ class Inspectable(Protocol):
 
 def inspectable(model: LanguageModel) -> Inspectable | None:
     """The inspectable form of a model; None for one that is not in this process."""
-    if isinstance(model, LocalGenerator):
+    if isinstance(model, LocalGenerator | BackgroundModel):
         return _InspectableGenerator(model)
     return model if isinstance(model, Inspectable) else None
 
@@ -50,8 +51,15 @@ def inspectable(model: LanguageModel) -> Inspectable | None:
 class _InspectableGenerator:
     """A local model as an `Inspectable`."""
 
-    def __init__(self, model: LocalGenerator) -> None:
-        self._model = model
+    def __init__(self, model: LocalGenerator | BackgroundModel) -> None:
+        self._given = model
+
+    @property
+    def _model(self) -> LocalGenerator:
+        """The model in this process. Raises ModelError."""
+        model = model_here(self._given)
+        assert isinstance(model, LocalGenerator)
+        return model
 
     def inspect(self, ids: Sequence[int], interventions: Interventions = UNCHANGED) -> Trace:
         """See `Inspectable.inspect`."""

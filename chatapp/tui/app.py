@@ -128,7 +128,9 @@ class ChatApp(FailingApp[int]):
         store: Store | None = None,
         chat_id: int | None = None,
         lesson: "Lesson | None" = None,
+        may_be_served: bool = False,
     ) -> None:
+        """may_be_served: whether the first model may be that of a `chatapp api` that runs."""
         self.is_presenting = False
         """Whether the screen is for an audience: more space and contrast, and less beside."""
         no_color = "NO_COLOR" in os.environ
@@ -139,7 +141,7 @@ class ChatApp(FailingApp[int]):
         know_bad_bytes()
         know_pastes()
         self.register_theme(CALM)
-        self._settings = settings
+        self._settings, self._may_be_served = settings, may_be_served
         self.store = store or Store(database_path())
         self.chat = ChatScreen(settings, self.store, load or self._load_by_name, chat_id)
         if lesson is not None:
@@ -182,6 +184,12 @@ class ChatApp(FailingApp[int]):
         from chatapp.models.loading import load_model
 
         chosen = self._settings
+        if self._may_be_served:
+            from chatapp.models.background import load_served
+
+            served = load_served(chosen.model, chosen.precision, chosen.device)
+            if served is not None:
+                return served
         return load_model(
             chosen.model,
             precision=chosen.precision,
@@ -350,14 +358,18 @@ def run(
     store: Store | None = None,
     inline: bool = False,
     lesson: "Lesson | None" = None,
+    may_be_served: bool = False,
 ) -> int:
     """Show the chat until the user quits; return the exit status.
 
     store: of the chats, closed here; by default the user's own. inline: in some rows below the
-    shell's prompt, where the last frame stays. lesson: given instead of a chat. Raises StoreError
-    when the chats cannot be opened, and the exception that ended the screen.
+    shell's prompt, where the last frame stays. lesson: given instead of a chat. may_be_served: see
+    `ChatApp`. Raises StoreError when the chats cannot be opened, and the exception that ended the
+    screen.
     """
-    app = ChatApp(settings, store=store, chat_id=chat_id, lesson=lesson)
+    app = ChatApp(
+        settings, store=store, chat_id=chat_id, lesson=lesson, may_be_served=may_be_served
+    )
     if os.name == "posix":
         signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=app.hang_up).start())
     try:

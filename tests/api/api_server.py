@@ -8,11 +8,15 @@ from typing import Any
 
 from aiohttp import ClientResponse, ClientSession, web
 
+from chatapp.api.served import Served
 from chatapp.api.server import Access, Server
 from chatapp.api.service import Service
 from chatapp.common.parameters import Choices
 from chatapp.engine.model import LanguageModel
 from chatapp.prompting.template import PLAIN
+
+TOKEN = "the secret of this user"
+"""Of the server at `address`."""
 
 
 @dataclass
@@ -46,10 +50,12 @@ async def _read(response: ClientResponse) -> Any:
 
 
 @asynccontextmanager
-async def serving(model: LanguageModel, access: Access | None = None) -> AsyncIterator[Client]:
+async def serving(
+    model: LanguageModel, access: Access | None = None, token: str = ""
+) -> AsyncIterator[Client]:
     """Serve a model at a free port."""
-    service = Service(model, PLAIN, Choices(), "tiny")
-    server = Server({"tiny": service}, access or Access(frozenset({"127.0.0.1"})))
+    served = Served(lambda: Service(model, PLAIN, Choices(), "tiny"))
+    server = Server({"tiny": served}, access or Access(frozenset({"127.0.0.1"})), token)
     runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -60,4 +66,4 @@ async def serving(model: LanguageModel, access: Access | None = None) -> AsyncIt
             yield Client(session, f"http://127.0.0.1:{port}", model)
     finally:
         await runner.cleanup()
-        await asyncio.to_thread(service.close)
+        await asyncio.to_thread(served.close)

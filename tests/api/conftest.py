@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from api_server import Client, serving
+from api_server import TOKEN, Client, serving
 from tiny import write_tiny_gpt2
 
 from chatapp.models.loading import load_model
@@ -23,7 +23,7 @@ async def client(tiny_folder: Path) -> AsyncIterator[Client]:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def address(tiny_folder: Path) -> Iterator[str]:
     """A server on a loop of its own, for clients that block."""
     started, ended = threading.Event(), asyncio.Event()
@@ -32,7 +32,7 @@ def address(tiny_folder: Path) -> Iterator[str]:
 
     async def serve() -> None:
         model = load_model(str(tiny_folder), precision="float32", device="cpu")
-        async with serving(model) as client:
+        async with serving(model, token=TOKEN) as client:
             found.append(client.address)
             started.set()
             await ended.wait()

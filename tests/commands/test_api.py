@@ -47,6 +47,39 @@ def test_it_serves_until_it_is_ended(home: Path) -> None:
         process.wait()
 
 
+def chatapp(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "chatapp", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_server_in_the_background(home: Path) -> None:
+    port = str(closed_port())
+    started = chatapp("api", "--background", "--port", port)
+    try:
+        assert started.returncode == 0, started.stderr
+        assert f"http://127.0.0.1:{port}/v1" in started.stdout
+        answer = chatapp("ask", "What is a cat?", "--max-tokens", "5")
+        assert answer.stdout.strip(), answer.stderr
+        again = chatapp("api", "--background")
+        assert again.returncode == 2
+        assert f"already, on port {port}" in again.stderr
+        log = (home / "log" / "api.log").read_text()
+        assert "POST /background/ask 200" in log
+    finally:
+        stopped = chatapp("api", "--stop")
+    assert stopped.returncode == 0, stopped.stderr
+    assert not (home / "data" / "background.json").exists()
+    assert "no server runs" in chatapp("api", "--stop").stderr
+
+
+def test_a_background_server_that_cannot_start_says_why(home: Path) -> None:
+    failed = chatapp("api", "--background", "--model", "no-such-model")
+    assert failed.returncode == 2
+    assert "no-such-model" in failed.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

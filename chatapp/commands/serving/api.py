@@ -1,11 +1,13 @@
 """`chatapp api`: the model for other programs, over OpenAI's protocol.
 
 Invariant: only programs on this machine reach it unless the user explicitly allows more, and then
-only with a key.
+only with a key. A server on loopback is noted in a file of this user, so that other commands of
+this program use it instead of loading its models.
 """
 
 import logging
 import os
+import secrets
 import socket
 import sys
 from contextlib import ExitStack
@@ -19,13 +21,19 @@ from chatapp.commands.options import PrecisionOption, TemplateOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
+    from chatapp.api.served import Served
+    from chatapp.api.server import Access
     from chatapp.api.service import Service
     from chatapp.common.settings import Settings
+    from chatapp.models.background import ServedModel
 
 _FAILED = 1
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PATIENCE = 2.0
 """Seconds that open requests get when the server ends."""
+
+_IDLE_SECONDS = 600.0
+"""After which a model leaves memory, where the server has several."""
 
 
 def api(
@@ -51,12 +59,22 @@ def api(
     ] = None,
     template: TemplateOption = None,
     precision: PrecisionOption = None,
+    background: Annotated[
+        bool, typer.Option("--background", help="Return when the server is ready.")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the server that runs.")] = False,
 ) -> None:
-    """Serve models to other programs over OpenAI's protocol."""
-    from chatapp.api.server import Access
+    """Serve models to other programs over OpenAI's protocol.
+
+    While it runs, `ask`, `run` and the chat use its models instead of loading them again.
+    """
+    from chatapp.commands.serving import detached
     from chatapp.common.settings import load_settings
     from chatapp.engine.backends.remote.server import is_loopback
 
+    if stop:
+        detached.stop()
+        return
     key = _key(key_env)
     is_local = is_loopback(host)
     if not is_local and not (expose and key):
@@ -66,16 +84,16 @@ def api(
     names = models or [load_settings().model]
     if len(set(names)) < len(names):
         raise UserError(f"--model names {max(names, key=names.count)!r} twice")
+    if background:
+        detached.start()
+        return
+    from chatapp.api.server import Access
+
     access = Access(
         frozenset() if not is_local else _LOOPBACK | {host}, key, frozenset(origins or ())
     )
-    with ExitStack() as stack:
-        services = {}
-        for name in names:
-            chosen = {"model": name, "template": template, "precision": precision}
-            services[name] = _service(load_settings(chosen))
-            stack.callback(services[name].close)
-        _serve(services, access, host, port)
+    chosen = {"template": template, "precision": precision}
+    _serve([load_settings(chosen | {"model": name}) for name in names], access, host, port)
 
 
 def _key(variable: str | None) -> str:
@@ -100,33 +118,78 @@ def _service(settings: "Settings") -> "Service":
     return Service(model, template, choices_for(model, settings), settings.model)
 
 
-def _serve(services: "dict[str, Service]", access: "object", host: str, port: int) -> None:
+def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM."""
+    from chatapp.models import background
+
+    is_first = background.running() is None
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with ExitStack() as stack:
+        try:
+            listening = stack.enter_context(socket.create_server((host, port), family=family))
+        except OSError as error:
+            complain(f"{host} port {port} cannot be listened on: {error.strerror or error}")
+            raise typer.Exit(_FAILED) from None
+        served, described = {}, []
+        for number, settings in enumerate(wanted):
+            served[settings.model], about = _served(settings, len(wanted) > 1)
+            stack.callback(served[settings.model].close)
+            described.append(about)
+            if number:  # each is loaded once, to see that it can be
+                served[settings.model].close()
+        _run(served, described if is_first else [], access, listening)
+
+
+def _served(settings: "Settings", may_leave: bool) -> "tuple[Served, ServedModel]":
+    """A loaded model, and what other commands have to know of it. Raises UserError."""
+    from chatapp.api.served import Served
+    from chatapp.engine.files.generation_config import read_generation_config
+    from chatapp.models.background import describe
+
+    service = _service(settings)
+    first = [service]
+    served = Served(
+        lambda: first.pop() if first else _service(settings), _IDLE_SECONDS if may_leave else None
+    )
+    makers = read_generation_config(service.model.files).sampling
+    wanted = settings.precision, settings.device
+    return served, describe(settings.model, service.model, wanted, makers)
+
+
+def _run(
+    served: "dict[str, Served]",
+    described: "list[ServedModel]",
+    access: "Access",
+    listening: socket.socket,
+) -> None:
+    """Serve until a signal. described: for the user's file, or empty."""
     from aiohttp import web
 
-    from chatapp.api.server import Access, Server
+    from chatapp.api.server import Server
+    from chatapp.engine.backends.background import Address
+    from chatapp.models.background import Background, forget, note
 
-    assert isinstance(access, Access)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("chatapp.api").setLevel(logging.INFO)
-    name = f"[{host}]" if ":" in host else host
+    host, port = listening.getsockname()[:2]
+    token = secrets.token_urlsafe(32) if access.hosts and described else ""
 
     def announce(_: str) -> None:
-        models = ", ".join(services)
+        name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{port}/v1"
+        if token:
+            note(Background(os.getpid(), Address(host, port, token), (*described,)))
+        models = ", ".join(served)
         print(f"Serving {models} on {address} · Ctrl+C ends it", file=sys.stderr, flush=True)
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, port), family=family) as listening:
-            web.run_app(
-                Server(services, access).app(),
-                sock=listening,
-                print=announce,
-                access_log=None,
-                shutdown_timeout=_PATIENCE,
-                handler_cancellation=True,
-            )
-    except OSError as error:
-        complain(f"{host} port {port} cannot be listened on: {error.strerror or error}")
-        raise typer.Exit(_FAILED) from None
+        web.run_app(
+            Server(served, access, token).app(),
+            sock=listening,
+            print=announce,
+            access_log=None,
+            shutdown_timeout=_PATIENCE,
+            handler_cancellation=True,
+        )
+    finally:
+        forget(os.getpid())

@@ -6,7 +6,6 @@ are still in its cache.
 """
 
 import json
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from chatapp.common.userfiles import UserError
 from chatapp.dialogue.events import PARAGRAPH, Called, ReplyEvent
 from chatapp.encoding import in_order, segment_ids
 from chatapp.engine.constraint.constraint import Constraint
-from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, LanguageModel
 from chatapp.passages.sources import Source, fitting
 from chatapp.prompting.calls import CALCULATOR, with_calls
 from chatapp.prompting.chat_template import Template
@@ -330,11 +329,6 @@ def with_constraint(
         return system
     own = template.instruction if system is None else system
     return f"{own}\n\nAnswer only with {constraint.in_words}".strip()
-
-
-def seeded(sampling: Sampling) -> Sampling:
-    """`sampling` with a seed, drawn if it has none, so that it can be reported."""
-    return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(31))
 
 
 _Event = TypeVar("_Event", bound=ReplyEvent)

@@ -130,9 +130,10 @@ def _steering_of(conversation: Conversation, text: str) -> Interventions:
 
 def _own_model(conversation: Conversation) -> "LocalModel":
     """The loaded model, if this program computes it."""
+    from chatapp.engine.backends.background import model_here
     from chatapp.engine.backends.local import LocalModel
 
-    model = conversation.model
+    model = conversation.model and model_here(conversation.model)
     if not isinstance(model, LocalModel):
         name = model.name if model is not None else "the model"
         raise SlashError(f"{name}: only models that chatapp computes itself have parts to change")
