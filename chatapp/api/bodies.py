@@ -105,10 +105,19 @@ class ToolDefinition(BaseModel):
     function: FunctionDefinition
 
 
-class ResponseFormat(BaseModel):
-    """The form of the reply; this server has no other than text."""
+class JSONSchema(BaseModel):
+    """A schema in a request's `response_format`."""
 
-    type: str
+    model_config = ConfigDict(populate_by_name=True)
+
+    document: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(BaseModel):
+    """The form of the reply: text, any JSON object, or JSON that fits a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema | None = None
 
 
 class ChatBody(Writing):

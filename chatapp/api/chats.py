@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from chatapp.api import answers
 from chatapp.api.answers import Document
 from chatapp.api.bodies import ChatBody
-from chatapp.api.prompts import ChatPrompt, chat_prompt, requests_for
+from chatapp.api.prompts import ChatPrompt, chat_prompt, constraint_of, requests_for
 from chatapp.api.scores import ScoredToken, drawn
 from chatapp.api.worker import Worker, raise_error
 from chatapp.common.parameters import Choices
@@ -70,6 +70,7 @@ class ChatReplies:
                 top=(body.top_logprobs or 0) if body.logprobs else 0,
                 messages=prompt.messages_sent if prompt.messages else (),
                 tools=prompt.tools if prompt.messages else (),
+                constraint=constraint_of(body.response_format, prompt),
             ),
         )
         self._ends: list[Finished] = []

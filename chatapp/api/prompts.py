@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chatapp.api.bodies import ChatBody, MessageBody, Writing
+from chatapp.api.bodies import ChatBody, MessageBody, ResponseFormat, Writing
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import PARAMETERS, Choices, Sampling
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
+from chatapp.engine.constraint.constraint import Constraint, ConstraintError
 from chatapp.engine.model import LanguageModel, Request
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import Call
@@ -108,16 +109,30 @@ def chat_prompt(
     if isinstance(body.tool_choice, dict):
         name = body.tool_choice.get("function", {}).get("name")
         wanted = tuple(tool for tool in wanted if tool.function.name == name)
-    if body.response_format is not None and body.response_format.type != "text":
-        raise BadRequestError(
-            f"response_format {body.response_format.type!r} is not supported, only 'text'",
-            "response_format",
-        )
     if wanted:
         writer.use_tools([_definition(tool.model_dump()) for tool in wanted])
     system, exchanges = _exchanges(body.messages)
     prompt = writer.write(system, exchanges, max_tokens=max_tokens)
     return ChatPrompt(prompt, writer, tuple(tool.function.name for tool in wanted))
+
+
+def constraint_of(form: ResponseFormat | None, prompt: Prompt) -> Constraint | None:
+    """What a reply to a prompt may look like, after a thought if it ends in one.
+
+    Raises BadRequestError.
+    """
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_schema" and form.json_schema is None:
+        raise BadRequestError("json_schema is missing", "response_format.json_schema")
+    schema = {"type": "object"} if form.json_schema is None else form.json_schema.document
+    try:
+        constraint = Constraint.of_schema(schema, spaced=True)
+    except ConstraintError as error:
+        raise BadRequestError(str(error), "response_format") from None
+    if prompt.is_thinking and prompt.marks is not None:
+        return replace(constraint, after=prompt.marks.end)
+    return constraint
 
 
 def _definition(tool: dict[str, Any]) -> dict[str, Any]:

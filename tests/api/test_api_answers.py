@@ -156,6 +156,29 @@ async def test_a_chat_is_one_string_for_the_model(client: Client) -> None:
     assert all(len(token["top_logprobs"]) == 2 for token in content)
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+async def test_a_reply_fits_a_schema(client: Client) -> None:
+    body = {"messages": [{"role": "user", "content": "A number?"}], "max_tokens": 60, "seed": 1}
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA}}
+    answer = await client.post("/v1/chat/completions", body | {"response_format": form})
+    assert 10 <= json.loads(answer["choices"][0]["message"]["content"])["n"] <= 99
+    other = {"input": "A number?", "max_output_tokens": 60}
+    response = await client.post(
+        "/v1/responses", other | {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    )
+    assert 10 <= json.loads(response["output"][0]["content"][0]["text"])["n"] <= 99
+    wrong = form | {"json_schema": {"schema": {"type": "no such type"}}}
+    refused = await client.post("/v1/chat/completions", body | {"response_format": wrong})
+    assert (refused["status"], refused["error"]["param"]) == (400, "response_format")
+
+
 async def test_many_requests_at_once_give_what_they_give_alone(client: Client) -> None:
     texts = [f"To be {n}" for n in range(12)]
     answers = await asyncio.gather(

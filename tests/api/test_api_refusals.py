@@ -43,8 +43,8 @@ USER = {"role": "user", "content": "Hi"}
         (
             CHAT,
             {"messages": [USER], "response_format": {"type": "json_schema"}},
-            "response_format",
-            "not supported",
+            "response_format.json_schema",
+            "missing",
         ),
         ("/v1/detokenize", {"tokens": [-1]}, "tokens", "vocabulary"),
         ("/v1/tokenize", {}, "prompt", "neither"),

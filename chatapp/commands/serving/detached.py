@@ -31,7 +31,8 @@ def start() -> None:
     """
     if (other := background.running()) is not None:
         raise UserError(
-            f"a server is running already, on port {other.address.port}; `chatapp api --stop` ends it"
+            f"a server is running already, on port {other.address.port}; "
+            "`chatapp api --stop` ends it"
         )
     arguments = [argument for argument in sys.argv[1:] if argument != "--background"]
     log = log_dir() / "api.log"

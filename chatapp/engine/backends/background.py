@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.parameters import Sampling
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Tokenizer
@@ -167,6 +168,7 @@ def sent(request: Request) -> dict[str, Any]:
         "ids": list(request.ids),
         "sampling": asdict(request.sampling),
         **{name: getattr(request, name) for name in names},
+        "constraint": request.constraint and asdict(request.constraint),
     }
 
 
@@ -175,7 +177,12 @@ def request_of(document: dict[str, Any]) -> Request:
     known = {name.name for name in fields(Sampling)}
     sampling = {name: value for name, value in document["sampling"].items() if name in known}
     names = ("ids", "stop", "top", "forced", "messages", "tools")
-    return Request(sampling=Sampling(**sampling), **{name: document[name] for name in names})
+    limits = document["constraint"]
+    return Request(
+        sampling=Sampling(**sampling),
+        constraint=None if limits is None else Constraint(**limits),
+        **{name: document[name] for name in names},
+    )
 
 
 class BackgroundModel:
