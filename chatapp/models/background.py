@@ -129,12 +129,12 @@ def load_served(name: str, precision: str, device: str) -> "LanguageModel | None
 
     Raises ModelError.
     """
-    if (found := find(name, precision, device)) is None:
+    if (match := find(name, precision, device)) is None:
         return None
     from chatapp.models.loading import load_model, read_tokenizer
     from chatapp.models.resolving import find_local_model
 
-    address, served = found
+    address, served = match
     return BackgroundModel(
         address,
         find_local_model(name),
@@ -149,12 +149,12 @@ def load_served(name: str, precision: str, device: str) -> "LanguageModel | None
 
 def stamps(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
     """The size and the time of change of files; those that are gone are left out."""
-    found = {}
+    result = {}
     for path in paths:
         with suppress(OSError):
             status = os.stat(path)
-            found[path] = (status.st_size, status.st_mtime_ns)
-    return found
+            result[path] = (status.st_size, status.st_mtime_ns)
+    return result
 
 
 def _model_of(row: dict[str, object]) -> ServedModel:

@@ -7,8 +7,9 @@ from fakes import ScriptedModel
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatapp.common.parameters import seeded
 from chatapp.dialogue import oneshot
-from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong, seeded, trimmed
+from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong, trimmed
 from chatapp.dialogue.writers.template import PromptWriter
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, Sampling

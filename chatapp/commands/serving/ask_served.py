@@ -35,10 +35,10 @@ def ask_served(question: ServedQuestion, settings: "Settings", *, as_json: bool)
     """
     from chatapp.models import background
 
-    found = background.find(settings.model, settings.precision, settings.device)
-    if found is None:
+    match = background.find(settings.model, settings.precision, settings.device)
+    if match is None:
         return False
-    address, model = found
+    address, model = match
     heading: dict[str, str] = {}
 
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
