@@ -35,7 +35,7 @@ ASK, GENERATE, SCORE, PROOF = (
 )
 """The server's paths for this program."""
 
-_CONNECT_SECONDS, _SILENCE_SECONDS = 1.0, 300.0
+_CONNECT_SECONDS, _SILENCE_SECONDS = 5.0, 300.0  # a dead server is refused at once
 _POLL_SECONDS = 0.05
 """Interval at which the cancel event is checked while nothing arrives."""
 
