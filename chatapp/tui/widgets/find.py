@@ -30,9 +30,9 @@ class FindBar(Horizontal):
 
     BINDING_GROUP_TITLE = "Search in this chat"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,enter", "step(1)", "Next match"),
-        Binding("up,shift+enter", "step(-1)", "Previous match"),
-        Binding("escape", "close", "Close"),
+        Binding("down,enter", "step(1)", "Next match", show=False),
+        Binding("up,shift+enter", "step(-1)", "Previous match", show=False),
+        Binding("escape", "close", "Close", show=False),
     ]
 
     @dataclass
