@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from chatapp.dialogue.events import PARAGRAPH, Called, Calling, ReplyEvent
 from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.writers.prompt import MessageTooLong, Prompt
+from chatapp.engine.constraint.compiling import ConstraintError
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request
-from chatapp.prompting.calls import CallFilter
+from chatapp.prompting.calls import LLAMA, CallFilter
 from chatapp.prompting.messages import Call, CallPattern, InlineCalls, Requested
 from chatapp.tools.tool import STOPPED, Arguments, Outcome, Tool, failed, misfit_of, run
 
@@ -86,7 +88,8 @@ def events_with_calls(
             return
         left = replace(request.sampling, max_tokens=most - total.tokens)
         request = replace(request, ids=prompt.ids, sampling=left, cancel=cancel)
-        events = reply_events(model, prompt, request, generate)
+        grammar = call_constraint(model, pattern, toolbox.tools)
+        events = reply_events(model, prompt, replace(request, constraint=grammar), generate)
         calls = CallFilter(pattern, toolbox.tools)
         requested = yield from _until_call(events, calls, call_marks(model, pattern), total)
         if requested is None:
@@ -109,6 +112,34 @@ def call_marks(model: LanguageModel, pattern: CallPattern) -> dict[int, str]:
     """The mark of a call if it is a special token, which has no text."""
     special = model.tokenizer.special
     return {special[pattern.begin]: pattern.begin} if pattern.begin in special else {}
+
+
+def call_constraint(
+    model: LanguageModel, pattern: CallPattern, tools: Mapping[str, Tool]
+) -> Constraint | None:
+    """What follows the mark of a call: the name of a tool and arguments that fit its schema.
+
+    None for a model or a schema that no grammar can follow, and for calls within the text.
+    """
+    if isinstance(pattern, InlineCalls):
+        return None
+    key = "parameters" if pattern == LLAMA else "arguments"
+    schemas = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, key: dict(tool.parameters)},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for tool in tools.values()
+    ]
+    try:
+        if getattr(model, "vocab_bytes", None) is None:
+            return None
+        whole = Constraint.of_schema({"anyOf": schemas})
+    except ConstraintError:
+        return None
+    return replace(whole, after=pattern.begin, is_optional=True)
 
 
 def _until_call(
