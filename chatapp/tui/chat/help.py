@@ -39,6 +39,7 @@ from chatapp.tui.screens.ranking import RankScreen
 from chatapp.tui.screens.sources import SourceScreen
 from chatapp.tui.widgets.dialog import Dialog, Field
 from chatapp.tui.widgets.find import FindBar
+from chatapp.tui.widgets.lesson import LessonPanel
 
 _SCREENS: tuple[type[DOMNode], ...] = (
     FindBar,
@@ -54,6 +55,7 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     LearnScreen,
     SourceScreen,
     PageScreen,
+    LessonPanel,
     Inspector,
     TokenText,
     AttentionView,
