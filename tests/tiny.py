@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 # Before tokenizers starts its threads: it warns when a test then starts a process.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -35,6 +36,18 @@ def write_tiny_gpt2(folder: Path, *, context: int = 1024) -> Path:
     _write_weights(folder, tokenizer.get_vocab_size(), context)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def changed(folder: str | Path, target: Path) -> str:
+    """A copy of such a model in `target` whose first attention is another one; returns its path."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    weights = load_file(target / "model.safetensors")
+    (name,) = (name for name in weights if name.endswith("h.0.attn.c_attn.weight"))
+    weights[name] = weights[name][::-1].copy() * 3
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return str(target)
 
 
 def _write_weights(folder: Path, vocabulary: int, context: int) -> None:

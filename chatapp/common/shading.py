@@ -79,7 +79,7 @@ def signed_number(value: float, largest: float, columns: int) -> str:
     In one column, what is negative is a letter: a for one tenth, j for all.
     """
     if columns >= 6:
-        return f"{value:>{columns}.2f}"
+        return f"{round(value, 2) + 0.0:>{columns}.2f}"  # without a sign before zero
     tenths = round(10 * value / largest) if largest else 0
     if columns > 1:
         return f"{tenths:>{columns}}"

@@ -15,7 +15,7 @@ from chatapp.common.shading import visible
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.decoder.interventions import Part
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, Part
 from chatapp.engine.model import LanguageModel
 from chatapp.lab.attribution import normed_parts, runner_up
 from chatapp.lab.findings import Finding
@@ -92,7 +92,13 @@ class StateNeighbours(Neighbours):
 
     @classmethod
     def of_state(
-        cls, model: LanguageModel, ids: Sequence[int], state: str, position: int, top: int = 10
+        cls,
+        model: LanguageModel,
+        ids: Sequence[int],
+        state: str,
+        position: int,
+        top: int = 10,
+        changes: Interventions = UNCHANGED,
     ) -> Self:
         """Those of a hidden state h: cos(h, W[j] − mean).
 
@@ -107,7 +113,7 @@ class StateNeighbours(Neighbours):
             )
         own.check_text(ids)
         point = points[state]
-        hidden = _seen(own, ids, [point])[point][len(own.start) + position]
+        hidden = _seen(own, ids, [point], changes)[point][len(own.start) + position]
         words = f"state {state} at token {position} │{visible(own.piece(ids[position]))}│"
         return cls._near(own, words, None, hidden, top)
 
@@ -144,7 +150,14 @@ class WeightSteps(Finding):
     error: float
 
     @classmethod
-    def of(cls, model: LanguageModel, ids: Sequence[int], part: Part, position: int) -> Self:
+    def of(
+        cls,
+        model: LanguageModel,
+        ids: Sequence[int],
+        part: Part,
+        position: int,
+        changes: Interventions = UNCHANGED,
+    ) -> Self:
         """part: a head. Raises UserError for another part."""
         if part.head is None:
             raise UserError(f"{part}: expected a head, such as 3.5")
@@ -153,7 +166,7 @@ class WeightSteps(Finding):
         shape, kind = own.decoder.architecture, own.decoder.architecture.attentions[part.layer]
         block = f"blocks.{part.layer}.attention"
         points = [f"{block}.{name}" for name in ("query", "key", "value", f"head.{part.head}")]
-        seen = _seen(own, ids, points)
+        seen = _seen(own, ids, points, changes)
         at, start = len(own.start) + position, len(own.start)
         shared = part.head // (shape.heads // shape.key_value_heads)
         query, key, value = seen[points[0]][part.head], seen[points[1]], seen[points[2]]
@@ -209,14 +222,20 @@ class Norms(Finding):
     mlp: tuple[float, ...]
 
     @classmethod
-    def of(cls, model: LanguageModel, ids: Sequence[int], position: int) -> Self:
+    def of(
+        cls,
+        model: LanguageModel,
+        ids: Sequence[int],
+        position: int,
+        changes: Interventions = UNCHANGED,
+    ) -> Self:
         """Euclidean norms ‖x‖ of the states at a position."""
         own = own_decoder(model)
         own.check_text(ids)
         blocks = [f"blocks.{layer}" for layer in range(own.decoder.architecture.layers)]
         points = ["embed", *blocks]
         updates = [[f"{block}.{name}" for block in blocks] for name in ("attention", "mlp")]
-        seen = _seen(own, ids, [*points, *updates[0], *updates[1]])
+        seen = _seen(own, ids, [*points, *updates[0], *updates[1]], changes)
         at = len(own.start) + position
         rest = [n for n in range(len(own.start) + len(ids)) if n not in (0, at)]
         return cls(
@@ -275,6 +294,7 @@ class Neurons(Finding):
         token: int | None = None,
         against: int | None = None,
         top: int = 10,
+        changes: Interventions = UNCHANGED,
     ) -> Self:
         """At the last token. A neuron adds activation · W_out[:, n] to the residual stream; its
         effect is what the final norm, with its scale held, and the output matrix make of that
@@ -290,7 +310,7 @@ class Neurons(Finding):
         decoder = own.decoder
         last = f"blocks.{decoder.architecture.layers - 1}"
         points = [f"blocks.{part.layer}.mlp.neurons", f"blocks.{part.layer}.mlp", last]
-        seen = _seen(own, ids, points)
+        seen = _seen(own, ids, points, changes)
         activations, added, state = (seen[point][-1] for point in points)
         with torch.inference_mode():
             logits = decoder.uncapped_head(decoder.norm(state[None]))[0]
@@ -342,9 +362,12 @@ def _piece(model: LanguageModel, id: int) -> str:
     return own_decoder(model).piece(id)
 
 
-def _seen(model: LocalModel, ids: Sequence[int], points: Sequence[str]) -> dict[str, Tensor]:
+def _seen(
+    model: LocalModel, ids: Sequence[int], points: Sequence[str], changes: Interventions
+) -> dict[str, Tensor]:
     """The values at points of the forward pass, without the batch dimension."""
     recorder = Recorder(points)
+    changes = changes.shifted(len(model.start))
     with model.lock:
-        model.decoder.hidden([[*model.start, *ids]], observe=recorder)
+        model.decoder.hidden([[*model.start, *ids]], observe=recorder, changes=changes)
     return {point: value[0] for point, value in recorder.values.items()}

@@ -5,7 +5,7 @@ and the inspector of the TUI draw findings and compute nothing, so they agree. T
 screen.
 
 To add one: a subclass of `Finding` with its numbers, made by a class method `of`; its row in
-`FINDINGS`; and how a terminal (`commands.inspecting.render`) and the inspector's tab draw it.
+`FINDINGS`; its blocks in `lab.figures.drawn`; and how the inspector's tab draws it.
 """
 
 import math
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from chatapp.common.shading import visible
+from chatapp.common.shading import percent, visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,7 +174,8 @@ class NextToken(Finding):
         cut = self.cut
         return (
             f"{cut.before.entropy:.2f} bits before the cut, {cut.entropy:.2f} after; "
-            f"{cut.kept:,} token{'s' * (cut.kept > 1)} left"
+            f"{cut.kept:,} token{'s' * (cut.kept > 1)} left, of which those shown have "
+            f"{percent(sum(cut.drawn)).strip()}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -263,7 +264,12 @@ class Attention(Finding):
 
     @property
     def sentence(self) -> str:
-        return f"What {_named(self.texts, self.position)} attends to: {self.chosen}"
+        total = sum(self.weights)
+        rest = ", the rest is on what comes before the text" if total < 0.9995 else ""
+        return (
+            f"What {_named(self.texts, self.position)} attends to: {self.chosen}; the weights add "
+            f"up to {total:.4f}{rest}"
+        )
 
     def to_json(self) -> list[list[list[float]]]:
         weights: list[list[list[float]]] = self.by_head.tolist()

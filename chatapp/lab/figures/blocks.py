@@ -5,12 +5,14 @@ draws it makes foreign text safe, and says by words or numbers what it says by c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from chatapp.common.shading import RGB, likelihood_color, weight_color
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class Lines:
 
     texts: Sequence[str]
     weights: Sequence[float]
-    by_head: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
+    by_head: "NDArray[np.float32] | None" = None
 
     def shown(self, most: int) -> list[int]:
         """The positions of so many tokens: the last, and those with the largest weights."""

@@ -92,24 +92,29 @@ def circuit_blocks(smallest: SmallestCircuit) -> list[Block]:
     return [Heading("Smallest circuit", smallest.sentence), Table([">layer", "parts"], rows)]
 
 
-def heads_blocks(scores: "HeadScores") -> list[Block]:
-    """The heads with the largest scores in a table, and all of them in maps."""
+def heads_table(scores: "HeadScores", most: int | None = None) -> Table:
+    """The heads with the largest scores first, by all measures. most: of them; None for all."""
     from chatapp.lab.heads import MEASURES, NAMED
 
-    by = scores.sorted_by
     values = scores.changes or scores.values
     form = "+.2f" if scores.changes else ".2f"
-    measures = list(dict.fromkeys((by, *NAMED, *MEASURES)))
+    measures = list(dict.fromkeys((scores.sorted_by, *NAMED, *MEASURES)))
     rows: list[list[Cell]] = []
-    for layer, head in scores.order[: _SHOWN + 5]:
+    for layer, head in scores.order[:most]:
         numbers = [Number(float(values[name][layer, head]), form) for name in measures]
         rows.append([f"{layer}.{head}", *numbers, scores.called(layer, head)])
     columns = ["head", *(f">{name}" for name in measures), "called"]
+    return Table(columns, rows, optional=len(measures) - 1)
+
+
+def heads_blocks(scores: "HeadScores") -> list[Block]:
+    """The heads with the largest scores in a table, and all of them in maps."""
+    from chatapp.lab.heads import MEASURES
+
+    by, values = scores.sorted_by, scores.changes or scores.values
     title = MEASURES[by].title
-    blocks: list[Block] = [
-        Heading("Heads", scores.sentence),
-        Table(columns, rows, optional=len(measures) - 1),
-    ]
+    table = heads_table(scores, _SHOWN + 5)
+    blocks: list[Block] = [Heading("Heads", scores.sentence), table]
     if scores.changes:
         blocks.append(Heading("Layers and heads", f"what changed of {title}"))
         return [*blocks, Map(values[by].tolist(), is_signed=True)]

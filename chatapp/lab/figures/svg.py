@@ -208,8 +208,9 @@ class Sheet:
         shown = lines.shown(_MOST_LINES)
         texts = [f"│{visible(lines.texts[place])}│" for place in shown]
         width = max(map(cell_len, texts)) + 12
-        by_head = lines.by_head[:, :, shown] if lines.by_head.size else lines.by_head
-        heads = by_head.astype(float).round(4).tolist()
+        heads = []
+        if lines.by_head is not None:
+            heads = lines.by_head[:, :, shown].astype(float).round(4).tolist()
         data = f' data-heads="{escaped(json.dumps(heads))}"' if self._is_page and heads else ""
         self._open("", f' class="lines"{data}')
         x, bottom = (width + 2) * COLUMN, self._y + ROW * (len(shown) - 0.5)

@@ -17,9 +17,11 @@ from textual.screen import Screen
 from textual.widgets import Input, Static, TextArea
 
 from chatapp.tui.chat.slash import COMMANDS
-from chatapp.tui.inspector.attention import AttentionView, HeatMap
+from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.close_up import CloserView, CloseUpView
 from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.heads import HeadsView
+from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.token_text import TokenText
@@ -64,6 +66,8 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     CompareView,
     StepView,
     WhyView,
+    CloserView,
+    CloseUpView,
 )
 
 

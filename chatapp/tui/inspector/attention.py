@@ -1,152 +1,58 @@
-"""The inspector's tab on a token's attention, with a map of all heads.
+"""The inspector's tab on a token's attention: over the text, as a map of all heads, as lines.
 
-Invariant: text and map show the weights of the same source token. Every colour comes with a number,
-and without colours with a degree of boldness.
+Invariant: text, map and lines show the weights of the same source token, and text and lines those
+of the same head.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from rich.color import Color as RichColor
-from rich.segment import Segment
-from rich.style import Style
+from rich.console import Group
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.events import Click
-from textual.geometry import Region, Size
-from textual.message import Message
-from textual.scroll_view import ScrollView
-from textual.strip import Strip
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
-from chatapp.common.shading import cell_color, cell_number, head_name, ink_on, percent
-from chatapp.lab.findings import Attention
+from chatapp.common.shading import percent
+from chatapp.lab.figures.blocks import Lines
+from chatapp.lab.figures.console import line_rows
+from chatapp.lab.findings import Attention, Finding
+from chatapp.tui.inspector.close_up import CloserView
+from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.token_text import TokenText, attended, quoted, weight_legend
-from chatapp.tui.inspector.view import Compute, Look, View
+from chatapp.tui.inspector.view import Compute, Look
 
-_WIDEST = 8
-"""Most columns per head."""
-
-
-class HeatMap(ScrollView, can_focus=True):
-    """A row per layer, a column per head; one cell chosen, or none for the average of all."""
-
-    BINDING_GROUP_TITLE = "Inspector: layers and heads"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(0, -1)", "Previous head", show=False),
-        Binding("right", "move(0, 1)", "Next head", show=False),
-        Binding("up", "move(-1, 0)", "Previous layer", show=False),
-        Binding("down", "move(1, 0)", "Next layer", show=False),
-        Binding("a", "average", "Average of all layers and heads", show=False),
-    ]
-    DEFAULT_CSS = """
-    HeatMap {
-        height: 1fr;
-        overflow-x: hidden;
-        overflow-y: auto;
-    }
-    """
-
-    class Chosen(Message):
-        """The user chose another head, or the average."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell: tuple[int, int] | None = None
-        """Layer and head from 0."""
-        self._cells: list[list[float]] = []
-
-    def show(self, cells: list[list[float]]) -> None:
-        """Show other weights (layers, heads)."""
-        self._cells = cells
-        size = Size(1, len(cells) + 1)
-        if size != self.virtual_size:
-            self.virtual_size = size
-            self.refresh(layout=True)
-        self.refresh()
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return len(self._cells), len(self._cells[0]) if self._cells else 0
-
-    @property
-    def _room(self) -> int:
-        """Columns per head: as many as available, but one if a number would not fit."""
-        room = (self.size.width - 4) // max(1, self._shape[1])
-        return min(room, _WIDEST) if room >= 3 else 1
-
-    def render_line(self, y: int) -> Strip:
-        base, width = self.rich_style, self.size.width
-        y += self.scroll_offset.y
-        layers, heads = self._shape
-        if not 0 <= y <= layers or not heads:
-            return Strip.blank(width, base)
-        dim = base + Style(dim=True)
-        room = self._room
-        if y == 0:
-            names = [head_name(head, room) for head in range(heads)]
-            segments = [Segment("  L ", dim), Segment("".join(names), dim)]
-            return Strip(segments).adjust_cell_length(width, base)
-        segments = [Segment(f"{y - 1:>3} ", dim)]
-        for head, weight in enumerate(self._cells[y - 1]):
-            style = base + self._style(weight, (y - 1, head) == self.cell)
-            segments.append(Segment(self.words(y - 1, head, weight, room), style))
-        return Strip(segments).adjust_cell_length(width, base)
-
-    def words(self, layer: int, head: int, value: float, columns: int) -> str:
-        """What stands in a cell, in so many columns."""
-        return cell_number(value, columns)
-
-    def _style(self, weight: float, chosen: bool) -> Style:
-        if chosen:
-            return Style(reverse=True, bold=True, underline=not self.has_focus)
-        if self.app.native_ansi_color:
-            return Style(dim=weight < 0.05, bold=weight > 0.3)
-        color = cell_color(weight)
-        return Style(color=RichColor.from_rgb(*ink_on(color)), bgcolor=RichColor.from_rgb(*color))
-
-    def _choose(self, cell: tuple[int, int] | None) -> None:
-        if cell != self.cell:
-            self.cell = cell
-            if cell is not None:
-                row = Region(0, cell[0] + 1, 1, 1)
-                self.scroll_to_region(row, animate=False, force=True)
-            self.refresh()
-            self.post_message(self.Chosen())
-
-    def action_move(self, down: int, right: int) -> None:
-        layers, heads = self._shape
-        if not heads:
-            return
-        layer, head = self.cell or (layers - 1 - down, 0 - right)
-        self._choose((max(0, min(layer + down, layers - 1)), max(0, min(head + right, heads - 1))))
-
-    def action_average(self) -> None:
-        self._choose(None)
-
-    def on_click(self, event: Click) -> None:
-        layers, heads = self._shape
-        layer, head = event.y + self.scroll_offset.y - 1, (event.x - 4) // self._room
-        if 0 <= layer < layers and 0 <= head < heads and event.x >= 4:
-            self._choose((layer, head))
+_BOTH_FROM = 30
+"""Rows from which on the map and the lines are shown together."""
+_MOST_LINES = 60
 
 
-class AttentionView(View):
+class AttentionView(CloserView):
     """A token's attention, as shading over the text and as a map of all heads."""
 
     BINDING_GROUP_TITLE = "Inspector: attention"
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("l", "lines", "Lines between tokens, or the map of heads", show=False),
         Binding("enter,space", "hold", "Pin the token, to choose what it attends to", show=False),
     ]
-    hint = "← → choose a token · Enter pins it · Tab, then arrows: choose a head · a: all heads"
+    DEFAULT_CSS = """
+    AttentionView #attention-detail { height: auto; max-height: 5; }
+    AttentionView TokenText, AttentionView HeatMap { border-top: solid $border-blurred; }
+    AttentionView #attention-lines { height: 1fr; border-top: solid $border-blurred; }
+    """
+    hint = "← → token · Enter pins it · Tab, then arrows: a head · a: all heads · l: lines"
     formula = (
         "A = softmax(Q K^T · scale), the earlier tokens only; the weights of a token add up to 1; "
         "Vaswani et al. 2017, arXiv 1706.03762."
     )
+
+    _has_lines = False
+    _attention: Attention | None = None
 
     def legend(self) -> Content:
         return weight_legend(self.app.native_ansi_color)
@@ -155,15 +61,45 @@ class AttentionView(View):
         yield Static(id="attention-detail", markup=False)
         yield TokenText(id="attention-text")
         yield HeatMap()
+        with VerticalScroll(can_focus=True, id="attention-lines"):
+            yield Static(id="attention-lines-text", markup=False)
+
+    @property
+    def cell(self) -> tuple[int, int] | None:
+        return self.query_one(HeatMap).cell
+
+    @property
+    def _chosen(self) -> Attention | None:
+        """The attention of the chosen head."""
+        if self._attention is None:
+            return None
+        layer, head = self.cell or (None, None)
+        return replace(self._attention, layer=layer, head=head)
+
+    def findings(self) -> Sequence[Finding]:
+        return [self._chosen] if self._chosen is not None else []
+
+    def on_resize(self) -> None:
+        self._arrange()
+
+    def action_lines(self) -> None:
+        self._has_lines = not self._has_lines
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Show the map and the lines where both have room, else one of them."""
+        is_known, is_tall = self._attention is not None, self.size.height >= _BOTH_FROM
+        self.query_one(HeatMap).display = is_known and (is_tall or not self._has_lines)
+        self.query_one("#attention-lines").display = is_known and (is_tall or self._has_lines)
 
     def show(self, look: Look) -> None:
         self._look = look
         self._held: int | None = None
-        self._attention: Attention | None = None
+        self._attention = None
         text = self.query_one(TokenText)
         text.show(look.tokens.texts, self._first_choice(look))
         heat, trace = self.query_one(HeatMap), look.trace
-        heat.display = True
+        self._arrange()
         if trace and heat.cell and not (heat.cell[0] < trace.layers and heat.cell[1] < trace.heads):
             heat.cell = None  # another model has fewer
         self._choose()
@@ -204,19 +140,19 @@ class AttentionView(View):
     def _failed(self, reason: str) -> None:
         words = Content.styled(printable(reason), "dim")
         self.query_one("#attention-detail", Static).update(words)
-        self.query_one(HeatMap).display = False
+        self._attention = None
+        self._arrange()
 
     def _computed(self, attention: Attention) -> None:
         self._attention = attention
+        self._arrange()
         self._draw()
 
     def _draw(self) -> None:
-        source = self._source
-        if self._attention is None or self._attention.position != source:
+        source, attention = self._source, self._chosen
+        if attention is None or attention.position != source:
             return
         heat, text = self.query_one(HeatMap), self.query_one(TokenText)
-        layer, head = heat.cell or (None, None)
-        attention = replace(self._attention, layer=layer, head=head)
         texts, weights = attention.texts, attention.weights
         text.paint([attended(share) for share in attention.shares], self._held)
         is_pinned = self._held is not None
@@ -227,9 +163,12 @@ class AttentionView(View):
             for position in attention.order[:4]
         )
         detail = Content.assemble(
+            (attention.sentence + "\n", "dim"),
             quoted(texts[source]), " pinned" if is_pinned else "",
             (" attends to ", "dim"), most, ("\n" + attention.chosen, "$text-accent"),
             (f": {percent(weights[target]).strip()} on ", "dim"), quoted(texts[target]),
             ("; the map: % of each head", "dim"),
         )  # fmt: skip
         self.query_one("#attention-detail", Static).update(detail)
+        lines = line_rows(Lines(texts, weights), _MOST_LINES)
+        self.query_one("#attention-lines-text", Static).update(Group(*lines))

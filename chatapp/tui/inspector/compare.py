@@ -4,9 +4,11 @@ Invariant: a row shows the two tokens of one place, and the effects of the state
 ends as soon as a reply is to be generated, Esc is pressed, or other texts are chosen.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.cells import cell_len, chop_cells
 from rich.style import Style
 from textual import on
 from textual.app import ComposeResult
@@ -18,17 +20,22 @@ from textual.widgets import Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import hexadecimal, ink_on, signed_color, signed_number, visible
+from chatapp.common.userfiles import UserError
+from chatapp.lab.findings import Finding
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.inspector.attention import HeatMap
+from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import Compute, Look, Measuring, View
-from chatapp.tui.inspector.why import Left, ShareMap
+from chatapp.tui.inspector.view import Compute, Left, Look, Measuring, View
+from chatapp.tui.inspector.why import ShareMap
 from chatapp.tui.widgets.dialog import Field
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
     from chatapp.lab.experiments import Patches
     from chatapp.lab.patching import Direction, Grid
+
+_REMARK_FROM = 16
+"""Rows from which on there is room for what the patches do not change."""
 
 _NOTHING = (
     "Which states carry the difference of two texts? Enter writes another token in place of the "
@@ -50,10 +57,10 @@ class CompareView(View):
     ]
     DEFAULT_CSS = """
     CompareView #compare-detail { height: auto; max-height: 4; }
-    CompareView TokenText { max-height: 25%; border-top: solid $border-blurred; }
+    CompareView TokenText { max-height: 20%; border-top: solid $border-blurred; }
     CompareView Field { height: 1; border: none; padding: 0 1; display: none; }
-    CompareView #compare-scroll { height: 2fr; border-top: solid $border-blurred; }
-    CompareView ShareMap { height: 1fr; border-top: solid $border-blurred; }
+    CompareView #compare-scroll { height: 5fr; border-top: solid $border-blurred; }
+    CompareView ShareMap { height: 4fr; min-height: 3; border-top: solid $border-blurred; }
     """
     hint = "Enter: another token here · v: the next version · d: direction · e: measure after this"
     formula = (
@@ -87,6 +94,9 @@ class CompareView(View):
         self._end = max(0, min(look.start, len(look.tokens.texts)) - 1)
         self.query_one(TokenText).show(look.tokens.texts, self._end)
         self._measure()
+
+    def findings(self) -> Sequence[Finding]:
+        return [self._patches] if self._patches is not None else []
 
     def on_unmount(self) -> None:
         self._patches = self._wanted = None  # which hold the model
@@ -170,10 +180,16 @@ class CompareView(View):
         if session is None or not text:
             return
         tokenizer, position = session.model.tokenizer, self.query_one(TokenText).cursor
+        own = self._look.tokens.texts[position]
 
         def work() -> int:
             from chatapp.lab.experiments import token_of
 
+            if own.startswith(" ") and not text.startswith(" "):
+                try:
+                    return token_of(tokenizer, f" {text}", "the other token")
+                except UserError:
+                    pass
             return token_of(tokenizer, text, "the other token")
 
         self.post_message(Compute(work, partial(self._replace, position), self._failed, "compare"))
@@ -239,7 +255,7 @@ class CompareView(View):
         if heat.cell is not None:
             layer, head = heat.cell
             words.append(f"{layer}.{head}, at all tokens: {heads.values[layer][head]:+.3f}")
-        if patches.remark:
+        if patches.remark and self.size.height >= _REMARK_FROM:
             words.append(patches.remark)
         self._detail("\n".join(words))
         self.query_one("#compare-table", Static).update(self._table(patches, streams))
@@ -247,24 +263,29 @@ class CompareView(View):
     def _table(self, patches: "Patches", grid: "Grid") -> Content:
         """A row a token from the first that differs, a column a layer."""
         layers, width = len(grid.values), self.size.width - 6
-        columns, room = 1, 8
-        for columns, room in ((6, 18), (6, 10), (4, 10), (1, 8)):
-            if 2 * room + columns * layers <= width:
-                break
+        texts = [visible(text) for text in (*patches.question.texts, *patches.corrupt_texts)]
+        longest = max(10, *(cell_len(text) + 3 for text in texts))
+        columns = next((size for size in (8, 6, 4) if 2 * longest + size * layers <= width), 1)
+        room = max(10, min(longest, (width - columns * layers) // 2))
         largest = max((abs(value) for row in grid.values for value in row), default=0.0)
         names = "".join(
             f"{layer:>{columns}}" if columns > 1 else str(layer % 10) for layer in range(layers)
         )
-        head = f"{'':4}{'this text':<{room}}{'the other':<{room}}{names}  layer"
-        lines = [Content.styled(head, "dim")]
+        head = f"{'':4}{'this text':<{room}}{'the other':<{room}}{names}"
+        axis = f"{'token ↓':<{4 + 2 * room}}{' ' * (columns - 1)}layer →"
+        lines = [Content.styled(axis, "dim"), Content.styled(head, "dim")]
         first = min(patches.differing, default=0)
         for place in range(first, len(patches.corrupt_texts)):
             own, other = patches.question.texts[place], patches.corrupt_texts[place]
-            line = Content(f"{place:>3} ") + _fitted(own, room)
-            line += _fitted(other, room) if own != other else Content(" " * room)
-            for layer in range(layers):
-                line += self._cell(grid.values[layer][place], largest, columns)
-            lines.append(line)
+            pieces = [_pieces(own, room), _pieces(other, room) if own != other else []]
+            for row in range(max(map(len, pieces))):
+                line = Content(f"{place if not row else '':>3} ")
+                for piece in pieces:
+                    line += piece[row] if row < len(piece) else Content(" " * room)
+                if not row:
+                    for layer in range(layers):
+                        line += self._cell(grid.values[layer][place], largest, columns)
+                lines.append(line)
         return Content("\n").join(lines)
 
     def _cell(self, value: float, largest: float, columns: int) -> Content:
@@ -276,8 +297,7 @@ class CompareView(View):
         return Content.styled(signed_number(value, largest, columns), style)
 
 
-def _fitted(text: str, columns: int) -> Content:
-    """A token between bars in so many columns."""
-    shown = Content(visible(text)).truncate(columns - 3, ellipsis=True)
-    piece = Content.assemble(("│", "dim"), shown, ("│", "dim"))
-    return piece.pad_right(max(0, columns - piece.cell_length))
+def _pieces(text: str, columns: int) -> list[Content]:
+    """A token between bars in rows of so many columns, the last of which is empty."""
+    rows = chop_cells(f"│{visible(text)}│", columns - 1)
+    return [Content(row + " " * (columns - cell_len(row))) for row in rows]

@@ -4,10 +4,11 @@ Invariant: the scores belong to the model, whatever text is looked at, and are c
 are computed a text at a time, so that replies and other tabs come in between.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, ClassVar
 from weakref import ref
 
+from rich.console import Group
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -17,12 +18,18 @@ from textual.widgets import Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import cell_number, percent
+from chatapp.lab.findings import Finding
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.inspector.attention import HeatMap
+from chatapp.tui.inspector.close_up import CloserView
+from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.token_text import quoted, weight_legend
-from chatapp.tui.inspector.view import Compute, Look, View
+from chatapp.tui.inspector.view import Compute, Look
 
 _Steps = Generator[tuple[int, int], None, Any]
+
+
+_SOURCE_FROM = 70
+"""Columns from which on the source of a measure has room; F1 shows it, too."""
 
 
 class HeadMap(HeatMap):
@@ -34,10 +41,10 @@ class HeadMap(HeatMap):
         letter = self.called(layer, head)[:1].upper()
         if columns < 4 or not letter:
             return super().words(layer, head, value, columns)
-        return f"{letter}{cell_number(value, columns - 1)}"
+        return f"{letter}{cell_number(value, 2 + (columns > 4))}".rjust(columns)
 
 
-class HeadsView(View):
+class HeadsView(CloserView):
     """Each head's score by one measure, and the texts where the chosen head is strongest."""
 
     BINDING_GROUP_TITLE = "Inspector: heads"
@@ -49,7 +56,7 @@ class HeadsView(View):
     ]
     DEFAULT_CSS = """
     HeadsView #heads-detail { height: auto; max-height: 5; }
-    HeadsView HeadMap { height: 2fr; }
+    HeadsView HeadMap { height: 1fr; }
     HeadsView #heads-scroll { height: 1fr; border-top: solid $border-blurred; }
     """
     formula = (
@@ -64,6 +71,7 @@ class HeadsView(View):
         self._conversation = conversation
         self._model: ref[Any] | None = None
         self._scores: Any = None
+        self._strongest: Any = None
         self._measure = "induction"
         self._steps: _Steps | None = None
 
@@ -77,7 +85,19 @@ class HeadsView(View):
         with VerticalScroll(can_focus=True, id="heads-scroll"):
             yield Static(id="heads-texts", markup=False)
 
+    @property
+    def cell(self) -> tuple[int, int] | None:
+        return self.query_one(HeadMap).cell
+
+    @property
+    def position(self) -> int:
+        return self.shared if self.shared is not None else self._last
+
+    def findings(self) -> Sequence[Finding]:
+        return [it for it in (self._scores, self._strongest) if it is not None]
+
     def show(self, look: Look) -> None:
+        self._look = look
         if look.model is None:
             self._failed(look.reason)
             return
@@ -87,7 +107,7 @@ class HeadsView(View):
             return
         from chatapp.lab.heads import scoring_steps
 
-        self._model, self._scores = ref(model), None
+        self._model, self._scores, self._strongest = ref(model), None, None
         heat = self.query_one(HeadMap)
         heat.cell = None
         heat.show([])
@@ -150,6 +170,7 @@ class HeadsView(View):
         self._draw()
 
     def action_measure(self, step: int) -> None:
+        self._strongest = None
         from chatapp.lab.heads import MEASURES
 
         names = list(MEASURES)
@@ -170,7 +191,10 @@ class HeadsView(View):
         values = scores.values[self._measure]
         largest = max(1.0, float(values.max()))
         heat.show((values / largest).clip(0, 1).tolist())
-        lines = [Content.styled(f"{scores.sentence}: {measure.formula} ({measure.source})", "dim")]
+        words = f"{scores.sentence}: {measure.formula}"
+        if self.size.width >= _SOURCE_FROM:
+            words += f" ({measure.source})"
+        lines = [Content.styled(words, "dim")]
         if largest > 1:
             lines.append(Content.styled(f"the map: percent of {largest:.1f}", "dim"))
         if heat.cell is not None:
@@ -182,6 +206,21 @@ class HeadsView(View):
             name = f"{layer}.{head}" + (f" {called}" if called else "")
             lines.append(Content.assemble((name, "bold $text-accent"), f": {others}"))
         self._detail(Content("\n").join(lines))
+        if self._strongest is None:
+            self._list_heads()
+
+    def on_resize(self) -> None:
+        if self._scores is not None and self._strongest is None:
+            self._list_heads()
+
+    def _list_heads(self) -> None:
+        """All heads by the measure, until the texts of one are shown."""
+        from chatapp.lab.figures.console import drawn_blocks
+        from chatapp.lab.figures.of_parts import heads_table
+
+        table = heads_table(self._scores)
+        width = max(20, self.query_one("#heads-scroll").size.width - 1)
+        self.query_one("#heads-texts", Static).update(Group(*drawn_blocks([table], width)))
 
     def action_texts(self) -> None:
         cell = self.query_one(HeadMap).cell
@@ -193,6 +232,7 @@ class HeadsView(View):
         self._go_on(strongest_steps(model, *cell), "Reading texts", self._show_texts)
 
     def _show_texts(self, texts: Any) -> None:
+        self._strongest = texts
         self._draw()
         lines = [Content.styled(texts.sentence, "dim")]
         for row in texts.rows:

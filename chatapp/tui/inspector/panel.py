@@ -4,8 +4,10 @@ Invariant: nothing is computed on the event loop. Views post a `Compute`, which 
 soon as no reply is being generated, and only the newest result is shown.
 """
 
+import asyncio
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, ClassVar
 
 from textual import on
@@ -18,10 +20,13 @@ from textual.message import Message
 from textual.widgets import ContentSwitcher, Static
 
 from chatapp.common.foreign import printable
+from chatapp.common.userfiles import reason
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.inspector.attention import AttentionView, HeatMap
+from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.close_up import CloserView, CloseUpView, LookCloser
 from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.heads import HeadsView
+from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
 from chatapp.tui.inspector.token_text import TokenText
@@ -31,6 +36,12 @@ from chatapp.tui.platform.runtime import in_words
 
 BESIDE_FROM = 120
 """The least number of terminal columns for the inspector next to the chat."""
+
+_CLOSER_FROM = 70
+"""The least number of columns for the keys of close-ups, which F1 lists, too."""
+
+_TALL_FROM = 24
+"""The least number of rows for all lines below the tab."""
 
 _SHORT_TAB = 4
 """Letters of a tab's name where there is no room for all."""
@@ -47,6 +58,7 @@ class Inspector(Vertical, can_focus=True):
             Binding(str(number), f"tab('{name}')", f"Inspector: {name}", show=False)
             for number, name in enumerate(_TABS, start=1)
         ),
+        Binding("s", "save", "Save this view as a page (HTML) and a picture (SVG)", show=False),
         Binding("x", "example", "Look at an example sentence, or back", show=False),
         Binding("f1", "formula", "Show the formula of this tab and its source", show=False),
         Binding("escape", "close", "Close the inspector", show=False),
@@ -68,7 +80,8 @@ class Inspector(Vertical, can_focus=True):
     #inspector-about, #inspector-legend, #inspector-keys { color: $text-muted; }
     #inspector-keys { height: auto; max-height: 3; }
     #inspector-formula { height: auto; max-height: 8; display: none; }
-    Inspector.-failed > #inspector-about { max-height: 100%; margin-top: 1; }
+    Inspector.-low { #inspector-about { display: none; } #inspector-legend { max-height: 1; } }
+    Inspector.-failed > #inspector-about { display: block; max-height: 100%; margin-top: 1; }
     Inspector ContentSwitcher { height: 1fr; }
     Inspector View { height: 100%; }
     Inspector TokenText, Inspector HeatMap, Inspector VerticalScroll, Inspector OptionList {
@@ -78,18 +91,11 @@ class Inspector(Vertical, can_focus=True):
         scrollbar-background-active: $background;
         scrollbar-color: $border-blurred;
     }
-    #prompt-outdated { color: $text-warning; margin-bottom: 1; }
-    #prompt-legend { margin-bottom: 1; }
-    #prompt-notes { margin-top: 1; }
-    #attention-detail { height: auto; max-height: 4; }
-    #attention-text { border-top: solid $border-blurred; }
-    #tokens-sentence { height: auto; max-height: 2; color: $text-muted; }
     #tokens-detail, #layers-detail, #step-parameters {
         height: auto; max-height: 4; border-top: solid $border-blurred;
     }
     Inspector OptionList { height: 1fr; overflow-x: hidden;
         background: $background; background-tint: transparent; }
-    #layers-scroll { height: 1fr; }
     ChatScreen { layers: default over; }
     Inspector.-over { layer: over; width: 100%; border-left: none; }
     """
@@ -119,11 +125,10 @@ class Inspector(Vertical, can_focus=True):
         # Not in the messages: Textual keeps those of a closed inspector, and they keep the model.
         self._requests: dict[int, Compute] = {}
         self._results: dict[int, tuple[Any, str | None]] = {}
+        self._opened_from = "tokens"
 
     def compose(self) -> ComposeResult:
         yield Static(id="inspector-tabs")
-        yield Static(id="inspector-about", markup=False)
-        yield Static(id="inspector-legend")
         yield Static(id="inspector-formula", markup=False)
         with ContentSwitcher(initial=self._opening.tab if self._opening else "tokens"):
             yield PromptView(id="prompt")
@@ -131,9 +136,12 @@ class Inspector(Vertical, can_focus=True):
             yield WhyView(self._conversation, id="why")
             yield AttentionView(id="attention")
             yield HeadsView(self._conversation, id="heads")
-            yield LayersView(id="layers")
+            yield LayersView(self._conversation, id="layers")
             yield CompareView(self._conversation, id="compare")
             yield StepView(self._conversation, id="step")
+            yield CloseUpView(self._conversation, id="close-up")
+        yield Static(id="inspector-legend")
+        yield Static(id="inspector-about", markup=False)
         yield Static(id="inspector-keys", markup=False)
 
     def on_mount(self) -> None:
@@ -161,6 +169,7 @@ class Inspector(Vertical, can_focus=True):
     def _fit(self) -> None:
         """Cover the chat if there is no room next to it."""
         self.set_class(self.is_over, "-over")
+        self.set_class(self.app.size.height < _TALL_FROM, "-low")
         self._shut_out(self.is_over)
 
     def _shut_out(self, over: bool) -> None:
@@ -247,6 +256,8 @@ class Inspector(Vertical, can_focus=True):
 
     def _share_choice(self) -> None:
         """Choose in the open tab the token that was chosen in another."""
+        if isinstance(self._view, CloserView):
+            self._view.shared = self._chosen
         for text in self._view.query(TokenText):
             is_whole = self._shown is not None and text.texts is self._shown.tokens.texts
             if is_whole and self._chosen is not None:
@@ -261,7 +272,12 @@ class Inspector(Vertical, can_focus=True):
         if line.size.width and tabs.cell_length > line.size.width:
             tabs = self._tabs(_SHORT_TAB)
         line.update(tabs)
-        keys = f"{self._view.hint} · F1 formula · Esc closes"
+        view = self._view
+        keys = f"{view.hint} · s saves · F1 formula"
+        if isinstance(view, CloserView) and self.size.width >= _CLOSER_FROM:
+            keys += f" · {view.closer_hint}"
+        if not isinstance(view, CloseUpView):
+            keys += " · Esc closes"
         self.query_one("#inspector-keys", Static).update(keys)
         self.query_one("#inspector-formula", Static).update(self._view.formula)
         self._show_legend()
@@ -291,6 +307,21 @@ class Inspector(Vertical, can_focus=True):
             self.focus()
         else:
             self._view.take_focus()
+
+    # Close-ups
+
+    @on(LookCloser)
+    def _look_closer(self, event: LookCloser) -> None:
+        event.stop()
+        if self._shown is not None:
+            self._opened_from = self._tab
+            self.query_one(CloseUpView).open(self._shown, event)
+            self.action_tab("close-up")
+
+    @on(CloseUpView.Back)
+    def _back(self, event: CloseUpView.Back) -> None:
+        event.stop()
+        self.action_tab(self._opened_from)
 
     # Computing
 
@@ -333,6 +364,23 @@ class Inspector(Vertical, can_focus=True):
             request.fail(reason)
 
     # Keys
+
+    async def action_save(self) -> None:
+        """Save what the open tab shows, in the present folder."""
+        from chatapp.lab.figures.files import save_view
+
+        findings = self._view.findings() if self._shown is not None else ()
+        if not findings:
+            self.notify("There is nothing to save here yet.", markup=False)
+            return
+        try:
+            name = f"chatapp-{findings[0].name}"
+            paths = await asyncio.to_thread(save_view, findings, Path(), name)
+        except OSError as error:
+            words = f"The view cannot be saved in this folder: {reason(error)}"
+            self.notify(printable(words), severity="error", markup=False)
+            return
+        self.notify(f"Saved: {' and '.join(path.name for path in paths)}", markup=False)
 
     def action_tab(self, name: str) -> None:
         self.query_one(ContentSwitcher).current = name

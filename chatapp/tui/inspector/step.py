@@ -4,7 +4,7 @@ Invariant: the stepper is used only on a thread, by one change after the other, 
 the results in that order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,9 +17,9 @@ from textual.widgets import OptionList, Static
 from chatapp.common.foreign import printable
 from chatapp.common.shading import bar, percent
 from chatapp.engine.model import Sampling
-from chatapp.lab.findings import NextToken
+from chatapp.lab.findings import Finding, NextToken
 from chatapp.tui.inspector.token_text import TokenText, likelihood_legend, padded, surprise
-from chatapp.tui.inspector.view import Branch, Compute, Look, View
+from chatapp.tui.inspector.view import ALTERNATIVES, Branch, Compute, Look, View
 from chatapp.tui.widgets.dialog import MarkedOptions
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class LazyStepper:
             self._stepper = self._model.stepper(self._prompt, self._sampling, self._changes)
         stepper = self._stepper
         change(stepper)
-        after = None if stepper.is_over else NextToken.of(stepper)
+        after = None if stepper.is_over else NextToken.of(stepper, ALTERNATIVES)
         return Step(tuple(stepper.taken), after)
 
 
@@ -91,6 +91,10 @@ class StepView(View):
             show=False,
         ),
     ]
+    DEFAULT_CSS = """
+    StepView TokenText { border-top: solid $border-blurred; }
+    StepView #step-sentence { height: auto; max-height: 3; }
+    """
     formula = (
         "p = softmax(logits / temperature), cut by top-k, top-p (Holtzman et al. 2020, arXiv "
         "1904.09751) and min-p (arXiv 2407.01082), then divided by its sum."
@@ -113,12 +117,16 @@ class StepView(View):
         self._is_playing = False
 
     def compose(self) -> ComposeResult:
+        yield Static(id="step-sentence", markup=False)
         yield TokenText(id="step-text")
         yield Static(id="step-parameters", markup=False)
         yield MarkedOptions(id="step-candidates")
 
     def on_unmount(self) -> None:
         self._stepper = None
+
+    def findings(self) -> Sequence[Finding]:
+        return [] if self._step.next is None else [self._step.next]
 
     def show(self, look: Look) -> None:
         self._look = look
@@ -157,7 +165,7 @@ class StepView(View):
     def _failed(self, reason: str) -> None:
         self._is_playing = False
         words = Content.styled(printable(reason), "dim")
-        self.query_one("#step-parameters", Static).update(words)
+        self.query_one("#step-sentence", Static).update(words)
 
     def _arrived(self, step: Step) -> None:
         self._step = step
@@ -186,12 +194,13 @@ class StepView(View):
         ended = "The reply has ended. Backspace undoes the last token."
         words = ended if after is None else after.sentence
         state = "▶ " if self._is_playing else ""
-        lines = [Content("").join(parts), Content.styled(f"{state}{words}", "$text-accent")]
+        lines = [Content("").join(parts)]
         if after is not None:
-            lines.append(
-                Content.styled("the model's own probabilities → with these settings", "dim")
-            )
+            words_below = "the model's own probabilities → with these settings"
+            lines.append(Content.styled(words_below, "dim"))
         self.query_one("#step-parameters", Static).update(Content("\n").join(lines))
+        sentence = Content.styled(f"{state}{words}", "$text-accent")
+        self.query_one("#step-sentence", Static).update(sentence)
 
     def _list(self) -> None:
         choices = self.query_one(MarkedOptions)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rich.console import Group, RenderableType
+from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
@@ -17,8 +19,11 @@ from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import bar, percent
-from chatapp.lab.findings import Layers, state_name
+from chatapp.lab.figures.console import drawn
+from chatapp.lab.findings import Finding, Layers, PromptText, state_name
 from chatapp.prompting.messages import Segment
+from chatapp.tui.conversation.conversation import Conversation
+from chatapp.tui.inspector.close_up import CloserView
 from chatapp.tui.inspector.token_text import (
     LONGEST,
     TokenText,
@@ -34,6 +39,8 @@ from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, 
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
+    from chatapp.engine.model import LanguageModel
+    from chatapp.lab.close_ups import Norms
     from chatapp.lab.predictions import Candidate, Prediction
 
 
@@ -44,6 +51,10 @@ class TokensView(View):
     """
 
     hint = "← → choose a token · Tab, then Enter: put another in its place"
+    DEFAULT_CSS = """
+    TokensView #tokens-sentence { height: auto; max-height: 2; color: $text-muted; }
+    TokensView TokenText { border-top: solid $border-blurred; }
+    """
     formula = (
         "p = softmax(logits) of all tokens before; entropy = -sum p log2 p in bits, over the whole "
         "vocabulary; Shannon 1948."
@@ -53,6 +64,9 @@ class TokensView(View):
 
     def legend(self) -> Content:
         return likelihood_legend(self.app.native_ansi_color)
+
+    def findings(self) -> Sequence[Finding]:
+        return [] if self._look is None else [self._look.tokens]
 
     def compose(self) -> ComposeResult:
         yield Static(id="tokens-sentence", markup=False)
@@ -100,6 +114,12 @@ class TokensView(View):
                 line += Content.assemble(("  rank ", "dim"), f"{actual.rank:,}")
             if expected.entropy is not None:
                 line += Content.assemble(("  entropy ", "dim"), f"{expected.entropy:.2f} bits")
+            known = sum(candidate.probability for candidate in expected.candidates)
+            line += Content.styled(
+                f"\nthe {len(expected.candidates)} below add up to {percent(known).strip()}, "
+                f"the rest of the vocabulary to {percent(max(0.0, 1 - known)).strip()}",
+                "dim",
+            )
             for candidate in expected.candidates:
                 came = candidate.id == actual.id
                 line_id = f"{position} {candidate.id}"
@@ -131,24 +151,58 @@ def candidate_line(candidate: "Candidate", came: bool, width: int) -> Content:
     )  # fmt: skip
 
 
-class LayersView(View):
+_CANDIDATES = 10
+"""Of each layer, as many as have room."""
+
+
+def _layers_and_norms(
+    model: "LanguageModel", look: Look, position: int
+) -> "tuple[Layers, Norms | None]":
+    """For a thread. Only this program's decoders have norms to show."""
+    from chatapp.engine.backends.local import LocalModel
+    from chatapp.lab.close_ups import Norms
+
+    assert look.trace is not None
+    layers = Layers.of(look.trace, position, _CANDIDATES)
+    if not isinstance(model, LocalModel):
+        return layers, None
+    return layers, Norms.of(model, look.tokens.ids[: position + 1], position, look.changes)
+
+
+class LayersView(CloserView):
     """Each layer's prediction after a token, at first the one before the reply."""
 
     hint = "← → choose a token · Tab: scroll the layers"
+    formula = (
+        "Logit lens: softmax(W_U norm(h)) of the hidden state h after each layer (nostalgebraist "
+        "2020). Jacobian lens: the same of J h, J = mean of d h_final / d h (Gurnee et al. 2026, "
+        "transformer-circuits.pub/2026/workspace). The last row is the model's own prediction."
+    )
+    DEFAULT_CSS = """
+    LayersView #layers-detail { border-top: none; }
+    LayersView #layers-scroll { height: 1fr; }
+    LayersView #layers-text, LayersView #layers-scroll { border-top: solid $border-blurred; }
+    """
 
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._conversation = conversation
         self._layers: Layers | None = None
+        self._norms: Norms | None = None
 
     def legend(self) -> Content:
         words = "the token that followed", " · bits: how unsure the layer is"
         return Content.assemble((words[0], "bold $text-success"), words[1])
 
     def compose(self) -> ComposeResult:
-        yield TokenText(id="layers-text")
         yield Static(id="layers-detail", markup=False)
+        yield TokenText(id="layers-text")
         with VerticalScroll(can_focus=True, id="layers-scroll"):
             yield Static(id="layers-table", markup=False)
+            yield Static(id="layers-norms", markup=False)
+
+    def findings(self) -> Sequence[Finding]:
+        return [it for it in (self._layers, self._norms) if it is not None]
 
     def show(self, look: Look) -> None:
         self._look = look
@@ -159,31 +213,38 @@ class LayersView(View):
 
     @on(TokenText.Moved)
     def _choose(self) -> None:
-        trace, position = self._look.trace, self.query_one(TokenText).cursor
-        if trace is None:
-            self._failed(self._look.reason)
+        look, position = self._look, self.query_one(TokenText).cursor
+        session = self._conversation.session
+        if look.trace is None or session is None:
+            self._failed(look.reason)
         else:
-            work = partial(Layers.of, trace, position)
+            work = partial(_layers_and_norms, session.model, look, position)
             self.post_message(Compute(work, self._computed, self._failed, "layers"))
 
     def _failed(self, reason: str) -> None:
         self._show_detail(Content.styled(printable(reason), "dim"))
         self.query_one("#layers-table", Static).update("")
+        self.query_one("#layers-norms", Static).update("")
 
     def _show_detail(self, words: Content) -> None:
         self.query_one("#layers-detail", Static).update(words)
 
     def on_resize(self) -> None:
         if self._layers is not None:
-            self._computed(self._layers)
+            self._computed((self._layers, self._norms))
 
-    def _computed(self, layers: Layers) -> None:
-        self._layers = layers
+    def _computed(self, found: "tuple[Layers, Norms | None]") -> None:
+        self._layers, self._norms = layers, norms = found
         self._show_detail(Content.styled(layers.sentence, "dim"))
         tables = [
             self._table(lens, guesses, layers.actual) for lens, guesses in layers.lenses.items()
         ]
         self.query_one("#layers-table", Static).update(Content("\n").join(tables))
+        rows: list[RenderableType] = []
+        if norms is not None:
+            width = max(20, self.query_one("#layers-scroll").size.width - 1)
+            rows = [Text(), *drawn([norms], width)]
+        self.query_one("#layers-norms", Static).update(Group(*rows))
 
     def _table(
         self, lens: str, guesses: "Sequence[Prediction]", actual: "Candidate | None"
@@ -219,11 +280,21 @@ class PromptView(View):
     """The exact string, coloured by the origin of its parts."""
 
     hint = "↑ ↓ scroll the prompt"
+    DEFAULT_CSS = """
+    PromptView #prompt-outdated { color: $text-warning; margin-bottom: 1; }
+    PromptView #prompt-legend { margin-bottom: 1; }
+    PromptView #prompt-notes { margin-top: 1; }
+    """
+    _prompt: PromptText | None = None
     formula = (
         "The text that the model reads, part by part, as the template or prompt file renders it."
     )
 
+    def findings(self) -> Sequence[Finding]:
+        return [] if self._prompt is None else [self._prompt]
+
     def compose(self) -> ComposeResult:
+        yield Static(id="prompt-sentence", markup=False)
         with VerticalScroll(can_focus=True, id="prompt-scroll"):
             yield Static(_OUTDATED, id="prompt-outdated")
             yield Static(id="prompt-legend")
@@ -237,6 +308,9 @@ class PromptView(View):
         if reading is not None:
             segments = (*reading.prompt.segments, *reading.segments)
             notes = _notes(reading)
+        self._prompt = PromptText.of(segments)
+        sentence = f"{self._prompt.sentence}; {len(look.tokens.ids):,} tokens together"
+        self.query_one("#prompt-sentence", Static).update(Content.styled(sentence, "dim"))
         self.query_one("#prompt-legend", Static).update(legend(segments))
         self.query_one("#prompt-text", Static).update(colored(segments))
         self.query_one("#prompt-notes", Static).update(Content("\n").join(notes))

@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.message import Message
 
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
-from chatapp.lab.findings import Tokens
+from chatapp.lab.findings import Finding, Tokens
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 EXAMPLE = "The manager hired John because he has extensive experience."
 """The lectures' example of attention: whom does "he" look at?"""
+
+
+ALTERNATIVES = 25
+"""Of each token that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,9 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
     trace = None if opened is None else opened.inspect(ids, changes)
     drawn = reading.drawn if reading else ()
     return Look(
-        Tokens.of(trace) if trace else Tokens.of_served(ids, start, drawn, model.tokenizer),
+        Tokens.of(trace, ALTERNATIVES)
+        if trace
+        else Tokens.of_served(ids, start, drawn, model.tokenizer),
         start,
         reading,
         template=_layout(session) if reading else "",
@@ -156,6 +162,10 @@ class Measuring(Message):
     total: int
 
 
+class Left(Exception):
+    """Nobody wants the rest of a measurement any more."""
+
+
 @dataclass
 class Branch(Message):
     """The user wants another reply that begins with the tokens `begin`."""
@@ -184,6 +194,10 @@ class View(Vertical):
     def show(self, look: Look) -> None:
         """Show another text."""
         raise NotImplementedError
+
+    def findings(self) -> Sequence[Finding]:
+        """What is shown, for a file; none while there is nothing."""
+        return ()
 
     def take_focus(self) -> None:
         """Focus the first widget that accepts it."""

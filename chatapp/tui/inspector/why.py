@@ -4,6 +4,7 @@ Invariant: the sum of the shares and the difference of the logits are both shown
 lost without each part ends as soon as a reply is to be generated or another token is chosen.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,19 +19,17 @@ from textual.widgets import Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import ink_on, signed_color, signed_number
+from chatapp.lab.findings import Finding
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.inspector.attention import HeatMap
+from chatapp.tui.inspector.close_up import CloserView
+from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import Compute, Look, Measuring, SwitchPart, View
+from chatapp.tui.inspector.view import Compute, Left, Look, Measuring, SwitchPart
 
 if TYPE_CHECKING:
     from chatapp.lab.experiments import Why
 
-_SHOWN = 12
-
-
-class Left(Exception):
-    """Nobody wants the rest of a measurement any more."""
+_HEADER = "part        direct   total   "
 
 
 class ShareMap(HeatMap):
@@ -56,7 +55,7 @@ class ShareMap(HeatMap):
         return Style(color=RichColor.from_rgb(*ink_on(color)), bgcolor=RichColor.from_rgb(*color))
 
 
-class WhyView(View):
+class WhyView(CloserView):
     """The share of each part in a token's logit against the runner-up's, and its total effect."""
 
     BINDING_GROUP_TITLE = "Inspector: why"
@@ -99,6 +98,13 @@ class WhyView(View):
         text = self.query_one(TokenText)
         text.show(look.tokens.texts, max(0, min(look.start, len(look.tokens.texts)) - 1))
         self._choose()
+
+    @property
+    def cell(self) -> tuple[int, int] | None:
+        return self.query_one(ShareMap).cell
+
+    def findings(self) -> Sequence[Finding]:
+        return [self._why] if self._why is not None else []
 
     def on_unmount(self) -> None:
         self._why = self._wanted = None  # which hold the model
@@ -190,8 +196,22 @@ class WhyView(View):
         if self._note:
             lines.append(Content.styled(self._note, "dim"))
         self._detail(Content("\n").join(lines))
-        rows = [Content.styled("part     direct   total", "dim")]
-        for part in why.order[:_SHOWN]:
+        self._list_parts(why)
+
+    def on_resize(self) -> None:
+        if self._why is not None:
+            self._list_parts(self._why)
+
+    def _list_parts(self, why: "Why") -> None:
+        """All parts, the largest first, in as many columns as there are."""
+        pane = self.query_one("#why-scroll")
+        columns = max(1, pane.size.width // len(_HEADER))
+        most = max(pane.size.height - 1, -(-len(why.components) // columns))
+        cells = []
+        for part in why.order:
             effect = "" if part.effect is None else f"{part.effect:+.3f}"
-            rows.append(Content(f"{part.name:<8}{part.share:+7.3f} {effect:>7}"))
+            cells.append(f"{part.name:<10}{part.share:+8.3f} {effect:>7}   ")
+        used = -(-len(cells) // most)
+        rows = [Content.styled(_HEADER * used, "dim")]
+        rows += [Content("".join(cells[row::most])) for row in range(min(most, len(cells)))]
         self.query_one("#why-parts", Static).update(Content("\n").join(rows))

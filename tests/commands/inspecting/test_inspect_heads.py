@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from program import Run
+from tiny import changed
 
 TEXTS = "The cat sat. The cat sat.\n\nHello you, hello you.\n"
 
@@ -38,6 +39,28 @@ def test_what_a_model_does_otherwise_than_another(run: Run, folder: str, texts: 
     heads = json.loads(run(*options, "--json").out)["heads"]
     assert all(value == 0 for row in heads for value in row["change"].values())
     assert "moved most, by +0.00" in run(*options).out
+
+
+def test_the_changes_are_the_differences_of_both_scores(
+    run: Run, folder: str, texts: str, tmp_path: Path
+) -> None:
+    other = changed(folder, tmp_path)
+    common = ("inspect", "--heads", "--texts", texts, "--sort", "previous_text")
+    own, its = (
+        {row["name"]: row for row in json.loads(run(*common, "--model", m, "--json").out)["heads"]}
+        for m in (folder, other)
+    )
+    result = run(*common, "--model", folder, "--against", other, "--json")
+    rows = json.loads(result.out)["heads"]
+    for row in rows:
+        for measure, change in row["change"].items():
+            before, after = its[row["name"]][measure], own[row["name"]][measure]
+            assert change == pytest.approx(after - before, abs=1e-6)
+    sizes = [abs(row["change"]["previous_text"]) for row in rows]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 0
+    shown = run(*common, "--model", folder, "--against", other).out
+    assert f"{rows[0]['change']['previous_text']:+.2f}" in shown
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from program import Run
-from tiny import write_tiny_gpt2
+from tiny import changed, write_tiny_gpt2
 
 TEXT = "User: he has"
 LINES = "a text of more than sixteen tokens\n\nand another one, which is as long\n"
@@ -19,6 +19,11 @@ def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256))
+
+
+@pytest.fixture(scope="session")
+def other(folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return changed(folder, tmp_path_factory.mktemp("other"))
 
 
 def test_a_computed_lens_is_shown_with_the_layers(
@@ -53,6 +58,27 @@ def test_layers_against_another_model(run: Run, folder: str, tmp_path: Path) -> 
     assert found["logit"] == pytest.approx([0, 0, 0], abs=1e-6)
     assert run(*options, "--output", str(page)).status == 0
     assert "Divergence" in run(*options).out
+
+
+def test_both_lenses_show_what_another_model_predicts_otherwise(
+    run: Run, folder: str, other: str, tmp_path: Path
+) -> None:
+    options = ("inspect", TEXT, "--model", folder, "--layers", "--against", other)
+    without = json.loads(run(*options, "--json").out)["divergence"]
+    assert without["jacobian"] == []
+    assert [value > 0 for value in without["logit"]] == [False, True, True]
+    texts = tmp_path / "texts.txt"
+    texts.write_text(LINES)
+    for model in (folder, other):
+        assert run("inspect", "--lens-from", str(texts), "--model", model).status == 0
+    found = json.loads(run(*options, "--json").out)["divergence"]
+    assert found["logit"] == without["logit"]
+    assert found["jacobian"][-1] == pytest.approx(found["logit"][-1], abs=1e-5), "the last J is 1"
+    assert found["jacobian"][0] > 1e-6, "what comes after equal embeddings differs"
+    shown = run(*options).out
+    assert "Jacobian lens" in shown
+    for value in (*found["logit"], *found["jacobian"]):
+        assert f"{value:.4f}" in shown
 
 
 def test_bad_lens_input_is_one_sentence(run: Run, folder: str, tmp_path: Path) -> None:

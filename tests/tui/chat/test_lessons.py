@@ -9,7 +9,7 @@ from chatapp.common.paths import guesses_path
 from chatapp.engine.model import LanguageModel
 from chatapp.models.loading import load_model
 from chatapp.tui.chat.lesson import LessonScreen
-from chatapp.tui.inspector.attention import HeatMap
+from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.widgets.lesson import LessonPanel

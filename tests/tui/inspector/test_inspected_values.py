@@ -10,8 +10,10 @@ from chatapp.dialogue.reading import read
 from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.figures.flow import layout
 from chatapp.lab.traces import DecoderTrace
-from chatapp.tui.inspector.attention import AttentionView, HeatMap
+from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.tabs import LayersView, TokensView
+from chatapp.tui.inspector.view import ALTERNATIVES
 
 # What it shows
 
@@ -35,7 +37,7 @@ async def test_alternatives_are_the_softmax_of_the_logits(
             entropy = -float((probabilities * probabilities.log2()).sum())
             order = probabilities.argsort(descending=True).tolist()
             lines = alternatives(driver)
-            assert len(lines) == 10
+            assert len(lines) == ALTERNATIVES
             for line, id in zip(lines, order, strict=False):
                 assert percent(float(probabilities[id])).strip() in line
             detail = words(driver, "tokens-detail")
@@ -72,9 +74,10 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
             weights = found.mean((0, 1)) if cell is None else found[cell]
             detail = words(driver, "attention-detail")
             strongest = percent(float(weights.max())).strip()
-            assert strongest in detail.split("\n")[0]
+            assert "the weights add up to 1.0000" in detail.split("\n")[0]
+            assert strongest in detail.split("\n")[1]
             if target is not None:
-                assert percent(float(weights[target])).strip() in detail.split("\n")[1]
+                assert percent(float(weights[target])).strip() in detail.split("\n")[2]
                 assert np.abs(np.array(heat._cells) - found[:, :, target]).max() < 1e-5
 
         last = len(trace.ids) - 1

@@ -17,6 +17,7 @@ from chatapp.engine.model import Request
 from chatapp.tui.inspector import step
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.tabs import TokensView
+from chatapp.tui.inspector.view import ALTERNATIVES
 
 # Branches
 
@@ -128,10 +129,10 @@ async def test_parameters_change_the_cut(open_app: OpenApp, gpt2: LocalModel) ->
         assert view._step.next is not None
         cut = view._step.next.cut
         assert cut.kept <= 2
-        assert "2 tokens left" in words(driver, "step-parameters")
+        assert "2 tokens left" in words(driver, "step-sentence")
         options = driver.chat.query_one("#step-candidates", OptionList)
         lines = [str(option.prompt) for option in options.options]
-        assert [("cut" in line) for line in lines] == [False] * 2 + [True] * 8
+        assert [("cut" in line) for line in lines] == [False] * 2 + [True] * (ALTERNATIVES - 2)
         for line, each, drawn in zip(lines, cut.before.candidates, cut.drawn, strict=True):
             assert percent(each.probability) in line
             assert math.isclose(drawn, 0) or percent(drawn) in line
@@ -161,7 +162,7 @@ async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.M
         await driver.press("p")
         await driver.until(lambda: view._step.next is None)
         await driver.rest()
-        assert "has ended" in words(driver, "step-parameters")
+        assert "has ended" in words(driver, "step-sentence")
         ended = len(taken(driver))
         await driver.press_and_rest("space", "p")
         assert len(taken(driver)) == ended

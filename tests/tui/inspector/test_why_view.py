@@ -22,7 +22,7 @@ async def test_it_shows_what_the_lab_measures(open_app: OpenApp, gpt2: LocalMode
             assert expected.sentence in words(driver, "why-detail")
             assert driver.chat.query_one(ShareMap)._cells == expected.by_head
             part = expected.order[0]
-            assert f"{part.name:<8}{part.share:+7.3f}" in words(driver, "why-parts")
+            assert f"{part.name:<10}{part.share:+8.3f}" in words(driver, "why-parts")
         first = next(part for part in expected.order if part.effect is not None)
         assert f"{first.effect:+.3f}" in words(driver, "why-parts")
         await driver.press_and_rest("f1")

@@ -1,0 +1,154 @@
+"""Close-ups of what is chosen in a tab, and every view as two files."""
+
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from inspector_driver import SETTINGS, go_to, notes, text_of, words
+from tui_driver import Driver, OpenApp
+
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.decoder.interventions import Part
+from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
+from chatapp.lab.experiments import SmallestCircuit, ask
+from chatapp.lab.findings import Finding
+from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.close_up import CLOSE_UPS, CloserView, CloseUpView
+from chatapp.tui.inspector.heat_map import HeatMap
+from chatapp.tui.inspector.tabs import LayersView
+from chatapp.tui.inspector.view import View
+from chatapp.tui.inspector.why import WhyView
+
+
+def shown(driver: Driver) -> list[Finding]:
+    return list(driver.chat.query_one(CloseUpView).findings())
+
+
+async def test_close_ups_are_those_of_the_chosen_token_and_head(
+    open_app: OpenApp, gpt2: LocalModel
+) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3", "4")
+        view = driver.chat.query_one(AttentionView)
+        await go_to(driver, text_of(driver, AttentionView), 3)
+        ids = view._look.tokens.ids[:4]
+        following = view._look.tokens.ids[4]
+        view.query_one(HeatMap).focus()
+        await driver.press_and_rest("w")
+        assert "Choose a head first" in notes(driver)
+        await driver.press_and_rest("up", "left")
+        assert view.cell is not None
+        layer, head = view.cell
+        question = ask(gpt2, ids, following)
+        if question.contrast.of(question.reading.logits) < 0:
+            question = ask(gpt2, ids, None, following)
+        expected: dict[str, list[Finding]] = {
+            "w": [WeightSteps.of(gpt2, ids, Part(layer, head), 3)],
+            "n": [
+                Neighbours.of_token(gpt2, ids[-1]),
+                StateNeighbours.of_state(gpt2, ids, str(layer), 3),
+            ],
+            "r": [Norms.of(gpt2, ids, 3)],
+            "u": [Neurons.of(gpt2, ids, Part(layer, is_mlp=True), following)],
+            "c": [SmallestCircuit.of(question)],
+        }
+        for key, findings in expected.items():
+            await driver.press_and_rest(key)
+            found = shown(driver)
+            assert [it.to_json() for it in found] == [it.to_json() for it in findings], key
+            assert findings[0].sentence.split("│")[0].strip() in driver.sentences
+            await driver.press_and_rest("f1")
+            formula = words(driver, "inspector-formula")
+            assert formula in [formula for _, formula in CLOSE_UPS.values()]
+            await driver.press_and_rest("f1", "escape")
+            assert view.display
+            view.query_one(HeatMap).focus()
+
+
+@pytest.mark.parametrize(("key", "kind"), [("3", WhyView), ("6", LayersView)])
+async def test_close_ups_open_from_other_tabs_of_the_same_token(
+    open_app: OpenApp, gpt2: LocalModel, key: str, kind: type[CloserView]
+) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3", "2", "right", key)
+        view = driver.chat.query_one(kind)
+        position = view.position
+        await driver.press_and_rest("r")
+        (norms,) = shown(driver)
+        assert isinstance(norms, Norms)
+        assert norms.position == position
+        await driver.press_and_rest("5", "r")
+        (norms,) = shown(driver)
+        assert isinstance(norms, Norms)
+        assert norms.position == position, "Heads has no text; the chosen token is shared"
+
+
+async def test_a_changed_model_is_the_one_that_is_looked_at(
+    open_app: OpenApp, gpt2: LocalModel
+) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        driver.prompt.text = "/ablate 0.mlp"
+        await driver.press_and_rest("enter", "f3", "6", "r")
+        (norms,) = shown(driver)
+        assert isinstance(norms, Norms)
+        assert norms.mlp[0] == 0
+        assert norms.mlp[1] > 0
+
+
+async def test_every_view_is_saved_as_a_page_and_a_picture(
+    open_app: OpenApp, gpt2: LocalModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3")
+        names = ("prompt", "tokens", "why", "attention", "heads", "layers", "patching", "next")
+        for key, name in enumerate(names, start=1):
+            await driver.press_and_rest(str(key))
+            if name == "patching":
+                await driver.press("s")
+                await driver.until(lambda: "nothing to save" in notes(driver))
+                await driver.press_and_rest("enter", *"it", "enter")
+            await driver.press("s")
+            picture, page = Path(f"chatapp-{name}.svg"), Path(f"chatapp-{name}.html")
+            await driver.until(picture.exists)
+            view = next(view for view in driver.chat.query(View) if view.id == _tab(name))
+            (finding, *_) = view.findings()
+            text = "".join(ElementTree.parse(picture).getroot().itertext())
+            assert "".join(finding.sentence.split())[:60] in "".join(text.split())
+            assert f'<section id="{name}">' in page.read_text("utf-8")
+        await driver.press("s")
+        await driver.until(Path("chatapp-next-2.svg").exists)
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        os.rmdir(gone)
+        await driver.press("s")
+        await driver.until(lambda: "cannot be saved in this folder" in notes(driver))
+
+
+def _tab(name: str) -> str:
+    return {"patching": "compare", "next": "step"}.get(name, name)
+
+
+async def test_lines_and_map_take_turns_where_there_is_little_room(
+    open_app: OpenApp, gpt2: LocalModel
+) -> None:
+    async with open_app(gpt2, settings=SETTINGS, size=(60, 20)) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3", "4")
+        heat, lines = driver.chat.query_one("#attention HeatMap"), "#attention-lines"
+        assert (heat.display, driver.chat.query_one(lines).display) == (True, False)
+        await driver.press_and_rest("l")
+        assert (heat.display, driver.chat.query_one(lines).display) == (False, True)
+        assert "◀" in driver.screen_text
+        await driver.pilot.resize_terminal(200, 60)
+        await driver.rest()
+        assert heat.display
+        assert driver.chat.query_one(lines).display
+        assert "head →" in driver.screen_text
+        assert "layer ↓" in driver.screen_text
