@@ -143,7 +143,7 @@ async def teach(driver: Driver) -> AsyncIterator[float]:
 SCENES: dict[str, tuple[tuple[int, int], Scene]] = {
     "chat": ((100, 24), chat),
     "tokens": ((140, 34), tokens),
-    "attention": ((100, 16), attention),
+    "attention": ((100, 40), attention),
     "compare": ((100, 14), compare),
     "prompts": ((100, 30), prompts),
     "teach": ((100, 17), teach),

@@ -383,6 +383,9 @@ def _coloured(question: "Question") -> "Text":
 def _show_probabilities(answer: "Answer") -> None:
     from chatapp.common.foreign import printable
 
-    width = max(map(len, answer.probabilities), default=0)
+    width, among_all = max(map(len, answer.probabilities), default=0), answer.of_vocabulary
+    if among_all:
+        print(f"  {'':{width}}  over the labels  over the vocabulary", file=sys.stderr)
     for label, probability in answer.probabilities.items():
-        print(f"  {printable(label):{width}}  {probability:.4f}", file=sys.stderr)
+        more = f"{'':11}{among_all[label]:.4g}" if among_all else ""
+        print(f"  {printable(label):{width}}  {probability:.4f}{more}", file=sys.stderr)

@@ -80,6 +80,10 @@ def with_passages(item: Example, passages: Sequence[str]) -> Example:
     return replace(item, input="".join(passages) + item.input) if passages else item
 
 
+_DIFFERENCE = 0.005
+"""From which on probabilities over the labels and over the vocabulary are both shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a question.
@@ -97,6 +101,15 @@ class Answer:
     finished: Finished | None
     prompt_tokens: int
     seconds: float
+
+    @property
+    def of_vocabulary(self) -> dict[str, float]:
+        """The probability of each label among all texts, not among the labels alone; {} where
+        these hardly differ, or where it is unknown.
+        """
+        direct = {} if self.likelihoods is None else self.likelihoods.direct
+        shares = {label: math.exp(value) for label, value in direct.items()}
+        return shares if abs(sum(shares.values()) - 1) > _DIFFERENCE else {}
 
 
 class Answering(Protocol):

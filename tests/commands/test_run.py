@@ -70,8 +70,9 @@ def test_a_label_on_standard_output_and_probabilities_beside_it(
 ) -> None:
     result = run("run", spam, "--input", "A free prize")
     assert (result.status, result.out) == (0, "spam\n")
-    assert "spam  0.5000" in result.err
-    assert "ham   0.5000" in result.err
+    lines = [line.split() for line in result.err.splitlines()]
+    assert lines[0] == "over the labels over the vocabulary".split()
+    assert lines[1:3] == [["spam", "0.5000", "0.3679"], ["ham", "0.5000", "0.3679"]]  # e to the -1
 
 
 def test_json(run: Run, spam: str, model: ScriptedModel) -> None:

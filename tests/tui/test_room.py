@@ -91,7 +91,8 @@ async def test_label_probabilities_stand_under_the_reply(open_app: OpenApp, own:
         assert driver.texts[-1] in ("warm", "cold")
         assert "warm " in driver.notes[-1]
         assert "cold " in driver.notes[-1]
-        assert driver.notes[-1].count("%") == 2
+        assert driver.notes[-1].count("%") == 3
+        assert "of the vocabulary" in driver.notes[-1]
         assert not [notice for notice in driver.notices if "%" in notice]
         driver.chat.controls.hold_with(choice_of("none"))
         await driver.say("Hello")
@@ -122,7 +123,7 @@ async def test_label_probabilities_are_stored_with_the_reply(open_app: OpenApp, 
         await driver.press("ctrl+n")
     async with open_app(GlassModel(["x"]), chat_id=chat_id) as driver:
         assert driver.notes == ["", remark]
-        assert remark.count("%") == 2
+        assert remark.count("%") == 3
 
 
 async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from chatapp.common.shading import percent
 from chatapp.dialogue.writers.prompt import Exchange, Label, Prompt, Shot, Writer
 from chatapp.encoding import without_start
 from chatapp.engine.errors import ModelError
@@ -176,6 +177,8 @@ class FewShotWriter(Writer):
         ids = self.reply_ids(answer.output)
         likeliest = sorted(answer.probabilities.items(), key=lambda item: -item[1])[:_MOST_LABELS]
         remark = " · ".join(f"{label} {100 * share:.1f}%" for label, share in likeliest)
+        if among_all := sum(answer.of_vocabulary.values()):
+            remark += f"; all labels together {percent(among_all).strip()} of the vocabulary"
         return Label(tuple(ids), remark)
 
     def _choose(self, query: str) -> dict[int, Demonstration]:

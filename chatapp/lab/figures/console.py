@@ -216,7 +216,7 @@ def line_rows(lines: Lines, most: int = _MOST_LINES) -> Iterator[Text]:
     first = next((n for n, weight in enumerate(weights) if _stroke(weight)), len(shown) - 1)
     for number, (place, piece, weight) in enumerate(zip(shown, pieces, weights, strict=True)):
         is_source = number == len(shown) - 1
-        line = Text(f"{place:>4} ", "dim", no_wrap=True)
+        line = Text(no_wrap=True).append(f"{place:>4} ", "dim")
         line.append_text(piece).append(" " * (size - cell_len(piece.plain)))
         stroke = _stroke(weight)
         corner = "╯" if is_source else "╮" if number == first else "┤" if stroke else "│"

@@ -80,8 +80,8 @@ class Inspector(Vertical, can_focus=True):
     #inspector-about, #inspector-legend, #inspector-keys { color: $text-muted; }
     #inspector-keys { height: auto; max-height: 3; }
     #inspector-formula { height: auto; max-height: 8; display: none; }
-    Inspector.-low { #inspector-about { display: none; } #inspector-legend { max-height: 1; } }
-    Inspector.-failed > #inspector-about { display: block; max-height: 100%; margin-top: 1; }
+    Inspector.-low #inspector-legend { max-height: 1; }
+    Inspector.-failed > #inspector-about { max-height: 100%; margin-top: 1; }
     Inspector ContentSwitcher { height: 1fr; }
     Inspector View { height: 100%; }
     Inspector TokenText, Inspector HeatMap, Inspector VerticalScroll, Inspector OptionList {

@@ -29,7 +29,7 @@ async def test_it_patches_between_the_text_and_another(open_app: OpenApp, gpt2: 
         expected = compare(gpt2, clean, corrupt)
         assert expected.sentence in words(driver, "compare-detail")
         assert view.query_one(ShareMap)._cells == expected.result.grids[1].values
-        rows = words(driver, "compare-table").split("\n")[1:]
+        rows = words(driver, "compare-table").split("\n")[2:]
         assert [int(row.split()[0]) for row in rows] == list(range(place, len(clean)))
         text_of(driver, CompareView).focus()
         await driver.press_and_rest("d")
