@@ -177,9 +177,9 @@ class CloseUpView(View):
     def findings(self) -> Sequence[Finding]:
         return self._findings
 
-    def open(self, look: Look, asked: LookCloser) -> None:
+    def open(self, look: Look, closer: LookCloser) -> None:
         """Compute a close-up and show it."""
-        title, self.formula = CLOSE_UPS[asked.name]
+        title, self.formula = CLOSE_UPS[closer.name]
         self._findings = ()
         self._say(f"Computing {title} …")
         session = self._conversation.session
@@ -195,7 +195,7 @@ class CloseUpView(View):
 
         def work() -> Sequence[Finding]:
             try:
-                return find_close_up(model, look, asked.name, asked.place, tell)
+                return find_close_up(model, look, closer.name, closer.place, tell)
             except Left:
                 return ()
 

@@ -100,8 +100,8 @@ class StepView(View):
         "1904.09751) and min-p (arXiv 2407.01082), then divided by its sum."
     )
     hint = (
-        "Space samples a token · Enter takes the marked one · Backspace undoes · p plays · "
-        "← → + - change settings · k keeps them"
+        "Space samples · Enter takes the marked token · Backspace undoes · p plays · "
+        "← → + - settings · k keeps them"
     )
 
     def legend(self) -> Content:

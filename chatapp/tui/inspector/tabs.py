@@ -233,8 +233,8 @@ class LayersView(CloserView):
         if self._layers is not None:
             self._computed((self._layers, self._norms))
 
-    def _computed(self, found: "tuple[Layers, Norms | None]") -> None:
-        self._layers, self._norms = layers, norms = found
+    def _computed(self, layers_and_norms: "tuple[Layers, Norms | None]") -> None:
+        self._layers, self._norms = layers, norms = layers_and_norms
         self._show_detail(Content.styled(layers.sentence, "dim"))
         tables = [
             self._table(lens, guesses, layers.actual) for lens, guesses in layers.lenses.items()

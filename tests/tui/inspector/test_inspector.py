@@ -254,7 +254,7 @@ async def test_any_keys_in_any_order(open_app: OpenApp, size: tuple[int, int]) -
 
 
 async def test_help_lists_its_keys(open_app: OpenApp) -> None:
-    async with open_app(GlassModel(["Fine."]), size=(100, 260)) as driver:
+    async with open_app(GlassModel(["Fine."]), size=(100, 320)) as driver:
         await driver.press("f1")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         text = driver.screen_text
