@@ -29,8 +29,11 @@ def started(monkeypatch: pytest.MonkeyPatch, kept: list[bool]) -> list[tuple[Set
     """What the chat's screen was started with."""
     calls: list[tuple[Settings, int | None]] = []
 
-    def run(settings: Settings, chat_id: int | None, *, store: Store, inline: bool) -> int:
+    def run(
+        settings: Settings, chat_id: int | None, *, store: Store, inline: bool, may_be_served: bool
+    ) -> int:
         assert not inline
+        assert may_be_served
         calls.append((settings, chat_id))
         kept.append(store.is_kept)
         store.close()

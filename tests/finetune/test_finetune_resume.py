@@ -232,9 +232,7 @@ def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(
     monkeypatch.chdir(tmp_path / "elsewhere")
     run = tmp_path / "here" / "run"
     (tmp_path / "here" / "base").rename(tmp_path / "elsewhere" / "moved")
-    monkeypatch.setattr(
-        "finetune.training.run_setup._precision", lambda config, _: config.train.precision
-    )
+    monkeypatch.setattr("finetune.training.run_setup.products_precision", lambda wanted, _: wanted)
     with pytest.raises(ConfigError, match=r"base.*; a model that was moved is named by .* model="):
         resume(run, [], QUIET)
     resume(run, ["model=moved"], QUIET)

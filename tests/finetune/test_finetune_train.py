@@ -221,7 +221,7 @@ def test_the_device_of_the_settings_is_trained_on(
         assert refused.exit_code == 2
         assert "device is 'mps', which torch cannot use here" in refused.stderr
     monkeypatch.setenv("CHATAPP_DEVICE", "cpu")
-    monkeypatch.setattr("finetune.training.run_setup._precision", lambda _, device: device)
+    monkeypatch.setattr("finetune.training.run_setup.products_precision", lambda _, device: device)
     monkeypatch.setattr("finetune.training.run_setup.torch.cuda.is_available", lambda: True)
 
     def build_trainer(setup: Any, output: Path) -> None:

@@ -175,13 +175,13 @@ CHAT_SCENES = {
     "markdown": Scene(
         see_markdown,
         says(MARKDOWN),
-        ("1. waves", "ocean depth", "Pacific 4,000 m", "print('sea')", "▌ People have"),
+        ("1 waves", "ocean depth", "Pacific 4,000 m", "print('sea')", "▌ People have"),
         pictured=True,
     ),
     "completions": Scene(
         begin_command,
         says(SEA),
-        ("/help show all keys and commands", "/undo bring back", "· ↑ ↓ choose"),
+        ("/help show all keys and commands", "/fork go on", "· ↑ ↓ choose"),
         pictured=True,
     ),
     "refused": Scene(

@@ -27,6 +27,7 @@ from chatapp.tui.platform.keymap import bindings_of, words_of
 
 BY_OTHER_KEYS = {
     "ask",  # Enter where nothing is written
+    "lesson",  # /lesson and the palette
     "learn",  # /learn, because it is rarely done
     "show_version",  # the arrows where nothing is written
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
@@ -22,7 +22,7 @@ from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.conversation.loading import LoadRequest
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Opening
-from chatapp.tui.widgets.lesson import LessonPanel
+from chatapp.tui.widgets.lesson import OTHER_SIDE, LessonPanel
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
@@ -43,7 +43,7 @@ class LessonScreen(ChatScreen):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f6", "other_side", "Lesson", tooltip="Go to the live screen, or back"),
+        OTHER_SIDE,
     ]
 
     def __init__(

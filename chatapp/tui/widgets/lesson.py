@@ -19,12 +19,16 @@ from chatapp.common.foreign import printable
 
 _LONGEST = 200
 
+OTHER_SIDE = Binding("f6", "screen.other_side", "Lesson", tooltip="Go to the live screen, or back")
+"""Of the panel, where F1 finds it, and of the whole screen."""
+
 
 class LessonPanel(Vertical, can_focus=True):
     """One step of a lesson."""
 
     BINDING_GROUP_TITLE = "Lesson"
     BINDINGS: ClassVar[list[BindingType]] = [
+        OTHER_SIDE,
         Binding("right,pagedown", "step(1)", "Next step", show=False),
         Binding("left,pageup", "step(-1)", "Previous step", show=False),
         Binding("enter", "reveal", "Show what happens; again: do the step once more", show=False),

@@ -45,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
     monkeypatch.setattr(run_setup, "find_spec", lambda name: object())
-    monkeypatch.setattr(run_setup, "_device", lambda asked: "cuda")
+    monkeypatch.setattr(run_setup, "training_device", lambda asked: "cuda")
     return calls
 
 

@@ -44,6 +44,8 @@ def test_completions_are_what_the_text_could_become() -> None:
         f"/{each.name}" + " " * bool(each.argument) for each in COMMANDS
     ]
     assert completions("/t", values) == [
+        "/times",
+        "/tag ",
         "/title ",
         "/template ",
         "/tools ",
@@ -368,7 +370,7 @@ async def test_title_and_export(open_app: OpenApp, store: Store, tmp_path: Path)
         await driver.until(lambda: driver.problem == reason)
         await driver.press("ctrl+u", "ctrl+k")
         await order(driver, f"/export {tmp_path / 'chat.txt'}")
-        await driver.until(lambda: "ends in .md, .json or .jsonl" in driver.problem)
+        await driver.until(lambda: "ends in .md, .html, .json or .jsonl" in driver.problem)
         assert not (tmp_path / "chat.txt").exists()
         await driver.press("ctrl+u", "ctrl+k")
         full = tmp_path / "full.md"

@@ -35,9 +35,15 @@ async def open_prompts(driver: Driver) -> None:
     await driver.press("f5")
 
 
+async def copy(driver: Driver) -> None:
+    await driver.say("Tell me about the sea.")
+    await driver.press("f12")
+
+
 WAYS: dict[str, Callable[[Driver], Awaitable[object]]] = {
     "BranchScreen": open_branches,
     "CompareScreen": compare,
+    "CopyScreen": copy,
     "HistoryScreen": open_history,
     "LearnScreen": learn,
     "LibraryScreen": open_prompts,
