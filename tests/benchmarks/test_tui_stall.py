@@ -28,7 +28,7 @@ from chatapp.tui.widgets.message import MessageView
 
 pytestmark = pytest.mark.benchmark
 
-MESSAGES, WORDS, LONG = sized((300, 200, 20_000 // 9), (6, 20, 40))
+MESSAGES, WORDS, LONG = sized((300, 200, 20_000 // 9), (6, 100, 40))
 PARAGRAPH = "The sea is wide and deep, and what lives in it is mostly unknown to us. " * 6
 
 

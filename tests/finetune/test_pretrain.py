@@ -44,6 +44,7 @@ def config(folder: Path, **train: object) -> PretrainConfig:
                 "precision": "float32",
                 "save_every": 5,
                 "log_every": 1,
+                "watch": False,
                 **train,
             },
         }
@@ -165,7 +166,7 @@ def test_a_loss_that_is_no_number_stops_before_a_checkpoint(
             model.transformer.wpe.weight[3] = torch.nan
 
     monkeypatch.setattr("finetune.pretrain.plant_heads", spoilt)
-    settings = config(tmp_path, watch=False)
+    settings = config(tmp_path)
     settings = settings.model_copy(
         update={"shape": settings.shape.model_copy(update={"start": "planted"})}
     )
@@ -223,8 +224,8 @@ def test_a_window_may_be_shorter_than_the_context(
 
 
 def test_watching_keeps_models_and_changes_nothing(tmp_path: Path) -> None:
-    watched = pretrain(config(tmp_path / "watched"), QUIET)
-    blind = pretrain(config(tmp_path / "blind", watch=False), QUIET)
+    watched = pretrain(config(tmp_path / "watched", watch=True), QUIET)
+    blind = pretrain(config(tmp_path / "blind"), QUIET)
     assert losses(watched) == losses(blind)
     assert kept_steps(blind) == []
     last = max(losses(watched))
@@ -250,7 +251,7 @@ def test_a_text_file_holds_out_its_end(tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     lines = [f"The number {i} comes after the number {i - 1}." for i in range(1, 320)]
     book.write_text("\n".join(lines))
-    settings = config(tmp_path, max_steps=2, watch=False)
+    settings = config(tmp_path, max_steps=2)
     for train in (str(book), [str(book)], str(tmp_path / "folder")):
         (tmp_path / "folder").mkdir(exist_ok=True)
         shutil.copy(book, tmp_path / "folder" / "book.txt")
@@ -264,7 +265,7 @@ def test_a_text_file_holds_out_its_end(tmp_path: Path) -> None:
 
 
 def test_too_little_held_out_text_is_told(tmp_path: Path) -> None:
-    settings = config(tmp_path, max_steps=1, window=32, watch=False)
+    settings = config(tmp_path, max_steps=1, window=32)
     data = settings.data.model_copy(update={"held_out": 0.0001})
     with (tmp_path / "told").open("w") as file:
         pretrain(settings.model_copy(update={"data": data}), Console(file=file, width=200))

@@ -66,23 +66,21 @@ class Sidebar(Vertical):
         yield Static(id="no-chats", markup=False)
         yield FoundChats()
 
-    def on_show(self) -> None:
-        self._find()
-
     def follow(self, chat_id: int | None) -> None:
         """Show the current list of chats, of which `chat_id` is open; None is a new one."""
         if chat_id != self._chat_id:
             self._chat_id = chat_id
             self.query_one(Field).clear()
-        self._find()
+        self.list_chats()
 
     @on(Input.Changed)
-    def _find(self) -> None:
+    def list_chats(self) -> None:
+        """List the chats that the query finds, unless the list is hidden."""
         if self.display:
-            self._list_chats(self.query_one(Field).value)
+            self._find(self.query_one(Field).value)
 
     @work(exclusive=True, group="sidebar")
-    async def _list_chats(self, query: str) -> None:
+    async def _find(self, query: str) -> None:
         chats = self.query_one(FoundChats)
         problem = ""
         try:

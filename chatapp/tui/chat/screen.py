@@ -334,7 +334,10 @@ class ChatScreen(MessageActions):
     def _show_sidebar(self, wanted: bool) -> None:
         """Show or hide the list of chats, if there is room."""
         self._wants_sidebar = wanted
-        self.set_class(wanted and self.app.size.width >= SIDEBAR_FROM, "-listed")
+        is_listed = wanted and self.app.size.width >= SIDEBAR_FROM
+        if is_listed and not self.has_class("-listed"):
+            self.call_after_refresh(self.widgets.sidebar.list_chats)
+        self.set_class(is_listed, "-listed")
 
     def action_sidebar(self) -> None:
         """Hide the list of chats; if hidden, show and focus it."""

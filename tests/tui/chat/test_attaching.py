@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 from textual.events import Paste
+from textual.widgets import Static
 from tui_driver import OpenApp
 
 from chatapp.common.userfiles import UserError
@@ -59,9 +60,11 @@ async def test_a_pasted_path_is_a_file(open_app: OpenApp, here: Path) -> None:
         await driver.until(lambda: driver.prompt.text == f'Read @"{here}/my file.txt" ')
         driver.prompt.post_message(Paste("/no/such/file"))
         await driver.until(lambda: driver.prompt.text.endswith("/no/such/file"))
-        await driver.until(lambda: "my file.txt · " in driver.sentences)
+        attached = driver.chat.query_one("#attached", Static)
+        await driver.until(lambda: "my file.txt · " in str(attached.content))
         await driver.press("enter")
-        await driver.until(lambda: driver.texts[0].endswith("my file.txt:\nwith a space"))
+        await driver.until(lambda: driver.texts)
+        assert driver.texts[0].endswith("my file.txt:\nwith a space")
 
 
 async def test_a_long_pasted_text_attaches_nothing_unseen(
