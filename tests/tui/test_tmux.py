@@ -175,7 +175,7 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.press("F3")
     terminal.until("2 Tokens", "version 2 of 2")
     terminal.press("4")
-    terminal.until("attends to", "average of all heads", "L        0       1")
+    terminal.until("attends to", "average of all heads", "layer ↓")
     terminal.change("Tab")
     terminal.press("Up")
     terminal.until("layer 1, head 0")
