@@ -91,7 +91,7 @@ async def generate(service: Service, body: GenerateBody) -> AsyncGenerator[Docum
     try:
         request = request_of(body.model_extra or {})
     except (KeyError, TypeError):
-        raise BadRequestError("this is no request of the same version of the program") from None
+        raise BadRequestError("the request comes from another version of the program") from None
 
     async def events() -> AsyncGenerator[Document]:
         async with aclosing(service.worker.generate([request])) as drawn:

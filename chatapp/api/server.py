@@ -292,7 +292,7 @@ async def _streamed(
 ) -> web.StreamResponse:
     """Server-sent events. A mistake found before the first one is an ordinary answer.
 
-    is_typed: each event says its type, and the last one is no word, as in responses.
+    is_typed: each event says its type, and no [DONE] follows the last one, as in responses.
     """
     try:
         first = await anext(chunks)

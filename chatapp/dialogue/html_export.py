@@ -1,7 +1,7 @@
 """A chat as one HTML file, to read in a browser or to print.
 
 Invariant: a text of the chat is only text: no HTML in it takes effect, nothing is loaded, and a
-link that is no web address is not one.
+link leads to a web address or is shown as text.
 """
 
 from collections.abc import Sequence

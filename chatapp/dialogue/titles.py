@@ -20,7 +20,7 @@ _TOKENS = 16
 _WORDS = range(2, 8)
 _EMPTY = {"and", "are", "for", "how", "the", "what", "with", "you", "your"}
 _TO_THE_USER = re.compile(r"(i|i'm|i'll|here|here's|sure|you|title|this conversation)\b", re.I)
-"""How a reply begins that is no title."""
+"""How a reply begins that is not a title."""
 
 
 def suggest_title(session: Session, cancel: threading.Event) -> str:

@@ -137,7 +137,7 @@ def event_of(document: dict[str, Any]) -> Event:
     if kind == Finished.__name__:
         return Finished(**document)
     if kind != Token.__name__:
-        raise ValueError(f"{kind!r} is no event")
+        raise ValueError(f"{kind!r} is not the name of an event")
     others = tuple(Alternative(**other) for other in document.pop("alternatives"))
     return Token(alternatives=others, **document)
 

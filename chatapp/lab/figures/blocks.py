@@ -34,8 +34,9 @@ class Note:
 class Shaded:
     """Running text, each token on its colour.
 
-    values: from 0 to 1; None is no colour. notes: the number behind each colour, in words. marked:
-    a position. is_likelihood: red to green, instead of dark to bright.
+    values: from 0 to 1; None for a token without a colour. notes: the number behind each colour, in
+    words. marked: a position. is_likelihood: in the palette of probabilities, instead of dark to
+    bright.
     """
 
     texts: Sequence[str]
