@@ -40,6 +40,11 @@
 #define API __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
+#ifdef __AVX512VNNI__
+#define UNROLL_WIDE UNROLL
+#else /* registers are too few for what an unrolled loop keeps in them */
+#define UNROLL_WIDE
+#endif
 
 /* ---- vectors ---- */
 
@@ -325,7 +330,7 @@ INLINE void tile_i4(const uint8_t *w, const uint16_t *scale, const int16_t *q, l
       UNROLL for (int p = 0; p < GROUP / 4; p += 2) prefetch(w + 2 * OUTPUTS * p);
       prefetch(scale);
     }
-    UNROLL for (int p = 0; p < GROUP / 4; p++)
+    UNROLL_WIDE for (int p = 0; p < GROUP / 4; p++)
       UNROLL for (int v = 0; v < VECTORS; v++) {
         const pairs both = load_uint8(w + 2 * OUTPUTS * p + 2 * LANES * v);
         UNROLL for (int r = 0; r < rows; r++) {

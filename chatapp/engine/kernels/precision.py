@@ -18,7 +18,7 @@ from chatapp.engine.kernels.tiles import int4_tiles, int8_tiles
 from chatapp.engine.kernels.torch_internals import has_onednn_int8, int4_order
 from chatapp.engine.kernels.torch_layers import pack_int4, quantise_int4
 
-# Below, a token costs less in float32: there is little to read, and int8 needs more calls.
+# Below, float32 is exact and fast enough: the bundled model takes 0.3 to 2 ms a token.
 _INT8_FROM = 2**25
 
 # The fraction of the machine's memory that int8 weights may take if "auto" chooses them: keys and
