@@ -8,21 +8,16 @@ import gc
 import json
 import os
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from chatapp.common.foreign import printable
-from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.engine.kernels.threads import wait_briefly
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from finetune.console import errors_in_words, print_answer, print_made
 
 app = typer.Typer(
     name="finetune",
@@ -52,7 +47,7 @@ def check(
     ] = False,
 ) -> None:
     """Say what would be trained on what: rows kept and dropped and why, lengths, masks, cost."""
-    with _errors_in_words():
+    with errors_in_words():
         from rich.console import Console
 
         from finetune.config.sections import FinetuneConfig, load_config
@@ -63,7 +58,7 @@ def check(
 
         examination = examine(settings, load_settings().device, runs_code=run_rewards)
         if as_json:
-            _answer(json.dumps(examination.document()))
+            print_answer(json.dumps(examination.document()))
         else:
             show(examination, Console(highlight=False))
 
@@ -71,24 +66,24 @@ def check(
 @app.command()
 def train(config: Config, overrides: Overrides = None) -> None:
     """Fine-tune a model on the rows of CONFIG; `chatapp --model RUN` then chats with it."""
-    with _errors_in_words() as console:
+    with errors_in_words() as console:
         from finetune.config.sections import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
         from chatapp.common.settings import load_settings
         from finetune import run
 
-        _made(run.train(settings, console, load_settings().device))
+        print_made(run.train(settings, console, load_settings().device))
 
 
 @app.command()
 def resume(run: Run, overrides: Overrides = None) -> None:
     """Continue a run that was stopped, from its last checkpoint, as if it had not been."""
-    with _errors_in_words() as console:
+    with errors_in_words() as console:
         from chatapp.common.settings import load_settings
         from finetune.run import resume
 
-        _made(resume(run, overrides or [], console, load_settings().device))
+        print_made(resume(run, overrides or [], console, load_settings().device))
 
 
 @app.command(name="eval")
@@ -117,7 +112,7 @@ def evaluate(
 
     A run's rows are those that its training measured; a file is read as the run's rows were.
     """
-    with _errors_in_words() as console:
+    with errors_in_words() as console:
         from rich.console import Console
         from rich.text import Text
 
@@ -135,7 +130,9 @@ def evaluate(
 
             evaluations = compare(models, data, replies, max_tokens, progress, device, overrides)
         if as_json:
-            _answer(json.dumps({"runs": [evaluation.document() for evaluation in evaluations]}))
+            print_answer(
+                json.dumps({"runs": [evaluation.document() for evaluation in evaluations]})
+            )
         else:
             Console(highlight=False).print(show(evaluations, shown))
 
@@ -152,7 +149,7 @@ def compare(
 
     Runs that differ only in their seed are shown as their mean and standard deviation.
     """
-    with _errors_in_words():
+    with errors_in_words():
         from rich.console import Console
 
         from finetune.compare import Comparison, show
@@ -161,10 +158,48 @@ def compare(
         if output:
             comparison.save_plot(output)
         if as_json:
-            _answer(json.dumps(comparison.document()))
+            print_answer(json.dumps(comparison.document()))
         else:
             console = Console(highlight=False)
             console.print(show(comparison, console.width))
+
+
+@app.command()
+def trace(
+    run: Run,
+    reply: Annotated[str, typer.Option(help="the reply to explain")],
+    prompt: Annotated[str, typer.Option(help="what it replies to")] = "",
+    verbatim: Annotated[
+        bool, typer.Option("--verbatim", help="show what of it stands in the training files")
+    ] = False,
+    exact: Annotated[
+        int, typer.Option(min=0, help="also train again without each of this many random rows")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Which training rows taught a run a reply: by gradients, by text, and trained again without.
+
+    With --verbatim, which spans of the reply occur word for word in the training files.
+    """
+    with errors_in_words() as console:
+        from rich.console import Console
+
+        from chatapp.common.settings import load_settings
+        from finetune.config.sections import ConfigError
+        from finetune.trace import trace_copies, trace_reply
+
+        device = load_settings().device
+        if not verbatim and not prompt.strip():
+            raise ConfigError("expected --prompt with what the reply replies to, or --verbatim")
+        result = (
+            trace_copies(run, reply, device)
+            if verbatim
+            else trace_reply(run, prompt, reply, exact, device, console)
+        )
+        if as_json:
+            print_answer(json.dumps(result.document()))
+        else:
+            Console(highlight=False).print(result.shown())
 
 
 @app.command()
@@ -184,7 +219,7 @@ def predict(
 ) -> None:
     """Answer texts by a head: the label with its probabilities, or the score of regression."""
     hint = f"; run the same command again to continue {output}" if output else ""
-    with _errors_in_words(f"interrupted{hint}") as console:
+    with errors_in_words(f"interrupted{hint}") as console:
         from finetune.config.sections import ConfigError
 
         if bool(text.strip()) == bool(inputs):
@@ -196,16 +231,16 @@ def predict(
 
         predictor = open_predictor(run, load_settings().device)
         if inputs:
-            if bad := answer_file(predictor, inputs, output, console, _answer):
+            if bad := answer_file(predictor, inputs, output, console, print_answer):
                 console.print(f"{bad:,} of the inputs could not be answered")
                 raise typer.Exit(1)
             return
         row = predictor.row(parsed(text, predictor.roles), "--input")
         (answer,) = predictor.answers([row])
         if as_json:
-            _answer(json.dumps({"input": text, **answer}))
+            print_answer(json.dumps({"input": text, **answer}))
         else:
-            _answer(printable(str(answer.get("output", answer.get("score")))))
+            print_answer(printable(str(answer.get("output", answer.get("score")))))
             probabilities = answer.get("label_probabilities", {})
             if isinstance(probabilities, dict):
                 for label, probability in probabilities.items():
@@ -232,7 +267,7 @@ def feedback(
     Rows and a small configuration are written, checked and trained; F8 in the chat then lists the
     new model.
     """
-    with _errors_in_words() as console:
+    with errors_in_words() as console:
         from chatapp.common.paths import database_path
         from chatapp.common.settings import load_settings
         from chatapp.dialogue.store import Store
@@ -244,14 +279,14 @@ def feedback(
             path, rows = write_lesson(store, chats or (), lesson, model or settings.model, output)
         console.print(f"{rows}: {path}", markup=False)
         if only_write:
-            _answer(str(path))
+            print_answer(str(path))
             return
         from finetune import run
         from finetune.check import examine, show
 
         config = load_config(FinetuneConfig, path, [])
         show(examine(config, settings.device), console)
-        _made(run.train(config, console, settings.device))
+        print_made(run.train(config, console, settings.device))
 
 
 @app.command()
@@ -260,11 +295,11 @@ def merge(
     out: Annotated[Path, typer.Argument(help="a new folder")],
 ) -> None:
     """Write an adapter and its base model as one whole model."""
-    with _errors_in_words():
+    with errors_in_words():
         from finetune.merge import merge
 
         merge(run, out)
-        _made(out)
+        print_made(out)
 
 
 @app.command()
@@ -276,13 +311,13 @@ def push(
     ] = False,
 ) -> None:
     """Put a model on the hub, where transformers, vLLM and this program load it by its name."""
-    with _errors_in_words():
+    with errors_in_words():
         from huggingface_hub import HfApi
 
         from finetune.push import push
 
         push(run, repository, HfApi(), private=private)
-        _answer(repository)
+        print_answer(repository)
 
 
 @app.command()
@@ -294,20 +329,20 @@ def keys(
     as_json: AsJson = False,
 ) -> None:
     """List the keys of a configuration: what each takes, its default, and what it does."""
-    with _errors_in_words():
+    with errors_in_words():
         from finetune.config.keys import keys, lines
 
         chosen = keys(section)
         if as_json:
-            _answer(json.dumps([key.document() for key in chosen]))
+            print_answer(json.dumps([key.document() for key in chosen]))
         else:
-            _answer("\n".join(lines(chosen)))
+            print_answer("\n".join(lines(chosen)))
 
 
 @app.command()
 def pretrain(config: Config, overrides: Overrides = None) -> None:
     """Train a GPT-2 from random weights on text; a second start continues the first."""
-    with _errors_in_words(
+    with errors_in_words(
         "interrupted; run the same command again to continue from the last checkpoint"
     ) as console:
         from finetune.config.sections import PretrainConfig, load_config
@@ -315,63 +350,7 @@ def pretrain(config: Config, overrides: Overrides = None) -> None:
         settings = load_config(PretrainConfig, config, overrides or [])
         from finetune.pretrain import pretrain as run
 
-        _made(run(settings, console))
-
-
-@contextmanager
-def _errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
-    """A console on standard error, where every error is one sentence."""
-    from rich.console import Console
-
-    first = os.environ.get("RANK", "0") == "0"
-    console = Console(stderr=True, highlight=False, quiet=not first)
-    try:
-        yield console
-    except KeyboardInterrupt:
-        code, text = 130, interrupted
-    except (typer.Exit, *INTERRUPTS):
-        raise
-    except BaseException as error:
-        code, text = _verdict(error)
-    else:
-        return
-    # Every process may fail differently; all messages are shown.
-    Console(stderr=True, highlight=False, soft_wrap=True).print(printable(text), markup=False)
-    raise typer.Exit(code) from None
-
-
-def _verdict(error: BaseException) -> tuple[int, str]:
-    """Exit status and sentence of an error."""
-    from chatapp.common.userfiles import UserError, invalid_path
-    from chatapp.evaluation.journal import NotWritten
-    from finetune.config.sections import Interrupted
-
-    if isinstance(error, UserError):
-        return 2, str(error)
-    if (problem := invalid_path(error)) is not None:
-        return 2, problem
-    if isinstance(error, Interrupted):
-        return 130, str(error)
-    if isinstance(error, FloatingPointError | OSError | MemoryError | NotWritten):
-        return 1, str(error) or "there is not enough memory; try a smaller train.batch_size"
-    if isinstance(error, RuntimeError) and "memory" in str(error):
-        line = str(error).strip().splitlines()[0]
-        return 1, f"there is not enough memory ({line}); try a smaller train.batch_size"
-    return 1, describe_unforeseen(error)
-
-
-def _made(folder: Path) -> None:
-    """Print a model's folder on standard output, and add it to `chatapp models list`."""
-    from chatapp.models.resolving import note_model
-
-    note_model(folder)
-    _answer(str(folder))
-
-
-def _answer(text: str) -> None:
-    """Print the answer on standard output, in the first of several processes."""
-    if os.environ.get("RANK", "0") == "0":
-        sys.stdout.write(text + "\n")
+        print_made(run(settings, console))
 
 
 def main() -> None:

@@ -182,13 +182,14 @@ class Encoded:
     """An example as tokens.
 
     ids: int32, spans: uint8 (see `Span`), equally long. key: that of its row. is_window: whether it
-    is a part of a plain text, which another tokenizer would cut elsewhere.
+    is a part of a plain text, which another tokenizer would cut elsewhere. location: of its row.
     """
 
     ids: NDArray[np.int32]
     spans: NDArray[np.uint8]
     key: str
     is_window: bool = False
+    location: str = ""
 
     @property
     def split_key(self) -> str:
@@ -254,7 +255,7 @@ class ExampleEncoder:
         examples = [self._parts(example)] if example.parts else self._chat(example)
         if max(map(count, examples)) > self.length - spare:
             examples = self._shorten(example, examples, self.length - spare)
-        return [_encoded(pieces, example.key) for pieces in examples]
+        return [_encoded(pieces, example) for pieces in examples]
 
     def _chat(self, example: TrainingExample) -> list[list[Piece]]:
         try:
@@ -281,8 +282,9 @@ class ExampleEncoder:
         if len(windows) > 1:
             self.truncated["windows"] += 1
         keys = [example.key, *(content_key([example.key, n]) for n in range(1, len(windows)))]
+        spans, cut = np.full(len(ids), Span.RESPONSE, np.uint8), len(windows) > 1
         return [
-            Encoded(window, np.full(len(window), Span.RESPONSE, np.uint8), key, len(windows) > 1)
+            Encoded(window, spans[: len(window)], key, cut, example.location)
             for window, key in zip(windows, keys, strict=True)
         ]
 
@@ -325,10 +327,11 @@ class ExampleEncoder:
         return left(starts[fitting])
 
 
-def _encoded(pieces: Sequence[Piece], key: str) -> Encoded:
+def _encoded(pieces: Sequence[Piece], row: TrainingExample) -> Encoded:
     ids = np.fromiter((id for piece in pieces for id in piece.ids), np.int32)
     spans = np.array([piece.span for piece in pieces], np.uint8)
-    return Encoded(ids, spans.repeat([len(piece.ids) for piece in pieces]), key)
+    spans = spans.repeat([len(piece.ids) for piece in pieces])
+    return Encoded(ids, spans, row.key, location=row.location)
 
 
 def _cut_prompts(pieces: list[Piece], length: int) -> list[Piece] | None:

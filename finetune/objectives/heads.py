@@ -41,6 +41,7 @@ from chatapp.engine.backends.head import (
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.evaluation.metrics import macro_f1
+from chatapp.lab.prompt_parts import rank_correlation
 from finetune.config.objectives import L3Settings
 from finetune.config.sections import ConfigError, FinetuneConfig, Metric
 from finetune.data.batches import Tensors, TrainingRows
@@ -145,7 +146,7 @@ def head_figures(
         return {
             "mse": float(np.square(numbers - wanted).mean()),
             "pearson": _correlation(numbers, wanted),
-            "spearman": _correlation(_ranks(numbers), _ranks(wanted)),
+            "spearman": rank_correlation(numbers.tolist(), wanted.tolist()) or 0.0,
         }
     answers = [int(np.argmax(output)) for output in outputs]
     chosen = [output[int(gold)] for output, gold in zip(outputs, golds, strict=True)]
@@ -164,13 +165,6 @@ def _correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
     first, second = first - first.mean(), second - second.mean()
     scale = float(np.sqrt((first @ first) * (second @ second)))
     return float(first @ second) / scale if scale else 0.0
-
-
-def _ranks(values: NDArray[Any]) -> NDArray[Any]:
-    """From 1; equal values share their mean rank, as in Spearman's correlation."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[which]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -90,7 +91,7 @@ def with_start(examples: list[Encoded], start: list[int]) -> list[Encoded]:
     ids = np.array(start, dtype=np.int32)
     spans = np.full(len(start), Span.TEMPLATE, dtype=np.uint8)
     return [
-        Encoded(np.concatenate([ids, e.ids]), np.concatenate([spans, e.spans]), e.key)
+        replace(e, ids=np.concatenate([ids, e.ids]), spans=np.concatenate([spans, e.spans]))
         for e in examples
     ]
 
