@@ -68,6 +68,7 @@ WRONG = {
     "finetune resume": Wrong("nosuch", "nosuch: there is no run.json"),
     "finetune eval": Wrong("./nosuch", "nosuch"),
     "finetune compare": Wrong("nosuch", "nosuch: expected the folder of a run"),
+    "finetune trace": Wrong("nosuch --reply Hi --verbatim", "nosuch: expected the folder of a run"),
     "finetune predict": Wrong("nosuch", "expected --input with a text, or --inputs"),
     "finetune feedback": Wrong("", "there is not enough feedback to learn from"),
     "finetune merge": Wrong("./nosuch out", "nosuch"),
