@@ -171,10 +171,10 @@ def _cost(again: Retraining, rows: list[TrainedRow], exact: int) -> str:
     again.gradients(row)  # the first one is slow
     begun = perf_counter()
     again.gradients(row)
-    each = 3 * (perf_counter() - begun)  # with the products
+    seconds_a_row = 3 * (perf_counter() - begun)  # with the products
     points = len(checkpoints(again.steps))
     trainings = 1 + 3 + exact
-    seconds = trainings * again.seconds + points * len(again.rows.examples) * each
+    seconds = trainings * again.seconds + points * len(again.rows.examples) * seconds_a_row
     return (
         f"The run is trained again {trainings:,} times, {again.steps:,} steps each, and the "
         f"gradients of {len(rows):,} rows are compared at {points} steps: about "

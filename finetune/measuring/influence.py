@@ -88,12 +88,12 @@ def trace(
 def compare_gradients(
     again: Retraining, rows: Sequence[TrainedRow], target: dict[str, Tensor], tell: Tell
 ) -> Scores:
-    """TracIn (Pruthi et al. 2020), normalised and in the optimizer's own metric.
+    """TracIn (Pruthi et al. 2020), normalized and in the optimizer's own metric.
 
     Σ over steps t of η_t · cos(√P_t ∇ℓ(target), √P_t ∇ℓ(row)) / Σ η_t, from -1 to 1, at the middles
     of `CHECKPOINTS` equal stretches of the run, which is trained again for it. η is the learning
     rate. P is what the optimizer multiplies a gradient by: 1 / (√v̂ + ε) of AdamW's second moment,
-    and for a matrix of Muon 1 / the root mean square of its momentum. Without the normalisation
+    and for a matrix of Muon 1 / the root mean square of its momentum. Without the normalization
     rows with large gradients would be first for every reply.
     """
     total = np.zeros(len(rows))

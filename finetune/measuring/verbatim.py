@@ -96,11 +96,11 @@ def find_copies(run: Path, text: str, shortest: int = SHORTEST) -> Recall:
                 _count(query[at:], words, order, starts, int(arrays["row"]), counts[at], first[at])
     copies = []
     reached = 0
-    for at, found in enumerate(counts):
-        end = at + len(found)
-        if len(found) >= min(shortest, len(query)) and end > reached:
-            row = _location(folder, first[at][len(found)])
-            copies.append(Copy(spans[at][0], spans[end - 1][1], len(found), found[-1], row))
+    for at, by_length in enumerate(counts):
+        end = at + len(by_length)
+        if len(by_length) >= min(shortest, len(query)) and end > reached:
+            row = _location(folder, first[at][len(by_length)])
+            copies.append(Copy(spans[at][0], spans[end - 1][1], len(by_length), by_length[-1], row))
         reached = max(reached, end)
     return Recall(copies, len(query), _ngram_nats(counts, total, len(known)))
 
@@ -142,8 +142,8 @@ def _ngram_nats(counts: Sequence[Sequence[int]], total: int, vocabulary: int) ->
     """
 
     def count(start: int, end: int) -> int:
-        found = counts[start]
-        return found[end - start - 1] if 0 < end - start <= len(found) else 0
+        by_length = counts[start]
+        return by_length[end - start - 1] if 0 < end - start <= len(by_length) else 0
 
     nats = 0.0
     for at in range(len(counts)):
