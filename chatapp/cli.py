@@ -7,32 +7,17 @@ anything else is one sentence, exit status 1, and a traceback in the log.
 import gc
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from chatapp import __version__
-from chatapp.commands import (
-    ask,
-    bench,
-    complete,
-    docs,
-    history,
-    lesson,
-    perplexity,
-    render,
-    steer,
-    summarize,
-    tokens,
-)
-from chatapp.commands import run as run_command
 from chatapp.commands.console import complain
-from chatapp.commands.inspecting import inspect as inspect_command
-from chatapp.commands.measuring import eval as evaluation
-from chatapp.commands.measuring import experiment
-from chatapp.commands.models import models
 from chatapp.commands.options import ModelOption, NoServerOption, PrecisionOption, TemplateOption
-from chatapp.commands.serving import api, serve
 from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.common.userfiles import UserError, invalid_path
 from chatapp.engine.kernels.threads import wait_briefly
@@ -40,33 +25,68 @@ from chatapp.engine.kernels.threads import wait_briefly
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Store
 
+_COMMANDS = {
+    "ask": "ask:ask",
+    "complete": "complete:complete",
+    "run": "run:run",
+    "eval": "measuring.eval:evaluate",
+    "summarize": "summarize:summarize",
+    "perplexity": "perplexity:perplexity",
+    "inspect": "inspecting.inspect:inspect",
+    "tokens": "tokens:tokens",
+    "lesson": "lesson:lesson",
+    "render": "render:render",
+    "bench": "bench:bench",
+    "serve": "serving.serve:serve",
+    "api": "serving.api:api",
+    "history": "history:app",
+    "docs": "docs:app",
+    "experiment": "measuring.experiment:app",
+    "steer": "steer:app",
+    "models": "models.models:app",
+}
+"""The function, or the group, of each command, below `chatapp.commands`."""
+
+
+class _Commands(Mapping[str, Any]):
+    """Each command, imported when it is used: all imports take longer than an answer."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+@cache
+def _command(name: str) -> Any:
+    """The command in typer's form. Raises KeyError."""
+    module, _, attribute = _COMMANDS[name].partition(":")
+    command = getattr(import_module(f"chatapp.commands.{module}"), attribute)
+    around = typer.Typer(rich_markup_mode=None)
+    if isinstance(command, typer.Typer):
+        around.add_typer(command, name=name)
+    else:
+        around.command(name)(command)
+    return typer.main.get_group(around).commands[name]
+
+
+class _Group(TyperGroup):
+    """The program, with commands that are not imported yet."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes | {"commands": _Commands()})
+
+
 app = typer.Typer(
+    cls=_Group,
     rich_markup_mode=None,  # help texts contain foreign text, and start without rich
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(ask.ask)
-app.command()(complete.complete)
-app.command()(run_command.run)
-app.command("eval")(evaluation.evaluate)
-app.command()(summarize.summarize)
-app.command()(perplexity.perplexity)
-app.command()(inspect_command.inspect)
-app.command()(tokens.tokens)
-app.command()(lesson.lesson)
-app.command()(render.render)
-app.command()(bench.bench)
-app.command()(serve.serve)
-app.command()(api.api)
-app.add_typer(
-    history.app, name="history", help="List, search, show, export, import and delete chats."
-)
-app.add_typer(docs.app, name="docs", help="Search documents, without a model.")
-app.add_typer(
-    experiment.app, name="experiment", help="Find what the answers to a prompt depend on."
-)
-app.add_typer(steer.app, name="steer", help="Make, list and try directions that change replies.")
-app.add_typer(models.app, name="models", help="List, describe, download, export and remove models.")
 
 
 @app.callback(invoke_without_command=True)

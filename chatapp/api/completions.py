@@ -11,7 +11,7 @@ from chatapp.api import answers
 from chatapp.api.answers import Document
 from chatapp.api.bodies import CompletionBody
 from chatapp.api.prompts import BadRequestError, ids_of, requests_for
-from chatapp.api.scores import ScoredToken, drawn, score_prompt
+from chatapp.api.scores import ScoredToken, drawn
 from chatapp.api.worker import MOST_WAITING, Worker, raise_error
 from chatapp.common.parameters import Choices
 from chatapp.engine.events import Finished
@@ -135,7 +135,7 @@ class Completion:
         top = self._body.logprobs
         if top is None:
             return []
-        return await worker.call(lambda: score_prompt(self._model, ids, top))
+        return await worker.call(lambda: worker.scorer.score(ids, top))
 
     def _text(self, number: int, ids: Sequence[int]) -> str:
         """A prompt as text: the request's own, where it is one."""

@@ -1,7 +1,7 @@
 """The log-probabilities of a prompt's own tokens, for requests with `echo`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,10 @@ from chatapp.engine.events import Alternative, Token
 from chatapp.engine.model import LanguageModel, PieceTokenizer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from chatapp.engine.backends.local import LocalModel
+    from chatapp.engine.cache.key_values import KeyValueCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,57 +31,79 @@ def drawn(token: Token) -> ScoredToken:
     return ScoredToken(token.id, token.piece, logprob, token.alternatives)
 
 
-def score_prompt(model: LanguageModel, ids: Sequence[int], top: int) -> list[ScoredToken]:
-    """Score a text's tokens, each given those before it.
+class PromptScorer:
+    """Scores the tokens of prompts, each given those before it.
 
-    top: the number of alternatives. A model without a decoder of its own has none but the token
-    itself. Raises ContextOverflow.
+    What a prompt shares with the one before, as the labels of an evaluation share their question,
+    is not computed again. For one thread.
     """
-    from chatapp.engine.backends.local import LocalModel
 
-    pieces = [piece_of(model, id) for id in ids]
-    first = ScoredToken(ids[0], pieces[0], None)
-    if len(ids) == 1:
-        return [first]
-    if isinstance(model, LocalModel):
-        return [first, *_by_decoder(model, ids, pieces, top)]
-    (logprobs,) = model.score([(ids[:1], ids[1:])])
-    return [
-        first,
-        *(
-            ScoredToken(id, piece, logprob, (Alternative(id, piece, logprob),) if top else ())
-            for id, piece, logprob in zip(ids[1:], pieces[1:], logprobs, strict=True)
-        ),
-    ]
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._cache: KeyValueCache | None = None
+        self._known: list[ScoredToken] = []
+        """Of the prompt in the cache, with `_top` alternatives each."""
+        self._top = 0
 
+    def score(self, ids: Sequence[int], top: int) -> list[ScoredToken]:
+        """Score a prompt.
 
-def _by_decoder(
-    model: "LocalModel",
-    ids: Sequence[int],
-    pieces: Sequence[str],
-    top: int,
-) -> list[ScoredToken]:
-    import torch
+        top: the number of alternatives. A model without a decoder of its own has none but the token
+        itself. Raises ContextOverflow.
+        """
+        from chatapp.engine.backends.local import LocalModel
 
-    read = [*model.start, *ids]
-    with model.lock, torch.inference_mode():
-        logits = model.decoder.forward(read, all_positions=True)[len(model.start) : -1].float()
-        logprobs = torch.log_softmax(logits, -1)
-        own = logprobs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-        values, best = logprobs.topk(top, -1)
-        rows = zip(values.tolist(), best.tolist(), strict=True)
-    return [
-        ScoredToken(
-            id,
-            piece,
-            logprob,
-            tuple(
-                Alternative(int(other), piece_of(model, int(other)), value)
-                for value, other in zip(*row, strict=True)
+        if isinstance(self._model, LocalModel) and len(ids) > 1:
+            return self._by_decoder(self._model, ids, top)
+        first = ScoredToken(ids[0], piece_of(self._model, ids[0]), None)
+        if len(ids) == 1:
+            return [first]
+        (logprobs,) = self._model.score([(ids[:1], ids[1:])])
+        pieces = [piece_of(self._model, id) for id in ids[1:]]
+        return [
+            first,
+            *(
+                ScoredToken(id, piece, logprob, (Alternative(id, piece, logprob),) if top else ())
+                for id, piece, logprob in zip(ids[1:], pieces, logprobs, strict=True)
             ),
-        )
-        for id, piece, logprob, row in zip(ids[1:], pieces[1:], own, rows, strict=True)
-    ]
+        ]
+
+    def _by_decoder(self, model: "LocalModel", ids: Sequence[int], top: int) -> list[ScoredToken]:
+        import torch
+
+        from chatapp.engine.backends.local import LOGIT_ROWS
+        from chatapp.engine.cache.key_values import common_prefix
+
+        before, read = len(model.start), [*model.start, *ids]
+        if self._cache is None or top != self._top:
+            self._cache, self._known, self._top = model.decoder.new_cache(), [], top
+        cache = self._cache
+        # The token before the first one that differs is read again, because it predicts that one.
+        reused = cache.rewind(read[: max(1, common_prefix(cache.ids, read))])
+        scored = self._known[: max(1, reused + 1 - before)]
+        scored = scored or [ScoredToken(ids[0], piece_of(model, ids[0]), None)]
+        self._known = scored
+        with model.lock, torch.inference_mode():
+            for start in range(reused, len(read) - 1, LOGIT_ROWS):  # the last is only predicted
+                end = min(start + LOGIT_ROWS, len(read) - 1)
+                logits = model.decoder.forward(read[start:end], cache, all_positions=True)
+                begin = max(start, before)
+                scored += self._scored(logits[begin - start :], read[begin + 1 : end + 1])
+        return scored
+
+    def _scored(self, logits: "Tensor", ids: Sequence[int]) -> Iterator[ScoredToken]:
+        """The tokens with their probabilities. logits: (tokens, vocabulary)."""
+        import torch
+
+        logprobs = logits.float().log_softmax(-1)
+        own = logprobs.gather(1, torch.tensor(ids, dtype=torch.long)[:, None])[:, 0].tolist()
+        values, best = (tensor.tolist() for tensor in logprobs.topk(self._top, -1))
+        for id, logprob, *row in zip(ids, own, values, best, strict=True):
+            others = tuple(
+                Alternative(other, piece_of(self._model, other), value)
+                for value, other in zip(*row, strict=True)
+            )
+            yield ScoredToken(id, piece_of(self._model, id), logprob, others)
 
 
 def piece_of(model: LanguageModel, id: int) -> str:

@@ -34,6 +34,17 @@ from chatapp.engine.backends.remote.server import host_of
 LARGEST_BODY = 16 * 2**20
 _OWN_PATHS = "/background/"
 _RETRY_SECONDS = "1"
+SILENCE = 60.0
+"""Seconds that a client may take to send a request, or to read more of a reply, before its
+connection is closed.
+"""
+
+MOST_BYTES = 64 * LARGEST_BODY
+"""Of the bodies of all requests at a time."""
+
+_LEFT = 499
+"""The status in the log of a request whose client has left."""
+
 _INVALID = "invalid_request_error"
 
 _log = logging.getLogger("chatapp.api")
@@ -60,12 +71,13 @@ class Server:
     def __init__(self, models: dict[str, Served], access: Access, token: str = "") -> None:
         """token: of this program's own commands; they cannot use the server without one."""
         self._models, self._access, self._token = models, access, token
-        self._started = int(time.time())
+        self._started, self._bytes = int(time.time()), 0
         self._description = json.dumps(describe())
 
     def app(self) -> web.Application:
         """The application, with every path also without /v1."""
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[self._guard])
+        app.on_response_prepare.append(self._let_page_read)
         answers: list[tuple[str, str, _Handler]] = [
             ("GET", "/models", self._list),
             ("GET", "/models/{name:.+}", self._model),
@@ -93,26 +105,23 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        started = time.monotonic()
-        origin = request.headers.get("Origin")
-        if (refusal := self._refusal(request, origin)) is not None:
-            response: web.StreamResponse = refusal
-        elif request.method == "OPTIONS":
-            response = web.Response(status=204)
-        else:
-            response = await self._answered(request, handler)
-        if not response.prepared and origin in self._access.origins:
-            response.headers.update(_cors(str(origin)))
-        _log.info(
-            "%s %s %s %.3f s",
-            request.method,
-            _known_path(request),
-            response.status,
-            time.monotonic() - started,
-        )
+        started, status = time.monotonic(), _LEFT
+        try:
+            response = self._refusal(request) or await self._answered(request, handler)
+            status = response.status
+        finally:
+            seconds = time.monotonic() - started
+            _log.info("%s %s %s %.3f s", request.method, _known_path(request), status, seconds)
         return response
 
-    def _refusal(self, request: web.Request, origin: str | None) -> web.Response | None:
+    async def _let_page_read(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let a page of a known origin read an answer, also one that is streamed."""
+        if (origin := request.headers.get("Origin")) in self._access.origins:
+            wanted = request.headers.get("Access-Control-Request-Headers")
+            response.headers.update(_cors(str(origin), wanted))
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        origin = request.headers.get("Origin")
         try:
             host = host_of(request.host)
         except ValueError:
@@ -132,7 +141,14 @@ class Server:
         return None
 
     async def _answered(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if request.method == "OPTIONS":
+            return web.Response(status=204)
+        size = request.content_length
+        size = LARGEST_BODY if size is None and request.can_read_body else size or 0
+        self._bytes += size
         try:
+            if self._bytes > MOST_BYTES:
+                raise BusyError
             return await handler(request)
         except BadRequestError as mistake:
             status = 404 if mistake.code == "model_not_found" else 400
@@ -156,21 +172,20 @@ class Server:
         except Exception as failure:
             _log.error("%s", describe_unforeseen(failure))
             return _failed(500, "the server has failed; its log says why", "internal_error")
+        finally:
+            self._bytes -= size
 
     async def _read(self, request: web.Request, kind: type[_Body]) -> _Body:
-        """The request's body. Raises BadRequestError."""
+        """The request's body, on a thread: a large one holds up no other reply.
+
+        Raises BadRequestError, web.HTTPException.
+        """
         try:
-            document = json.loads((await request.read()).decode())
-        except (ValueError, RecursionError):
-            raise BadRequestError("the body is not JSON in UTF-8") from None
-        if not isinstance(document, dict):
-            raise BadRequestError("the body is not a JSON object")
-        try:
-            return kind.model_validate(document)
-        except ValidationError as problem:
-            first = problem.errors(include_url=False, include_input=False)[0]
-            param = ".".join(str(part) for part in first["loc"])
-            raise BadRequestError(f"{param or 'the body'}: {first['msg']}", param or None) from None
+            async with asyncio.timeout(SILENCE):
+                data = await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+        return await asyncio.to_thread(_body_of, data, kind)
 
     def _model_called(self, name: str | None) -> Served:
         """The model with a name; the first one if there is none in the request."""
@@ -276,13 +291,40 @@ class Server:
             return web.json_response(await background.score(service, body))
 
 
+def _body_of(data: bytes, kind: type[_Body]) -> _Body:
+    """Raises BadRequestError."""
+    try:
+        document = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        raise BadRequestError("the body is not JSON in UTF-8") from None
+    if not isinstance(document, dict):
+        raise BadRequestError("the body is not a JSON object")
+    try:
+        return kind.model_validate(document)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False, include_input=False)[0]
+        param = ".".join(str(part) for part in first["loc"])
+        raise BadRequestError(f"{param or 'the body'}: {first['msg']}", param or None) from None
+
+
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Send more of an answer. Raises ConnectionError for a client that no longer reads."""
+    try:
+        async with asyncio.timeout(SILENCE):
+            await response.write(data)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client reads no more") from None
+
+
 async def _lines(request: web.Request, documents: AsyncGenerator[Document]) -> web.StreamResponse:
     """JSON objects, one a line, as they come."""
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     async with aclosing(documents):
         async for document in documents:
-            await response.write(json.dumps(document).encode() + b"\n")
+            await _write(request, response, json.dumps(document).encode() + b"\n")
     await response.write_eof()
     return response
 
@@ -300,14 +342,14 @@ async def _streamed(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
         await response.prepare(request)
-        await response.write(_event(first))
+        await _write(request, response, _event(first))
         try:
             async for chunk in chunks:
-                await response.write(_event(chunk))
+                await _write(request, response, _event(chunk))
         except (BadRequestError, ModelFailedError) as failure:
-            await response.write(_event(error(str(failure), "server_error")))
+            await _write(request, response, _event(error(str(failure), "server_error")))
         if not is_typed:
-            await response.write(b"data: [DONE]\n\n")
+            await _write(request, response, b"data: [DONE]\n\n")
         await response.write_eof()
         return response
     finally:
@@ -326,10 +368,11 @@ def _failed(
     return web.json_response(error(message, kind, param, code), status=status)
 
 
-def _cors(origin: str) -> dict[str, str]:
+def _cors(origin: str, wanted: str | None) -> dict[str, str]:
+    """wanted: the headers that the page would send; clients send more than the protocol has."""
     return {
         "Access-Control-Allow-Origin": origin,
-        "Access-Control-Allow-Headers": "Authorization, Content-Type",
+        "Access-Control-Allow-Headers": wanted or "Authorization, Content-Type",
         "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
         "Vary": "Origin",
     }

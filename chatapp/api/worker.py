@@ -15,6 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chatapp.api.prompts import BadRequestError
+from chatapp.api.scores import PromptScorer
 from chatapp.common.unforeseen import describe_unforeseen
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Request
@@ -65,10 +66,10 @@ class _Computation:
 
 
 class Worker:
-    """Computes with a model, for the tasks of an event loop."""
+    """Computes with a model, for the tasks of an event loop. scorer: for `call`."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self._model = model
+        self._model, self.scorer = model, PromptScorer(model)
         self._waiting: deque[_Sequence | _Computation] = deque()
         self._changed = threading.Condition()
         self._is_closed = False

@@ -10,7 +10,7 @@ import typer
 from chatapp.commands.console import complain, show_reading, status, write, write_json
 from chatapp.commands.options import METHOD_HELP, JsonOption
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, help="Search documents, without a model.")
 
 
 @app.callback()

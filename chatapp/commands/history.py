@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 
     from chatapp.dialogue.store import Store
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="List, search, show, export, import and delete chats.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 _PIPED_WIDTH = 160  # columns of a table outside of a terminal
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from chatapp.lab.steering import Sweep
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, help="Make, list and try directions that change replies.")
 
 _STRENGTHS = "0,0.05,0.1,0.2,0.4"
 

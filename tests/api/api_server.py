@@ -1,13 +1,15 @@
 """A server of a tiny model, in this process."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import ClientResponse, ClientSession, web
 
+from chatapp.api import server as api
 from chatapp.api.served import Served
 from chatapp.api.server import Access, Server
 from chatapp.api.service import Service
@@ -51,14 +53,19 @@ async def _read(response: ClientResponse) -> Any:
 
 @asynccontextmanager
 async def serving(
-    model: LanguageModel, access: Access | None = None, token: str = ""
+    model: LanguageModel,
+    access: Access | None = None,
+    token: str = "",
+    name: str = "tiny",
+    port: int = 0,
 ) -> AsyncIterator[Client]:
-    """Serve a model at a free port."""
-    served = Served(lambda: Service(model, PLAIN, Choices(), "tiny"))
-    server = Server({"tiny": served}, access or Access(frozenset({"127.0.0.1"})), token)
-    runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=0.1)
+    """Serve a model. port: 0 for a free one."""
+    served = Served(lambda: Service(model, PLAIN, Choices(), name))
+    server = Server({name: served}, access or Access(frozenset({"127.0.0.1"})), token)
+    options = {"handler_cancellation": True, "keepalive_timeout": api.SILENCE}
+    runner = web.AppRunner(server.app(), shutdown_timeout=0.1, **options)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     port = runner.addresses[0][1]
     try:
@@ -67,3 +74,30 @@ async def serving(
     finally:
         await runner.cleanup()
         await asyncio.to_thread(served.close)
+
+
+@contextmanager
+def on_a_thread(model: LanguageModel, **options: Any) -> Iterator[str]:
+    """The address of a server on a loop of its own, for clients that block.
+
+    options: of `serving`.
+    """
+    started, ended = threading.Event(), asyncio.Event()
+    addresses: list[str] = []
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with serving(model, **options) as client:
+            addresses.append(client.address)
+            started.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert started.wait(60)
+    try:
+        yield addresses[0]
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()

@@ -95,6 +95,21 @@ async def check_echo(client: Client, text: str) -> None:
     assert any("\ufffd" in client.model.tokenizer.decode([id]) for id in ids)
 
 
+async def test_prompts_with_a_common_beginning_have_their_own_scores(client: Client) -> None:
+    """What the scorer keeps of the prompt before changes nothing."""
+    texts = ["To be or not to be", "To be or else", "To be or else", "To", "To be or not", "or not"]
+    for text in [*texts, *reversed(texts)]:
+        for top in (1, 2):
+            fields = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": top}
+            (choice,) = (await client.post("/v1/completions", fields))["choices"]
+            ids = client.model.tokenizer.encode(text)
+            (scores,) = client.model.score([(ids[:1], ids[1:])]) if ids[1:] else ([],)
+            assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(scores, abs=1e-4)
+            assert [len(best) for best in choice["logprobs"]["top_logprobs"][1:]] == [top] * len(
+                scores
+            )
+
+
 async def test_an_echo_with_a_reply_has_both(client: Client) -> None:
     fields = {"prompt": "To be", "max_tokens": 4, "echo": True, "logprobs": 1, **GREEDY}
     (choice,) = (await client.post("/v1/completions", fields))["choices"]

@@ -155,13 +155,18 @@ def test_a_cancelled_reply_ends(model: LanguageModel) -> None:
     assert end.reason == "cancelled"
 
 
-def test_ask_needs_neither_torch_nor_the_tokenizer(
+COMMANDS = "answers ask ask_inputs changes console constraints loading options serving".split()
+SLOW = "torch transformers datasets tokenizers numpy jinja2 jsonschema llguidance".split()
+SLOW += "textual rich aiohttp httpx2 sqlite3 huggingface_hub".split()
+
+
+def test_ask_imports_little(
     noted: background.Background, tiny_folder: Path, tmp_path: Path
 ) -> None:
+    """Imports took most of the time of an answer."""
     code = (
         "import sys; from chatapp.cli import app; app(sys.argv[1:], standalone_mode=False); "
-        "slow = {'torch', 'tokenizers', 'httpx2', 'jinja2', 'numpy'}; "
-        "print(slow & set(sys.modules), file=sys.stderr)"
+        "print(*sys.modules, file=sys.stderr)"
     )
     options = ["--model", str(tiny_folder), "--max-tokens", "4", "--seed", "1", "--json"]
     environment = os.environ | {"CHATAPP_DEVICE": "cpu"}
@@ -178,7 +183,13 @@ def test_ask_needs_neither_torch_nor_the_tokenizer(
         return json.loads(result.stdout), result.stderr
 
     served, imported = run("-c", code)
-    assert imported == "set()\n"
+    modules = imported.split()
+    assert not {*SLOW} & {*modules}
+    rooms = {name.split(".")[1] for name in modules if name.startswith("chatapp.")}
+    assert rooms <= {"cli", "commands", "common", "engine", "models"}
+    commands = {name.split(".")[2] for name in modules if name.startswith("chatapp.commands.")}
+    assert commands == {*COMMANDS}
+    assert not {name for name in modules if name.startswith("chatapp.engine.decoder.families")}
     options.append("--no-server")
     alone, _ = run("-m", "chatapp")
     assert [served[name] for name in ("reply", "template", "prompt_tokens")] == [

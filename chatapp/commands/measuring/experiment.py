@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chatapp.evaluation.report import Result
     from chatapp.evaluation.text_pairs import Preference
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, help="Find what the answers to a prompt depend on.")
 
 FileArgument = Annotated[
     str,

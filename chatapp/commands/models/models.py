@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from chatapp.models.catalogue import ListedModel
     from chatapp.models.description import ModelInfo
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="List, describe, download, export and remove models.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.command()(get)
 app.command()(remove)
 app.command()(export)

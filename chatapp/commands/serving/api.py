@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +31,9 @@ _FAILED = 1
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PATIENCE = 2.0
 """Seconds that open requests get when the server ends."""
+
+_MOST_FILES = 16_384
+"""Open connections and files that are requested from the system."""
 
 _IDLE_SECONDS = 600.0
 """After which a model leaves memory, where the server has several."""
@@ -165,12 +168,13 @@ def _run(
     """Serve until a signal. described: for the user's file, or empty."""
     from aiohttp import web
 
-    from chatapp.api.server import Server
+    from chatapp.api.server import SILENCE, Server
     from chatapp.engine.backends.background import Address
     from chatapp.models.background import Background, forget, note
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("chatapp.api").setLevel(logging.INFO)
+    _allow_connections()
     host, port = listening.getsockname()[:2]
     token = secrets.token_urlsafe(32) if access.hosts and described else ""
 
@@ -189,7 +193,21 @@ def _run(
             print=announce,
             access_log=None,
             shutdown_timeout=_PATIENCE,
+            keepalive_timeout=SILENCE,
             handler_cancellation=True,
         )
     finally:
         forget(os.getpid())
+
+
+def _allow_connections() -> None:
+    """Use all the open files that the system allows: each connection is one, and 256 are soon
+    full of clients that wait.
+    """
+    with suppress(ImportError, ValueError, OSError):  # Windows has no such limit
+        import resource
+
+        now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
+        if now != resource.RLIM_INFINITY and now < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))

@@ -10,9 +10,12 @@ so caches can be kept by them. Without any, the model's pass is unchanged.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from chatapp.common.userfiles import UserError, quoted
-from chatapp.engine.decoder.families.architecture import Architecture
+
+if TYPE_CHECKING:
+    from chatapp.engine.decoder.families.architecture import Architecture
 
 _NUMBER = r"([0-9]{1,9})"
 _PART = re.compile(rf"{_NUMBER}(?:\.(?:{_NUMBER}|(mlp)(?:\.{_NUMBER})?))?")
@@ -51,7 +54,7 @@ class Part:
         return (f"{block}.mlp",) if self.is_mlp else (f"{block}.attention", f"{block}.mlp")
 
 
-def parse_part(name: str, architecture: Architecture) -> Part:
+def parse_part(name: str, architecture: "Architecture") -> Part:
     """The part of a model that a name stands for. Raises InterventionError in one sentence."""
     match = _PART.fullmatch(name.strip())
     if match is None:
@@ -76,7 +79,7 @@ def parse_part(name: str, architecture: Architecture) -> Part:
     return part
 
 
-def parse_parts(names: str, architecture: Architecture) -> tuple[Part, ...]:
+def parse_parts(names: str, architecture: "Architecture") -> tuple[Part, ...]:
     """The parts that names stand for, which spaces or commas separate. Raises InterventionError."""
     parts = [parse_part(name, architecture) for name in re.split(r"[\s,]+", names) if name]
     if not parts:
