@@ -311,7 +311,7 @@ def _write_bad_batch(path: Path, setup: RunSetup, error: NotFinite) -> None:
 
 
 def _how_to_continue(output: Path, keys: str = "", how: str = "") -> str:
-    checkpoint = last_checkpoint(output)
+    checkpoint, command = last_checkpoint(output), f"`finetune resume {output}{keys}`"
     if checkpoint is None:
-        return "there is no checkpoint yet"
-    return f"{checkpoint.name} is whole: `finetune resume {output}{keys}` continues from it{how}"
+        return f"there is no checkpoint yet: {command} begins again{how}"
+    return f"{checkpoint.name} is whole: {command} continues from it{how}"

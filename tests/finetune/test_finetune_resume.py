@@ -54,7 +54,10 @@ def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    for step, words in ((2, "there is no checkpoint yet"), (5, "checkpoint-3 is whole: `finetune")):
+    for step, words in (
+        (2, "there is no checkpoint yet: `finetune resume .*` begins again"),
+        (5, "checkpoint-3 is whole: `finetune"),
+    ):
         config = tiny.saved_config(tmp_path, output=str(tmp_path / f"run{step}"))
         with monkeypatch.context() as patch:
             tiny.at_step(patch, step, twice)

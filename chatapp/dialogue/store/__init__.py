@@ -40,6 +40,9 @@ from chatapp.prompting.messages import Call, Role
 
 _SECONDS_IN_BIN = 24 * 60 * 60.0
 
+_INDEX_MEMORY, _MUCH_INDEX_MEMORY = 2**20, 2**25
+"""Bytes that the index collects before it writes them: FTS5's default, and for many messages."""
+
 
 class Store:
     """The chats of one file. Usable from any thread; several processes may have it open.
@@ -246,6 +249,7 @@ class Store:
             rows = self._database.rows
             ((indexed,),), ((trigger,),) = rows(newest), rows(queries.INDEXING_TRIGGER)
             rows("DROP TRIGGER message_added")
+            rows(queries.INDEX_MEMORY, _MUCH_INDEX_MEMORY)
 
             def index() -> None:
                 nonlocal indexed
@@ -254,6 +258,7 @@ class Store:
 
             yield index
             index()
+            rows(queries.INDEX_MEMORY, _INDEX_MEMORY)
             rows(trigger)
 
     def update_message(self, message_id: int, text: str, status: Status) -> None:

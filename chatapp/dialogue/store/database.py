@@ -358,10 +358,11 @@ def _storable(value: Any) -> Any:
     """Convert a value for SQLite: lists and tables to JSON. A number beyond its integers becomes
     the nearest one, because no id or limit is that large.
     """
-    if isinstance(value, list | dict):
-        return json.dumps(value)  # ASCII
-    if isinstance(value, str):
-        return without_surrogates(value)
-    if isinstance(value, int):
-        return max(-_LARGEST_INTEGER, min(value, _LARGEST_INTEGER))
+    match value:
+        case str():
+            return without_surrogates(value)
+        case int():
+            return max(-_LARGEST_INTEGER, min(value, _LARGEST_INTEGER))
+        case list() | dict():
+            return json.dumps(value) if value else str(value)  # ASCII
     return value

@@ -44,6 +44,8 @@ INDEXING_TRIGGER = "SELECT sql FROM sqlite_schema WHERE name = 'message_added'"
 INDEX_AFTER = "INSERT INTO message_index (rowid, text) SELECT id, text FROM messages WHERE id > ?"
 """Index the messages whose id is above a value."""
 
+INDEX_MEMORY = "INSERT INTO message_index (message_index, rank) VALUES ('hashsize', ?)"
+
 LATEST_LEAF = """
     WITH RECURSIVE below (below_id) AS (
         SELECT id FROM messages WHERE id = ?

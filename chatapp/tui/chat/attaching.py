@@ -1,7 +1,7 @@
 """Files named with @ in the prompt: their list, their sizes, and their contents in the message.
 
-Invariant: no file and no folder is read on the event loop, and none is waited for when the program
-quits.
+Invariant: a file is in a message only if its name was shown before; none, and no folder, is read on
+the event loop or waited for when the program quits.
 """
 
 import asyncio
@@ -37,6 +37,7 @@ class Attachments:
         self._names: list[str] = []
         self._is_listed = False
         self._shown: str | None = None
+        self._seen: frozenset[Path] = frozenset()
 
     def complete(self, text: str) -> list[str]:
         """The text with each file that the name at its end may be."""
@@ -81,10 +82,14 @@ class Attachments:
     async def _show(self, text: str) -> None:
         from chatapp.passages.attachments import files_in
 
-        lines = await self._on_thread(lambda: [*map(self._size, files_in(text))]) if text else []
+        sizes: dict[Path, str] = {}
+        if text:
+            sizes = await self._on_thread(lambda: {p: self._size(p) for p in files_in(text)})
         if text == self._shown:
-            self._widgets.attached.update(printable("\n".join(lines)))
-            self._widgets.attached.display = bool(lines)
+            if text:  # a message that is sent empties the prompt first
+                self._seen = frozenset(sizes)
+            self._widgets.attached.update(printable("\n".join(sizes.values())))
+            self._widgets.attached.display = bool(sizes)
 
     def _size(self, path: "Path") -> str:
         from chatapp.passages.attachments import read_attachment
@@ -111,14 +116,21 @@ class Attachments:
             self._widgets.prompt.replace_last(pasted, f"{named} ")
 
     async def contents(self, text: str) -> str:
-        """A message with the contents of its files. Raises UserError."""
-        if "@" not in text or len(text) > _LONGEST:  # nothing is attached that was not shown
-            return text
-        from chatapp.passages.attachments import with_files
+        """A message with the contents of its files.
 
-        reading = self._on_thread(lambda: with_files(text))
+        Raises UserError, also when they were not shown yet.
+        """
+        if "@" not in text or len(text) > _LONGEST:
+            return text
+        from chatapp.passages.attachments import files_in, with_files
+
+        def read() -> str:
+            if unseen := [str(path) for path in files_in(text) if path not in self._seen]:
+                raise UserError(f"Enter again attaches {', '.join(unseen)}")
+            return with_files(text)
+
         with suppress(TimeoutError):
-            return await asyncio.wait_for(reading, _PATIENCE)
+            return await asyncio.wait_for(self._on_thread(read), _PATIENCE)
         raise UserError(f"the files of the message cannot be read within {_PATIENCE:.0f} seconds")
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:

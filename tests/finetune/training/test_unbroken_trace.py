@@ -1,10 +1,6 @@
-"""A run that is broken off, or killed, and gone on with takes the steps of one that is not."""
+"""A run that is broken off and gone on with takes the steps of one that is not."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +45,3 @@ def test_broken_off_and_gone_on_gives_the_unbroken_trace(
     assert found == pytest.approx(expected, abs=1e-6)
     ours, theirs = (json.loads((each / "result.json").read_text()) for each in (run, whole))
     assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], abs=1e-6)
-
-
-def test_killed_with_a_signal_and_gone_on(tmp_path: Path) -> None:
-    # Far more epochs than pass before the signal, at a rate that does not depend on their number.
-    changes = {"epochs": 10000, "schedule": "constant", "warmup": 0.0}
-    path = tiny.written(tiny.saved_config(tmp_path, train=changes), tmp_path / "config.toml")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "finetune", "train", str(path)],
-        env=tiny.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=(tmp_path / "told").open("w"),
-    )
-    while process.poll() is None:
-        if (tmp_path / "run" / "checkpoint-6").exists():
-            process.kill()
-        time.sleep(0.005)
-    assert process.returncode == -signal.SIGKILL, (tmp_path / "told").read_text()
-    assert not (tmp_path / "run" / "config.json").exists()
-    checkpoint = last_checkpoint(tmp_path / "run")
-    assert checkpoint is not None
-    epochs = json.loads((checkpoint / "trainer_state.json").read_text())["epoch"] + 2
-    resume(tmp_path / "run", [f"train.epochs={epochs}"], QUIET)
-    changes = {**changes, "epochs": epochs}
-    whole = train(tiny.saved_config(tmp_path, output=str(tmp_path / "whole"), train=changes), QUIET)
-    assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)

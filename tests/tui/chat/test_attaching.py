@@ -1,6 +1,7 @@
 """Files in a message: found with @, pasted as paths, and read."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,30 @@ async def test_a_pasted_path_is_a_file(open_app: OpenApp, here: Path) -> None:
         assert driver.texts[0].endswith("my file.txt:\nwith a space")
 
 
+async def test_a_file_is_attached_only_after_it_was_shown(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_read = threading.Event()
+
+    def read(path: Path) -> str:
+        assert is_read.wait(60)
+        return read_attachment(path)
+
+    monkeypatch.setattr(attachments, "read_attachment", read)
+    async with open_app() as driver:
+        driver.prompt.post_message(Paste("See @notes/sea.md"))
+        await driver.until(lambda: driver.prompt.text != "")
+        await driver.press("enter")
+        await driver.until(lambda: driver.problem == "Enter again attaches notes/sea.md")
+        assert driver.texts == []
+        is_read.set()
+        attached = driver.chat.query_one("#attached", Static)
+        await driver.until(lambda: "sea.md · " in str(attached.content))
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts)
+        assert driver.texts[0].endswith("sea.md:\nThe sea [b]is[/b] wide.")
+
+
 async def test_a_long_pasted_text_attaches_nothing_unseen(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +107,8 @@ async def test_a_file_that_cannot_be_read_keeps_the_message(open_app: OpenApp, h
     (here / "bytes.bin").write_bytes(b"\xff\xfe\x00")
     async with open_app() as driver:
         driver.prompt.text = "See @bytes.bin now"
+        attached = driver.chat.query_one("#attached", Static)
+        await driver.until(lambda: "is not a text" in str(attached.content))
         await driver.press("enter")
         await driver.until(lambda: driver.problem == "bytes.bin: is not a text in UTF-8")
         assert driver.prompt.text == "See @bytes.bin now"
