@@ -33,14 +33,15 @@ from chatapp.models.other_programs import (
     files_of_other_programs,
     is_of_other_program,
 )
+from chatapp.models.run_steps import step_of
 
 _MOST = 200
 
 
 def note_model(name: str | Path) -> None:
-    """Remember the location of a model, if the name is a folder or a file."""
+    """Remember the location of a model, if the name is a folder or a file, but no step of a run."""
     path = os.path.expanduser(name)  # unlike Path, accepts any text without an error
-    if os.path.exists(path):
+    if os.path.exists(path) and step_of(path) is None:
         place = os.path.abspath(path)
         known = [str(path) for path in used_models()]
         if place not in known:

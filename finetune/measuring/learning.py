@@ -20,8 +20,8 @@ from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.evaluation.language_modelling import is_passage, lambada
 from chatapp.lab.heads import score_heads
 from chatapp.models.loading import load_model
+from chatapp.models.run_steps import step_folder
 
-STEPS_FOLDER = "steps"
 HEAD_MEASURES = ("previous", "duplicate", "induction")
 WINDOWS = 16
 """Most windows of held-out text that a measurement reads."""
@@ -38,17 +38,6 @@ def watched_steps(last: int) -> set[int]:
         steps.add(round(step))
         step *= _RATIO
     return steps
-
-
-def step_folder(run: Path, step: int) -> Path:
-    """Where the model of a watched step is."""
-    return run / STEPS_FOLDER / str(step)
-
-
-def kept_steps(run: Path) -> list[int]:
-    """The steps whose models a run kept, in order."""
-    folder = run / STEPS_FOLDER
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
 
 @dataclass(frozen=True, slots=True)

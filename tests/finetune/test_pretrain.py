@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, TrainerCallback
 
+from chatapp.models.run_steps import kept_steps, step_folder
 from chatapp.prompting.template import CHAT, load_template
 from finetune.config.sections import ConfigError, PretrainConfig
 from finetune.data.corpus import Ids
-from finetune.measuring.learning import kept_steps, step_folder, watched_steps
+from finetune.measuring.learning import watched_steps
 from finetune.pretrain import pretrain
 from finetune.training.checkpoints import CheckpointingTrainer, last_checkpoint
 from finetune.training.trainer import NotFinite

@@ -30,6 +30,7 @@ from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.loading import LoadFailed, ModelLoaded
 from chatapp.tui.conversation.reply_scores import Scoring
 from chatapp.tui.inspector.panel import Inspector
+from chatapp.tui.inspector.steps import UseStep
 from chatapp.tui.inspector.view import Branch, SwitchPart, Target
 from chatapp.tui.platform import runtime
 from chatapp.tui.platform.keymap import shown_key
@@ -170,6 +171,8 @@ class ChatScreen(MessageActions):
         else:
             self.controls.begin_waiting()
             self.controls.scoring.go_on()
+            if self.widgets.inspector is not None:
+                self.widgets.inspector.look_at()
 
     @on(events.ModelsFound)
     def _models_found(self, event: events.ModelsFound) -> None:
@@ -401,6 +404,11 @@ class ChatScreen(MessageActions):
         names = [name for name in off if name != event.name]
         names += [] if event.name in off else [event.name]
         await self.commands.run(f"/ablate {' '.join(names) or NO_PARTS}")
+
+    @on(UseStep)
+    def _use_step(self, event: UseStep) -> None:
+        if self.conversation.turn is None:
+            self.controls.models.load_other(event.model)
 
     # Screens over the chat: those that change it do not open during a turn, and a result that
     # arrives after a turn has begun is dropped

@@ -28,6 +28,7 @@ from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.heads import HeadsView
 from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.step import StepView
+from chatapp.tui.inspector.steps import RunSteps
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
 from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.inspector.view import Compute, Look, Opening, Target, View, look
@@ -49,7 +50,7 @@ _SHORT_TAB = 4
 _TABS = ("prompt", "tokens", "why", "attention", "heads", "layers", "compare", "step")
 
 
-class Inspector(Vertical, can_focus=True):
+class Inspector(RunSteps, Vertical, can_focus=True):
     """Shows the inside of the model for one message."""
 
     BINDING_GROUP_TITLE = "Inspector"
@@ -183,9 +184,9 @@ class Inspector(Vertical, can_focus=True):
         """Whether it covers the chat."""
         return self.app.size.width < BESIDE_FROM
 
-    def look_at(self, target: Target) -> None:
-        """Inspect another target."""
-        self._target = target
+    def look_at(self, target: Target | None = None) -> None:
+        """Inspect another target, or the same one in another model."""
+        self._target = target or self._target
         self._look()
 
     def _look(self) -> None:
@@ -221,7 +222,7 @@ class Inspector(Vertical, can_focus=True):
             words += f" · {shown.template}"
         if shown.message is not None and shown.message.siblings > 1:
             words += f" · version {shown.message.sibling} of {shown.message.siblings}"
-        self._about(words)
+        self._about(words + self.step_in_words)
         if self._shown is None or self._shown.tokens.ids != shown.tokens.ids:
             before = shown.tokens.texts[: shown.start]
             self._chosen = self._opening.choose(before) if self._opening else None
