@@ -17,6 +17,7 @@ import typer
 from chatapp.common.foreign import printable
 from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.engine.kernels.threads import wait_briefly
+from finetune.average import average
 from finetune.console import errors_in_words, print_answer, print_made
 
 app = typer.Typer(
@@ -33,6 +34,8 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value, overrides the file", metavar="[KEY=VALUE]...")
 ]
 _OVERRIDE = re.compile(r"[a-z_]+(\.\w+)*=")
+
+_AGAIN = "interrupted; run the same command again to continue from the last checkpoint"
 
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 
@@ -157,6 +160,34 @@ def compare(
         comparison = Comparison.of(runs)
         if output:
             comparison.save_plot(output)
+        if as_json:
+            print_answer(json.dumps(comparison.document()))
+        else:
+            console = Console(highlight=False)
+            console.print(show(comparison, console.width))
+
+
+@app.command()
+def sweep(
+    config: Config,
+    values: Annotated[
+        list[str], typer.Argument(help="keys with their values", metavar="KEY=A,B...")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Train CONFIG with every combination of values, and compare the runs.
+
+    Such as seed=0,1,2. The same command again continues after the last finished run.
+    """
+    with errors_in_words(_AGAIN) as console:
+        from rich.console import Console
+
+        from chatapp.common.settings import load_settings
+        from finetune import sweep
+        from finetune.compare import Comparison, show
+
+        runs = sweep.sweep(config, values, console, load_settings().device)
+        comparison = Comparison.of(runs)
         if as_json:
             print_answer(json.dumps(comparison.document()))
         else:
@@ -302,6 +333,9 @@ def merge(
         print_made(out)
 
 
+app.command()(average)
+
+
 @app.command()
 def push(
     run: Annotated[str, typer.Argument(help="the folder of a finished run, or a merged model")],
@@ -342,9 +376,7 @@ def keys(
 @app.command()
 def pretrain(config: Config, overrides: Overrides = None) -> None:
     """Train a GPT-2 from random weights on text; a second start continues the first."""
-    with errors_in_words(
-        "interrupted; run the same command again to continue from the last checkpoint"
-    ) as console:
+    with errors_in_words(_AGAIN) as console:
         from finetune.config.sections import PretrainConfig, load_config
 
         settings = load_config(PretrainConfig, config, overrides or [])

@@ -28,6 +28,8 @@ from finetune.training.record import LOG_FILE, LOSSES_FILE, PRETRAIN_RECORD, rea
 FIGURES = {
     "loss": "loss",
     "eval_loss": "held-out loss",
+    "eval_accuracy": "held-out accuracy",
+    "eval_exact_match": "exact match",
     "window_loss": "loss of windows",
     "in_context": "in context",
     "previous": "previous token",

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from chatapp.common.foreign import printable
+from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec
 from chatapp.evaluation.batch import unanswered
@@ -91,19 +92,21 @@ class Predictor:
 
 
 def open_predictor(run: str, device: str = "auto") -> Predictor:
-    """A finished run with a head. device: as in `load_model`. Raises ConfigError and ModelError."""
+    """A finished run with a head, or a model merged from one. device: as in `load_model`.
+
+    Raises ConfigError and ModelError.
+    """
     files = find_model(run)
     if not (files.path / HEAD_FILE).is_file():
         raise ConfigError(
             f"{run}: expected a run with a head; this model replies: chatapp ask --model {run}"
         )
-    config = configuration_of(files.path, read_record(files.path))
+    named: dict[str, str] = {}
+    if (files.path / RUN_RECORD).is_file():  # a merged model has none
+        named = configuration_of(files.path, read_record(files.path)).data.train[0].columns
     head = HeadModel.load(run, files, device)
-    columns = {
-        role: column
-        for role, column in config.data.train[0].columns.items()
-        if role in ROLES[head.spec.task][:-1]
-    }
+    roles = ROLES[head.spec.task][:-1]
+    columns = {role: column for role, column in named.items() if role in roles}
     described = hashlib.sha256((files.path / HEAD_FILE).read_bytes()).hexdigest()[:12]
     return Predictor(head, columns, f"{files.digest()}-{described}")
 

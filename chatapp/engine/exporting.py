@@ -24,6 +24,7 @@ from chatapp.engine.decoder.families.family import Family
 from chatapp.engine.decoder.families.gguf_rotary import FACTORS, position_factors
 from chatapp.engine.decoder.families.gguf_row import Config
 from chatapp.engine.errors import ModelError
+from chatapp.engine.files.generation_config import GGUF_KEYS, read_generation_config
 from chatapp.engine.files.gguf.config import (
     OTHER_ENDS,
     config_metadata,
@@ -67,6 +68,7 @@ def write_gguf(
     rows = network.get_input_embeddings().weight.shape[0]
     tokenizer = transformers_tokenizer(files.tokenizer)
     vocabulary = _tokenizer_metadata(tokenizer, network, rows, str(files.tokenizer.path))
+    makers = read_generation_config(files).sampling
     metadata = {
         "general.name": files.path.resolve().name,
         "general.file_type": int(_FILE_TYPES[kind]),
@@ -74,6 +76,7 @@ def write_gguf(
         f"{architecture}.vocab_size": rows,
         **vocabulary,
         **template,
+        **{GGUF_KEYS[name]: value for name, value in makers.items() if name in GGUF_KEYS},
     }
     tensors = dict(_tensors(network, family, config, origin))
     factors = position_factors(values, origin)

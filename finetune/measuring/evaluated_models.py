@@ -12,6 +12,7 @@ from typing import Any
 
 from chatapp.common.paths import RUN_RECORD
 from chatapp.dialogue.writers.choosing import own_template
+from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec
 from chatapp.engine.backends.transformers_loading import context_of, read_config
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.tokenizers import chat_tokenizer
@@ -105,7 +106,8 @@ def _configuration(run: str, data_file: str, overrides: Sequence[str]) -> Finetu
     if (folder / RUN_RECORD).is_file():
         config = configuration_of(folder, read_record(folder))
     elif data_file:
-        config = validated(FinetuneConfig, {"output": "-", "data": {"train": data_file}}, run)
+        bare = {"output": "-", "data": {"train": data_file}, **_head_of(folder)}
+        config = validated(FinetuneConfig, bare, run)
     else:
         raise ConfigError(f"{run} is no run of finetune; name rows with --data")
     if data_file:
@@ -120,6 +122,21 @@ def _configuration(run: str, data_file: str, overrides: Sequence[str]) -> Finetu
         if not override.startswith(("data.", "head.")):
             raise ConfigError(f"{override!r}: eval takes keys of data and head alone")
     return lay_over(config, overrides)
+
+
+def _head_of(folder: Path) -> dict[str, Any]:
+    """The sections of a configuration that stand for the head of a merged model, if it has one.
+
+    Raises ModelError.
+    """
+    if not (folder / HEAD_FILE).is_file():
+        return {}
+    spec = HeadSpec.load(folder)
+    if spec.task == REWARD:
+        return {"objective": {"kind": "reward"}}
+    kind = "regression" if spec.scale else "single_label_classification"
+    head: dict[str, Any] = {"task": spec.task, "problem_type": kind, "labels": list(spec.labels)}
+    return {"head": head | ({"delimiter": spec.delimiter} if spec.delimiter else {})}
 
 
 def _begun(run: str) -> date | None:

@@ -16,6 +16,7 @@ from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
 from chatapp.models.loading import load_model
 from chatapp.prompting.template import CHAT, load_template
+from finetune import predict
 from finetune.config.sections import ConfigError
 from finetune.evaluation import evaluate
 from finetune.merge import merge
@@ -83,10 +84,13 @@ def test_a_merged_run_keeps_its_head(tmp_path: Path) -> None:
     merge(str(run), tmp_path / "merged")
 
     def measured(model: Path) -> dict[str, float]:
-        found = evaluate(str(model), str(run), str(rows), 0, 8, lambda *_: None)
+        found = evaluate(str(model), str(model), str(rows), 0, 8, lambda *_: None)
         return found.sets["labelled.jsonl"].figures
 
     assert measured(tmp_path / "merged") == pytest.approx(measured(run), rel=1e-5)
+    (first,), (second,) = (predict(folder, ["text 7"]) for folder in (run, tmp_path / "merged"))
+    assert first["output"] == second["output"]
+    assert first["label_probabilities"] == pytest.approx(second["label_probabilities"], rel=1e-4)
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])

@@ -37,13 +37,16 @@ def read_generation_config(files: ModelFiles | None) -> GenerationConfig:
         return GenerationConfig()
     own, base = (model.path / GENERATION_CONFIG for model in (files, files.whole))
     path = own if own.is_file() else base
-    if not path.is_file():
-        return GenerationConfig(_ends(files.whole.config, files.whole.config_file)[0])
-    try:
-        document = read_json_object(path, ModelError)
-    except ModelError as error:
-        return GenerationConfig(ignored=(f"{error}; the file is ignored",))
-    ends, problems = _ends(document, path)
+    document: Mapping[str, Any]
+    if path.is_file():
+        try:
+            document = read_json_object(path, ModelError)
+        except ModelError as error:
+            return GenerationConfig(ignored=(f"{error}; the file is ignored",))
+        ends, problems = _ends(document, path)
+    else:
+        path, document = files.whole.config_file, _of_gguf(files.whole)
+        ends, problems = _ends(files.whole.config, path)[0], ()
     sampling: dict[str, float | int | None] = {}
     for name, value in _values(document):
         try:
@@ -51,6 +54,24 @@ def read_generation_config(files: ModelFiles | None) -> GenerationConfig:
         except ValueError as error:
             problems += (f"{path}: {error}; the value is ignored",)
     return GenerationConfig(ends, sampling, problems)
+
+
+GGUF_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+"""Where a GGUF file has the sampling values of that name; llama.cpp reads them as defaults, too."""
+
+
+def _of_gguf(files: ModelFiles) -> Mapping[str, Any]:
+    """The sampling values in a GGUF file, in the names of generation_config.json."""
+    metadata = files.gguf.metadata if files.gguf is not None else {}
+    values = {PARAMETERS[name].config_field: metadata.get(key) for name, key in GGUF_KEYS.items()}
+    # A file has them in single precision.
+    return {key: round(v, 6) if isinstance(v, float) else v for key, v in values.items()}
 
 
 def _ends(document: Mapping[str, Any], path: Path) -> tuple[frozenset[int], tuple[str, ...]]:

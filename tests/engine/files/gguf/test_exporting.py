@@ -1,5 +1,6 @@
 """Models written as GGUF: read again, they are the same; what a file cannot say is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.exporting import write_gguf
+from chatapp.engine.files.generation_config import read_generation_config
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.models.loading import load_model
 from chatapp.models.resolving import find_model
@@ -43,6 +45,19 @@ def export(folder: Path, kind: str = "f32", template: dict[str, str] | None = No
     assert seen[-1][0] == seen[-1][1] == len(GGUFFile(path).names)
     assert list(path.parent.iterdir()) == [path]
     return path
+
+
+def test_sampling_defaults_go_with_it(tmp_path: Path, bpe: Tokenizer) -> None:
+    save_random(tmp_path, "gpt2", bpe, **GPT2_SIZES)
+    assert not read_generation_config(find_model(str(export(tmp_path)))).sampling
+    values = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **values}))
+    found = read_generation_config(find_model(str(export(tmp_path))))
+    assert found.sampling == values
+    assert not found.ignored
+    file = GGUFFile(tmp_path / "out" / "model.gguf")
+    assert file.metadata["general.sampling.top_k"] == 20
+    assert file.metadata["general.sampling.temp"] == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(("kind", "error"), [("f16", 0.01), ("q8_0", 0.3)])

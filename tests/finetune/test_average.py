@@ -7,7 +7,7 @@ import tiny_finetune as tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from finetune.bundled_model.averaging import average
+from finetune.average import write_average
 from finetune.config.sections import ConfigError
 
 
@@ -21,7 +21,7 @@ def stage(folder: Path, factor: float) -> Path:
 
 def test_every_weight_is_the_mean_that_was_asked_for(tmp_path: Path) -> None:
     earlier, later = stage(tmp_path / "earlier", 1.0), stage(tmp_path / "later", 2.0)
-    average(str(earlier), str(later), tmp_path / "out", share=0.25)
+    write_average([str(earlier), str(later)], tmp_path / "out", share=0.25)
     before = load_file(earlier / "model.safetensors")
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == before.keys()
@@ -32,11 +32,19 @@ def test_every_weight_is_the_mean_that_was_asked_for(tmp_path: Path) -> None:
     assert companions == {path.name for path in (tmp_path / "out").iterdir()}
 
 
+def test_three_models_have_equal_shares(tmp_path: Path) -> None:
+    models = [stage(tmp_path / f"{factor}", factor) for factor in (1.0, 2.0, 6.0)]
+    write_average(list(map(str, models)), tmp_path / "out")
+    first, found = (load_file(f / "model.safetensors") for f in (models[0], tmp_path / "out"))
+    for name, each in found.items():
+        torch.testing.assert_close(each.float(), first[name] * 3, rtol=1e-3, atol=1e-4)
+
+
 def test_what_it_cannot_average_is_refused(tmp_path: Path) -> None:
     earlier = stage(tmp_path / "earlier", 1.0)
     with pytest.raises(ConfigError, match="models of different shapes"):
-        average("bundled", str(earlier), tmp_path / "out")
+        write_average(["bundled", str(earlier)], tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("x")
     with pytest.raises(ConfigError, match="exists already"):
-        average(str(earlier), str(earlier), tmp_path / "out")
+        write_average([str(earlier)] * 2, tmp_path / "out")

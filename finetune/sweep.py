@@ -1,0 +1,97 @@
+"""`finetune sweep`: a configuration trained with every combination of some keys' values.
+
+Invariant: each run is an ordinary run in a folder below the configuration's output. A finished one
+is not repeated, an interrupted one is continued, and one that began with other keys is refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+from rich.console import Console
+
+from chatapp.common.paths import RUN_RECORD
+from chatapp.common.userfiles import parse_toml, read_json_object, read_required
+from finetune.config.sections import ConfigError, FinetuneConfig, PretrainConfig, load_config
+from finetune.pretrain import pretrain
+from finetune.run import FREE_KEYS, resume, train
+from finetune.training.record import PRETRAIN_RECORD, RESULT_FILE, differences
+
+_FREE = (*FREE_KEYS, "output", "train.precision")  # "auto" is recorded as what it is
+
+
+def sweep(path: Path, overrides: Sequence[str], console: Console, device: str) -> list[Path]:
+    """Run all combinations; return their folders.
+
+    overrides: key=a,b with the values of a key, or key=a. A configuration with [shape] is that of a
+    pretraining. Raises as `train` and `pretrain` do.
+    """
+    configs = list(_configurations(path, overrides))
+    for number, config in enumerate(configs, 1):
+        folder = Path(config.output)
+        if _is_finished(config, folder):
+            continue
+        console.print(f"run {number:,} of {len(configs):,}: {folder}", markup=False)
+        if isinstance(config, PretrainConfig):
+            pretrain(config, console)
+        elif (folder / RUN_RECORD).exists():
+            resume(folder, [], console, device)
+        else:
+            train(config, console, device)
+    return [Path(config.output) for config in configs]
+
+
+def _configurations(
+    path: Path, overrides: Sequence[str]
+) -> Iterator[FinetuneConfig | PretrainConfig]:
+    """The configurations of all runs, each with its own output."""
+    source = read_required(path, ConfigError)
+    is_pretraining = "shape" in parse_toml(source, path, ConfigError)
+
+    def load(chosen: Sequence[str]) -> FinetuneConfig | PretrainConfig:
+        if is_pretraining:
+            return load_config(PretrainConfig, path, chosen)
+        return load_config(FinetuneConfig, path, chosen)
+
+    choices = [_choices(override) for override in overrides]
+    if all(len(values) == 1 for values in choices):
+        raise ConfigError("expected a key with several values, as in seed=0,1,2")
+    output = load([values[0] for values in choices]).output
+    for chosen in product(*choices):
+        varied = [one for one, values in zip(chosen, choices, strict=True) if len(values) > 1]
+        folder = Path(output) / "_".join(_short(varied))
+        yield load([*chosen, f"output={folder}"])
+
+
+def _choices(override: str) -> list[str]:
+    """key=a,b as key=a and key=b; a list or a text in quotes is one value."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{override!r}: expected key=value,value, as in seed=0,1,2")
+    values = [text] if text[:1] in ("[", "{", '"', "'") else text.split(",")
+    return [f"{key}={value.strip()}" for value in values]
+
+
+def _short(overrides: Sequence[str]) -> Iterator[str]:
+    """The overrides by the last part of their keys, as parts of a file's name."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        yield f"{key.rpartition('.')[2]}={value}".replace("/", "-")
+
+
+def _is_finished(config: FinetuneConfig | PretrainConfig, folder: Path) -> bool:
+    """Whether there is a finished run of a configuration. Raises ConfigError for another one."""
+    records = [path for name in (RUN_RECORD, PRETRAIN_RECORD) if (path := folder / name).exists()]
+    if not records:
+        return False
+    record = read_json_object(records[0], ConfigError)
+    begun = record.get("config", record)
+    wanted = config.model_dump(mode="json")
+    shared = {key: value for key, value in begun.items() if key in wanted}
+    for key, (old, new) in differences(shared, {key: wanted[key] for key in shared}).items():
+        if not key.startswith(_FREE) and old is not None:
+            raise ConfigError(
+                f"{folder} holds a run with {key} = {old!r}, not {new!r}; remove it, or choose "
+                "another output"
+            )
+    return (folder / RESULT_FILE).exists()
