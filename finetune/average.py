@@ -1,6 +1,7 @@
 """`finetune average`: a model whose weights are the mean of others', of checkpoints or of stages.
 
-The mean of the last checkpoints is often better than each (Izmailov et al. 2018, arXiv 1803.05407).
+The mean of the last checkpoints is often better than any of them (Izmailov et al. 2018, arXiv
+1803.05407).
 After fine-tuning, weights on the straight line back to those before it are often better on the old
 tasks and no worse on the new (WiSE-FT; Wortsman et al. 2022, arXiv 2109.01903).
 """
@@ -44,20 +45,20 @@ def write_average(models: list[str], output: Path, share: float | None = None) -
     if not others:
         raise ConfigError(f"expected several models to average; there is one, {last}")
     require_new_folder(output)
-    each = 1 / len(models) if share is None else share / len(others)
+    part = 1 / len(models) if share is None else share / len(others)
     files = find_model(last)
     mean = load_causal(files)
     with torch.no_grad():
         weights = dict(mean.named_parameters())  # a tied one once
         shapes = [(key, weight.shape) for key, weight in weights.items()]
         for weight in weights.values():
-            weight.mul_(1 - each * len(others))
+            weight.mul_(1 - part * len(others))
         for name in others:
             other = dict(load_causal(find_model(name)).named_parameters())
             if [(key, w.shape) for key, w in other.items()] != shapes:
                 raise ConfigError(f"{name} and {last} are models of different shapes")
             for key, weight in weights.items():
-                weight.add_(other[key], alpha=each)
+                weight.add_(other[key], alpha=part)
     with whole_model(output) as aside:
         mean.half().save_pretrained(aside)
         copy_companions(files, aside)
