@@ -1,8 +1,8 @@
 """`finetune average`: a model whose weights are the mean of others', of checkpoints or of stages.
 
 The mean of the last checkpoints is often better than any of them (Izmailov et al. 2018, arXiv
-1803.05407). After fine-tuning, weights on the straight line back to those before it are often better
-on the old tasks and no worse on the new (WiSE-FT; Wortsman et al. 2022, arXiv 2109.01903).
+1803.05407). After fine-tuning, weights on the straight line back to those before it are often
+better on the old tasks and no worse on the new (WiSE-FT; Wortsman et al. 2022, arXiv 2109.01903).
 """
 
 from pathlib import Path
