@@ -16,6 +16,7 @@ from chatapp.models.resolving import find_model
 from finetune.config.sections import ConfigError
 from finetune.training.adapters import copy_companions, require_new_folder
 from finetune.training.export import whole_model
+from finetune.training.record import CARD_FILE
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -34,7 +35,7 @@ def merge(run: str, out: Path) -> None:
     with whole_model(out) as aside:
         model.save_pretrained(aside)
         copy_companions(files, aside)
-        for name in (HEAD_FILE, HEAD_WEIGHTS):
+        for name in (HEAD_FILE, HEAD_WEIGHTS, CARD_FILE):
             if (files.path / name).is_file():
                 shutil.copyfile(files.path / name, aside / name)
 

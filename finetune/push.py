@@ -1,7 +1,7 @@
 """`finetune push`: uploads a finished run, or a merged model, as a repository of the hub.
 
-Invariant: only files needed to load the model are uploaded, with safetensors as the only weights:
-no checkpoint, no pickle, and no path of this machine.
+Invariant: only files needed to load the model and its card are uploaded, with safetensors as the
+only weights: no checkpoint, no pickle, and no path of this machine.
 """
 
 from pathlib import Path
@@ -12,6 +12,7 @@ from chatapp.engine.errors import first_line
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, COMPANIONS, CONFIG, ModelFiles
 from chatapp.models.resolving import BUNDLED, find_model
 from finetune.config.sections import ConfigError
+from finetune.training.record import CARD_FILE
 
 FILES = (
     CONFIG,
@@ -19,6 +20,7 @@ FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
     HEAD_FILE,
+    CARD_FILE,
     *COMPANIONS,
 )
 """The uploaded files, as name patterns."""

@@ -23,7 +23,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.models.resolving import find_model, note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
 from finetune.measuring.learning import WINDOWS, Watch
-from finetune.measuring.report import header, write_report
+from finetune.measuring.report import header, write_card, write_report
 from finetune.objectives.rewards import RewardError
 from finetune.training.callbacks import RunCallback
 from finetune.training.checkpoints import check_whole, drop_optimizer_states, last_checkpoint
@@ -266,6 +266,7 @@ def _write_result(
         "peak_memory_bytes": peak_memory(),
     }
     write_report(output, header(setup), setup.objective, setup.record, result)
+    write_card(output, setup.record, result)
     write_json(output / RESULT_FILE, result)
     drop_optimizer_states(output)
     (output / BAD_BATCH_FILE).unlink(missing_ok=True)

@@ -11,9 +11,9 @@ from chatapp.common.foreign import printable
 from chatapp.common.userfiles import whole_file, write_whole
 from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.objectives.objective import Objective
-from finetune.training.adapters import trained_parameters
+from finetune.training.adapters import LOW_RANK, trained_parameters
 from finetune.training.display import duration, memory
-from finetune.training.record import LOG_FILE, read_log
+from finetune.training.record import CARD_FILE, LOG_FILE, read_log
 from finetune.training.run_setup import RunSetup, processes
 from finetune.training.trainer_factory import steps_of_run, steps_per_epoch, too_few
 
@@ -95,6 +95,35 @@ def write_report(
         ],
     )
     write_whole(folder / REPORT_FILE, "\n".join(parts) + "\n")
+
+
+def write_card(folder: Path, record: dict[str, Any], result: dict[str, Any]) -> None:
+    """Write the model card of a run, which the hub shows: from what it was made, how, how good.
+
+    It names no path of this machine.
+    """
+    config = record["config"]
+    base, train, data = Path(config["model"]).name, config["train"], config["data"]["train"]
+    is_hub_id = config["model"].count("/") == 1 and not Path(config["model"]).exists()
+    is_adapter = train["method"] in LOW_RANK
+    head = config["head"]["task"] if config["head"] else ""
+    files = ", ".join(_plain(Path(source["path"]).name) for source in data)
+    learned = f"a linear head, {head}" if head else config["objective"]["kind"]
+    lines = [
+        "---",
+        f"library_name: {'peft' if is_adapter else 'transformers'}",
+        *([f"base_model: {config['model']}"] if is_hub_id else []),
+        "tags: [chatapp]",
+        "---",
+        f"# {_plain(folder.name)}",
+        "",
+        f"{_plain(base)}, trained further with chatapp: objective {learned}, method "
+        f"{train['method']}, {result['steps']:,} steps of the learning rate "
+        f"{train['learning_rate']:g}, on {files}.",
+        "",
+        *_result(result, train["metric_for_best_model"].replace("_", " ")),
+    ]
+    write_whole(folder / CARD_FILE, "\n".join(lines) + "\n")
 
 
 def _result(result: dict[str, Any], metric: str) -> list[str]:

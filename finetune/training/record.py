@@ -50,6 +50,9 @@ from chatapp.models.resolving import BUNDLED
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, validated
 
 RESULT_FILE = "result.json"
+CARD_FILE = "README.md"
+"""The model card."""
+
 PRETRAIN_RECORD = "pretrain.json"
 LOSSES_FILE = "losses.jsonl"
 _KEYS = ("config", "template", "data", "weights", "precision", "processes")

@@ -46,6 +46,10 @@ def test_a_run_is_pushed_without_what_is_nobody_elses_business(tmp_path: Path) -
     assert names == sorted(hub.files)
     assert {"config.json", "model.safetensors", "tokenizer.json"} < set(names)
     assert {"chat_template.jinja", "chatapp_template.json"} < set(names)
+    card = hub.files["README.md"].decode()
+    assert "base, trained further with chatapp: objective l3, method full, 1 steps" in card
+    assert "on rows.json." in card
+    assert "loss, held out" in card
     assert not {"run.json", "log.jsonl", "optimizer.pt"} & set(names)
     assert not any(str(tmp_path).encode() in content for content in hub.files.values())
 
@@ -58,7 +62,8 @@ def test_an_adapter_goes_only_where_its_base_can_be_had(tmp_path: Path) -> None:
         push(str(run), "someone/tuned", hub)
     assert not hub.made
     merge(str(run), tmp_path / "whole")
-    assert "model.safetensors" in push(str(tmp_path / "whole"), "someone/tuned", hub)
+    names = push(str(tmp_path / "whole"), "someone/tuned", hub)
+    assert {"model.safetensors", "README.md"} < set(names)
 
 
 def test_what_the_hub_refuses_is_one_sentence(tmp_path: Path) -> None:
