@@ -289,6 +289,40 @@ class GrpoSettings(ObjectiveSettings):
         )
 
 
+class DistillationSettings(ObjectiveSettings):
+    """Distillation: the next-token distributions of a teacher with the same vocabulary."""
+
+    kind: Literal["distillation"]
+    teacher: str = Field(
+        min_length=1, description="any model that can be trained here, with the same tokenizer"
+    )
+    teacher_precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="number format of the teacher's weights; bfloat16 takes half"
+    )
+    beta: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="β of the generalized Jensen-Shannon divergence: 0 is the forward KL, which "
+        "covers all that the teacher may write, 1 the reverse KL, which keeps to the likeliest",
+    )
+    temperature: float = Field(
+        1.0, gt=0, le=100, description="which the logits of both models are divided by"
+    )
+    own_replies: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the replies that the student draws itself in each step, in place "
+        "of the row's last one",
+    )
+    max_tokens: int = Field(128, ge=1, description="maximum tokens of a reply of its own")
+
+    def relocated(self, there: Callable[[str], str]) -> Self:
+        teacher = self.teacher if self.teacher == "bundled" else there(self.teacher)
+        return self.model_copy(update={"teacher": teacher})
+
+
 class Head(Section):
     """A linear head on the last token instead of a reply (Radford et al., 2018)."""
 
@@ -310,6 +344,7 @@ OBJECTIVES: Mapping[type[Section], str] = {
     OrpoSettings: "orpo:Orpo",
     RewardSettings: "reward:Reward",
     GrpoSettings: "grpo:Grpo",
+    DistillationSettings: "distillation:Distillation",
     Head: "heads:HeadObjective",
 }
 """Every objective: its table of the configuration, and its module and class in

@@ -156,7 +156,7 @@ class Objective(ABC):
     model, or "". replies: whether the trained model replies; a head does not. dropout: whether the
     model's own dropout stays on. needs_reference: whether rows need values of the initial model,
     see `reference`. draws_replies: whether a step trains on replies drawn in it, see
-    `finetune.training.rollouts`.
+    `finetune.training.trainer_factory`.
     """
 
     uses_template: ClassVar[bool] = True

@@ -24,8 +24,9 @@ log.jsonl (losses.jsonl of `pretrain`) has one JSON object per line, in the orde
   and its settings (aux_weight), means over the step's labels in nats a token; of feedback the
   losses and rewards a pair or reply, log-probabilities in nats a reply; of grpo the loss a token,
   reward, no_signal (the share of groups with one reward), length in tokens, kl in nats a token and
-  clipped (the share of tokens whose ratio is cut), where there are any; learning_rate,
-  grad_norm before clipping, tokens_per_second of this session, memory_bytes at most so far.
+  clipped (the share of tokens whose ratio is cut), where there are any; of distillation jsd, l2
+  and accuracy; learning_rate, grad_norm before clipping, tokens_per_second of this session,
+  memory_bytes at most so far.
 - of a measurement: eval_loss, eval_l1, eval_perplexity, eval_accuracy of the held-out rows; of
   grpo eval_reward and eval_length of greedy replies, and eval_loss, minus the reward;
   those of another held-out set with its name behind, as in eval_loss_sentiment.
@@ -111,7 +112,7 @@ def begun_on(record: dict[str, Any] | None) -> date | None:
 
 def without_places(config: FinetuneConfig) -> dict[str, Any]:
     """A configuration without where its model and files are, which digests identify."""
-    plain = config.model_dump(mode="json", exclude={"model"})
+    plain = config.model_dump(mode="json", exclude={"model": True, "objective": {"teacher"}})
     sources = plain["data"]["train"], plain["data"]["held_out"]
     for source in (
         source for entries in sources if isinstance(entries, list) for source in entries

@@ -190,7 +190,7 @@ class Rollouts:
             for prompt, samplings in zip(prompts, draws, strict=True)
             for sampling in samplings
         )
-        replies = iter(drawn_replies(Policy(self.setup), requests))
+        replies = drawn_replies(self.setup, list(requests))
         for prompt, samplings in zip(prompts, draws, strict=True):
             group = [next(replies) for _ in samplings]
             rewards = [self.objective.rewards.of(prompt, reply) for reply in group]
@@ -207,12 +207,8 @@ class Rollouts:
             return unlabelled | dict.fromkeys((*REPLY_FIGURES, "reference"), zeros)
         examples = [_example(group.prompt, reply) for group in groups for reply in group.replies]
         examples = with_start(examples, self.setup.start)
-        bins = None
-        if self.setup.config.data.packing:
-            lengths = [len(example.ids) for example in examples]
-            bins = pack(lengths, max([PACKED_LENGTH, *lengths]), self.setup.config.seed)
         figures = torch.stack([self._figures(group) for group in groups], 1).flatten(1)
-        rows = ReplyRows(examples, figures, bins)
+        rows = ReplyRows(examples, figures, packed_bins(examples, self.setup))
         batch = self.setup.data.collate([rows[index] for index in range(len(rows))])
         if self.config.beta:
             batch["reference"] = self._reference(batch)
@@ -262,14 +258,24 @@ class Rollouts:
         self._kept = torch.load(path, weights_only=True) if path.exists() else []
 
 
-def drawn_replies(policy: Policy, requests: Iterator[Request]) -> Iterator[DrawnReply]:
-    """The replies in the order of their requests, once all of them are finished.
+def packed_bins(examples: Sequence[Encoded], setup: RunSetup) -> list[list[int]] | None:
+    """The rows that examples with new replies are packed in; None without packing."""
+    if not setup.config.data.packing:
+        return None
+    lengths = [len(example.ids) for example in examples]
+    return pack(lengths, max([PACKED_LENGTH, *lengths]), setup.config.seed)
+
+
+def drawn_replies(setup: RunSetup, requests: Sequence[Request]) -> Iterator[DrawnReply]:
+    """The replies of the current weights in the order of their requests, once all are finished.
 
     Raises ModelError when one cannot be drawn.
     """
+    if not requests:
+        return
     ids: dict[int, list[int]] = {}
     texts: dict[int, str] = {}
-    for number, event in policy.generate_many(requests):
+    for number, event in Policy(setup).generate_many(requests):
         ids.setdefault(number, [])
         texts[number] = texts.get(number, "") + event.text
         match event:

@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import torch
 from rich.console import Console
-from torch.nn import functional
 from transformers import set_seed
 
 import chatapp
@@ -31,15 +30,9 @@ from chatapp.models.resolving import find_model
 from chatapp.prompting.chat_template import Template
 from finetune.config.code import require_permission, withhold_code
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.data.batches import Tensors
 from finetune.data.preparation import choose_template, on_day
-from finetune.objectives.objective import (
-    ModelText,
-    Objective,
-    RowSets,
-    model_inputs,
-    objective_class,
-)
+from finetune.objectives.model_checks import check_causal, check_head, check_packing
+from finetune.objectives.objective import ModelText, Objective, RowSets, objective_class
 from finetune.objectives.reference import REFERENCE_FILE, give_reference
 from finetune.objectives.rows import PairRows
 from finetune.training.adapters import (
@@ -225,78 +218,6 @@ def _check_model(
     check_head(model)
     if template is not None and config.data.packing:
         check_packing(model)
-
-
-def check_causal(model: Any) -> None:
-    """Check that no token sees a later one. Raises ConfigError.
-
-    Otherwise, as in BERT, each label would be among what the model reads, and the loss say nothing.
-    """
-    entries = model.get_input_embeddings().weight.shape[0]
-    ids = torch.arange(1, 7, device=model.device)[None] % entries
-    other = ids.clone()
-    other[0, -1] = 0
-    model.eval()
-    with torch.no_grad():
-        logits, changed = (model(input_ids=row, use_cache=False).logits for row in (ids, other))
-    # Of weights that have learned nothing yet, a later token changes little, but no rounding error.
-    earlier = logits[0, :-1].float()
-    if (changed[0, :-1].float() - earlier).abs().max() <= 1e-5 * earlier.std():
-        return
-    raise ConfigError(
-        f"models of type {model.config.model_type} see later tokens, the labels among them; "
-        "expected a causal language model, such as GPT-2 or Llama"
-    )
-
-
-def check_head(model: Any) -> None:
-    """Check that the logits are the head's plain product, which the objective computes itself.
-
-    Raises ConfigError for models that change them afterwards.
-    """
-    head = model.get_output_embeddings()
-    ids = torch.arange(4, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
-    seen: list[torch.Tensor] = []
-    if isinstance(head, torch.nn.Linear):
-
-        def keep(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
-            seen.append(inputs[0])
-
-        hook = head.register_forward_pre_hook(keep)
-        with torch.no_grad():
-            logits = model.eval()(input_ids=ids, use_cache=False).logits
-        hook.remove()
-        expected = functional.linear(seen[0], head.weight, head.bias).float()
-        if torch.allclose(logits.float(), expected, rtol=1e-3, atol=1e-4):
-            return
-    raise ConfigError(
-        f"models of type {model.config.model_type} change their logits after the language-model "
-        "head; fine-tuning them is not supported"
-    )
-
-
-def check_packing(model: Any) -> None:
-    """Check that two examples in one row do not see each other. Raises ConfigError."""
-    entries = model.get_input_embeddings().weight.shape[0]
-    first, second = torch.arange(3) % entries, torch.arange(3, 8) % entries
-    first, second = first.to(model.device), second.to(model.device)
-    batch: Tensors = {
-        "input_ids": torch.cat([first, second])[None],
-        "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]], device=model.device),
-        "example_ids": torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2]]),
-    }
-    model.eval()
-    with torch.no_grad():
-        alone = model(input_ids=second[None], use_cache=False).logits
-        try:
-            packed = model(**model_inputs(batch)).logits[:, 3:]
-        except TypeError:  # it takes no positions
-            packed = None
-    if packed is None or not torch.allclose(packed, alone, rtol=1e-3, atol=1e-3):
-        raise ConfigError(
-            f"data.packing: models of type {model.config.model_type} cannot keep examples of one "
-            "row apart; set data.packing = false"
-        )
 
 
 def _versions() -> dict[str, str]:

@@ -6,7 +6,7 @@ Invariant: `finetune check` counts and times the same steps that `finetune train
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import cycle
@@ -18,14 +18,23 @@ from transformers.utils import logging as transformers_logging
 
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import BucketSampler, ProbeOrder, RowOrder, micro_batches
-from finetune.objectives.objective import RowSets
+from finetune.objectives.distillation import Distillation
+from finetune.objectives.grpo import Grpo
+from finetune.objectives.objective import Objective, RowSets
 from finetune.training.adapters import trained_parameters
 from finetune.training.best_metric import best_figure
 from finetune.training.display import peak_memory
 from finetune.training.export import complete
+from finetune.training.own_replies import OwnReplies
 from finetune.training.rollouts import Rollouts
 from finetune.training.run_setup import RunSetup, processes
-from finetune.training.trainer import ObjectiveTrainer
+from finetune.training.trainer import Draws, ObjectiveTrainer
+
+_DRAWS: Mapping[type[Objective], Callable[[RunSetup], Draws]] = {
+    Grpo: Rollouts,
+    Distillation: OwnReplies,
+}
+"""What draws the replies of objectives with `draws_replies`."""
 
 FEW_STEPS = 20
 """Below this number of steps, a run is warned about."""
@@ -124,7 +133,7 @@ def build_trainer(setup: RunSetup, output: Path, *, probe: bool = False) -> Obje
                 f"objective.kind {config.objective.kind} draws replies from the whole model, and "
                 "FSDP cuts it; use data-parallel processes"
             )
-        trainer.draws = Rollouts(setup)
+        trainer.draws = _DRAWS[type(setup.objective)](setup)
     if metric := best_figure(setup):
         if trainer.is_fsdp_enabled:
             raise ConfigError(

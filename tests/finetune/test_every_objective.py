@@ -14,7 +14,7 @@ from chatapp.engine.backends.head import REWARD, HeadModel, HeadSpec
 from chatapp.models.loading import load_model, load_reward_model
 from chatapp.models.resolving import find_model
 from finetune.check import examine, show
-from finetune.config.objectives import OBJECTIVES, GrpoSettings, Head, Section
+from finetune.config.objectives import OBJECTIVES, DistillationSettings, GrpoSettings, Head, Section
 from finetune.evaluation import evaluate
 from finetune.objectives.objective import objective_class
 from finetune.run import resume, train
@@ -24,6 +24,7 @@ QUIET = Console(stderr=True, quiet=True)
 
 REQUIRED: dict[type[Section], dict[str, Any]] = {
     GrpoSettings: {"rewards": [{"kind": "length"}], "replies": 2, "max_tokens": 4},
+    DistillationSettings: {"teacher": "base", "own_replies": 0.5, "max_tokens": 4},
     Head: {"task": "classification"},
 }
 """The keys that a table cannot do without."""
@@ -54,8 +55,9 @@ def sections(table: type[Section]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("table", OBJECTIVES, ids=lambda table: table.__name__)
 def test_an_objective_is_checked_trained_resumed_measured_and_loaded(
-    tmp_path: Path, table: type[Section]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: type[Section]
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # which has the folder "base"
     config = tiny.config(
         tmp_path,
         data={"train": str(rows(tmp_path / "all.jsonl")), "held_out": 0.3},

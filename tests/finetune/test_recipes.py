@@ -32,7 +32,7 @@ from finetune.recipes import arithmetic, flan, instructions, run, sentiment, sub
 RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"
 RUNS = [
     *("instructions", "persona", "arithmetic", "sentiment", "flan"),
-    *("preferences", "reward", "subtraction"),
+    *("preferences", "reward", "subtraction", "distillation"),
 ]
 
 # The example of the documentation, which must stay valid as it stands.

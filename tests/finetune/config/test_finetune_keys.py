@@ -21,14 +21,15 @@ REQUIRED = {
     "format": {"form": "line"},
     "model": {"run": "run"},
     "function": {"function": "mine.py:score"},
+    "distillation": {"teacher": "bundled"},
 }
-"""What a check cannot do without."""
+"""What a check or an objective cannot do without."""
 
 
 def objective(key: Key) -> dict[str, Any]:
     """The least that a table has in which the key can be set."""
     if not key.name.startswith("objective.rewards.") and key.kind != "grpo":
-        return {"kind": key.kind}
+        return {"kind": key.kind, **REQUIRED.get(key.kind, {})}
     check = "exact_match" if key.kind == "grpo" else key.kind
     return {"kind": "grpo", "rewards": [{"kind": check, **REQUIRED.get(check, {})}]}
 

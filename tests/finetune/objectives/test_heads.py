@@ -23,8 +23,8 @@ from finetune.data.tables import BadRow
 from finetune.evaluation import evaluate
 from finetune.objectives.head_rows import ROLES, HeadExample, HeadRows
 from finetune.objectives.heads import HeadObjective, add_head, class_logits, load_head
+from finetune.objectives.model_checks import check_causal, check_head
 from finetune.run import resume, train
-from finetune.training.run_setup import check_causal, check_head
 
 QUIET = Console(stderr=True, quiet=True)
 SPECS = {
