@@ -70,6 +70,7 @@ WRONG = {
     "finetune compare": Wrong("nosuch", "nosuch: expected the folder of a run"),
     "finetune sweep": Wrong("nosuch.toml seed=0,1", "nosuch.toml"),
     "finetune trace": Wrong("nosuch --reply Hi --verbatim", "nosuch: expected the folder of a run"),
+    "finetune filter": Wrong("nosuch.txt --like nosuch.txt --output out.jsonl", "nosuch.txt"),
     "finetune predict": Wrong("nosuch", "expected --input with a text, or --inputs"),
     "finetune feedback": Wrong("", "there is not enough feedback to learn from"),
     "finetune merge": Wrong("./nosuch out", "nosuch"),

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from finetune.cli import app
 from finetune.config.sections import ConfigError
-from finetune.filter import PARETO, filter_pool
+from finetune.data.quality import PARETO, filter_pool
 
 TALES = ("once upon a time", "the king and the queen", "a small fox in the wood", "they lived")
 ERRORS = ("cannot open file", "null pointer at line", "build failed with status", "retry the")
