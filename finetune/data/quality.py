@@ -116,8 +116,8 @@ def _documents(path: str) -> Iterator[PoolDocument]:
                 yield from (PoolDocument({"text": text}, text) for text in texts)
                 continue
             example = detect(row).read(row)
-            texts = [example.text, *example.parts, *(m.text for m in example.messages)]
-            yield PoolDocument(dict(row.fields), "\n".join(texts))
+            parts = [example.text, *example.parts, *(m.text for m in example.messages)]
+            yield PoolDocument(dict(row.fields), "\n".join(parts))
 
 
 def _passages(text: str) -> Iterator[str]:
@@ -173,7 +173,7 @@ def _train(good: list[Tensor], pool: list[Tensor], seed: int) -> Any:
                 logits, labels[batch], balance[batch]
             )
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
     return partial(_score, weights=weights.detach(), bias=bias.detach())
 
