@@ -141,9 +141,13 @@ class EmbeddingBody(Body):
 
 
 class TokenizeBody(Body):
-    """A text to be cut into tokens, or a chat, as its prompt."""
+    """A text to be cut into tokens, or a chat, as its prompt.
+
+    parse_special: whether the name of a special token, alone, is that token: so clients look it up.
+    """
 
     prompt: str | None = None
+    parse_special: bool | None = None
     messages: list[MessageBody] | None = None
 
 

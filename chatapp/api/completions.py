@@ -11,7 +11,7 @@ from chatapp.api import answers
 from chatapp.api.answers import Document
 from chatapp.api.bodies import CompletionBody
 from chatapp.api.prompts import BadRequestError, ids_of, requests_for
-from chatapp.api.scores import ScoredToken, drawn
+from chatapp.api.scores import ScoredToken, drawn, ended
 from chatapp.api.worker import MOST_WAITING, Worker, raise_error
 from chatapp.common.parameters import Choices
 from chatapp.engine.events import Finished
@@ -120,7 +120,8 @@ class Completion:
             async for place, event in events:
                 if isinstance(event, Finished):
                     raise_error(event)
-                    yield _Piece(place, event.text, end=self._ended(place, event))
+                    end = self._ended(place, event)
+                    yield _Piece(place, event.text, ended(self._model, event), end)
                 else:
                     yield _Piece(place, event.text, [drawn(event)])
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chatapp.engine.events import Alternative, Token
+from chatapp.engine.events import Alternative, Finished, Token
 from chatapp.engine.model import LanguageModel, PieceTokenizer
 
 if TYPE_CHECKING:
@@ -29,6 +29,15 @@ def drawn(token: Token) -> ScoredToken:
     """A generated token."""
     logprob = None if math.isnan(token.logprob) else token.logprob
     return ScoredToken(token.id, token.piece, logprob, token.alternatives)
+
+
+def ended(model: LanguageModel, end: Finished) -> list[ScoredToken]:
+    """The token that ended a completion: clients count it, so that they may take off the last."""
+    if end.end_id is None or end.end_logprob is None:
+        return []
+    piece = piece_of(model, end.end_id)
+    likely = Alternative(end.end_id, piece, end.end_logprob)
+    return [ScoredToken(end.end_id, piece, end.end_logprob, (likely,))]
 
 
 class PromptScorer:

@@ -112,7 +112,10 @@ class Service:
             chat = bodies.ChatBody(messages=body.messages)
             ids = list(chat_prompt(self.model, self._template, chat, 1).prompt.ids)
         elif body.prompt is not None:
-            ids = self.model.tokenizer.encode(without_surrogates(body.prompt))
+            special = {} if body.parse_special is False else self.model.tokenizer.special
+            id = special.get(body.prompt)
+            text = without_surrogates(body.prompt)
+            ids = self.model.tokenizer.encode(text) if id is None else [id]
         else:
             raise BadRequestError("there is neither prompt nor messages", "prompt")
         return {"tokens": ids, "count": len(ids), "max_model_len": self.model.context}

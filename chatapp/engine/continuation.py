@@ -165,7 +165,7 @@ class Continuation:
         if self.is_unbegun:
             self._time_to_first_token = time.perf_counter() - self._started
         if drawn.id in self._ends:
-            return [self._end("stop", end_id=drawn.id)]
+            return [self._end("stop", end_id=drawn.id, end_logprob=drawn.logprob)]
         self.sequence.append(drawn.id)
         text = self._text.push(drawn.id)
         if self._matcher is not None:
@@ -200,7 +200,13 @@ class Continuation:
             return "length"
         return "context" if len(self.sequence) == self._context else None
 
-    def _end(self, reason: FinishReason, message: str = "", end_id: int | None = None) -> Finished:
+    def _end(
+        self,
+        reason: FinishReason,
+        message: str = "",
+        end_id: int | None = None,
+        end_logprob: float | None = None,
+    ) -> Finished:
         self.has_ended = True
         last = self._text.flush()
         rest = self._repeats.flush(self._stops.push(last) + self._stops.flush())
@@ -219,6 +225,7 @@ class Continuation:
             seconds=time.perf_counter() - self._started,
             message=message,
             end_id=end_id,
+            end_logprob=end_logprob,
             valid=valid,
             forced_tokens=self._forced_tokens,
             forbidden_mass=self._forbidden / max(1, len(self.sequence) - self._undrawn),

@@ -65,10 +65,10 @@ class Finished:
     prompt_tokens: tokens of the prompt; reused_tokens of them came from the cache. reply_tokens:
     tokens generated, including those cut off, without a final end-of-text token.
     time_to_first_token, seconds: since the call, in seconds. end_id: the token that ended it and is
-    not part of the text, or None. valid: whether the whole reply fits the request's constraint;
-    None without one. forced_tokens: those to which it left no choice. forbidden_mass: the mean
-    probability that it removed at a step. message: the error, or else a remark on how the reply was
-    generated, or why it is not valid.
+    not part of the text, or None; end_logprob: its `Token.logprob`, None for one that was forced.
+    valid: whether the whole reply fits the request's constraint; None without one. forced_tokens:
+    those to which it left no choice. forbidden_mass: the mean probability removed at a step.
+    message: the error, or else a remark on how the reply was generated, or why it is not valid.
     """
 
     reason: FinishReason
@@ -81,6 +81,7 @@ class Finished:
     message: str = ""
     thought: str | None = None
     end_id: int | None = None
+    end_logprob: float | None = None
     valid: bool | None = None
     forced_tokens: int = 0
     forbidden_mass: float = 0.0

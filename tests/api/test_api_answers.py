@@ -120,6 +120,20 @@ async def test_an_echo_with_a_reply_has_both(client: Client) -> None:
         assert value == pytest.approx(max(best.values()))
 
 
+async def test_the_end_of_text_is_a_token_with_its_probability(client: Client) -> None:
+    """lm-eval takes the last token off what it scores: a prompt must not lose its own."""
+    ids = client.model.tokenizer.encode("To be")
+    (drawn, *_) = client.model.generate(Request(ids, Sampling(temperature=0, max_tokens=1)))
+    client.model.end_ids.add(drawn.id)  # type: ignore[attr-defined, union-attr]
+    fields = {"prompt": "To be", "max_tokens": 1, "echo": True, "logprobs": 1, **GREEDY}
+    (choice,) = (await client.post("/v1/completions", fields))["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("To be", "stop")
+    logprobs = choice["logprobs"]
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(ids) + 1
+    assert logprobs["token_logprobs"][-1] == pytest.approx(drawn.logprob, abs=1e-4)  # type: ignore[union-attr]
+    assert logprobs["text_offset"][-1] == len("To be")
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_a_stream_adds_up_to_the_answer(client: Client, path: str) -> None:
     is_chat = "chat" in path
@@ -239,6 +253,10 @@ async def test_embeddings_and_tokens(client: Client) -> None:
     assert (await client.post("/tokenize", {"prompt": "To be"}))["tokens"] == ids
     assert (await client.post("/detokenize", {"tokens": ids}))["prompt"] == "To be"
     info = await client.get("/tokenizer_info")
+    name = {"prompt": info["eos_token"]}
+    assert (await client.post("/tokenize", name))["tokens"] == [info["eos_token_id"]]
+    as_text = await client.post("/tokenize", name | {"parse_special": False})
+    assert as_text["tokens"] == client.model.tokenizer.encode(info["eos_token"])
     assert info["eos_token_id"] == client.model.tokenizer.end_id
     assert info["vocab_size"] == client.model.tokenizer.size
 

@@ -1,8 +1,9 @@
 """The prompts of the library in numbers of lm-evaluation-harness, item by item.
 
 The harness has an environment of its own, whose Python the variable LM_EVAL_PYTHON names. It gets
-every prompt as the answerer renders it. With SHARED_DATA, five tasks have items of public data:
-SciQ as ARC and as TriviaQA, DREAM as RACE, TREC and movie reviews. For another model:
+every prompt as the answerer renders it, and runs the model itself or asks a `chatapp api`. With
+SHARED_DATA, five tasks have items of public data: SciQ as ARC and as TriviaQA, DREAM as RACE, TREC
+and movie reviews. For another model:
 
     SHARED_DATA=DATA python tests/benchmarks/test_lm_eval.py MODEL SHOTS ITEMS
 """
@@ -19,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from api_server import on_a_thread
 from shared_data import shared_data
 from test_demonstrations import write
 
@@ -66,10 +68,22 @@ Answers = list[list[float] | str]
 """For each item the log-likelihood of each choice, or the generated text."""
 
 
-@pytest.mark.skipif(not PYTHON, reason="LM_EVAL_PYTHON names no Python with lm-eval")
+needs_lm_eval = pytest.mark.skipif(not PYTHON, reason="LM_EVAL_PYTHON names no Python with lm-eval")
+
+
+@needs_lm_eval
 @pytest.mark.parametrize("shots", [0, 2])
 def test_each_choice_is_as_likely_as_lm_eval_says(tmp_path: Path, shots: int) -> None:
-    own, theirs = compare("bundled", tasks_of_the_library(), shots, tmp_path)
+    check(*compare("bundled", tasks_of_the_library(), shots, tmp_path))
+
+
+@needs_lm_eval
+def test_lm_eval_gets_the_same_from_the_server(tmp_path: Path) -> None:
+    with on_a_thread(load_model("bundled", precision="float32"), name="bundled") as address:
+        check(*compare("bundled", tasks_of_the_library(), 0, tmp_path, address))
+
+
+def check(own: dict[str, Answers], theirs: dict[str, Answers]) -> None:
     assert len(own) == len(FILES)
     for name, answers in own.items():
         for answer, other in zip(answers, theirs[name], strict=True):
@@ -77,9 +91,9 @@ def test_each_choice_is_as_likely_as_lm_eval_says(tmp_path: Path, shots: int) ->
 
 
 def compare(
-    name: str, tasks: dict[str, Task], shots: int, folder: Path
+    name: str, tasks: dict[str, Task], shots: int, folder: Path, address: str = ""
 ) -> tuple[dict[str, Answers], dict[str, Answers]]:
-    """The answers of a model by task, here and there."""
+    """The answers of a model by task, here and there. address: of a server that has the model."""
     model = load_model(name, precision="float32")
     own: dict[str, Answers] = {}
     for task, (file, items) in tasks.items():
@@ -104,15 +118,18 @@ def compare(
         kind = CHOICES if prompt.choices or prompt.labels else TEXT.replace("MOST", most)
         yaml = HEAD.format(name=task, data=data) + kind.replace("STOP", json.dumps(prompt.stop))
         (folder / f"{task}.yaml").write_text(yaml)
-    return own, answer_there(name, list(own), folder)
+    return own, answer_there(name, list(own), folder, address)
 
 
-def answer_there(model: str, tasks: list[str], folder: Path) -> dict[str, Answers]:
+def answer_there(model: str, tasks: list[str], folder: Path, address: str) -> dict[str, Answers]:
     arguments = f"pretrained={model_folder(model)},dtype=float32"
-    if ggufs := list(model_folder(model).glob("*.gguf")):
+    if address:
+        arguments = f"model={model},base_url={address}/v1/completions,max_length=1023"
+    elif ggufs := list(model_folder(model).glob("*.gguf")):
         arguments += f",gguf_file={ggufs[0].name}"
     names = ",".join(f"own_{task}" for task in tasks)
-    options = ["--model", "hf", "--model_args", arguments, "--tasks", names, "--device", "cpu"]
+    kind = ["--model", "local-completions"] if address else ["--model", "hf", "--device", "cpu"]
+    options = [*kind, "--model_args", arguments, "--tasks", names]
     options += ["--include_path", folder, "--log_samples", "--output_path", folder / "out"]
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     own |= {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}

@@ -74,7 +74,8 @@ class ServedTokens:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         # llama.cpp's own server calls the text "content".
-        body = {"prompt": text, "content": text, "add_special_tokens": False}
+        body: dict[str, object] = {"prompt": text, "content": text, "add_special_tokens": False}
+        body["parse_special"] = False  # in ours and llama.cpp's
         ids = self._client.post("/tokenize", body).get("tokens")
         if not isinstance(ids, list) or not all(isinstance(id, int) for id in ids):
             raise ModelError("the server does not cut texts into tokens")

@@ -1,0 +1,65 @@
+"""Programs that others wrote, as clients; each test skips where its program is not installed."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+FIELDS = {"max_tokens": 6, "temperature": 0}
+
+
+@pytest.fixture
+def reply(address: str) -> str:
+    """The reply to `MESSAGES`."""
+    body = json.dumps({"messages": MESSAGES, **FIELDS}).encode()
+    with urllib.request.urlopen(f"{address}/v1/chat/completions", body, timeout=60) as response:
+        answer = json.load(response)
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def run(module: str, *arguments: str, **variables: str) -> str:
+    """The output of a program in Python."""
+    own = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(
+        command, env=own, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_llm(address: str, reply: str, tmp_path: Path) -> None:
+    pytest.importorskip("llm", reason="the package llm is not installed")
+    model = f"- model_id: mine\n  model_name: tiny\n  api_base: {address}/v1\n"
+    (tmp_path / "extra-openai-models.yaml").write_text(model)
+    options = ["-o", "temperature", "0", "-o", "max_tokens", "6", "--key", "none"]
+    for stream in ([], ["--no-stream"]):
+        written = run("llm", "-m", "mine", *options, *stream, "Hi", LLM_USER_PATH=str(tmp_path))
+        assert written.strip() == reply.strip()
+
+
+def test_litellm(address: str, reply: str) -> None:
+    litellm = pytest.importorskip("litellm", reason="the package litellm is not installed")
+    to: dict[str, Any] = {"api_base": f"{address}/v1", "api_key": "none", **FIELDS}
+    answer = litellm.completion(model="openai/tiny", messages=MESSAGES, **to)
+    assert answer.choices[0].message.content == reply
+    parts = litellm.completion(model="openai/tiny", messages=MESSAGES, stream=True, **to)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == reply
+    text = litellm.text_completion(model="text-completion-openai/tiny", prompt="To be", **to)
+    assert text.choices[0].text
+    with pytest.raises(litellm.NotFoundError):
+        litellm.completion(model="openai/other", messages=MESSAGES, **to)
+
+
+def test_schemathesis(address: str) -> None:
+    pytest.importorskip("schemathesis", reason="the package schemathesis is not installed")
+    options = ["--checks", "not_a_server_error", "--max-examples", "5", "--seed", "41"]
+    written = run("schemathesis.cli", "run", f"{address}/openapi.json", *options, "--no-color")
+    assert "5xx" not in written
+    assert "No issues found" in written
