@@ -1,4 +1,4 @@
-"""Writes a model of any layout as one GGUF file, for llama.cpp and programs built on it.
+"""Writes a model of any layout as one GGUF file, for llama.cpp, or as a folder for transformers.
 
 Invariant: the file is complete or absent; reading it again gives the model's configuration, or it
 is not written.
@@ -41,13 +41,18 @@ from chatapp.engine.files.gguf.vocabulary_keys import (
     vocabulary_metadata,
 )
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.tokenizers.transformers_tokenizer import start_tokens, transformers_tokenizer
+from chatapp.engine.tokenizers.transformers_tokenizer import (
+    save_tokenizer,
+    start_tokens,
+    transformers_tokenizer,
+)
 
 _FILE_TYPES = {
     "f32": LlamaFileType.ALL_F32,
     "f16": LlamaFileType.MOSTLY_F16,
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
 }
+_FLOATS = {"f32": torch.float32, "f16": torch.float16}
 
 
 def write_gguf(
@@ -91,6 +96,16 @@ def write_gguf(
         f"{files.tokenizer.path}: llama.cpp splits several spaces before a digit "
         "differently from this tokenizer; all other text is split alike"
     )
+
+
+def write_folder(files: ModelFiles, folder: Path, kind: str) -> None:
+    """Write a model, with an adapter merged into its base, as safetensors, configuration and
+    tokenizer.
+
+    kind: of the weights, one of `_FLOATS`. Raises ModelError and OSError.
+    """
+    load_causal(files).to(_FLOATS[kind]).save_pretrained(folder)
+    save_tokenizer(files.tokenizer, folder)
 
 
 def _tokenizer_metadata(tokenizer: Any, network: Any, rows: int, origin: str) -> Metadata:

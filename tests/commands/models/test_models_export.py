@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import write_tiny_gpt2
+from transformers import AutoModelForCausalLM
 
+from chatapp.models.loading import read_tokenizer
 from chatapp.models.resolving import has_bundled
 from chatapp.prompting.template import CHAT, save_template
 
@@ -36,6 +39,24 @@ def test_an_exported_run_is_the_same_model(
     assert info["bytes"] == out.stat().st_size
 
 
+def test_a_file_becomes_a_folder_and_another_type(run, model: Path, tmp_path: Path) -> None:
+    file, folder, small = tmp_path / "tiny.gguf", tmp_path / "new" / "tiny", tmp_path / "q.gguf"
+    for source, out, kind in ((model, file, "f32"), (file, folder, "f32"), (file, small, "f16")):
+        assert run("models", "export", str(source), str(out), "--type", kind).status == 0
+    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
+    ids = read_tokenizer(str(model)).encode("hello world")
+    assert read_tokenizer(str(folder)).encode("hello world") == ids
+    expected, again = (
+        AutoModelForCausalLM.from_pretrained(each)(torch.tensor([ids])).logits
+        for each in (model, folder)
+    )
+    assert torch.equal(expected, again)
+    question = ("ask", "hi", "--temperature", "0", "--max-tokens", "9", "--json")
+    answers = [json.loads(run(*question, "--model", str(x)).out) for x in (model, folder, small)]
+    assert {answer["reply"] for answer in answers} == {answers[0]["reply"]} != {""}
+    assert answers[1]["template"] == "chat"
+
+
 def test_a_file_is_replaced_only_when_asked_for(run, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "tiny.gguf"
     out.write_text("mine")
@@ -50,9 +71,10 @@ def test_what_cannot_be_exported_is_told(run, model: Path, tmp_path: Path) -> No
     out = tmp_path / "tiny.gguf"
     assert run("models", "export", str(model), str(out)).status == 0
     for arguments, words in (
-        ((str(out), str(tmp_path / "b.gguf")), f"{out}: is a GGUF file already"),
+        ((str(out), str(out), "--force"), f"{out}: is the model itself; name another file"),
+        ((str(out), "b", "--type", "q8_0"), "--type is q8_0, which only a GGUF file can have"),
         ((str(tmp_path / "none.gguf"), "b.gguf"), "none.gguf: there is no such file"),
-        ((str(model), str(model), "--force"), f"{model}: is a folder; expected the name of a file"),
+        ((str(out), str(model), "--force"), f"{model}: exists already; name a new folder"),
         ((str(model), str(out / "b.gguf")), "b.gguf: cannot be written: "),
     ):
         status, printed, err = run("models", "export", *arguments)

@@ -1,7 +1,7 @@
 """The vocabulary in a GGUF file as a tokenizer of the tokenizers library.
 
-A GGUF file names its method of cutting texts instead of holding a tokenizer.json: byte-level BPE
-with a pre-tokenizer known by name, or SentencePiece's BPE, whose merges follow from the scores of
+A GGUF file names its method of cutting texts instead of holding a tokenizer.json: BPE with a
+pre-tokenizer known by name, or SentencePiece's BPE, whose merges follow from the scores of
 its pieces.
 
 Invariant: a text gets the ids that llama.cpp gives it; a vocabulary with an unknown method is
@@ -14,10 +14,18 @@ from enum import IntEnum
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from chatapp.common.userfiles import did_you_mean, shown
 from chatapp.engine.errors import ModelError
+from chatapp.engine.files.gguf.pre_tokenizers import (
+    BEGIN,
+    CHARACTERS,
+    PRE_TOKENIZERS,
+    SPACES_MARKED,
+    WHOLE_WORDS_FIRST,
+    pre_tokenizer,
+)
 from chatapp.engine.files.gguf.reader import GGUFFile
 
 
@@ -32,159 +40,8 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-# The patterns of pre-tokenizers; facts of the models, with llama.cpp's names.
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _LINES
-)
-_LOWER = r"((?=[\p{L}])([^A-Z]))"
-_UPPER = r"((?=[\p{L}])([^a-z]))"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_TEKKEN = (
-    f"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
-)
-_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
-# Letters of Unicode 12 with a case, without some alphabets.
-_CASED = (
-    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{1FBE}"
-    r"\x{2D00}-\x{2D2D}\x{A790}-\x{A7FF}\x{AB30}-\x{AB6F}\x{10570}-\x{105FF}"
-    r"\x{10D50}-\x{10D8F}\x{16E40}-\x{1DFFF}]]"
-)
-_SIGNS = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]"
-_HAN_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"
-_WORDS_WITH_MARKS = (
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-)
-_LARGE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-
-
-def _capitalized(large: str, small: str, digits: str) -> str:
-    """Words cut where a large letter follows a small one. digits: the pattern of numbers."""
-    return (
-        f"{_BEFORE}{large}*{small}+{_CONTRACTIONS}?|{_BEFORE}{large}+{small}*{_CONTRACTIONS}?"
-        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES}"
-    )
-
-
-_SENTENCES = r" ?[^(\s|.,!?…。，、।۔،)]+"
-
-_LLAMA3_NAMES = tuple(
-    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano".split()
-)
-
-_DIGIT_THEN_GPT2 = (r"\p{N}", _GPT2)
-_QWEN2 = (_LLAMA3.replace("{1,3}", ""),)
-PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-    **dict.fromkeys(
-        (
-            *("gpt-2", "phi-2", "mpt", "olmo", "dolma", "gpt-neox", "jais", "trillion"),
-            *("roberta-bpe", "gigachat", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es"),
-            *("jina-v2-de", "jina-v2-code", "a.x-4.0", "mellum", "granite-docling"),
-            *("modern-bert", "exaone4"),
-        ),
-        (_GPT2,),
-    ),
-    **dict.fromkeys(
-        (
-            *_LLAMA3_NAMES,
-            *("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"),
-        ),
-        (_LLAMA3,),
-    ),
-    **dict.fromkeys(
-        (
-            *("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan", "kormo", "f2llmv2"),
-            *("grok-2", "solar-open"),
-        ),
-        _QWEN2,
-    ),
-    **dict.fromkeys(
-        (
-            *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"),
-            *("minerva-7b", "mellum2"),
-        ),
-        _DIGIT_THEN_GPT2,
-    ),
-    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
-    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"),
-    "deepseek-llm": (r"[\r\n]", rf"\s?{_CASED}+", rf"\s?{_SIGNS}+", r"\s+$", _CJK, r"\p{N}+"),
-    **dict.fromkeys(
-        ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
-        (
-            r"\p{N}{1,3}",
-            _HAN_AND_KANA,
-            rf"{_WORDS_WITH_MARKS}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}",
-        ),
-    ),
-    "spark2_5": (
-        r"\p{N}{1,3}",
-        _HAN_AND_KANA,
-        rf"{_WORDS_WITH_MARKS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+",
-        r"\p{N}",
-    ),
-    "youtu": (
-        "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _HAN_AND_KANA,
-        _capitalized(_LARGE, _SMALL, r"\p{N}"),
-    ),
-    "tekken": (_TEKKEN,),
-    **dict.fromkeys(
-        ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
-        (_capitalized(_UPPER, _LOWER, r"\p{N}{1,3}"),),
-    ),
-    "granite-embed-multi-97m": (
-        _capitalized(r"((?=[\p{L}\p{M}])([^a-z]))", r"((?=[\p{L}\p{M}])([^A-Z]))", r"\p{N}{1,3}"),
-    ),
-    **dict.fromkeys(
-        ("tiny_aya", "cohere2moe"),
-        (r"\d{1,3}(?=(?:\d{3})*\b)", _capitalized(_LARGE, _SMALL, r"\p{N}{1,3}")),
-    ),
-    "jais-2": (
-        _LLAMA3.removesuffix(r"\s+(?!\S)|\s+")
-        + "".join(rf"\s{{{2**power}}}(?!\S)|" for power in range(9, 1, -1))
-        + r"\s{1,2}(?!\S)|\s",
-    ),
-    "qwen35": (
-        _CONTRACTIONS + rf"|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}"
-        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_LINES}",
-    ),
-    "ufakzeka": (_QWEN2[0].removeprefix(_CONTRACTIONS + "|"),),
-    "laguna": (r"[^\n]+|\n+", *_QWEN2),
-    **dict.fromkeys(
-        ("bailingmoe", "bailingmoe2", "llada-moe"),
-        (_QWEN2[0].replace(r"\s*[\r\n]+", r"\s*[\r\n]"),),
-    ),
-    "seed-coder": (_QWEN2[0].replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+"),),
-    "exaone-moe": (
-        _CONTRACTIONS + rf"|{_BEFORE}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
-    ),
-    "chameleon": (
-        "<sentinel:[0-9]+>",
-        "IMGIMG[A-I]{1,4}Z",
-        r"[\t\n]|    |  ",
-        r"\p{N}",
-        r"[\p{P}!-/:-@\[-`{-~]",
-        _GPT2,
-    ),
-    **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), (_SENTENCES,)),
-    "viking": (_SENTENCES, r"\p{N}"),
-}
-"""The patterns of each method by its name: each cuts the results of those before it."""
-
-# Their vocabularies hold whole words that no merge leads to.
-_WHOLE_WORDS_FIRST = frozenset(
-    (*_LLAMA3_NAMES, "tekken", "gpt-4o", "llama4", "youtu", "granite-embed-multi-97m")
-)
-
-# Their texts begin with the beginning-of-text token.
-_BEGIN = frozenset((*_LLAMA3_NAMES, "tekken", "chameleon"))
-
 _SPACE = "▁"
+_WITH_MARKS = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> tokenizers.Tokenizer:
@@ -201,13 +58,13 @@ def gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> tokenizers.Token
     # Those at the end only make the model's matrix larger.
     used = max((id for id, type in enumerate(types) if type != TokenType.UNUSED), default=-1) + 1
     tokens, types = tokens[:used], types[:used]
-    if kind == "gpt2":
-        tokenizer = _byte_level(metadata, tokens, origin)
+    if kind in ("gpt2", "gemma4"):
+        tokenizer = _bpe(metadata, tokens, origin)
     elif kind == "llama":
         tokenizer = _sentencepiece(metadata, tokens, types, origin)
     else:
         raise ModelError(
-            f"{origin}: tokenizer.ggml.model is {kind!r}; expected 'gpt2' (byte-level BPE) or "
+            f"{origin}: tokenizer.ggml.model is {kind!r}; expected 'gpt2' or 'gemma4' (BPE), or "
             "'llama' (SentencePiece)"
         )
     tokenizer.add_special_tokens(
@@ -227,24 +84,15 @@ def gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> tokenizers.Token
     return tokenizer
 
 
-def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer of a name in `PRE_TOKENIZERS`."""
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]]
-    return pre_tokenizers.Sequence(
-        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-
-
 def begins_texts(metadata: Mapping[str, Any]) -> bool:
     """Whether texts begin with the beginning-of-text token if the file does not specify it."""
     is_sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
-    return is_sentencepiece or metadata.get("tokenizer.ggml.pre") in _BEGIN
+    return is_sentencepiece or metadata.get("tokenizer.ggml.pre") in BEGIN
 
 
-def _byte_level(
-    metadata: Mapping[str, Any], tokens: Sequence[str], origin: str
-) -> tokenizers.Tokenizer:
-    name = metadata.get("tokenizer.ggml.pre", "default")
+def _bpe(metadata: Mapping[str, Any], tokens: Sequence[str], origin: str) -> tokenizers.Tokenizer:
+    is_gemma = metadata["tokenizer.ggml.model"] == "gemma4"
+    name = "gemma4" if is_gemma else metadata.get("tokenizer.ggml.pre", "default")
     if name not in PRE_TOKENIZERS:
         raise ModelError(
             f"{origin}: tokenizer.ggml.pre is {name!r}, an unknown way of splitting "
@@ -258,11 +106,14 @@ def _byte_level(
         pair = (merge[:1] + left, right)
         if all(part in vocabulary for part in (*pair, "".join(pair))):
             merges.append(pair)
+    has_bytes, whole = name not in CHARACTERS, name in WHOLE_WORDS_FIRST
     tokenizer = tokenizers.Tokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in _WHOLE_WORDS_FIRST)
+        models.BPE(vocabulary, merges, ignore_merges=whole, byte_fallback=not has_bytes)
     )
+    if name in SPACES_MARKED:
+        tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
     tokenizer.pre_tokenizer = pre_tokenizer(name)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel() if has_bytes else decoders.Sequence(_WITH_MARKS)
     return tokenizer
 
 
@@ -293,10 +144,7 @@ def _sentencepiece(
     tokenizer.normalizer = (
         normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if before else spaces
     )
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-        + [decoders.Strip(" ", 1, 0)] * bool(before)
-    )
+    tokenizer.decoder = decoders.Sequence(_WITH_MARKS + [decoders.Strip(" ", 1, 0)] * bool(before))
     return tokenizer
 
 

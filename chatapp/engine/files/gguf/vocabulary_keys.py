@@ -12,12 +12,8 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.files.gguf.vocabulary import (
-    PRE_TOKENIZERS,
-    TokenType,
-    gguf_tokenizer,
-    pre_tokenizer,
-)
+from chatapp.engine.files.gguf.pre_tokenizers import PRE_TOKENIZERS, pre_tokenizer
+from chatapp.engine.files.gguf.vocabulary import TokenType, gguf_tokenizer
 
 Metadata = dict[str, Any]
 

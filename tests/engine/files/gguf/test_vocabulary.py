@@ -9,13 +9,9 @@ from gguf_files import write_file
 from tokenizers import Tokenizer
 
 from chatapp.engine.errors import ModelError
+from chatapp.engine.files.gguf.pre_tokenizers import PRE_TOKENIZERS, pre_tokenizer
 from chatapp.engine.files.gguf.reader import GGUFFile
-from chatapp.engine.files.gguf.vocabulary import (
-    PRE_TOKENIZERS,
-    TokenType,
-    gguf_tokenizer,
-    pre_tokenizer,
-)
+from chatapp.engine.files.gguf.vocabulary import TokenType, gguf_tokenizer
 from chatapp.models.loading import read_tokenizer
 
 LETTERS = [*"abcdehlorstuw", "Ġ", "1", "2", "!"]
@@ -69,6 +65,12 @@ def test_byte_level_with_its_way_of_cutting() -> None:
         ("youtu", "camelCase 12", ["camel", "Case", " ", "1", "2"]),
         ("exaone-moe", "the big cat 1", ["the big cat", " ", "1"]),
         ("hunyuan-dense", "a1234", ["a", "123", "4"]),
+        ("minicpm5", "don't 1234", ["don", "'t", " ", "123", "4"]),
+        ("superbpe", "12345 a b", ["12", "345", " a b"]),
+        ("kimi-k2", "camelCase日本 x's 1234", ["camelCase", "日本", " x's", " ", "123", "4"]),
+        ("afmoe", "a12345 日本\n", ["a", "12", "345", " ", "日本", "\n"]),
+        ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
+        ("whitespace", "a-b  c", ["a-b", "  ", "c"]),
     ],
 )
 def test_how_a_method_cuts(name: str, text: str, pieces: list[str]) -> None:
@@ -81,6 +83,20 @@ def test_every_method_cuts_and_loses_nothing() -> None:
     for name in PRE_TOKENIZERS:
         places = [place for _, place in pre_tokenizer(name).pre_tokenize_str(text)]
         assert "".join(text[start:end] for start, end in places) == text, name
+
+
+def test_characters_with_marked_spaces() -> None:
+    vocabulary = ["a", "b", "▁", "▁a", "\n", "<0xC3>", "<0xA9>"]
+    keys = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": vocabulary,
+        "tokenizer.ggml.merges": ["▁ a"],
+    }
+    tokenizer = gguf_tokenizer(keys, "a.gguf")
+    assert tokens(tokenizer, "b a\né") == ["b", "▁a", "\n", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("b a\né").ids) == "b a\né"
+    plain = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "whitespace"}
+    assert tokens(gguf_tokenizer(keys | plain, "a.gguf"), "a b") == ["a", "b"]
 
 
 def test_control_tokens_are_special_and_those_of_the_user_are_not() -> None:
