@@ -190,7 +190,9 @@ CHARACTERS = SPACES_MARKED | {"whitespace"}
 
 def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     """The pre-tokenizer of a name in `PRE_TOKENIZERS`."""
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]]
+    cuts: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]
+    ]
     if name not in CHARACTERS:
         cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     return pre_tokenizers.Sequence(cuts)
