@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from chatapp.common.shading import percent, visible
+from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +92,9 @@ class Tokens(Finding):
     @classmethod
     def of(cls, trace: "Trace", top: int = 10) -> Self:
         """top: how many alternatives each token has."""
-        return cls(trace.ids, trace.texts, (None, *trace.predictions(top)[:-1]))
+        return cls(
+            trace.ids, trace.texts, (*[None] * (1 + trace.first), *trace.predictions(top)[:-1])
+        )
 
     @classmethod
     def of_served(
@@ -196,27 +199,31 @@ class NextToken(Finding):
 class Attention(Finding):
     """The attention of one token.
 
-    texts: of the tokens up to it. by_head: (layers, heads, tokens), the weights on each of them.
-    layer, head: the selected ones, from 0; None averages over all.
+    texts: of the tokens that it may attend to. by_head: (layers, heads, tokens), the weights on
+    each of them. position: its own. layer, head: the selected ones, from 0; None averages over all.
+    encoded: how many of the first tokens an encoder read.
     """
 
     name: ClassVar[str] = "attention"
 
     texts: tuple[str, ...]
     by_head: "NDArray[np.float32]"
+    position: int
     layer: int | None = None
     head: int | None = None
+    encoded: int = 0
 
     @classmethod
     def of(
         cls, trace: "Trace", position: int, layer: int | None = None, head: int | None = None
     ) -> Self:
-        return cls(trace.texts[: position + 1], trace.attention(position), layer, head)
-
-    @property
-    def position(self) -> int:
-        """The place of the token in its text."""
-        return len(self.texts) - 1
+        """Raises UserError for a layer or a head that the token's stack does not have."""
+        weights = trace.attention(position)
+        for kind, place, size in zip(("layer", "head"), (layer, head), weights.shape, strict=False):
+            if place is not None and place >= size:
+                raise UserError(f"{kind} {place} of {size}, numbered from 0, is none")
+        texts = trace.texts[: weights.shape[-1]]
+        return cls(texts, weights, position, layer, head, trace.encoded)
 
     @cached_property
     def weights(self) -> list[float]:
@@ -264,12 +271,24 @@ class Attention(Finding):
 
     @property
     def sentence(self) -> str:
-        total = sum(self.weights)
-        rest = ", the rest is on what comes before the text" if total < 0.9995 else ""
-        return (
-            f"What {_named(self.texts, self.position)} attends to: {self.chosen}; the weights add "
-            f"up to {total:.4f}{rest}"
+        cross = sum(self.weights[: self.encoded])
+        total = sum(self.weights) - cross * self.is_cross
+        rest = (
+            ", the rest is on special tokens"
+            if min(total, cross if self.is_cross else 1) < 0.9995
+            else ""
         )
+        words = (
+            f"What {named_token(self.texts, self.position)} attends to: {self.chosen}; the weights"
+        )
+        if self.is_cross:
+            words += f" on the prompt (cross-attention) add up to {cross:.4f}, those on the reply"
+        return f"{words} add up to {total:.4f}{rest}"
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether it is a decoder's token, which attends to the encoder's output, too."""
+        return 0 < self.encoded <= self.position
 
     def to_json(self) -> list[list[list[float]]]:
         weights: list[list[list[float]]] = self.by_head.tolist()
@@ -312,7 +331,9 @@ class Layers(Finding):
 
     @property
     def sentence(self) -> str:
-        words = f"What each layer would predict after {_named(self.texts, len(self.texts) - 1)}"
+        words = (
+            f"What each layer would predict after {named_token(self.texts, len(self.texts) - 1)}"
+        )
         return f"{words}; │{visible(self.actual.text)}│ followed" if self.actual else words
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -340,7 +361,7 @@ FINDINGS: tuple[type[Finding], ...] = (Tokens, NextToken, Attention, Layers)
 """In display order."""
 
 
-def _named(texts: Sequence[str], position: int) -> str:
+def named_token(texts: Sequence[str], position: int) -> str:
     """A token in a sentence, between bars, so that its spaces are visible."""
     return f"token {position} │{visible(texts[position])}│"
 

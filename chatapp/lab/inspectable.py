@@ -16,6 +16,7 @@ from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check
 from chatapp.engine.errors import ModelError
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.lab.architectures.encoder_decoder import EncoderDecoderTrace
 from chatapp.lab.lens import find_lens
 from chatapp.lab.predictions import Stepper
 from chatapp.lab.traces import DecoderTrace, Trace, TransformersTrace
@@ -25,17 +26,27 @@ from chatapp.lab.traces import DecoderTrace, Trace, TransformersTrace
 class Inspectable(Protocol):
     """A model that can be inspected."""
 
-    def inspect(self, ids: Sequence[int], interventions: Interventions = UNCHANGED) -> Trace:
+    def inspect(
+        self,
+        ids: Sequence[int],
+        interventions: Interventions = UNCHANGED,
+        reply: Sequence[int] = (),
+    ) -> Trace:
         """Run the model on `ids` and record its states.
 
-        interventions: changes inside the model during the run. Raises ContextOverflow when they
+        interventions: changes inside the model during the run. reply: tokens after the text, which
+        a decoder writes where an encoder reads the text. Raises ContextOverflow when they
         exceed the window, ValueError when there are none, ModelError when this model cannot be
         inspected.
         """
         ...
 
     def stepper(
-        self, ids: Sequence[int], sampling: Sampling, interventions: Interventions = UNCHANGED
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        interventions: Interventions = UNCHANGED,
+        reply: Sequence[int] = (),
     ) -> Stepper:
         """Continue `ids` one token at a time. Raises as `inspect` does."""
         ...
@@ -61,10 +72,14 @@ class _InspectableGenerator:
         assert isinstance(model, LocalGenerator)
         return model
 
-    def inspect(self, ids: Sequence[int], interventions: Interventions = UNCHANGED) -> Trace:
+    def inspect(
+        self,
+        ids: Sequence[int],
+        interventions: Interventions = UNCHANGED,
+        reply: Sequence[int] = (),
+    ) -> Trace:
         """See `Inspectable.inspect`."""
-        model = self._model
-        _check_is_one_stack(model)
+        model, prompt, ids = self._model, ids, [*ids, *reply]
         model.check_text(ids)
         if isinstance(model, LocalModel):
             lens = find_lens(model)
@@ -78,25 +93,24 @@ class _InspectableGenerator:
                     None if lens is None else lens.transport,
                 )
         check_changeable(model.name, interventions, is_changeable=False)
+        if isinstance(model, EncoderDecoderModel):
+            return EncoderDecoderTrace(model, prompt, reply)
         if isinstance(model, TransformersModel) and not model.is_permuted:
             return TransformersTrace(model, ids)
         raise ModelError(f"{model.name}: this model is not autoregressive and cannot be inspected")
 
     def stepper(
-        self, ids: Sequence[int], sampling: Sampling, interventions: Interventions = UNCHANGED
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        interventions: Interventions = UNCHANGED,
+        reply: Sequence[int] = (),
     ) -> Stepper:
         """See `Inspectable.stepper`."""
-        model = self._model
-        _check_is_one_stack(model)
+        model: LocalGenerator = self._model
+        if isinstance(model, EncoderDecoderModel):
+            model = model.replying_to(len(ids))
+        ids = [*ids, *reply]
         model.check_text(ids)
         logits = partial(model.logits, interventions=interventions)
         return Stepper(logits, model.piece, ids, sampling, model.context, model.end_ids)
-
-
-def _check_is_one_stack(model: LocalGenerator) -> None:
-    """Raises ModelError for a model that has no single stack for prompt and reply."""
-    if isinstance(model, EncoderDecoderModel):
-        raise ModelError(
-            f"{model.name}: this is an encoder-decoder model; only decoder-only models can "
-            "be inspected"
-        )

@@ -33,16 +33,24 @@ class Trace(ABC):
     """The states of a model while it read `ids`.
 
     Positions count tokens from 0, and so do layers. What layers predict begins with the embeddings.
+
+    encoded: how many of the first tokens an encoder read; 0 for a model of one stack.
     """
 
     def __init__(
         self, ids: Sequence[int], *, layers: int, heads: int, piece: Callable[[int], str]
     ) -> None:
         self.ids = tuple(ids)
+        self.encoded = 0
         self.layers = layers
         self.heads = heads
         self.texts = tuple(piece(id) for id in ids)
         self._piece = piece
+
+    @property
+    def first(self) -> int:
+        """The first position after which a token is predicted."""
+        return max(0, self.encoded - 1)
 
     @abstractmethod
     def logits(self, start: int, stop: int) -> Tensor:
@@ -79,10 +87,11 @@ class Trace(ABC):
         return weights
 
     def predictions(self, top: int = 10) -> list[Prediction]:
-        """The model's prediction after each position, with the token that followed."""
+        """The model's prediction after each position from `first` on, with the token that
+        followed."""
         summed_up: list[Prediction] = []
         followers: list[int | None] = [*self.ids[1:], None]
-        for start in range(0, len(self.ids), ROWS):
+        for start in range(self.first, len(self.ids), ROWS):
             stop = min(start + ROWS, len(self.ids))
             summed_up += predictions(
                 self.logits(start, stop), followers[start:stop], top=top, piece=self._piece
@@ -175,7 +184,12 @@ class DecoderTrace(Trace):
 
 
 # The name of the norm after the last block in transformers' models.
-_FINAL_NORMS = ("ln_f", "norm", "final_layernorm", "final_layer_norm", "norm_f")
+_FINAL_NORMS = ("ln_f", "norm", "final_layernorm", "final_layer_norm", "norm_f", "layer_norm")
+
+
+def final_norm(stack: Any) -> Any:
+    """The norm after the last block of a stack of transformers; None where it has none."""
+    return next((getattr(stack, name) for name in _FINAL_NORMS if hasattr(stack, name)), None)
 
 
 class TransformersTrace(Trace):
@@ -203,7 +217,7 @@ class TransformersTrace(Trace):
     def layer_logits(self, position: int) -> Tensor:
         inside = self._model.network.base_model
         inside = getattr(inside, "decoder", inside)  # OPT has its blocks one level below
-        norm = next((getattr(inside, n) for n in _FINAL_NORMS if hasattr(inside, n)), None)
+        norm = final_norm(inside)
         if norm is None:
             raise self._missing("layers' predictions")
         # transformers' last hidden state has passed the norm already.

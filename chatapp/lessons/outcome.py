@@ -68,7 +68,7 @@ class Outcome:
     @cached_property
     def trace(self) -> "Trace":
         """Of the text with the reply."""
-        return self._inside.inspect((*self.ids, *self._reply_ids), self._changes)
+        return self._inside.inspect(self.ids, self._changes, self._reply_ids)
 
     @cached_property
     def next(self) -> NextToken:
@@ -93,8 +93,8 @@ class Outcome:
         ids = self._model.tokenizer.encode(token, begins=False)
         if len(ids) != 1:
             raise UserError(f"{token!r} is {len(ids)} tokens, not one")
-        with_it = self._inside.inspect((*self.ids, ids[0]), self._changes)
-        actual = with_it.predictions(1)[len(self.ids) - 1].actual
+        with_it = self._inside.inspect(self.ids, self._changes, ids)
+        actual = with_it.predictions(1)[-2].actual
         return cast("Candidate", actual).probability
 
     def weight(self, token: str) -> float:

@@ -100,10 +100,30 @@ def test_it_is_chatted_with(model: str, tmp_path: Path) -> None:
     store.close()
 
 
+def test_both_stacks_are_inspected(run, model: str, tmp_path: Path) -> None:
+    text = ("inspect", "The lazy dog", "--model", model)
+    reply = json.loads(run("complete", *text[1:], "--temperature", "0", "--json").out)["reply"]
+    page = tmp_path / "page.html"
+    shown = run(*text, "--output", str(page))
+    assert shown.status == 0, shown.err
+    assert "Cross-attention" in page.read_text()
+    document = json.loads(run(*text, "--tokens", "--attention", "--token", "-1", "--json").out)
+    cross = document["cross_attention"]
+    known = [row for row in document["tokens"] if row["probability"] is not None]
+    assert len(known) == len(cross["reply"]) == len(cross["weights"])
+    assert "".join(cross["reply"]).replace("▁", " ").strip().startswith(reply[:4].strip())
+    for wrong, words in (
+        (("--attention", "--json"), "choose a token with --token"),
+        (("--layers", "--token", "0"), "the encoder predicts no tokens"),
+        (("--why",), "the parts of this kind of model cannot be measured"),
+        (("--experts",), "has no mixture of experts"),
+    ):
+        failed = run(*text, *wrong)
+        assert (failed.status, failed.out) == (2, "")
+        assert words in failed.err
+
+
 def test_what_it_cannot_do_is_said(run, model: str) -> None:
-    shown = run("inspect", "The lazy dog", "--model", model)
-    assert (shown.status, shown.out) == (2, "")
-    assert "this is an encoder-decoder model" in shown.err
     measured = run("bench", "--model", model)
     assert measured.status == 2
     assert "is an encoder-decoder model" in measured.err

@@ -1,4 +1,4 @@
-"""`chatapp inspect --neighbours, --state, --weight, --norms, --neurons, --positions`: close-ups.
+"""`chatapp inspect --neighbours, --state, --weight, --norms, --neurons, --experts, --positions`.
 
 Invariant: nothing of torch is imported before a model is loaded.
 """
@@ -50,6 +50,9 @@ class CloseUps:
             help="Show the neurons of an MLP, such as 4.mlp, with the largest effect.",
         ),
     ] = None
+    experts: Annotated[
+        bool, typer.Option("--experts", help="Show which experts each token went to.")
+    ] = False
     positions: Annotated[
         str | None,
         typer.Option(
@@ -63,7 +66,7 @@ class CloseUps:
     def are_given(self) -> bool:
         """Whether there is one of them."""
         options = (self.neighbours, self.state, self.weight, self.neurons, self.positions)
-        return self.norms or any(option is not None for option in options)
+        return self.norms or self.experts or any(option is not None for option in options)
 
 
 def find_close_ups(
@@ -73,13 +76,16 @@ def find_close_ups(
 
     ids: of the text up to the token at `position`.
     """
-    from chatapp.engine.decoder.interventions import parse_part
+    from chatapp.engine.decoder.interventions import Part, parse_part
+    from chatapp.lab.architectures.experts import Experts
+    from chatapp.lab.architectures.positions import Positions
     from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
     from chatapp.lab.experiments import token_of
     from chatapp.lab.heads import own_decoder
-    from chatapp.lab.positions import Positions
 
-    shape = own_decoder(model).decoder.architecture
+    def part(name: str) -> Part:
+        return parse_part(name, own_decoder(model).decoder.architecture)
+
     findings: list[Finding] = []
     if wanted.neighbours is not None:
         id = token_of(model.tokenizer, wanted.neighbours, "--neighbours")
@@ -87,12 +93,14 @@ def find_close_ups(
     if wanted.state is not None:
         findings.append(StateNeighbours.of_state(model, ids, wanted.state, position, top))
     if wanted.weight is not None:
-        findings.append(WeightSteps.of(model, ids, parse_part(wanted.weight, shape), position))
+        findings.append(WeightSteps.of(model, ids, part(wanted.weight), position))
     if wanted.norms:
         findings.append(Norms.of(model, ids, position))
     if wanted.neurons is not None:
-        findings.append(Neurons.of(model, ids, parse_part(wanted.neurons, shape), top=top))
+        findings.append(Neurons.of(model, ids, part(wanted.neurons), top=top))
     if wanted.positions is not None:
         other = model.tokenizer.encode(wanted.positions)
         findings.append(Positions.of(model, ids, other, top))
+    if wanted.experts:
+        findings.append(Experts.of(model, ids))
     return findings

@@ -33,6 +33,7 @@ from chatapp.lab.findings import FINDINGS, Attention, Finding, Layers, NextToken
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.lab.inspectable import Inspectable
+    from chatapp.lab.predictions import Stepper
 
 SECTIONS = tuple(kind.name for kind in FINDINGS)
 
@@ -196,9 +197,13 @@ class _Look:
     """A text that a model has read. Raises UserError for a place that is not there."""
 
     def __init__(self, model: "LanguageModel", content: str, place: Place) -> None:
+        from chatapp.lab.architectures.encoder_decoder import reply_of
+
         self._model, self._place = model, place
         self._opened = _opened(model)
-        self._trace = trace = self._opened.inspect(model.tokenizer.encode(content))
+        self._prompt = model.tokenizer.encode(content)
+        self._reply = reply_of(model, self._prompt)
+        self._trace = trace = self._opened.inspect(self._prompt, reply=self._reply)
         self._position = position = _position(place.token, len(trace.ids))
         self._cell = (
             _place("layer", place.layer, trace.layers),
@@ -208,14 +213,22 @@ class _Look:
 
     def sections(self, names: Sequence[str], sampling: "Sampling") -> list[Finding]:
         """What is shown of the text itself."""
+        from chatapp.lab.architectures.encoder_decoder import CrossAttention, EncoderDecoderTrace
+
         trace, position, top = self._trace, self._position, self._place.top
         makers: dict[str, Callable[[], Finding]] = {
             Tokens.name: lambda: Tokens.of(trace, top),
-            NextToken.name: lambda: NextToken.of(self._opened.stepper(trace.ids, sampling), top),
+            NextToken.name: lambda: NextToken.of(self._stepper(sampling), top),
             Attention.name: lambda: Attention.of(trace, position, *self._cell),
             Layers.name: lambda: Layers.of(trace, position, top),
         }
-        return [makers[name]() for name in names]
+        findings = [makers[name]() for name in names]
+        if isinstance(trace, EncoderDecoderTrace) and self._reply and Attention.name in names:
+            findings.append(CrossAttention.of(trace, *self._cell))
+        return findings
+
+    def _stepper(self, sampling: "Sampling") -> "Stepper":
+        return self._opened.stepper(self._prompt, sampling, reply=self._reply)
 
     def questions(
         self, experiments: PartOptions, close_ups: CloseUps, *, has_parts: bool

@@ -95,11 +95,17 @@ class EncoderDecoderModel(NetworkModel):
 
     def generate(self, request: Request) -> Iterator[Event]:
         """See `LanguageModel.generate`."""
-        # The loop knows one sequence. A copy, which shares everything else, knows where its prompt
-        # ends.
+        return super(EncoderDecoderModel, self.replying_to(len(request.ids))).generate(request)
+
+    def replying_to(self, size: int) -> Self:
+        """The same model, for which the first `size` tokens of a sequence are the prompt.
+
+        The generation loop and steppers know one sequence. A copy, which shares everything else,
+        knows where its prompt ends.
+        """
         writing = copy.copy(self)
-        writing._prompt_size = len(request.ids)
-        return super(EncoderDecoderModel, writing).generate(request)
+        writing._prompt_size = size
+        return writing
 
     def next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int] = ()

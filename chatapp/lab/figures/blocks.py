@@ -148,19 +148,23 @@ class Map:
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Lines from the last of some tokens to those that it attends to.
+    """Lines from one of some tokens to those that it attends to.
 
-    weights: of each token. by_head: (layers, heads, tokens), what other heads would show.
+    weights: of each token. by_head: (layers, heads, tokens), what other heads would show. source:
+    the token that the lines begin at; None for the last.
     """
 
     texts: Sequence[str]
     weights: Sequence[float]
     by_head: "NDArray[np.float32] | None" = None
+    source: int | None = None
 
     def shown(self, most: int) -> list[int]:
-        """The positions of so many tokens: the last, and those with the largest weights."""
-        order = sorted(range(len(self.texts) - 1), key=lambda place: -self.weights[place])
-        return sorted([*order[: most - 1], len(self.texts) - 1])
+        """The positions of so many tokens: those with the largest weights, then the source."""
+        source = len(self.texts) - 1 if self.source is None else self.source
+        others = (place for place in range(len(self.texts)) if place != source)
+        order = sorted(others, key=lambda place: -self.weights[place])
+        return [*sorted(order[: most - 1]), source]
 
 
 Block = Heading | Note | Shaded | Table | Map | Lines

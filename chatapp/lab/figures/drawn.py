@@ -27,6 +27,8 @@ _BLOCKS: dict[str, Callable[[Any], list[Block]]] = {
     "weight": of_close_ups.weight_blocks,
     "norms": of_close_ups.norms_blocks,
     "neurons": of_close_ups.neurons_blocks,
+    "experts": of_close_ups.experts_blocks,
+    "cross_attention": of_close_ups.cross_attention_blocks,
     "positions": of_close_ups.positions_blocks,
 }
 """By the name of the finding, so that drawing one imports nothing of what computes the others."""

@@ -1,14 +1,18 @@
-"""The blocks of close-ups: neighbours, one weight step by step, norms, neurons, positions."""
+"""The blocks of close-ups: neighbours, one weight step by step, norms, neurons, and of what only
+some architectures have.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from chatapp.common.shading import visible
 from chatapp.lab.figures.blocks import (
     Bar,
     Block,
     Cell,
     Heading,
     Lines,
+    Map,
     Note,
     Number,
     Pieces,
@@ -16,11 +20,13 @@ from chatapp.lab.figures.blocks import (
     Table,
 )
 from chatapp.lab.figures.of_texts import pieces
-from chatapp.lab.findings import state_name
+from chatapp.lab.findings import named_token, state_name
 
 if TYPE_CHECKING:
+    from chatapp.lab.architectures.encoder_decoder import CrossAttention
+    from chatapp.lab.architectures.experts import Experts
+    from chatapp.lab.architectures.positions import Positions
     from chatapp.lab.close_ups import Neighbour, Neighbours, Neurons, Norms, WeightSteps
-    from chatapp.lab.positions import Positions
 
 _SHOWN = 20
 
@@ -108,3 +114,37 @@ def positions_blocks(positions: "Positions") -> list[Block]:
         ]
         blocks.append(Table(["positions", ">change", ">apart", title], rows))
     return blocks
+
+
+def experts_blocks(experts: "Experts") -> list[Block]:
+    """The first expert of each token in a map, and all of those of the last token."""
+    names = [f"{place} │{text}│" for place, text in enumerate(experts.texts)]
+    columns = [str(layer.layer) for layer in experts.layers]
+    tokens = range(len(experts.texts))
+    weights = [[layer.weights[place][0] for layer in experts.layers] for place in tokens]
+    letters = [[str(layer.experts[place][0]) for layer in experts.layers] for place in tokens]
+    rows: list[list[Cell]] = [
+        [str(layer.layer), Pieces([(str(e), w) for e, w in zip(*chosen, strict=True)])]
+        for layer in experts.layers
+        for chosen in [(layer.experts[-1], layer.weights[-1])]
+    ]
+    return [
+        Heading("Experts", experts.sentence),
+        Note("The number of the expert with the largest weight:"),
+        Map(weights, ("token", "layer"), names, columns, letters=letters),
+        Heading("All experts", f"of {named_token(experts.texts, len(experts.texts) - 1)}"),
+        Table([">layer", "experts and their weights"], rows),
+    ]
+
+
+def cross_attention_blocks(cross: "CrossAttention") -> list[Block]:
+    """A map of the prompt's tokens and the reply's, with the reply below it."""
+    names = [f"{place} │{text}│" for place, text in enumerate(cross.prompt)]
+    first = len(cross.prompt)
+    columns = [str(first + place) for place in range(len(cross.reply))]
+    reply = "  ".join(f"{first + n} │{visible(text)}│" for n, text in enumerate(cross.reply))
+    return [
+        Heading("Cross-attention", cross.sentence),
+        Map(cross.weights.T.tolist(), ("prompt", "reply"), names, columns),
+        Note(f"The reply: {reply}"),
+    ]

@@ -106,7 +106,7 @@ def attention_blocks(attention: Attention) -> list[Block]:
     return [
         Heading("Attention", attention.sentence),
         Shaded(attention.texts, attention.shares, notes, attention.position),
-        Lines(attention.texts, attention.weights, attention.by_head),
+        Lines(attention.texts, attention.weights, attention.by_head, attention.position),
         Heading("Layers and heads", seen),
         Map(attention.on(target), is_of_heads=True),
     ]

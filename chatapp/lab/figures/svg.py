@@ -220,7 +220,7 @@ class Sheet:
             self._open(f"token {place} {text}: weight {weight:.6g}", f' data-line="{place}"')
             self._text(7 - len(str(place)) - 3, str(place), "s")
             self._text(12 - len(percent(weight)), percent(weight), "n")
-            self._text(13, text, "b u" if place == len(lines.texts) - 1 else "")
+            self._text(13, text, "b u" if place == shown[-1] else "")
             y = self._y + ROW / 2
             self._elements.append(
                 f'<path class="l" d="M{x:.0f} {bottom:.0f}C{x + bulge:.0f} {bottom:.0f} '

@@ -73,7 +73,10 @@ class AttentionView(CloserView):
         """The attention of the chosen head."""
         if self._attention is None:
             return None
-        layer, head = self.cell or (None, None)
+        layers, heads, _ = self._attention.by_head.shape
+        cell = self.cell
+        is_there = cell is not None and cell[0] < layers and cell[1] < heads
+        layer, head = cell if cell is not None and is_there else (None, None)
         return replace(self._attention, layer=layer, head=head)
 
     def findings(self) -> Sequence[Finding]:
@@ -170,5 +173,5 @@ class AttentionView(CloserView):
             ("; the map: % of each head", "dim"),
         )  # fmt: skip
         self.query_one("#attention-detail", Static).update(detail)
-        lines = line_rows(Lines(texts, weights), _MOST_LINES)
+        lines = line_rows(Lines(texts, weights, source=source), _MOST_LINES)
         self.query_one("#attention-lines-text", Static).update(Group(*lines))

@@ -55,6 +55,11 @@ CLOSE_UPS = {
         "effect = activation · W_out[:, n] through the final norm, with its scale, and W_U[token] "
         "- W_U[other]; Geva et al. 2022, arXiv 2203.14680.",
     ),
+    "experts": (
+        "the experts of each token",
+        "The MLP of a mixture gives the sum of g E(h) over the experts with the largest scores "
+        "of the router; Shazeer et al. 2017, arXiv 1701.06538.",
+    ),
 }
 """By its name: what it is, its formula and source."""
 
@@ -74,14 +79,17 @@ def find_close_up(
 ) -> list[Finding]:
     """The findings of a close-up, computed on a thread. Raises UserError."""
     from chatapp.engine.decoder.interventions import Part
+    from chatapp.lab.architectures.experts import Experts
     from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
     from chatapp.lab.experiments import SmallestCircuit, ask
     from chatapp.lab.heads import own_decoder
 
-    last = own_decoder(model).decoder.architecture.layers - 1
-    layer, head = place.cell or (last, None)
     position, changes = place.position, look.changes
     before, after = look.tokens.ids[: position + 1], look.tokens.ids[position + 1 :]
+    if name == "experts":
+        return [Experts.of(model, before)]
+    last = own_decoder(model).decoder.architecture.layers - 1
+    layer, head = place.cell or (last, None)
     following = next(iter(after), None)
     if name == "circuit":
         question = ask(model, before, following, None, changes)
@@ -117,8 +125,9 @@ class CloserView(View):
         Binding("n", "closer('neighbours')", "The tokens nearest to the chosen one", show=False),
         Binding("r", "closer('norms')", "The residual stream's norm by layer", show=False),
         Binding("u", "closer('neurons')", "The ten neurons that count most", show=False),
+        Binding("e", "closer('experts')", "The experts that each token went to", show=False),
     ]
-    closer_hint = "c circuit · w weight · n neighbours · r norms · u neurons"
+    closer_hint = "c circuit · w weight · n neighbours · r norms · u neurons · e experts"
 
     _look = Look(Tokens((), (), ()), 0)
     shared: int | None = None

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from chatapp.lab.predictions import Candidate, Prediction
 
 
+_FIRST = "Nothing comes before the first token, so nothing predicts it."
+_ENCODED = "The encoder reads this token, and nothing predicts it."
+
+
 class TokensView(View):
     """Token boundaries and ids, their probabilities and alternatives.
 
@@ -106,7 +110,8 @@ class TokensView(View):
         )  # fmt: skip
         lines: list[tuple[str, Content]] = []
         if expected is None or actual is None:
-            words = look.reason or "Nothing comes before the first token, so nothing predicts it."
+            is_encoded = look.trace is not None and position < look.trace.encoded
+            words = _ENCODED if is_encoded else look.reason or _FIRST
             line += Content.styled(f"\n{printable(words)}", "dim")
         else:
             line += Content.assemble(("  p ", "dim"), percent(actual.probability).strip())

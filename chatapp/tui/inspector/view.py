@@ -103,7 +103,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         ids, start = (*reading.prompt.ids, *reading.reply_ids), len(reading.prompt.ids)
     opened = inspectable(model)
     changes = session.chat.interventions.added_after(start)
-    trace = None if opened is None else opened.inspect(ids, changes)
+    trace = None if opened is None else opened.inspect(ids[:start], changes, ids[start:])
     drawn = reading.drawn if reading else ()
     return Look(
         Tokens.of(trace, ALTERNATIVES)

@@ -18,7 +18,6 @@ from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.device import Memory
 from chatapp.engine.model import ContextOverflow, Request, Sampling
-from chatapp.lab.inspectable import inspectable
 from chatapp.models.description import describe
 from chatapp.models.loading import load_model
 
@@ -218,12 +217,6 @@ def test_the_window(t5: Path) -> None:
 
 
 def test_what_cannot_be_shown_is_said(t5: Path) -> None:
-    model = load_model(str(t5))
-    opened = inspectable(model)
-    assert opened is not None
-    for ask in (lambda: opened.inspect([5, 6]), lambda: opened.stepper([5, 6], GREEDY)):
-        with pytest.raises(ModelError, match="this is an encoder-decoder model"):
-            ask()
     with pytest.raises(ModelError, match="encoder-decoder"):
         load_causal(ModelFiles.read(t5))
 

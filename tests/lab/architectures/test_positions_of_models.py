@@ -12,7 +12,7 @@ from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.tokenizers.byte_level import BPETokenizer
-from chatapp.lab.positions import Positions
+from chatapp.lab.architectures.positions import Positions
 
 TEXT, OTHER = [5, 17, 93, 5, 41, 18], [5, 41, 93, 5, 17, 18]
 

@@ -1,0 +1,1 @@
+"""What only some architectures have: positions, experts, an encoder beside the decoder."""
