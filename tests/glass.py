@@ -107,11 +107,20 @@ class GlassModel(ScriptedModel):
         ]
         return torch.tensor(values)
 
-    def inspect(self, ids: Sequence[int], interventions: Interventions = UNCHANGED) -> Trace:
-        return _ScriptedTrace(self, ids)
+    def inspect(
+        self,
+        ids: Sequence[int],
+        interventions: Interventions = UNCHANGED,
+        reply: Sequence[int] = (),
+    ) -> Trace:
+        return _ScriptedTrace(self, [*ids, *reply])
 
     def stepper(
-        self, ids: Sequence[int], sampling: Sampling, interventions: Interventions = UNCHANGED
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        interventions: Interventions = UNCHANGED,
+        reply: Sequence[int] = (),
     ) -> Stepper:
-        piece = self.tokenizer.piece
+        piece, ids = self.tokenizer.piece, [*ids, *reply]
         return Stepper(self.logits, piece, ids, sampling, self.context, {self.tokenizer.end_id})

@@ -6,6 +6,7 @@ and `spread` have other units. Scores on random tokens and on text disagree; bot
 """
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -271,9 +272,16 @@ def look_at_weights(decoder: Decoder, row: Sequence[int], take: Take) -> None:
         elif point.endswith(".attention.key"):
             layer = int(point.split(".")[1])
             take(layer, decoder.attention_weights(layer, queries[0], value[0]))
+            if layer == decoder.architecture.layers - 1:
+                raise _Enough
         return value
 
-    decoder.hidden([row], observe=observe)
+    with suppress(_Enough):
+        decoder.hidden([row], observe=observe)
+
+
+class _Enough(Exception):
+    """All weights were seen; what the last block makes of them is not needed."""
 
 
 def add_random(sums: "Sums", decoder: Decoder, row: Sequence[int], start: int) -> None:
@@ -285,9 +293,12 @@ def add_random(sums: "Sums", decoder: Decoder, row: Sequence[int], start: int) -
     def take(layer: int, weights: Tensor) -> None:
         own = weights[:, start:, start:]
         second = own[:, length:]
-        sums.add("previous", layer, own.diagonal(-1, 1, 2))
-        sums.add("duplicate", layer, second.diagonal(0, 1, 2))
-        sums.add("induction", layer, second.diagonal(1, 1, 2))
+        sums.add(
+            layer,
+            previous=own.diagonal(-1, 1, 2),
+            duplicate=second.diagonal(0, 1, 2),
+            induction=second.diagonal(1, 1, 2),
+        )
 
     look_at_weights(decoder, row, take)
 
@@ -299,18 +310,21 @@ def add_text(sums: "Sums", decoder: Decoder, row: Sequence[int], start: int) -> 
     distances = (at[:, None] - at).float()
     # (i, j+1) where token j, before the one before i, is token i.
     after_same = ((ids[:, None] == ids) & (at < at[:, None] - 1)).roll(1, 1)
-    repeats = after_same.any(1)
+    repeats, squares = after_same.any(1), distances[1:] ** 2
 
     def take(layer: int, weights: Tensor) -> None:
         own = weights[:, start:, start:]
         later = own[:, 1:]
         distance = (later * distances[1:]).sum(2)
-        sums.add("self", layer, own.diagonal(0, 1, 2)[:, 1:])
-        sums.add("previous_text", layer, own.diagonal(-1, 1, 2))
-        sums.add("induction_text", layer, (own * after_same).sum(2)[:, repeats])
-        sums.add("entropy", layer, torch.special.entr(later).sum(2) / np.log(2))
-        sums.add("distance", layer, distance)
-        sums.add("spread", layer, (later * distances[1:] ** 2).sum(2) - distance**2)
+        sums.add(
+            layer,
+            self=own.diagonal(0, 1, 2)[:, 1:],
+            previous_text=own.diagonal(-1, 1, 2),
+            induction_text=(own[:, repeats] * after_same[repeats]).sum(2),
+            entropy=torch.special.entr(later).sum(2) / np.log(2),
+            distance=distance,
+            spread=(later * squares).sum(2) - distance**2,
+        )
 
     look_at_weights(decoder, row, take)
 
@@ -324,12 +338,15 @@ class Sums:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
-    def add(self, name: str, layer: int, values: Tensor) -> None:
-        """values: (heads, tokens)."""
-        sums = self._sums.setdefault(name, torch.zeros(self._shape, dtype=torch.float64))
-        sums[layer] += values.double().sum(1).cpu()
-        if layer == 0:
-            self._counts[name] = self._counts.get(name, 0) + values.shape[1]
+    def add(self, layer: int, /, **values: Tensor) -> None:
+        """values: (heads, tokens) of each name."""
+        of_heads = torch.stack([value.sum(1) for value in values.values()]).double().cpu()
+        for (name, value), added in zip(values.items(), of_heads, strict=True):
+            if name not in self._sums:
+                self._sums[name] = torch.zeros(self._shape, dtype=torch.float64)
+                self._counts[name] = 0
+            self._sums[name][layer] += added
+            self._counts[name] += value.shape[1] * (layer == 0)
 
     def means(self) -> dict[str, NDArray[np.float64]]:
         """(layers, heads) of each name; 0 where no token counted."""
@@ -357,8 +374,8 @@ def copying_scores(decoder: Decoder) -> NDArray[np.float64]:
     embedding = decoder.token_embedding[: decoder.vocabulary].float()
     output = matrix_of(decoder.uncapped_head, shape.width, decoder.device) * decoder.norm.weight
     both = embedding.T @ _centred(decoder.norm, output, 1)  # (read width, written width)
-    scores = np.zeros((shape.layers, shape.heads))
-    for layer, block in enumerate(decoder.blocks):
+    products: list[Tensor] = []
+    for block in decoder.blocks:
         size, shared = shape.head_size, shape.heads // shape.key_value_heads
         read = matrix_of(block.attention.query_key_value, shape.width, decoder.device)
         values = read[-shape.key_value_heads * size :].view(-1, size, shape.width)
@@ -368,11 +385,12 @@ def copying_scores(decoder: Decoder) -> NDArray[np.float64]:
         writes = write.view(shape.width, shape.heads, size).unbind(1)
         circuit = block.norm_1.weight[:, None] * _centred(block.norm_1, both, 0)
         for head, write in enumerate(writes):
-            product = values[head // shared] @ circuit @ write
-            eigenvalues = torch.linalg.eigvals(product.double().cpu())
-            total = float(eigenvalues.abs().sum())
-            scores[layer, head] = float(eigenvalues.real.sum()) / total if total else 0.0
-    return scores
+            products.append(values[head // shared] @ circuit @ write)
+    eigenvalues = torch.linalg.eigvals(torch.stack(products).double().cpu())
+    totals = eigenvalues.abs().sum(1)
+    scores = (eigenvalues.real.sum(1) / totals).where(totals > 0, 0.0)
+    array: NDArray[np.float64] = scores.view(shape.layers, shape.heads).numpy()
+    return array
 
 
 def _centred(norm: LayerNorm | RMSNorm, x: Tensor, dimension: int) -> Tensor:

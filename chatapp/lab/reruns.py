@@ -194,20 +194,18 @@ def read_again(
     return torch.stack([results[index] for index in range(len(edits))])
 
 
-@dataclass(frozen=True)
-class _Before:
-    """Keys and values before a position as `KeyValues`, the same for all rows."""
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """Keys and values of earlier tokens as `KeyValues`: (1 or rows, heads, tokens, head size)."""
 
-    reading: Reading
-    position: int
+    keys: Tensor
+    values: Tensor
 
     def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """See `KeyValueCache.extend`."""
-        rows = new.shape[1]
-        kept = (self.reading.keys[layer], self.reading.values[layer])
         keys, values = (
-            torch.cat([old[:, :, : self.position].expand(rows, -1, -1, -1), added], 2)
-            for old, added in zip(kept, new, strict=True)
+            torch.cat([old.expand(new.shape[1], -1, -1, -1), added], 2)
+            for old, added in zip((self.keys, self.values), new, strict=True)
         )
         return keys, values
 
@@ -221,34 +219,48 @@ def read_again_from(
 ) -> Tensor:
     """As `read_again`, for edits of the residual stream at single positions.
 
-    What lies before the position is not computed again. `measure` takes the states (rows, tokens
-    from the position on, width).
+    What lies before a position is not computed again, and of the last block only what it makes of
+    the last token. `measure` takes the states (rows, 1, width) of that token.
     """
-    layers = reading.decoder.architecture.layers
-    order = sorted(range(len(edits)), key=lambda i: (edits[i].position or 0, edits[i].layer))
-    by_position = [
-        (position, list(group))
-        for position, group in groupby(order, key=lambda i: edits[i].position or 0)
-    ]
+    # Neighbouring positions go through the layers together, from the first of them on.
+    size = max(1, min(4, _TOKENS_AT_ONCE // (reading.tokens * len(reading.keys))))
+    place = [(edit.position or 0) // size for edit in edits]
+    order = sorted(range(len(edits)), key=lambda index: (place[index], edits[index].layer))
+    groups = [(first, list(of)) for first, of in groupby(order, key=place.__getitem__)]
     results: dict[int, Tensor] = {}
-    for done, (position, group) in enumerate(by_position):
-        progress(done, len(by_position))
-        states = reading.states[0][None, :0, :][:0]
-        states = states.new_empty(0, reading.tokens - position, states.shape[-1])
-        before = _Before(reading, position) if position else None
-        for layer in range(layers):
-            for index in group:
-                if edits[index].layer == layer:
-                    fresh = reading.states[layer][position:].clone()
-                    replace(edits[index], position=0).put(fresh)
-                    states = torch.cat([states, fresh[None]])
-            if len(states):
-                states = reading.decoder.block_states(
-                    states, layer, start=position, before=before, changes=reading.changes
-                )
+    for done, (first, group) in enumerate(groups):
+        progress(done, len(groups))
+        states = _last_states(reading, [edits[index] for index in group], first * size)
         results |= dict(zip(group, measure(states), strict=True))
-    progress(len(by_position), len(by_position))
+    progress(len(groups), len(groups))
     return torch.stack([results[index] for index in range(len(edits))])
+
+
+def _last_states(reading: Reading, edits: Sequence[Edit], start: int) -> Tensor:
+    """The last token's states (edits, 1, width) after the last layer.
+
+    edits: of the residual stream from position `start` on, those of the first layers first.
+    """
+    decoder, last = reading.decoder, len(reading.keys) - 1
+    states = reading.states[0][None, start:][:0]
+    for layer in range(last + 1):
+        coming = [edit for edit in edits if edit.layer == layer]
+        fresh = reading.states[layer][start:].expand(len(coming), -1, -1).clone()
+        for row, edit in zip(fresh, coming, strict=True):
+            replace(edit, position=(edit.position or 0) - start).put(row)
+        states = torch.cat([states, fresh])
+        if not len(states):
+            continue
+        before = _Earlier(reading.keys[layer][:, :, :start], reading.values[layer][:, :, :start])
+        at = start
+        if layer == last:
+            new = decoder.keys_and_values(states, layer, start)[..., :-1, :]
+            before, at = _Earlier(*before.extend(layer, new)), reading.tokens - 1
+            states = states[:, -1:]
+        states = decoder.block_states(
+            states, layer, start=at, before=before, changes=reading.changes
+        )
+    return states
 
 
 def last_logits(decoder: Decoder, states: Tensor) -> Tensor:

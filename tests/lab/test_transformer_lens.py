@@ -17,6 +17,7 @@ from torch import Tensor
 from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.attribution import effects, shares
+from chatapp.lab.heads import Sums, add_random
 from chatapp.lab.patching import patch
 from chatapp.lab.reruns import Contrast, Reading
 
@@ -26,16 +27,22 @@ CLEAN = torch.randint(0, 340, (14,), generator=torch.Generator().manual_seed(3))
 CORRUPT = [*CLEAN[:5], 17, *CLEAN[6:9], 200, *CLEAN[10:13], 91]
 CONTRAST = Contrast(7, 11)
 
-SHAPES = {
+_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64},
-    "llama": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-    },
+    "llama": _SIZES,
+    "mistral": _SIZES | {"sliding_window": None},
+    "qwen2": _SIZES,
+    "qwen3": _SIZES | {"head_dim": 8},
+    "gpt_neox": _SIZES | {"num_key_value_heads": 4},
+    "gemma3_text": _SIZES | {"head_dim": 8},
 }
 
 Pair = tuple[Any, Any]
@@ -53,6 +60,25 @@ def pair(
 
 def difference(logits: Tensor) -> float:
     return float(CONTRAST.of(logits[0, -1]))
+
+
+@torch.no_grad()
+def test_scores_of_heads(pair: Pair) -> None:
+    ours, bridge = pair
+    ids = [*CLEAN[:10], *CLEAN[:10]]
+    sums = Sums(ours)
+    add_random(sums, ours, ids, 0)
+    found = sums.means()
+    _, cache = bridge.run_with_cache(torch.tensor([ids]))
+    for layer in range(2):
+        pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0]
+        for name, rows in (
+            ("previous", pattern.diagonal(-1, 1, 2)),
+            ("duplicate", pattern.diagonal(-10, 1, 2)),
+            ("induction", pattern.diagonal(-9, 1, 2)[:, 1:]),
+        ):
+            theirs = rows.mean(1).tolist()
+            assert found[name][layer].tolist() == pytest.approx(theirs, abs=1e-5), name
 
 
 @torch.no_grad()
@@ -76,6 +102,10 @@ def test_shares(pair: Pair) -> None:
         mixed = cache[f"blocks.{layer}.attn.hook_z"][0, -1].view(4, -1)
         for head in range(4):
             added = mixed[head] @ bridge.W_O[layer, head]
+            after = ours.blocks[layer].norm_after_1
+            if after is not None:  # Gemma's, with the scale of the whole update
+                whole = sum(mixed[each] @ bridge.W_O[layer, each] for each in range(4))
+                added = added * after.weight / (whole.square().mean() + after.epsilon).sqrt()
             assert found[f"{layer}.{head}"] == pytest.approx(share(added), abs=1e-3)
 
 

@@ -253,6 +253,18 @@ class Decoder:
         run = Pass(rows, self._turns(at), before, observe=observe)
         return self.blocks[layer](states.reshape(-1, width), run).view(states.shape)
 
+    @torch.inference_mode()
+    def keys_and_values(self, states: Tensor, layer: int, start: int) -> Tensor:
+        """What a block's attention computes of the states (rows, tokens, width) before it.
+
+        start: the position of the first token. Returns keys and values, (2, rows, key/value heads,
+        tokens, head size).
+        """
+        rows, tokens, width = states.shape
+        at = torch.arange(start, start + tokens, device=self.device)
+        block, run = self.blocks[layer], Pass(rows, self._turns(at))
+        return block.attention.split(block.norm_1(states.reshape(-1, width)), run)[1]
+
     def uncapped_head(self, states: Tensor) -> Tensor:
         """`head` before a cap on logits: a linear map of the states."""
         logits: Tensor = self._output(states)
