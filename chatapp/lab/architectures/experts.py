@@ -70,10 +70,10 @@ class Experts(Finding):
 
     @property
     def sentence(self) -> str:
-        some, count = self.layers[0], len(self.layers)
+        first, count = self.layers[0], len(self.layers)
         return (
             f"The experts of {len(self.texts):,} tokens in {count} layer{'s' * (count > 1)}: "
-            f"{len(some.experts[0])} of {some.count} compute for each token"
+            f"{len(first.experts[0])} of {first.count} compute for each token"
         )
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -92,12 +92,12 @@ class Experts(Finding):
 
 def _expert_modules(model: TransformersModel) -> dict[int, Any]:
     """The modules that are a layer's experts, by layer."""
-    found: dict[int, Any] = {}
+    modules: dict[int, Any] = {}
     for name, module in model.network.named_modules():
         place = re.search(r"\.(\d+)\.(?:.*\.)?experts$", name)
         if place is not None:
-            found[int(place[1])] = module
-    return found
+            modules[int(place[1])] = module
+    return modules
 
 
 @torch.inference_mode()

@@ -36,13 +36,15 @@ def prompt_blocks(prompt: PromptText) -> list[Block]:
     """The text, each part on the colour of its kind, with the kinds in words."""
     kinds = list(dict.fromkeys(prompt.kinds))
     shares = [(kinds.index(kind) + 1) / (len(kinds) + 1) for kind in prompt.kinds]
+    most = max(map(len, prompt.texts), default=1)
     rows: list[list[Cell]] = [
-        [kind, Pieces.of(text)] for kind, text in zip(prompt.kinds, prompt.texts, strict=True)
+        [kind, Number(len(text), ",d"), Bar(len(text) / most), f"│{text}│"]
+        for kind, text in zip(prompt.kinds, prompt.texts, strict=True)
     ]
     return [
         Heading("Prompt", prompt.sentence),
         Shaded(prompt.texts, shares, prompt.kinds),
-        Table(["part", "text"], rows),
+        Table(["part", ">characters", "", "text"], rows),
     ]
 
 

@@ -19,7 +19,8 @@ from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import bar, percent
-from chatapp.lab.figures.console import drawn
+from chatapp.lab.figures.console import drawn, drawn_blocks
+from chatapp.lab.figures.of_texts import prompt_blocks
 from chatapp.lab.findings import Finding, Layers, PromptText, state_name
 from chatapp.prompting.messages import Segment
 from chatapp.tui.conversation.conversation import Conversation
@@ -288,7 +289,7 @@ class PromptView(View):
     DEFAULT_CSS = """
     PromptView #prompt-outdated { color: $text-warning; margin-bottom: 1; }
     PromptView #prompt-legend { margin-bottom: 1; }
-    PromptView #prompt-notes { margin-top: 1; }
+    PromptView #prompt-notes, PromptView #prompt-parts { margin-top: 1; }
     """
     _prompt: PromptText | None = None
     formula = (
@@ -305,6 +306,7 @@ class PromptView(View):
             yield Static(id="prompt-legend")
             yield Static(id="prompt-text", markup=False)
             yield Static(id="prompt-notes", markup=False)
+            yield Static(id="prompt-parts", markup=False)
 
     def show(self, look: Look) -> None:
         reading = look.reading
@@ -319,9 +321,20 @@ class PromptView(View):
         self.query_one("#prompt-legend", Static).update(legend(segments))
         self.query_one("#prompt-text", Static).update(colored(segments))
         self.query_one("#prompt-notes", Static).update(Content("\n").join(notes))
+        self._list_parts()
         outdated = self.query_one("#prompt-outdated", Static)
         outdated.display = reading is not None and reading.outdated
         self.query_one("#prompt-scroll").scroll_home(animate=False)
+
+    def on_resize(self) -> None:
+        self._list_parts()
+
+    def _list_parts(self) -> None:
+        """A row for each part, in the room below the text."""
+        if self._prompt is not None:
+            width = max(1, self.size.width - 2)
+            rows = drawn_blocks(prompt_blocks(self._prompt)[-1:], width)
+            self.query_one("#prompt-parts", Static).update(Group(*rows))
 
 
 def _notes(reading: "Reading") -> list[Content]:
