@@ -8,7 +8,7 @@ Invariant: the measured code is that of a chat, on random tokens, so that nothin
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -18,8 +18,11 @@ import torch
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.kernels.native import kernels
+from chatapp.engine.kernels.precision import precision_for
 from chatapp.engine.model import Sampling
 from chatapp.engine.sampling import Sampler
+from chatapp.models.known_models import KnownModel
+from chatapp.models.sizes import WEIGHT_BYTES, ModelSizes, memory_needed
 
 PROMPT = 64
 PREFILL = 512
@@ -93,6 +96,30 @@ def measure(model: LocalGenerator) -> Speed:
         limit_share=None if size is None else speed * size / bandwidth,
         kernels=kernels().reason,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a model would need on this machine's CPU: its precision, bytes of memory, and the tokens
+    per second that it cannot exceed, because each reads all weights.
+    """
+
+    precision: str
+    memory: int
+    speed: float
+
+
+def estimate(models: Iterable[KnownModel]) -> dict[str, Estimate]:
+    """An estimate for each model, by name, from its shape and the measured speed of the memory."""
+    cpu = torch.device("cpu")
+    bandwidth = _READ["cpu"] / _seconds_to_read(cpu)
+    estimates = {}
+    for model in models:
+        sizes = ModelSizes(layers=None, heads=None, **model.shape)
+        precision = precision_for("auto", sizes.parameters, cpu)
+        speed = bandwidth / (sizes.parameters * WEIGHT_BYTES[precision])
+        estimates[model.name] = Estimate(precision, memory_needed(sizes, precision), speed)
+    return estimates
 
 
 def _decode(model: LocalGenerator, start: list[int], rest: list[int]) -> None:

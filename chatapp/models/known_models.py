@@ -43,8 +43,8 @@ class KnownModel:
     """A model with a short name.
 
     hub: its id on the hub. bytes: of its weights there; is_estimate: computed from the number of
-    parameters. licence: as its authors name it. package: a second source, when the hub is
-    unreachable.
+    parameters. licence: as its authors name it. shape: fields of `ModelSizes`. package: a second
+    source, when the hub is unreachable.
     """
 
     name: str
@@ -52,6 +52,7 @@ class KnownModel:
     bytes: int
     licence: str
     purpose: str
+    shape: dict[str, int]
     package: Package | None
     is_estimate: bool = False
 
@@ -84,6 +85,7 @@ def known_models() -> dict[str, KnownModel]:
             bytes=facts["bytes"],
             licence=facts["licence"],
             purpose=facts["purpose"],
+            shape=facts["shape"],
             package=Package(**facts["package"]) if "package" in facts else None,
             is_estimate=facts.get("estimate", False),
         )

@@ -127,7 +127,7 @@ def _number(config: Any, key: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.625}
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.625}
 # Of the token embedding, which int8 and int4 store in float16 in addition to the int8 output
 # matrix.
 _EMBEDDING_BYTES = {"int8": 2, "int4": 2.375}
@@ -150,7 +150,7 @@ def memory_needed(sizes: ModelSizes, precision: str) -> int:
     whose pages the system can take back, and without the keys and values of a model of unknown
     sizes. precision: of its matrices, not "auto".
     """
-    weights = sizes.parameters * _WEIGHT_BYTES[precision]
+    weights = sizes.parameters * WEIGHT_BYTES[precision]
     embedding = (sizes.vocabulary or 0) * (sizes.hidden_size or 0)
     weights += embedding * _EMBEDDING_BYTES.get(precision, 0)
     cache = min(sizes.context, _CHAT_TOKENS) * (sizes.cached_numbers or 0) * _CACHE_BYTES

@@ -54,7 +54,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> UsePackage:
     """Let the catalogue hold one model, tiny, with this package."""
 
     def use(package: Package) -> None:
-        model = KnownModel("tiny", "org/tiny", len(CONTENT), "MIT", "tests", package)
+        model = KnownModel("tiny", "org/tiny", len(CONTENT), "MIT", "tests", {}, package)
         monkeypatch.setattr(fetching, "known_models", lambda: {"tiny": model})
 
     return use

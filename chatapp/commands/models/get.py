@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,10 +75,13 @@ def remove(
 
 
 def _list_known(*, as_json: bool) -> None:
-    """The models with a short name, each with its purpose."""
+    """The models with a short name, each with its purpose and what it would need here."""
+    from chatapp.common.shading import size_in_words
+    from chatapp.evaluation.speed import estimate
     from chatapp.models.known_models import known_models
 
     models = known_models().values()
+    estimates = estimate(models)
     if as_json:
         write_json(
             [
@@ -88,6 +92,7 @@ def _list_known(*, as_json: bool) -> None:
                     "is_estimate": model.is_estimate,
                     "licence": model.licence,
                     "purpose": model.purpose,
+                    "estimate": asdict(estimates[model.name]),
                     "package": model.package.requirement if model.package else None,
                     "package_bytes": model.package.bytes if model.package else None,
                 }
@@ -97,7 +102,14 @@ def _list_known(*, as_json: bool) -> None:
         return
     width = max(len(model.size) for model in models)
     for model in models:
-        write(f"{model.name:13}  {model.size:<{width}}  {model.licence:18}  {model.purpose}\n")
+        here = estimates[model.name]
+        needs = f"{size_in_words(here.memory):>8} {here.speed:4.0f} tokens/s {here.precision:7}"
+        facts = f"{model.size:<{width}}  {needs}  {model.licence:18}  {model.purpose}"
+        write(f"{model.name:13}  {facts}\n")
+    complain(
+        "memory, and tokens per second at most, are estimates from a model's shape and the speed "
+        "of this machine's memory, measured now; `chatapp bench` measures a model"
+    )
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from hub_server import HubServer
 
 from chatapp.common.paths import fetched_path, models_dir
 from chatapp.models import fetched, fetching
+from chatapp.models.description import gpt2_parameters
 from chatapp.models.fetched import Fetched
+from chatapp.models.known_models import known_models
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -29,14 +31,26 @@ def tiny() -> Fetched:
 
 def test_the_catalogue(run) -> None:
     status, out, err = run("models", "get")
-    assert (status, err) == (0, "")
+    assert (status, err.count("\n")) == (0, 1)
+    assert "estimates" in err
     (line,) = [line for line in out.splitlines() if line.startswith("smollm2 ")]
-    assert line.split() == (
-        "smollm2 269.1 MB (98.4 MB without the hub) Apache-2.0 conversation, on any machine".split()
-    )
+    assert line.startswith("smollm2        269.1 MB (98.4 MB without the hub)")
+    assert line.endswith("Apache-2.0          conversation, on any machine")
     rows = json.loads(run("models", "get", "--json").out)
     assert {"name", "hub", "bytes", "licence", "purpose"} <= set(rows[0])
     assert len(rows) == len(out.splitlines())
+    by_name = {row["name"]: row["estimate"] for row in rows}
+    assert by_name["gpt2-xl"]["memory"] > by_name["gpt2"]["memory"] > 250_000_000
+    assert by_name["gpt2"]["speed"] > by_name["gpt2-xl"]["speed"] > 0
+
+
+def test_the_shapes_of_the_catalogue_fit_its_sizes() -> None:
+    for name, model in known_models().items():
+        assert 2 <= model.bytes / model.shape["parameters"] < 4.6, name
+    a = known_models()["gpt2"].shape
+    layers = a["cached_numbers"] // (2 * a["hidden_size"])
+    formula = gpt2_parameters(layers, a["hidden_size"], a["vocabulary"], a["context"])
+    assert a["parameters"] == formula + 4 * layers * a["hidden_size"]
 
 
 def test_what_was_brought_is_told(run, tiny: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
