@@ -20,10 +20,11 @@ from torch import Tensor
 from chatapp.common.progress import Progress
 from chatapp.common.userfiles import whole_file
 from chatapp.engine.backends.transformers_loading import load_causal
+from chatapp.engine.backends.transformers_loading import read_config as read_transformers_config
 from chatapp.engine.decoder.families.family import Family
 from chatapp.engine.decoder.families.gguf_rotary import FACTORS, position_factors
 from chatapp.engine.decoder.families.gguf_row import Config
-from chatapp.engine.errors import ModelError
+from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.generation_config import GGUF_KEYS, read_generation_config
 from chatapp.engine.files.gguf.config import (
     OTHER_ENDS,
@@ -41,6 +42,7 @@ from chatapp.engine.files.gguf.vocabulary_keys import (
     vocabulary_metadata,
 )
 from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.safetensors import read_tensors
 from chatapp.engine.tokenizers.transformers_tokenizer import (
     save_tokenizer,
     start_tokens,
@@ -106,6 +108,63 @@ def write_folder(files: ModelFiles, folder: Path, kind: str) -> None:
     """
     load_causal(files).to(_FLOATS[kind]).save_pretrained(folder)
     save_tokenizer(files.tokenizer, folder)
+
+
+def write_adapter(files: ModelFiles, path: Path, kind: str, progress: Progress) -> None:
+    """Write a LoRA adapter without its base as a GGUF file, which llama.cpp applies to the base.
+
+    kind: as in `write_gguf`. llama.cpp multiplies each update by alpha / rank; another scale, as of
+    rsLoRA, is in the tensors. Raises ModelError for another kind of adapter, and OSError.
+    """
+    from peft import PeftConfig
+
+    with one_sentence(f"{files.config_file}: peft cannot read it"):
+        settings: Any = PeftConfig.from_pretrained(files.path)
+    kept = {header.name: read() for header, read in read_tensors(files.path)}
+    odd = next((name for name in kept if not name.endswith(_LOW_RANK)), None)
+    if settings.peft_type != "LORA" or settings.use_dora or odd:
+        problem = f"tensor {odd!r} is no part of LoRA" if odd else "is not plain LoRA"
+        raise ModelError(f"{files.path}: {problem}; export it merged, without --unmerged")
+    config = read_transformers_config(files).get_text_config().to_dict()
+    origin = str(files.whole.config_file)
+    family = writable_family(config, origin)
+    values = spelled_out(family, config, origin)
+    architecture = family.gguf.architecture
+    layers = {name: name.removesuffix(_LOW_RANK[0]) for name in kept if name.endswith(_LOW_RANK[0])}
+    weights = {
+        layer: f"{layer.removeprefix('base_model.model.')}.weight" for layer in layers.values()
+    }
+    names = gguf_names(architecture, values, weights.values())
+    tensors: dict[str, Tensor] = {}
+    for layer, weight in weights.items():
+        if weight not in names:
+            raise ModelError(f"{origin}: tensor {weight!r} has no place in a GGUF file")
+        first, second = (kept[layer + ending].float() for ending in _LOW_RANK)
+        rank = len(first)
+        scale = 1 / math.sqrt(rank) if settings.use_rslora else 1 / rank
+        alpha = _of_layer(settings.alpha_pattern, layer, settings.lora_alpha)
+        change = family.gguf.change(values, names[weight])
+        if not change.is_transposed:
+            second = change.apply(second)
+        tensors[f"{names[weight]}.lora_a"] = first
+        tensors[f"{names[weight]}.lora_b"] = second * (alpha * scale * rank / settings.lora_alpha)
+    metadata = {
+        "general.type": "adapter",
+        "general.name": files.path.resolve().name,
+        "general.file_type": int(_FILE_TYPES[kind]),
+        "adapter.type": "lora",
+        "adapter.lora.alpha": float(settings.lora_alpha),
+    }
+    with whole_file(path) as draft:
+        _write(draft, architecture, metadata, tensors, kind, progress)
+
+
+_LOW_RANK = (".lora_A.weight", ".lora_B.weight")
+
+
+def _of_layer(pattern: Mapping[str, float], layer: str, default: float) -> float:
+    """The value of a layer, where some have their own by the ends of their names."""
+    return next((v for end, v in pattern.items() if layer.endswith(f".{end}")), default)
 
 
 def _tokenizer_metadata(tokenizer: Any, network: Any, rows: int, origin: str) -> Metadata:

@@ -37,6 +37,10 @@ def export(
         Literal["f32", "f16", "q8_0"],
         typer.Option("--type", help="The format in which matrices are stored."),
     ] = "f16",
+    unmerged: Annotated[
+        bool,
+        typer.Option("--unmerged", help="Write a LoRA adapter alone, to be applied to its base."),
+    ] = False,
     force: ForceOption = False,
 ) -> None:
     """Write a model as a GGUF file, which llama.cpp, Ollama and LM Studio load, or as a Hugging
@@ -55,8 +59,11 @@ def export(
     files = find_model(name)
     if files.is_gguf and is_file and output.exists() and output.samefile(files.path):
         raise UserError(f"{output}: is the model itself; name another file")
+    if unmerged and not (files.is_adapter and is_file):
+        raise UserError(f"{name}: --unmerged writes an adapter to a file such as lora.gguf")
+    write = _write_adapter if unmerged else _write_file if is_file else _write_folder
     try:
-        remark = (_write_file if is_file else _write_folder)(files, output, type)
+        remark = write(files, output, type)
         parts = [output] if is_file else [*output.iterdir()]
         size = sum(part.stat().st_size for part in parts)
     except OSError as error:
@@ -79,6 +86,15 @@ def _write_file(files: "ModelFiles", path: Path, kind: str) -> str:
         keys = {CHAT_TEMPLATE: as_jinja(template), GGUF_TEMPLATE: saved}
     with progress("Writing") as show:
         return write_gguf(files, path, kind, keys, show)
+
+
+def _write_adapter(files: "ModelFiles", path: Path, kind: str) -> str:
+    """Write an adapter alone; returns ""."""
+    from chatapp.engine.exporting import write_adapter
+
+    with progress("Writing") as show:
+        write_adapter(files, path, kind, show)
+    return ""
 
 
 def _write_folder(files: "ModelFiles", folder: Path, kind: str) -> str:

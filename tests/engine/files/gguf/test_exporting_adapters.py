@@ -1,0 +1,89 @@
+"""LoRA adapters written as GGUF without their base: what they add is what merging adds."""
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from random_models import save_random
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.exporting import write_adapter, write_gguf
+from chatapp.engine.files.gguf.reader import GGUFFile
+from chatapp.models.resolving import find_model
+
+GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64}
+LLAMA = {
+    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def adapter(folder: Path, bpe: Tokenizer, family: str, **changes: Any) -> Path:
+    """A base model in `folder`, and a random adapter of it."""
+    save_random(folder, family, bpe, **(GPT2 if family == "gpt2" else LLAMA))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    settings = {"r": 4, "lora_alpha": 6, "fan_in_fan_out": family == "gpt2"}
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", target_modules="all-linear", **(settings | changes)
+    )
+    wrapped = peft.get_peft_model(model, config)
+    torch.manual_seed(1)
+    for name, weight in wrapped.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    wrapped.peft_config["default"].base_model_name_or_path = str(folder)
+    wrapped.save_pretrained(folder.parent / "adapter")
+    return folder.parent / "adapter"
+
+
+def written(name: Path, path: Path) -> GGUFFile:
+    write_gguf(find_model(str(name)), path, "f32", {}, lambda *_: None)
+    return GGUFFile(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gpt2", {}),
+        ("llama", {}),
+        ("llama", {"use_rslora": True}),
+        ("llama", {"alpha_pattern": {"q_proj": 3}, "rank_pattern": {"q_proj": 2}}),
+    ],
+)
+def test_it_adds_to_each_matrix_what_merging_adds(
+    tmp_path: Path, bpe: Tokenizer, family: str, changes: dict[str, Any]
+) -> None:
+    made = adapter(tmp_path / "base", bpe, family, **changes)
+    write_adapter(find_model(str(made)), tmp_path / "alone.gguf", "f32", lambda *_: None)
+    file = GGUFFile(tmp_path / "alone.gguf")
+    assert (file.metadata["general.type"], file.metadata["adapter.type"]) == ("adapter", "lora")
+    assert file.metadata["general.architecture"] == family
+    base = written(tmp_path / "base", tmp_path / "base.gguf")
+    merged = written(made, tmp_path / "merged.gguf")
+    changed = {name.rpartition(".")[0] for name in file.names}
+    for name in base.names:
+        expected = torch.tensor(merged.array(name) - base.array(name))
+        if name not in changed:
+            assert not expected.any()
+            continue
+        first, second = (torch.tensor(file.array(f"{name}.lora_{end}")) for end in "ab")
+        scale = file.metadata["adapter.lora.alpha"] / len(first)  # llama.cpp's
+        torch.testing.assert_close(scale * second @ first, expected, rtol=1e-4, atol=1e-5)
+    assert len(changed) == (8 if family == "gpt2" else 14)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [({"use_dora": True}, "lora_magnitude"), ({"modules_to_save": ["lm_head"]}, "lm_head")],
+)
+def test_another_adapter_is_refused(
+    tmp_path: Path, bpe: Tokenizer, changes: dict[str, Any], problem: str
+) -> None:
+    made = adapter(tmp_path / "base", bpe, "llama", **changes)
+    with pytest.raises(ModelError, match=f"{problem}.* is no part of LoRA; export it merged"):
+        write_adapter(find_model(str(made)), tmp_path / "alone.gguf", "f32", lambda *_: None)
+    assert not (tmp_path / "alone.gguf").exists()
