@@ -60,7 +60,7 @@ WRONG = {
     "chatapp steer sweep": Wrong("nosuch Hi", "nosuch: there is no such direction"),
     "chatapp models get": Wrong("./nosuch", "nosuch"),
     "chatapp models remove": Wrong("nosuch --yes", "nosuch"),
-    "chatapp models export": Wrong("nosuch . --force", ".: is a folder"),
+    "chatapp models export": Wrong("nosuch . --force", ".: exists already"),
     "chatapp models list": Wrong("", "there is no setting 'modle'", settings="modle = 'x'\n"),
     "chatapp models info": Wrong("./nosuch", "nosuch"),
     "finetune check": Wrong("nosuch.toml", "nosuch.toml"),
