@@ -17,7 +17,14 @@ from typer.core import TyperGroup
 
 from chatapp import __version__
 from chatapp.commands.console import complain
-from chatapp.commands.options import ModelOption, NoServerOption, PrecisionOption, TemplateOption
+from chatapp.commands.options import (
+    McpServersOption,
+    ModelOption,
+    NoServerOption,
+    PrecisionOption,
+    TemplateOption,
+    name_mcp_servers,
+)
 from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.common.userfiles import UserError, invalid_path
 from chatapp.engine.kernels.threads import wait_briefly
@@ -105,6 +112,7 @@ def chat(
     unsaved: Annotated[
         bool, typer.Option("--unsaved", help="Save nothing: the chat is gone when you quit.")
     ] = False,
+    mcp_servers: McpServersOption = None,
     no_server: NoServerOption = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
@@ -113,9 +121,10 @@ def chat(
         typer.echo(f"chatapp {__version__}")
         raise typer.Exit
     if context.invoked_subcommand:
-        if model or template or precision or last or inline or unsaved or no_server:
+        if any(context.params.values()):
             raise UserError("put options after the command: chatapp ask --model …")
         return
+    name_mcp_servers(mcp_servers)
     if unsaved and last:
         raise UserError(
             "--continue and --unsaved cannot be used together; an unsaved chat is always new"

@@ -5,10 +5,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
+import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
@@ -146,6 +151,44 @@ def hang() -> str:
 def die() -> str:
     """Ends the server."""
     os._exit(3)
+
+
+@app.prompt()
+def summary(topic: str, length: str = "short") -> str:
+    """Sums up a topic."""
+    return f"Sum up {topic}, {length}.\x1b[2J"
+
+
+@app.prompt()
+def quote(line: str) -> list[str]:
+    """Explains a line."""
+    return ["Explain this line:", line]
+
+
+@contextmanager
+def web_server(*, wants: str = "", **options: Any) -> Iterator[str]:
+    """Serve it by HTTP; yields its address. wants: the key without which it answers 401."""
+    application = app.streamable_http_app(**options)
+
+    async def with_key(scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", ()))
+        if scope["type"] == "http" and wants and headers.get(b"authorization") != wants.encode():
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b"no"})
+        else:
+            await application(scope, receive, send)
+
+    server = uvicorn.Server(
+        uvicorn.Config(with_key, port=0, log_level="critical", timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}/mcp"
+    server.should_exit = True
+    thread.join()
 
 
 if __name__ == "__main__":

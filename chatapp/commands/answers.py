@@ -84,7 +84,7 @@ def _print_remarks(collected: "_Collected", sources: "Sequence[Source]", changes
         complain(_call_in_words(call))
     for source in sources:
         if source.number:
-            complain(f"[{source.number}] {source.file}, {source.place}")
+            complain(f"given [{source.number}] {source.file}, {source.place}")
     if changes:
         complain(f"the answer is of the model {changes}")
     if collected.thought_tokens:

@@ -19,9 +19,9 @@ from chatapp.commands import options
 from chatapp.commands.answers import print_answer, print_best
 from chatapp.commands.ask_inputs import (
     allowed_names,
+    asking,
     chat_to_go_on_with,
     instructions,
-    is_allowed,
     message_of,
     names_in,
     toolbox_of,
@@ -38,10 +38,12 @@ from chatapp.commands.loading import choices_for, load, open_store
 from chatapp.commands.options import (
     METHOD_HELP,
     JsonOption,
+    McpServersOption,
     ModelOption,
     NoServerOption,
     PrecisionOption,
     TemplateOption,
+    name_mcp_servers,
     sampling_options,
     settings_of,
 )
@@ -117,7 +119,9 @@ ToolsOption = Annotated[
         "with the chat."
     ),
 ]
-YesToolsOption = Annotated[str, typer.Option(help="Tools that may run without asking you first.")]
+YesToolsOption = Annotated[
+    str, typer.Option(help="Tools that may run without asking you on the terminal first.")
+]
 
 
 @sampling_options()
@@ -139,6 +143,7 @@ def ask(
     docs_method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
     tools: ToolsOption = "",
     yes_tools: YesToolsOption = "",
+    mcp_servers: McpServersOption = None,
     schema: SchemaOption = None,
     pattern: PatternOption = None,
     grammar: GrammarOption = None,
@@ -151,6 +156,7 @@ def ask(
 
     Nothing is stored, unless a chat is continued.
     """
+    name_mcp_servers(mcp_servers)
     chat = chat_to_go_on_with(last, chat_id)
     _check_together(chat, system, persona, best_of, reward, tools)
     constraint = constraint_of(schema, pattern, grammar, tools)
@@ -369,7 +375,7 @@ def _answer_in(
     if documents is not None:
         _read(documents)  # unreadable documents are not stored in the chat
     with open_store() as store, closing(Chat(store, chat.id)) as opened:
-        opened.ask = lambda request, cancel: "once" if is_allowed(request.tool, allowed) else "no"
+        opened.ask = asking(allowed)
         opened.interventions, opened.constraint = changes, constraint
         if documents is not None:
             opened.use_documents(documents)

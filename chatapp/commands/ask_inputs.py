@@ -1,17 +1,23 @@
 """The inputs of `chatapp ask`: message, files and standard input, instructions, tools, and the
 chat.
 
-Invariant: bytes that are no text are refused in a sentence that names their place. A command can
-ask nobody, so a tool that needs permission must be named in an option.
+Invariant: bytes that are no text are refused in a sentence that names their place. A tool that
+needs permission is named in an option, or the user is asked on the terminal; without one it does
+not run.
 """
 
 import os
+import signal
+import sys
+import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chatapp.commands.console import MOST_INPUT, complain, decoded, standard_input
 from chatapp.commands.loading import open_store
+from chatapp.common.foreign import printable
 from chatapp.common.userfiles import (
     UserError,
     missing_path,
@@ -22,11 +28,12 @@ from chatapp.common.userfiles import (
 )
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.chat import Ask, Decision
     from chatapp.dialogue.store.rows import StoredChat
     from chatapp.dialogue.tool_calls import Toolbox
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
-    from chatapp.tools.tool import Tool
+    from chatapp.tools.permission import PermissionRequest
 
 
 def message_of(question: str | None, files: Sequence[Path]) -> str:
@@ -106,18 +113,46 @@ def names_in(option: str) -> list[str]:
 
 
 def allowed_names(names: Collection[str], tools: Collection[str]) -> Collection[str]:
-    """The tools that need no permission. Raises UserError for one that is not on, where
-    some are."""
+    """The tools that need no permission. Raises UserError for one that is not on, where some are,
+    and for one that asks for every call.
+    """
+    from chatapp.tools.registry import find_tools
+
+    known = find_tools().tools if names else {}
     for name in names:
+        if name in known and known[name].asks_each_time:
+            raise UserError(f"--yes-tools names {name!r}, which shows every call and asks for it")
         # A tool of a server may be named separately if all of the server's are on.
         if tools and not any(f"{name}_".startswith(f"{tool}_") for tool in tools):
             raise UserError(f"--yes-tools names {name!r}, which is not among --tools")
     return names
 
 
-def is_allowed(tool: "Tool", names: Collection[str]) -> bool:
-    """Whether a tool, or its server, is in `names`."""
-    return tool.name in names or tool.server in names
+def asking(allowed: Collection[str]) -> "Ask":
+    """What allows a tool if it or its server is in `allowed`, and else asks on the terminal."""
+
+    def ask(request: "PermissionRequest", cancel: threading.Event) -> "Decision":
+        tool = request.tool
+        if not tool.asks_each_time and (tool.name in allowed or tool.server in allowed):
+            return "once"
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return "no"
+        question = f"\n{request.text(is_expanded=True)}\n[y/N] "
+        print(printable(question), end="", file=sys.stderr, flush=True)
+        with suppress(ImportError):  # Windows
+            import termios
+
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)  # keys typed before are no answer
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return "once" if sys.stdin.readline().strip().lower() in ("y", "yes") else "no"
+        except KeyboardInterrupt:
+            cancel.set()
+            return "no"
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    return ask
 
 
 def toolbox_of(
@@ -128,6 +163,7 @@ def toolbox_of(
     """
     from chatapp.dialogue.tool_calls import Toolbox, out_of_reach
     from chatapp.dialogue.writers.choosing import writer_for
+    from chatapp.tools.permission import PermissionRequest
     from chatapp.tools.registry import find_tools
 
     registry = find_tools()
@@ -136,4 +172,8 @@ def toolbox_of(
         complain(problem)
     if problem := out_of_reach(writer_for(model, template).calls, list(tools)):
         raise UserError(problem)
-    return Toolbox(tools, lambda tool, arguments, cancel: is_allowed(tool, allowed))
+    ask = asking(allowed)
+    return Toolbox(
+        tools,
+        lambda tool, arguments, cancel: ask(PermissionRequest(tool, arguments), cancel) != "no",
+    )

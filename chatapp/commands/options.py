@@ -8,6 +8,7 @@ completes file names.
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -188,8 +189,21 @@ NoServerOption = Annotated[
     bool,
     typer.Option("--no-server", help="Load the model even if a running `chatapp api` has it."),
 ]
+McpServersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mcp-servers",
+        help="A JSON file with the mcpServers block of another program.",
+    ),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def name_mcp_servers(path: str | None) -> None:
+    """Set `mcp_servers` as its environment variable does: tools are found in many places."""
+    if path is not None:
+        os.environ["CHATAPP_MCP_SERVERS"] = os.path.abspath(os.path.expanduser(path))
 
 
 def grouped_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -55,6 +55,7 @@ class Settings:
     model's own. theme: a Textual theme's name. chat_list: the list of chats next to the chat is
     "shown" or "hidden". markdown: the replies of new chats are rendered, "on" or "off".
     vi_keys: those of the editor vi move in the text to copy from, "on" or "off".
+    mcp_servers: a JSON file with the `mcpServers` block of other programs, or "".
     precision: "auto", or the number format of a GPT-2's matrix products.
     device: "auto", or where models are computed. sampling: the sampling parameters, which the file
     has at its top level (`temperature = 0.7`). keys: the table `[keys]`, key by action. origins:
@@ -69,6 +70,7 @@ class Settings:
     vi_keys: str = "off"
     precision: str = "auto"
     device: str = "auto"
+    mcp_servers: str = ""
     sampling: Sampling = field(default_factory=Sampling)
     keys: tuple[KeyChoice, ...] = ()
     origins: Mapping[str, Origin] = field(default_factory=dict)

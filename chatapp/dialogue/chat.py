@@ -6,7 +6,7 @@ after permission.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from chatapp.passages.sources import Source
 from chatapp.prompting.files.documents import DocumentSet
 
 if TYPE_CHECKING:
-    from chatapp.tools.mcp_servers import Servers
+    from chatapp.tools.mcp_servers import ServerPrompt, Servers
     from chatapp.tools.permission import PermissionRequest
     from chatapp.tools.registry import Registry
     from chatapp.tools.tool import Arguments, Tool
@@ -277,6 +277,10 @@ class Chat:
         self._servers = self._servers or Servers()
         return self._servers
 
+    def server_prompts(self) -> "Mapping[str, ServerPrompt]":
+        """The prompts that the servers of the chat have listed so far, by name."""
+        return {} if self._servers is None else self._servers.prompts()
+
     def find_tools(self, documents: DocumentSet | None = None) -> "Registry":
         """The available tools. documents: those of the prompt file, searched by a tool if the chat
         has none of its own.
@@ -298,6 +302,8 @@ class Chat:
         )
 
         assert self.id is not None
+        if tool.asks_each_time:
+            return self.ask(PermissionRequest(tool, arguments), cancel) != "no"
         allowed = [*self.store.chat(self.id).allowed_tools, *allowed_for_good()]
         while (permission := tool.permission) not in allowed:
             request = PermissionRequest(tool, arguments, changes_of(tool, allowed))

@@ -36,6 +36,10 @@ git has the same rule.
 _MOST_WORDS = 64
 """Words of a question that are looked up; SQLite limits the number of joined queries."""
 
+_LEAST_COVERED = 0.4
+"""The share of a question that a passage must contain: of the sum of its words' inverse document
+frequencies. A passage with a common word alone is not relevant."""
+
 _LEAST_FTS5_IDF = 1e-6
 """FTS5's inverse document frequency of a word in half of the passages or more."""
 
@@ -147,25 +151,32 @@ class Index:
 
         Returns (identity, score) pairs, the best first. The term frequencies are those of SQLite's
         FTS5; the inverse document frequency is Lucene's, ln(1 + (N - n + 0.5) / (n + 0.5)) for a
-        word in n of N passages, because that of FTS5 is 0 for a word in half of them.
+        word in n of N passages, because that of FTS5 is 0 for a word in half of them. Function
+        words of English are left out unless there are no others, and so are passages that contain
+        too little of the query.
         """
         with self._open() as database:
             (passages,) = database.execute("SELECT count(*) FROM passages").fetchone()
-            weights: dict[str, float] = {}
+            terms: list[tuple[float, float, str]] = []
+            query_idf = 0.0
             for word in _words(query):
                 count = "SELECT count(*) FROM words WHERE words MATCH ?"
                 (matches,) = database.execute(count, (word,)).fetchone()
+                odds = (passages - matches + 0.5) / (matches + 0.5)
+                query_idf += math.log1p(odds)
                 if matches:
-                    odds = (passages - matches + 0.5) / (matches + 0.5)
-                    weights[word] = math.log1p(odds) / max(math.log(odds), _LEAST_FTS5_IDF)
-            if not weights:
+                    factor = math.log1p(odds) / max(math.log(odds), _LEAST_FTS5_IDF)
+                    terms.append((factor, math.log1p(odds), word))
+            if not terms:
                 return []
-            scored = "SELECT rowid AS id, -rank * ? AS score FROM words WHERE words MATCH ?"
-            of_words = " UNION ALL ".join([scored] * len(weights))
+            scored = (
+                "SELECT rowid AS id, -rank * ? AS score, ? AS idf FROM words WHERE words MATCH ?"
+            )
+            of_words = " UNION ALL ".join([scored] * len(terms))
             rows = database.execute(
-                f"SELECT id, sum(score) AS score FROM ({of_words})"
-                " GROUP BY id ORDER BY score DESC, id LIMIT ?",
-                (*(value for word, weight in weights.items() for value in (weight, word)), limit),
+                f"SELECT id, sum(score) AS score FROM ({of_words}) GROUP BY id"
+                " HAVING sum(idf) >= ? ORDER BY score DESC, id LIMIT ?",
+                (*(value for term in terms for value in term), _LEAST_COVERED * query_idf, limit),
             )
             return [(row["id"], row["score"]) for row in rows]
 
@@ -281,5 +292,8 @@ def _title(path: Path, piece: Piece) -> str:
 
 def _words(query: str) -> list[str]:
     """The different words of a query, each as an FTS5 string, so that nothing is syntax."""
-    words = dict.fromkeys(re.findall(r"\w+", without_surrogates(query).casefold()))
-    return [f'"{word}"' for word in list(words)[:_MOST_WORDS]]
+    from bm25s.stopwords import STOPWORDS_EN_PLUS
+
+    words = list(dict.fromkeys(re.findall(r"\w+", without_surrogates(query).casefold())))
+    content = [word for word in words if word not in STOPWORDS_EN_PLUS] or words
+    return [f'"{word}"' for word in content[:_MOST_WORDS]]

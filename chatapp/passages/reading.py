@@ -261,7 +261,7 @@ def cut(blocks: Sequence[Block], size: int) -> Iterator[Piece]:
 
 def _path(headings: Sequence[Block]) -> str:
     titles = [" ".join(heading.title.split())[:60] for heading in headings]
-    return " › ".join(title for title in titles if title)
+    return " > ".join(title for title in titles if title)
 
 
 def _parts(text: str, size: int) -> Iterator[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.selection.similarity import Index as Similarity
 
-_FORMAT = 1
+_FORMAT = 2
 """Of the index's file; raise it when its tables or the cutting of texts change."""
 
 _DEPTH = 50

@@ -1,4 +1,4 @@
-"""The tools of servers of the Model Context Protocol.
+"""The tools and the prompts of servers of the Model Context Protocol.
 
 Invariant: a server starts when one of its tools is needed, runs until its `Servers` are closed, and
 is restarted after it has ended. Its descriptions of tools are foreign text: bounded, without
@@ -9,13 +9,15 @@ import json
 import re
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.userfiles import dotted_key, quoted
 from chatapp.tools.mcp_connection import Connection
+from chatapp.tools.mcp_transports import Address
 from chatapp.tools.process import Program
 from chatapp.tools.schemas import fault
 from chatapp.tools.tool import LONGEST_SCHEMA, Arguments, Stopped, Tool, ToolError, bounded, clean
@@ -26,16 +28,35 @@ if TYPE_CHECKING:
     from mcp import Client
 
 _LISTING_SECONDS = 20.0
-_MOST_TOOLS = 200
+_MOST_LISTED = 200
+"""Tools or prompts of a server."""
+
 _LONGEST_DESCRIPTION = 1_000
 """Characters. The model reads it in every prompt."""
 
 
 @dataclass(frozen=True, slots=True)
+class ServerPrompt:
+    """A text that a server offers for the user to send.
+
+    arguments: whether each is required, by name. text: returns it for the values of arguments;
+    raises ToolError and Stopped.
+    """
+
+    name: str
+    description: str
+    arguments: Mapping[str, bool]
+    text: Callable[[Mapping[str, str], threading.Event], str]
+
+
+@dataclass(frozen=True, slots=True)
 class Listing:
-    """The tools of a server by their names here. problems: a sentence for every invalid one."""
+    """The tools and the prompts of a server by their names here. problems: a sentence for every
+    invalid tool.
+    """
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
+    prompts: Mapping[str, ServerPrompt] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -43,7 +64,7 @@ class Servers:
     """The running servers."""
 
     def __init__(self) -> None:
-        self._running: dict[Program, Connection] = {}
+        self._running: dict[Program | Address, Connection] = {}
         self._listings: dict[Server, Listing] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -63,8 +84,8 @@ class Servers:
         """Let a server list its tools. Raises ToolError, which names it."""
         try:
             connection = self._connection(server)
-            foreign_tools = connection.ask(
-                _list_tools, _LISTING_SECONDS, cancel or threading.Event()
+            foreign_tools, foreign_prompts = connection.ask(
+                _list_all, _LISTING_SECONDS, cancel or threading.Event()
             )
         except ToolError as error:
             raise ToolError(f"{server.name}: {error}") from None
@@ -80,7 +101,8 @@ class Servers:
                 tools[tool.name] = tool
             except ToolError as error:
                 problems.append(f"{server.name}: {error}")
-        self._listings[server] = Listing(tools, tuple(problems))
+        prompts = {prompt.name: prompt for prompt in self._prompts(server, foreign_prompts)}
+        self._listings[server] = Listing(tools, prompts, tuple(problems))
         return self._listings[server]
 
     def _connection(self, server: Server) -> Connection:
@@ -89,14 +111,32 @@ class Servers:
         with self._lock:  # or two parallel requests would start it twice
             if self._is_closed:
                 raise ToolError("its chat was closed")
-            connection = self._running.get(server.program)
+            connection = self._running.get(server.target)
             if connection is None or connection.is_over:
-                connection = self._running[server.program] = Connection(server.program)
+                connection = self._running[server.target] = Connection(server.target)
             return connection
+
+    def prompts(self) -> "dict[str, ServerPrompt]":
+        """The prompts that servers have listed before, by name."""
+        listings = list(self._listings.values())
+        return {name: prompt for listing in listings for name, prompt in listing.prompts.items()}
+
+    def _prompts(
+        self, server: Server, foreign: "list[mcp_types.Prompt]"
+    ) -> "Iterator[ServerPrompt]":
+        for prompt in foreign:
+            if NAME.fullmatch(name := _own_name(server, prompt.name)):
+                description = clean(prompt.description or prompt.title or "")
+                yield ServerPrompt(
+                    name,
+                    " ".join(description.split())[:_LONGEST_DESCRIPTION],
+                    {item.name: bool(item.required) for item in prompt.arguments or ()},
+                    partial(self._prompt_text, server, prompt.name),
+                )
 
     def _tool(self, server: Server, foreign: "mcp_types.Tool") -> Tool:
         """A tool that a server has listed. Raises ToolError for an invalid one."""
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server.name}_{foreign.name}")
+        name = _own_name(server, foreign.name)
         if not NAME.fullmatch(name):
             raise ToolError(f"the name of its tool {quoted(foreign.name)} is too long")
         schema = {**foreign.input_schema, "type": "object"}
@@ -116,7 +156,7 @@ class Servers:
             schema,
             partial(self._call, server, foreign.name),
             asks=True,
-            definition=lambda: server.program.definition() | {"tool": foreign.name},
+            definition=lambda: server.target.definition() | {"tool": foreign.name},
             server=server.name,
         )
 
@@ -134,25 +174,53 @@ class Servers:
             raise ToolError(text or "it failed")
         return text
 
+    def _prompt_text(
+        self, server: Server, name: str, arguments: Mapping[str, str], cancel: threading.Event
+    ) -> str:
+        async def got(client: "Client") -> "mcp_types.GetPromptResult":
+            return await client.get_prompt(name, dict(arguments))
 
-def _close_all(running: dict[Program, Connection]) -> None:
+        result = self._connection(server).ask(got, server.timeout, cancel)
+        parts = (_part(message.content) for message in result.messages)
+        return bounded("\n\n".join(parts), server.output_limit)
+
+
+def _own_name(server: Server, name: str) -> str:
+    """The name here of what a server names."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", f"{server.name}_{name}")
+
+
+def _close_all(running: dict[Program | Address, Connection]) -> None:
     for connection in running.values():
         connection.close()
 
 
-async def _list_tools(client: "Client") -> "list[mcp_types.Tool]":
-    """All tools of a server, page by page."""
-    tools: list[mcp_types.Tool] = []
+async def _list_all(client: "Client") -> "tuple[list[mcp_types.Tool], list[mcp_types.Prompt]]":
+    """All tools and prompts of a server."""
+    from mcp import MCPError
+
+    there_is = client.server_capabilities
+    tools = await _pages(client.list_tools, "tools") if there_is.tools else []
+    prompts: list[mcp_types.Prompt] = []
+    if there_is.prompts:
+        with suppress(MCPError):  # its tools can be called nevertheless
+            prompts = await _pages(client.list_prompts, "prompts")
+    return tools, prompts
+
+
+async def _pages(list_page: Callable[..., Any], kind: str) -> list[Any]:
+    """All things of a kind that a server lists, page by page."""
+    things: list[Any] = []
     cursor: str | None = None
-    for _ in range(_MOST_TOOLS):  # a page may be empty
-        page = await client.list_tools(cursor=cursor)
-        tools += page.tools
+    for _ in range(_MOST_LISTED):  # a page may be empty
+        page = await list_page(cursor=cursor)
+        things += getattr(page, kind)
         cursor = page.next_cursor
-        if len(tools) > _MOST_TOOLS:
-            raise ToolError(f"its server lists more than {_MOST_TOOLS} tools")
+        if len(things) > _MOST_LISTED:
+            raise ToolError(f"its server lists more than {_MOST_LISTED} {kind}")
         if cursor is None:
-            return tools
-    raise ToolError(f"its server lists its tools on more than {_MOST_TOOLS} pages")
+            return things
+    raise ToolError(f"its server lists its {kind} on more than {_MOST_LISTED} pages")
 
 
 def _text(result: "mcp_types.CallToolResult") -> str:

@@ -31,13 +31,17 @@ class PermissionRequest:
     changes: tuple[str, ...] = ()
 
     def text(self, *, is_expanded: bool = False) -> str:
-        """The question: a line for each argument, as JSON without invisible characters.
+        """The question: a line for each argument, as JSON without invisible characters; a text of
+        several lines is set apart by a bar.
 
-        is_expanded: long arguments are complete.
+        is_expanded: long arguments are complete; those of a tool that asks each time always are.
         """
+        is_expanded = is_expanded or self.tool.asks_each_time
         since = ", which has changed since you allowed it" if self.changes else ""
-        pairs = ((_in_json(key), _in_json(value)) for key, value in self.arguments.items())
-        lines = [f"  {key}: {value if is_expanded else _cut(value)}" for key, value in pairs]
+        lines = [
+            f"  {_in_json(key)}: {_value(value, is_expanded)}"
+            for key, value in self.arguments.items()
+        ]
         changes = [f"  {line if is_expanded else _cut(line)}" for line in self.changes]
         return "\n".join(
             [
@@ -112,6 +116,12 @@ def _leaves(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str
             yield from _leaves(part, (*place, index))
     else:
         yield revealed(dotted_key(place)), _in_json(value)
+
+
+def _value(value: Any, is_expanded: bool) -> str:
+    if is_expanded and isinstance(value, str) and "\n" in value:
+        return "".join(f"\n  │ {revealed(line)}" for line in value.split("\n"))
+    return _in_json(value) if is_expanded else _cut(_in_json(value))
 
 
 def _in_json(value: Any) -> str:

@@ -16,9 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,10 +60,14 @@ class Supervision:
         start = [sys.executable, "-E", "-P", str(_SUPERVISOR), str(self.theirs.fileno())]
         return [*start, *program]
 
-    def environment(self, names: Sequence[str]) -> dict[str, str]:
-        """The variables of a program: PATH, HOME, LANG, and those of these names that are set."""
+    def environment(
+        self, names: Sequence[str], variables: Iterable[tuple[str, str]] = ()
+    ) -> dict[str, str]:
+        """The variables of a program: PATH, HOME, LANG, those of these names that are set, and
+        others with their values.
+        """
         known = {name: os.environ[name] for name in (*_ALWAYS_GIVEN, *names) if name in os.environ}
-        return known | {_MARK: self._mark}
+        return known | dict(variables) | {_MARK: self._mark}
 
     def end(self) -> None:
         """End the program and all processes it started. Does not wait."""
@@ -96,12 +100,14 @@ class Supervision:
 @dataclass(frozen=True, slots=True)
 class Program:
     """command: the program and its arguments. folder: its working directory. environment: the names
-    of variables that it gets in addition to PATH, HOME and LANG.
+    of variables that it gets in addition to PATH, HOME and LANG. variables: others, with their
+    values.
     """
 
     command: tuple[str, ...]
     folder: Path
     environment: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def definition(self) -> dict[str, Any]:
         """Everything that determines what runs, as JSON data: also a current digest of each file
@@ -109,12 +115,18 @@ class Program:
         """
         paths = {part: self.folder / part for part in self.command}
         digests = {part: _digest(path) for part, path in paths.items() if os.path.isfile(path)}
-        return {
+        definition = {
             "command": list(self.command),
             "folder": str(self.folder),
             "environment": list(self.environment),
             "files": digests,
         }
+        return definition | ({"variables": digests_of(self.variables)} if self.variables else {})
+
+
+def digests_of(values: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Digests of values that may be secret, by their names."""
+    return {name: hashlib.sha256(value.encode()).hexdigest() for name, value in values}
 
 
 def _digest(path: Path) -> str:
@@ -171,7 +183,7 @@ class CommandLine:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     cwd=self.program.folder,
-                    env=supervision.environment(self.program.environment),
+                    env=supervision.environment(self.program.environment, self.program.variables),
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl+C is for the chat
                 )

@@ -1,20 +1,28 @@
 """The available tools: built-in ones, the user's own, and those of servers.
 
 Invariant: names are unique; a built-in tool is never replaced. A tool that only computes, or reads
-what the user has given the chat, needs no permission.
+what the user has given the chat, needs no permission; one that runs code or leaves this machine
+asks for every call.
 """
 
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from chatapp.common.userfiles import suggestion
+from chatapp.common.settings import load_settings
+from chatapp.common.userfiles import UserError, suggestion
 from chatapp.prompting.files.documents import DocumentSet
 from chatapp.tools import built_in, user_tools
 from chatapp.tools.built_in import calculate, convert, in_digits
-from chatapp.tools.mcp_servers import Servers
+from chatapp.tools.mcp_files import read_servers
+from chatapp.tools.mcp_servers import ServerPrompt, Servers
+from chatapp.tools.python import run_python
 from chatapp.tools.tool import Arguments, Tool, ToolError
+
+_MCP_SERVERS = "mcp_servers"
+"""The setting; its problem belongs to every name that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +54,19 @@ class Registry:
                 chosen[name] = tools[name]
             else:
                 hint = suggestion(name, [*tools, *self.servers])
-                raise ToolError(self.problems.get(name) or f"there is no tool {name!r}{hint}")
+                unread = self.problems.get(name) or self.problems.get(_MCP_SERVERS)
+                raise ToolError(unread or f"there is no tool {name!r}{hint}")
         return chosen
+
+    def prompt(self, name: str, cancel: threading.Event) -> ServerPrompt | None:
+        """The prompt of a server; None if there is none. A server that has not listed it yet is
+        asked. Raises ToolError.
+        """
+        for server in self._servers_of(name):
+            prompts = self.running.known(server).prompts or self.running.ask(server, cancel).prompts
+            if name in prompts:
+                return prompts[name]
+        return None
 
     def may_have(self, name: str) -> bool:
         """Whether an unknown tool may belong to a server."""
@@ -101,7 +120,7 @@ def find_tools(documents: DocumentSet | None = None, running: Servers | None = N
     running servers.
     """
     running = running or Servers()
-    tools = {tool.name: tool for tool in _built_in(documents)}
+    tools = {tool.name: tool for tool in (*_built_in(documents), *_asking())}
     problems: dict[str, str] = {}
     servers: dict[str, user_tools.Server] = {}
     try:
@@ -119,10 +138,32 @@ def find_tools(documents: DocumentSet | None = None, running: Servers | None = N
                 servers[tool.name] = tool
         except ToolError as error:
             problems[path.stem] = str(error)
+    _add_servers(servers, problems, tools)
     for server in servers.values():
         known = running.known(server).tools
         tools |= {name: tool for name, tool in known.items() if name not in tools}
     return Registry(tools, problems, servers, running)
+
+
+def _add_servers(
+    servers: dict[str, user_tools.Server], problems: dict[str, str], tools: Mapping[str, Tool]
+) -> None:
+    """Add the servers of the file that the setting `mcp_servers` names."""
+    try:
+        named = load_settings().mcp_servers
+        if not named:
+            return
+        path = Path(named).expanduser().absolute()
+        others, faults = read_servers(path)
+    except (UserError, RuntimeError) as error:  # an unknown user's home
+        problems[_MCP_SERVERS] = str(error)
+        return
+    problems |= faults
+    for server in others:
+        if server.name in tools or server.name in servers:
+            problems[server.name] = f"{path}: {server.name!r} is the name of another tool or server"
+        else:
+            servers[server.name] = server
 
 
 def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
@@ -168,6 +209,26 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
         )
 
 
+def _asking() -> Iterable[Tool]:
+    """Built-in tools that ask for every call."""
+    for name, description, argument, run in (
+        (
+            "python",
+            "Runs Python code and returns what it prints and the value of its last line.",
+            "code",
+            run_python,
+        ),
+        (
+            "page",
+            "Fetches a page of the web as text. An address is as https://example.org/.",
+            "url",
+            _fetch_page,
+        ),
+    ):
+        schema = _schema(**{argument: "string"})
+        yield Tool(name, description, schema, run, asks=True, asks_each_time=True)
+
+
 class _DocumentSearch:
     """Searches documents, which stay open between calls."""
 
@@ -186,6 +247,12 @@ def _search_manual(arguments: Arguments, cancel: threading.Event) -> str:
     from chatapp.tools.lookup import search_manual
 
     return search_manual(arguments["query"], cancel)
+
+
+def _fetch_page(arguments: Arguments, cancel: threading.Event) -> str:
+    from chatapp.tools.page import fetch_page
+
+    return fetch_page(arguments, cancel)
 
 
 def _schema(required: Iterable[str] | None = None, /, **types: str) -> dict[str, Any]:

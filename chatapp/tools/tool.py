@@ -44,8 +44,9 @@ class Tool:
 
     description: a sentence for the model. parameters: the JSON schema of the arguments, an object.
     run: returns the result of a call; raises ToolError, and Stopped soon after its event is set.
-    asks: whether it needs the user's permission. definition: returns everything that determines
-    what would run now, as JSON data. server: the name of its server, if any.
+    asks: whether it needs the user's permission. asks_each_time: for every call, whatever the user
+    has allowed before. definition: returns everything that determines what would run now, as JSON
+    data. server: the name of its server, if any.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Tool:
     parameters: Mapping[str, Any]
     run: Callable[[Arguments, threading.Event], str]
     asks: bool = False
+    asks_each_time: bool = False
     definition: Callable[[], Mapping[str, Any]] = dict
     server: str = ""
 

@@ -30,12 +30,13 @@ from typing import Any
 
 from chatapp.common.paths import tools_dir
 from chatapp.common.userfiles import parse_toml, quoted, read_required, reason
+from chatapp.tools.mcp_transports import Address
 from chatapp.tools.process import CommandLine, Program
 from chatapp.tools.schemas import fault
 from chatapp.tools.tool import LONGEST_RESULT, LONGEST_SCHEMA, Tool, ToolError
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_LONGEST_TIMEOUT = 3_600
+TIMEOUT, _LONGEST_TIMEOUT = 30.0, 3_600
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ToolFile:
     description: str
     command: tuple[str, ...]
     folder: str = ""
-    timeout: float = 30.0
+    timeout: float = TIMEOUT
     output_limit: int = LONGEST_RESULT
     environment: tuple[str, ...] = ()
     parameters: dict[str, Any] | None = None
@@ -59,19 +60,19 @@ class ServerFile:
     name: str
     server: tuple[str, ...]
     folder: str = ""
-    timeout: float = 30.0
+    timeout: float = TIMEOUT
     output_limit: int = LONGEST_RESULT
     environment: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server whose tools can be called. timeout: of a call, in seconds. output_limit: of a
-    result, in characters.
+    """A server whose tools can be called. target: the program, or where it answers. timeout: of a
+    call, in seconds. output_limit: of a result, in characters.
     """
 
     name: str
-    program: Program
+    target: Program | Address
     timeout: float
     output_limit: int
 

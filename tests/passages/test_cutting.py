@@ -25,8 +25,8 @@ def test_paragraphs_stay_together_while_they_fit() -> None:
 def test_headings_begin_passages_and_name_their_place() -> None:
     page = "# A\n## B\nb\n\nb\n## C\nc\n# D\nd"
     assert pieces("a.md", page, 100) == [
-        ("A › B, line 1", "# A\n\n## B\n\nb\n\nb"),
-        ("A › C, line 6", "## C\n\nc"),
+        ("A > B, line 1", "# A\n\n## B\n\nb\n\nb"),
+        ("A > C, line 6", "## C\n\nc"),
         ("D, line 8", "# D\n\nd"),
     ]
 

@@ -26,7 +26,7 @@ def animals(folder: Path) -> Path:
 @pytest.mark.parametrize("method", ["bm25", "encoder:tfidf", "both:tfidf"])
 def test_every_method_finds_the_passage_and_says_how_near(animals: Path, method: str) -> None:
     best, *others = documents_of(animals, method=method).search("What do whales eat?")
-    assert (Path(best.file).name, best.place) == ("sea.md", "Sea › Whales, line 7")
+    assert (Path(best.file).name, best.place) == ("sea.md", "Sea > Whales, line 7")
     assert "krill" in best.text
     assert best.score > 0
     assert all(other.score <= best.score for other in others)

@@ -102,6 +102,7 @@ USES: dict[str, tuple[dict[str, object], str, dict[str, object], str]] = {
     ),
     "manual": ({"query": "how do I branch a reply"}, "[1] ", {"query": 5}, "'query' is the number"),
     "documents": ({"query": "clams"}, "A walrus eats clams.", {}, "'query' is missing"),
+    "python": ({"code": "6 * 7"}, "42", {"code": "x"}, "name 'x' is not defined"),
 }
 """For each tool that is built in: a call, a part of its text, a wrong call, and a part of why."""
 
@@ -109,7 +110,7 @@ USES: dict[str, tuple[dict[str, object], str, dict[str, object], str]] = {
 def test_each_tool_that_is_built_in_is_called(tmp_path: Path) -> None:
     (tmp_path / "walrus.txt").write_text("A walrus eats clams.")
     tools = find_tools(DocumentSet((str(tmp_path / "walrus.txt"),))).tools
-    assert set(tools) == set(USES)
+    assert set(tools) == {*USES, "page"}  # which test_page.py calls
 
     def call(name: str, arguments: dict[str, object]) -> str:
         if problem := misfit_of(tools, name, arguments):
@@ -122,7 +123,7 @@ def test_each_tool_that_is_built_in_is_called(tmp_path: Path) -> None:
             call(name, wrong)
         with pytest.raises(ToolError, match="there is no argument 'nonsense'"):
             call(name, arguments | {"nonsense": 1})
-        assert not tools[name].asks
+        assert tools[name].asks == tools[name].asks_each_time == (name == "python")
         assert tools[name].description.endswith(".")
 
 

@@ -239,7 +239,7 @@ class ChatScreen(MessageActions):
     @on(events.Suggested)
     def _suggested(self, event: events.Suggested) -> None:
         is_command = event.text.startswith("/")
-        described = (slash if is_command else self.attachments).described(
+        described = (self.commands if is_command else self.attachments).described(
             event.text, event.completions
         )
         self.widgets.completions.show(described, event.chosen)

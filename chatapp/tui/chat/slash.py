@@ -1,7 +1,8 @@
 """Slash commands: typed after a slash in place of a message.
 
-Invariant: a text is a command only when its first word is a slash and letters, so a path or a space
-before the slash makes a message; and no text that looks like a command is sent to the model.
+Invariant: a text is a command only when its first word is a slash and a name, so a path or a space
+before the slash makes a message; and no text that looks like a command is sent to the model. A name
+with _ is that of a prompt of an MCP server.
 """
 
 import difflib
@@ -10,15 +11,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from chatapp.common.userfiles import UserError, invalid_path
 from chatapp.tui.chat import slash_actions as actions
-from chatapp.tui.chat import slash_chat, slash_model
+from chatapp.tui.chat import slash_chat, slash_model, slash_tools
 from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.slash_actions import Action, Rest, SlashError
 from chatapp.tui.widgets.prompt import Completion
 
-_COMMAND = re.compile(r"/([A-Za-z]+)(?:\s+|$)")
+_COMMAND = re.compile(r"/([A-Za-z][\w-]*)(?:\s+|$)", re.ASCII)
 
 Values = Callable[[ChatControls], Iterable[str]]
 
@@ -129,8 +131,8 @@ COMMANDS = (
         "tools",
         "[NAME …]",
         "let the model call programs; none switches them off, alone, list them",
-        actions.use_tools,
-        actions.tool_names,
+        slash_tools.use_tools,
+        slash_tools.tool_names,
         empty=True,
     ),
     Command(
@@ -249,10 +251,10 @@ def _described(completion: str) -> Completion:
 def command_in(text: str) -> tuple[Command, str]:
     """The command in a text, and its argument. Raises SlashError."""
     match = _COMMAND.match(text)
-    name = match[1].lower() if match else ""
-    command = _BY_NAME.get(name)
+    name = match[1] if match else ""
+    command = _BY_NAME.get(name.lower()) or (_server_prompt(name) if "_" in name else None)
     if command is None:
-        near = difflib.get_close_matches(name, _BY_NAME, n=1)
+        near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists them all."
         raise SlashError(
             f"there is no command /{name}; {hint} A space before it sends it as a message."
@@ -265,6 +267,11 @@ def command_in(text: str) -> tuple[Command, str]:
     return command, argument
 
 
+def _server_prompt(name: str) -> Command:
+    action = partial(slash_tools.use_server_prompt, name)
+    return Command(name, "[NAME=VALUE …]", "a prompt of a server", action, empty=True)
+
+
 class SlashCommands:
     """Runs commands on a chat; a long one runs in the background."""
 
@@ -274,7 +281,19 @@ class SlashCommands:
 
     def complete(self, text: str) -> list[str]:
         """The completions of an unfinished command, the most likely first."""
-        return completions(text, lambda command: command.values(self._chat))
+        own = completions(text, lambda command: command.values(self._chat))
+        names = self._chat.conversation.chat.server_prompts()
+        return own + [f"/{name} " for name in names if f"/{name} ".startswith(text)]
+
+    def described(self, text: str, completions: Sequence[str]) -> list[Completion]:
+        """See the function `described`; also of the prompts of servers."""
+        prompts = self._chat.conversation.chat.server_prompts()
+        return [
+            Completion(item.text, slash_tools.usage_of(prompt), prompt.description)
+            if (prompt := prompts.get(item.text.strip()[1:]))
+            else item
+            for item in described(text, completions)
+        ]
 
     async def run(self, text: str) -> None:
         """Run a command; on failure, give the reason and the text back."""

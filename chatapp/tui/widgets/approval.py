@@ -107,7 +107,7 @@ class Approval(Vertical):
         super().__init__()
         self._words = Static(markup=False)
         self._page = VerticalScroll(self._words, can_focus=False)
-        self._options = _Answers(*(words for _, words in _ANSWERS))
+        self._options = _Answers()
         self._question: Question | None = None
         self._is_cut = False
         self.display = False
@@ -122,6 +122,8 @@ class Approval(Vertical):
         self._question = question
         self._words.update(question.request.text())
         self._is_cut = question.request.is_cut
+        answers = _ANSWERS[:2] if question.request.tool.asks_each_time else _ANSWERS
+        self._options.set_options(words for _, words in answers)
         self.display = True
         self._page.scroll_home(animate=False)
         self._options.highlighted = 0

@@ -23,7 +23,7 @@ from chatapp.engine.events import REPEATED
 from chatapp.tui.platform.programs import code_blocks
 from chatapp.tui.platform.textual_internals import bindings_for
 from chatapp.tui.widgets.message_parts import TextBody, Thoughts, ToolCalls
-from chatapp.tui.widgets.rendered import source_place
+from chatapp.tui.widgets.rendered import given_places
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store.rows import Feedback, StoredMessage
@@ -259,7 +259,7 @@ class MessageView(Vertical, can_focus=True):
         correction = feedback.correction if feedback is not None else None
         self._correction.update(f"Correction: {printable(correction or '')}")
         self._correction.display = correction is not None
-        self._sources.update("\n".join(map(source_place, message.sources)))
+        self._sources.update(given_places(message.sources))
         self._sources.display = bool(message.sources)
         self._show_note(note)
         self._show_body()
