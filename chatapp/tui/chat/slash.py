@@ -1,8 +1,8 @@
 """Slash commands: typed after a slash in place of a message.
 
-Invariant: a text is a command only when its first word is a slash and a name, so a path or a space
-before the slash makes a message; and no text that looks like a command is sent to the model. A name
-with _ is that of a prompt of an MCP server.
+Invariant: a text is a command only when its first word is a slash and letters, or a slash and a
+name with _ (a prompt of an MCP server), so a path or a space before the slash makes a message; and
+no text that looks like a command is sent to the model.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.slash_actions import Action, Rest, SlashError
 from chatapp.tui.widgets.prompt import Completion
 
-_COMMAND = re.compile(r"/([A-Za-z][\w-]*)(?:\s+|$)", re.ASCII)
+_COMMAND = re.compile(r"/([A-Za-z]+|[A-Za-z0-9-]+_[\w-]+)(?:\s+|$)", re.ASCII)
 
 Values = Callable[[ChatControls], Iterable[str]]
 

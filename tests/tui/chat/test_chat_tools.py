@@ -189,7 +189,8 @@ async def test_tools_are_listed_switched_and_refused(
     async with open_app(ScriptedModel([" Hi."])) as driver:
         await driver.ready()
         await order(driver, "/tools")
-        listed = "On: none. Off: calculator, clock, calendar, units, manual, touch."
+        off = "calculator, clock, calendar, units, manual, python, page, touch"
+        listed = f"On: none. Off: {off}."
         await driver.until(lambda: listed in driver.notices)
         assert "bad.toml: 'description' is missing" in driver.problem
         await order(driver, "/tools calculator")
@@ -203,6 +204,54 @@ async def test_tools_are_listed_switched_and_refused(
         assert driver.chat.conversation.chat.tools == ("calculator",)
         await order(driver, "/tools none")
         await driver.until(lambda: driver.chat.conversation.chat.tools == ())
+
+
+async def test_code_is_shown_and_asked_for_each_time(
+    open_app: OpenApp, tmp_path: Path, store: Store
+) -> None:
+    made = tmp_path / "made"
+    code = f"for number in range(3):\n    print(number)\nfile = open({str(made)!r}, 'w')\n"
+    replies = [call("python", code=code), call("python", code="6 * 7"), "Done."]
+    async with open_app(model(tmp_path, *replies), size=(100, 30)) as driver:
+        await driver.ready()
+        await switch_on(driver, "python")
+        approval = await asked(driver, "Run it")
+        assert "│ for number in range(3):" in driver.screen_text
+        options = approval.query_one(OptionList)
+        assert options.option_count == 2
+        assert not made.exists()
+        await driver.press("down", "down", "end", "enter")  # no answer is for more than this call
+        await driver.until(lambda: "6 * 7" in driver.screen_text)
+        assert made.exists()
+        await driver.press("enter")
+        await driver.idle()
+        calls = store.path(1)[-1].calls
+        assert [(each.status, each.result) for each in calls] == [
+            ("done", "0\n1\n2"),
+            ("refused", "error: the user did not allow this call"),
+        ]
+
+
+async def test_the_prompts_of_a_server_are_commands(open_app: OpenApp, tmp_path: Path) -> None:
+    add_server(tools_dir())
+    async with open_app(ScriptedModel([" Hi."])) as driver:
+        await driver.ready()
+        await order(driver, "/demo_summary topic=tides")  # starts the server
+        await driver.until(lambda: driver.prompt.text == "Sum up tides, short.")
+        assert driver.texts == []
+        await driver.press("ctrl+u", *"/demo")
+        await driver.until(lambda: "Sums up a topic." in driver.screen_text)
+        await driver.press("tab")
+        assert driver.prompt.text == "/demo_summary "
+        await order(driver, "/demo_summary length=long")
+        await driver.until(lambda: "Usage: /demo_summary topic=… [length=…]" in driver.problem)
+        driver.prompt.text = ""
+        await order(driver, "/demo_quote To be, or 'not")
+        await driver.until(lambda: driver.prompt.text.startswith("Explain this line:"))
+        assert driver.prompt.text.endswith("To be, or 'not")
+        driver.prompt.text = ""
+        await order(driver, "/usr_local")
+        await driver.until(lambda: "no server has the prompt usr_local" in driver.problem)
 
 
 async def test_the_tools_of_a_server(open_app: OpenApp, tmp_path: Path) -> None:
