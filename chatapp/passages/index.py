@@ -36,9 +36,10 @@ git has the same rule.
 _MOST_WORDS = 64
 """Words of a question that are looked up; SQLite limits the number of joined queries."""
 
-_LEAST_COVERED = 0.4
-"""The share of a question that a passage must contain: of the sum of its words' inverse document
-frequencies. A passage with a common word alone is not relevant."""
+_LEAST_COVERED, _COUNTED = 0.3, 4
+"""The share of a question that a passage must contain: of the sum of the inverse document
+frequencies of its four rarest words. A common word alone makes no passage relevant.
+"""
 
 _LEAST_FTS5_IDF = 1e-6
 """FTS5's inverse document frequency of a word in half of the passages or more."""
@@ -158,17 +159,18 @@ class Index:
         with self._open() as database:
             (passages,) = database.execute("SELECT count(*) FROM passages").fetchone()
             terms: list[tuple[float, float, str]] = []
-            query_idf = 0.0
+            frequencies: list[float] = []
             for word in _words(query):
                 count = "SELECT count(*) FROM words WHERE words MATCH ?"
                 (matches,) = database.execute(count, (word,)).fetchone()
                 odds = (passages - matches + 0.5) / (matches + 0.5)
-                query_idf += math.log1p(odds)
+                frequencies.append(math.log1p(odds))
                 if matches:
                     factor = math.log1p(odds) / max(math.log(odds), _LEAST_FTS5_IDF)
                     terms.append((factor, math.log1p(odds), word))
             if not terms:
                 return []
+            least = _LEAST_COVERED * sum(sorted(frequencies)[-_COUNTED:])
             scored = (
                 "SELECT rowid AS id, -rank * ? AS score, ? AS idf FROM words WHERE words MATCH ?"
             )
@@ -176,7 +178,7 @@ class Index:
             rows = database.execute(
                 f"SELECT id, sum(score) AS score FROM ({of_words}) GROUP BY id"
                 " HAVING sum(idf) >= ? ORDER BY score DESC, id LIMIT ?",
-                (*(value for term in terms for value in term), _LEAST_COVERED * query_idf, limit),
+                (*(value for term in terms for value in term), least, limit),
             )
             return [(row["id"], row["score"]) for row in rows]
 

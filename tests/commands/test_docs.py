@@ -7,9 +7,12 @@ import pytest
 from fakes import ScriptedModel
 from program import Run, UseModel
 
+from chatapp.passages import index
+
 
 @pytest.fixture
-def notes(tmp_path: Path) -> Path:
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(index, "_LEAST_COVERED", 0)  # the second file has little of the question
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.md").write_text("# Clams\n\nA walrus eats clams.\n")
     (tmp_path / "notes" / "b.txt").write_text("Horses eat hay.\x1b[2J")

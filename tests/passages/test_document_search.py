@@ -41,8 +41,9 @@ def test_names_and_headings_are_searched_too(animals: Path) -> None:
 def test_a_word_of_every_passage_still_counts(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("The sea rises.")
     (tmp_path / "two.txt").write_text("The sea stays.")
-    first, second = documents_of(tmp_path).search("sea rises")
+    (first,) = documents_of(tmp_path).search("sea rises")
     assert first.text == "The sea rises."
+    _, second = documents_of(tmp_path).search("sea")
     # Of passages with the average length, BM25 is the inverse document frequency of the words.
     assert second.score == pytest.approx(math.log(1 + 0.5 / 2.5))
     assert first.score == pytest.approx(second.score + math.log(1 + 1.5 / 1.5))
@@ -88,3 +89,29 @@ def test_methods_there_are_not() -> None:
 def test_an_encoder_that_cannot_be_had(animals: Path) -> None:
     with pytest.raises(ModelError, match="language model that runs"):
         documents_of(animals, method="encoder:lm").search("x")
+
+
+def test_a_passage_with_too_little_of_the_question_is_not_given(tmp_path: Path) -> None:
+    (tmp_path / "fox.md").write_text("# Foxes\n\nA fox eats mice at night.\n")
+    (tmp_path / "tides.md").write_text(
+        "# Moon\n\nIt pulls the sea, which rises.\n\n# Salt\n\nIt is salt at night as well.\n"
+    )
+    documents = documents_of(tmp_path)
+
+    def names(question: str) -> list[str]:
+        return [Path(passage.file).name for passage in documents.search(question)]
+
+    assert names("What does a fox eat?") == ["fox.md"]
+    assert names("Why is there a moon?") == ["tides.md"]
+    assert names("Who was a king of France at night?") == []
+    # A long question needs no larger part than a short one.
+    long = " ".join(f"word{number}" for number in range(40))
+    assert names(f"{long}: does a fox eat mice?") == ["fox.md"]
+    assert all(passage.score > 0 for passage in documents.search("a fox, moon and salt"))
+
+
+def test_function_words_count_when_there_are_no_others(tmp_path: Path) -> None:
+    (tmp_path / "play.txt").write_text("To be or not to be.")
+    (tmp_path / "words.txt").write_text("Words, words, words.")
+    (passage,) = documents_of(tmp_path).search("to be or not")
+    assert passage.text == "To be or not to be."

@@ -10,6 +10,7 @@ from tui_driver import Driver, OpenApp
 
 from chatapp.common.progress import Progress
 from chatapp.dialogue.store import Store
+from chatapp.passages import index
 from chatapp.passages.search import Documents
 from chatapp.prompting.files.documents import DocumentSet
 from chatapp.tui.chat import slash_actions
@@ -17,7 +18,8 @@ from chatapp.tui.screens.sources import SourceScreen
 
 
 @pytest.fixture
-def notes(tmp_path: Path) -> Path:
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(index, "_LEAST_COVERED", 0)  # the second file has little of the question
     folder = tmp_path / "my notes"
     folder.mkdir()
     (folder / "walrus.md").write_text("# [b]Walrus[/b]\n\nA walrus eats clams.\x1b[2J")
@@ -54,7 +56,7 @@ async def test_a_reply_names_its_sources_and_enter_opens_them(
 ) -> None:
     async with open_app(model()) as driver:
         await ask_with(driver, notes)
-        assert "[1] walrus.md, [b]Walrus[/b], line 1" in driver.screen_text
+        assert "given [1] walrus.md, [b]Walrus[/b], line 1" in driver.screen_text
         assert "[2] horse.txt, line 1" in driver.screen_text
         await driver.press("ctrl+up", "enter")
         assert isinstance(driver.app.screen, SourceScreen)
