@@ -36,7 +36,7 @@ git has the same rule.
 _MOST_WORDS = 64
 """Words of a question that are looked up; SQLite limits the number of joined queries."""
 
-_LEAST_COVERED, _COUNTED = 0.3, 4
+_LEAST_COVERED, _COUNTED = 0.4, 4
 """The share of a question that a passage must contain: of the sum of the inverse document
 frequencies of its four rarest words. A common word alone makes no passage relevant.
 """

@@ -92,7 +92,7 @@ def test_an_encoder_that_cannot_be_had(animals: Path) -> None:
 
 
 def test_a_passage_with_too_little_of_the_question_is_not_given(tmp_path: Path) -> None:
-    (tmp_path / "fox.md").write_text("# Foxes\n\nA fox eats mice at night.\n")
+    (tmp_path / "fox.md").write_text("# Foxes\n\nA fox eats mice and frogs at night.\n")
     (tmp_path / "tides.md").write_text(
         "# Moon\n\nIt pulls the sea, which rises.\n\n# Salt\n\nIt is salt at night as well.\n"
     )
@@ -106,7 +106,7 @@ def test_a_passage_with_too_little_of_the_question_is_not_given(tmp_path: Path) 
     assert names("Who was a king of France at night?") == []
     # A long question needs no larger part than a short one.
     long = " ".join(f"word{number}" for number in range(40))
-    assert names(f"{long}: does a fox eat mice?") == ["fox.md"]
+    assert names(f"{long}: does a fox eat mice and frogs?") == ["fox.md"]
     assert all(passage.score > 0 for passage in documents.search("a fox, moon and salt"))
 
 

@@ -140,7 +140,7 @@ CHAT_SCENES = {
     "notes": Scene(
         ask_with_notes,
         says("Because the moon pulls it."),
-        ("[1] tides.md, The sea > Tides, line 1", "[2] boats.txt, line 1"),
+        ("given [1] tides.md, The sea > Tides, line 1", "given [2] boats.txt, line 1"),
     ),
     "a tool that asks": Scene(
         ask_with_tools,

@@ -174,8 +174,8 @@ SCREEN_SCENES = {
         read_source,
         says("Because the moon pulls it."),
         (
-            "2.029 [1] tides.md, The sea > Tides, line 1",
-            "0.202 [2] boats.txt, line 1",
+            "0.428 [1] tides.md, The sea > Tides, line 1",
+            "0.422 [2] boats.txt, line 1",
             "notes/tides.md # The sea ## Tides The moon pulls the sea, and it rises twice a day.",
         ),
         pictured=True,

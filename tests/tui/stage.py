@@ -114,7 +114,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: Path) -> Iterato
     (tmp_path / "notes" / "tides.md").write_text(
         "# The sea\n\n## Tides\n\nThe moon pulls the sea, and it rises twice a day.\n"
     )
-    (tmp_path / "notes" / "boats.txt").write_text("A boat with a sail needs no coal at sea.")
+    (tmp_path / "notes" / "boats.txt").write_text("A boat rises and falls with the sea.")
     stage = Stage(tmp_path)
     monkeypatch.setattr(fetching, "fetch", stage.fetch)
     yield stage
