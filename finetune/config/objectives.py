@@ -229,6 +229,26 @@ class OrpoSettings(ObjectiveSettings):
     )
 
 
+class CpoSettings(ObjectiveSettings):
+    """Contrastive preference optimization: DPO without a reference, plus λ·L1."""
+
+    kind: Literal["cpo"]
+    beta: float = Field(0.1, gt=0, le=100, description="β, which multiplies log-probabilities")
+    aux_weight: float = Field(1.0, ge=0, le=100, description="λ of L1 of the chosen replies")
+
+
+class SimpoSettings(ObjectiveSettings):
+    """Simple preference optimization: mean log-probabilities, a margin, and no reference."""
+
+    kind: Literal["simpo"]
+    beta: float = Field(
+        2.0, gt=0, le=100, description="β, which multiplies mean log-probabilities, as in the paper"
+    )
+    gamma: float = Field(
+        1.0, ge=0, le=100, description="γ, the margin by which the chosen reply has to win"
+    )
+
+
 class RewardSettings(ObjectiveSettings):
     """A reward model: a linear head that scores a whole reply, by Bradley-Terry."""
 
@@ -342,6 +362,8 @@ OBJECTIVES: Mapping[type[Section], str] = {
     DpoSettings: "dpo:Dpo",
     KtoSettings: "kto:Kto",
     OrpoSettings: "orpo:Orpo",
+    CpoSettings: "cpo:Cpo",
+    SimpoSettings: "cpo:Simpo",
     RewardSettings: "reward:Reward",
     GrpoSettings: "grpo:Grpo",
     DistillationSettings: "distillation:Distillation",

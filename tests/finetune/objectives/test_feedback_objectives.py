@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional
 from finetune.config.objectives import KtoSettings
 from finetune.data.encoding import Span
 from finetune.data.preferences import EncodedVerdict
+from finetune.objectives.cpo import Cpo, Simpo
 from finetune.objectives.dpo import Dpo
 from finetune.objectives.heads import add_head
 from finetune.objectives.kto import Kto, _mismatched, weights
@@ -97,6 +99,50 @@ def test_orpo(tmp_path: Path, packed: bool) -> None:
     made = tiny_pairs.rows(packed, span="full")
     sizes = ((8, 1), (1, len(made)))
     tiny_pairs.assert_same_step(tmp_path, model, made, Orpo(beta=BETA), loss, sizes)
+
+
+@ARRANGED
+def test_cpo(tmp_path: Path, packed: bool) -> None:
+    model = tiny.gpt2(0)
+    chosen, rejected = ([each.sum() for each, _ in side] for side in ratios(model, model))
+    margins = BETA * (torch.stack(chosen) - torch.stack(rejected))
+    nll = -torch.cat([won for won, _ in ratios(model, model)[0]]).mean()
+    loss = -functional.logsigmoid(margins).mean() + 0.7 * nll
+    made = tiny_pairs.rows(packed)
+    objective = Cpo(beta=BETA, weight=0.7)
+    tiny_pairs.assert_same_step(tmp_path, model, made, objective, loss, ((8, 1), (1, len(made))))
+
+
+@ARRANGED
+def test_simpo(tmp_path: Path, packed: bool) -> None:
+    model = tiny.gpt2(0)
+    chosen, rejected = ([each.mean() for each, _ in side] for side in ratios(model, model))
+    margins = 2.5 * (torch.stack(chosen) - torch.stack(rejected))
+    loss = -functional.logsigmoid(margins - 1.2).mean()
+    made = tiny_pairs.rows(packed)
+    objective = Simpo(beta=2.5, gamma=1.2)
+    tiny_pairs.assert_same_step(tmp_path, model, made, objective, loss, ((8, 1), (1, len(made))))
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind", "gamma"), [(Cpo(beta=0.3), "sigmoid", 0.0), (Simpo(), "simpo", 1.0)]
+)
+def test_cpo_and_simpo_are_those_of_trl(objective: Cpo, kind: str, gamma: float) -> None:
+    cpo = pytest.importorskip("trl.experimental.cpo")
+    torch.manual_seed(0)
+    logps = -5 * torch.rand(2, 6)
+    chosen, rejected = map(tiny_pairs.side_of, logps)
+    settings = {"beta": objective.beta, "loss_type": kind, "simpo_gamma": gamma}
+    trainer = SimpleNamespace(
+        label_smoothing=0.0,
+        accelerator=SimpleNamespace(device="cpu"),
+        alpha=0.0,
+        **settings,
+    )
+    losses, won, lost = cpo.CPOTrainer.cpo_loss(trainer, *logps)
+    ours = objective.of_replies(chosen, rejected)
+    torch.testing.assert_close(ours.loss, losses)
+    torch.testing.assert_close(ours.chosen_reward - ours.rejected_reward, won - lost)
 
 
 @ARRANGED
