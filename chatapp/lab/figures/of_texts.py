@@ -49,7 +49,7 @@ def prompt_blocks(prompt: PromptText) -> list[Block]:
 
 
 def tokens_blocks(tokens: Tokens) -> list[Block]:
-    """The text, redder where it was unlikely; a row a token."""
+    """The text, coloured by how likely it was; a row a token."""
     shares: list[float | None] = []
     notes: list[str] = []
     rows: list[list[Cell]] = []
@@ -69,7 +69,7 @@ def tokens_blocks(tokens: Tokens) -> list[Block]:
         rows.append([str(position), str(id), Pieces.of(text), *measures])
     columns = [">#", ">id", "token", "", ">p", ">rank", ">bits", "expected"]
     return [
-        Heading("Tokens", f"{tokens.sentence}; red was unlikely, green likely"),
+        Heading("Tokens", f"{tokens.sentence}; orange was unlikely, blue likely"),
         Shaded(tokens.texts, shares, notes, is_likelihood=True),
         Table(columns, rows),
     ]

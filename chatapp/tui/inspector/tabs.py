@@ -320,7 +320,9 @@ class PromptView(View):
         self.query_one("#prompt-sentence", Static).update(Content.styled(sentence, "dim"))
         self.query_one("#prompt-legend", Static).update(legend(segments))
         self.query_one("#prompt-text", Static).update(colored(segments))
-        self.query_one("#prompt-notes", Static).update(Content("\n").join(notes))
+        noted = self.query_one("#prompt-notes", Static)
+        noted.update(Content("\n").join(notes))
+        noted.display = bool(notes)
         self._list_parts()
         outdated = self.query_one("#prompt-outdated", Static)
         outdated.display = reading is not None and reading.outdated
