@@ -11,7 +11,7 @@ from typing import Any
 
 from chatapp.api.bodies import ChatBody, MessageBody, ResponseFormat, Writing
 from chatapp.common.foreign import without_surrogates
-from chatapp.common.parameters import PARAMETERS, Choices, Sampling
+from chatapp.common.parameters import GREEDY, PARAMETERS, Choices, Sampling
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.constraint.constraint import Constraint, ConstraintError
@@ -40,7 +40,7 @@ def sampling_of(body: Writing, choices: Choices, max_tokens: int) -> Sampling:
         if (value := getattr(body, name)) is not None
     }
     if values.get("temperature") == 0:
-        values = {"repetition_penalty": 1.0, "no_repeat_ngram": 0, "max_repeats": 0} | values
+        values = {**GREEDY, "max_repeats": 0} | values
     if values.get("top_k") == -1:  # as vLLM switches it off
         values["top_k"] = 0
     if values.get("seed", 0) < 0:

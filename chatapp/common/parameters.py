@@ -222,6 +222,9 @@ def parameter(name: str) -> Parameter:
         raise ValueError(f"there is no parameter {name!r}{suggestion(name, PARAMETERS)}") from None
 
 
+GREEDY: Mapping[str, float | int] = {"repetition_penalty": 1.0, "no_repeat_ngram": 0}
+"""The penalties that a temperature of 0 for one answer switches off, unless they are named too."""
+
 Values = Mapping[str, float | int | None]
 """Values of some of the parameters, by name."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from chatapp.common.parameters import (
     DEVICES,
+    GREEDY,
     PARAMETERS,
     PRECISIONS,
     Choices,
@@ -82,6 +83,8 @@ class Settings:
             value = getattr(self.sampling, name)
             if name in self.origins or value != parameter.default:
                 by_origin.setdefault(self.origins.get(name, "settings file"), {})[name] = value
+        if by_origin.get("flag", {}).get("temperature") == 0:
+            by_origin["flag"] = {**GREEDY, **by_origin["flag"]}
         return Choices(by_origin)
 
 

@@ -49,6 +49,16 @@ def test_flags_win_over_variables_over_the_file(monkeypatch: pytest.MonkeyPatch)
     assert settings.sampling == Sampling(temperature=1.0, top_k=6, max_tokens=12)
 
 
+def test_temperature_0_as_a_flag_is_greedy_without_penalties() -> None:
+    model = {"temperature": 0.6, "repetition_penalty": 1.2, "top_k": 20}
+    chosen = load_settings({"temperature": 0}).choices(model).sampling
+    assert (chosen.temperature, chosen.repetition_penalty, chosen.no_repeat_ngram) == (0, 1, 0)
+    named = load_settings({"temperature": 0, "repetition_penalty": 1.1}).choices(model).sampling
+    assert named.repetition_penalty == 1.1
+    warm = load_settings({"temperature": 0.5}).choices(model).sampling
+    assert warm.repetition_penalty == 1.2
+
+
 def test_a_file_may_start_with_a_byte_order_mark() -> None:
     write('\ufefftheme = "nord"\n')
     assert load_settings().theme == "nord"
