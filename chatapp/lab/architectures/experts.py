@@ -53,13 +53,11 @@ class Experts(Finding):
         fit.
         """
         model = model_here(model)
-        modules = _expert_modules(model) if isinstance(model, TransformersModel) else {}
-        if not modules:
+        if not isinstance(model, TransformersModel) or not (modules := _expert_modules(model)):
             raise UserError(
                 f"{model.name}: this model has no mixture of experts; each token goes through the "
                 "one MLP of each layer"
             )
-        assert isinstance(model, TransformersModel)
         model.check_text(ids)
         layers = _run(model, ids, modules)
         if not layers:

@@ -203,8 +203,9 @@ def _map(grid: Map, width: int) -> Iterator[Text]:
             line.append(words, f"{hexadecimal(ink_on(color))} on {hexadecimal(color)}")
         yield line
     if room < sizes[0] and not grid.letters:
+        of = " of the largest" if grid.is_signed else ""
         below = "; a to j are tenths below 0" if grid.is_signed and room == 1 else ""
-        yield Text(f"digits are tenths of the largest{below}", "dim")
+        yield Text(f"digits are tenths{of}{below}", "dim")
 
 
 def line_rows(lines: Lines, most: int = _MOST_LINES) -> Iterator[Text]:
