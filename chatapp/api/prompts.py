@@ -68,12 +68,29 @@ def requests_for(
     ]
 
 
+_MOST_CHARACTERS = 1024
+"""Of one token: more than any vocabulary has."""
+
+
+def _refuse_endless(model: LanguageModel, size: int, param: str) -> None:
+    """Raise BadRequestError for so many characters that their tokens need not be counted."""
+    if (least := size // _MOST_CHARACTERS) > model.context:
+        raise BadRequestError(
+            f"the prompt has {size} characters, at least {least} tokens; the model's window has "
+            f"{model.context}",
+            param,
+            "context_length_exceeded",
+        )
+
+
 def ids_of(model: LanguageModel, prompt: Any, param: str) -> list[list[int]]:
     """The tokens of one text or several, each a string or token ids. Raises BadRequestError."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         prompt = [prompt]
     texts = []
     for item in prompt:
+        if isinstance(item, str):
+            _refuse_endless(model, len(item), param)
         ids = item if isinstance(item, list) else model.tokenizer.encode(without_surrogates(item))
         if not ids:
             raise BadRequestError(f"{param} has an empty text", param)
@@ -112,6 +129,8 @@ def chat_prompt(
     if wanted:
         writer.use_tools([_definition(tool.model_dump()) for tool in wanted])
     system, exchanges = _exchanges(body.messages)
+    size = sum(len(part.user) + len(part.reply or "") for part in exchanges)
+    _refuse_endless(model, size + len(system or ""), "messages")
     prompt = writer.write(system, exchanges, max_tokens=max_tokens)
     return ChatPrompt(prompt, writer, tuple(tool.function.name for tool in wanted))
 

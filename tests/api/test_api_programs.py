@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import chatapp
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 FIELDS = {"max_tokens": 6, "temperature": 0}
@@ -36,12 +39,26 @@ def run(module: str, *arguments: str, **variables: str) -> str:
 
 def test_llm(address: str, reply: str, tmp_path: Path) -> None:
     pytest.importorskip("llm", reason="the package llm is not installed")
-    model = f"- model_id: mine\n  model_name: tiny\n  api_base: {address}/v1\n"
+    model = _example("yaml").replace("http://127.0.0.1:8080", address).replace("bundled", "tiny")
     (tmp_path / "extra-openai-models.yaml").write_text(model)
     options = ["-o", "temperature", "0", "-o", "max_tokens", "6", "--key", "none"]
     for stream in ([], ["--no-stream"]):
         written = run("llm", "-m", "mine", *options, *stream, "Hi", LLM_USER_PATH=str(tmp_path))
         assert written.strip() == reply.strip()
+
+
+def test_the_notebook_of_the_guide(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("openai", reason="the package openai is not installed")
+    code = _example("python").replace("http://127.0.0.1:8080", address).replace("bundled", "tiny")
+    exec(code, {})
+    assert "[None, -" in capsys.readouterr().out
+
+
+def _example(language: str) -> str:
+    """The only block of a language in the guide on servers."""
+    guide = Path(chatapp.__file__).parent / "docs" / "servers.md"
+    (code,) = re.findall(rf"```{language}\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    return str(code)
 
 
 def test_litellm(address: str, reply: str) -> None:
