@@ -137,7 +137,7 @@ class Tokens(Finding):
                     "probability": actual.probability if actual else None,
                     "rank": actual.rank if actual else None,
                     "entropy": expected.entropy if expected else None,
-                    "alternatives": _candidates(expected) if expected else [],
+                    "alternatives": candidates_json(expected) if expected else [],
                 }
             )
         return rows
@@ -300,7 +300,8 @@ class Layers(Finding):
     """Each layer's prediction after a token, by the logit lens; see `Trace.layer_logits`.
 
     texts: of the tokens up to it. predictions: of each layer, from the embeddings on. jacobian:
-    the same by the Jacobian lens, see `lab.lens`; empty without one.
+    the same by the Jacobian lens, see `lab.lens`; empty without one. is_of_mask: whether they are
+    of the token itself, which is masked.
     """
 
     name: ClassVar[str] = "layers"
@@ -308,6 +309,7 @@ class Layers(Finding):
     texts: tuple[str, ...]
     predictions: "tuple[Prediction, ...]"
     jacobian: "tuple[Prediction, ...]" = ()
+    is_of_mask: bool = False
 
     @classmethod
     def of(cls, trace: "Trace", position: int, top: int = 5) -> Self:
@@ -316,6 +318,7 @@ class Layers(Finding):
             trace.texts[: position + 1],
             tuple(trace.lens(position, top)),
             tuple(trace.jacobian(position, top)),
+            trace.sees_all,
         )
 
     @property
@@ -331,10 +334,12 @@ class Layers(Finding):
 
     @property
     def sentence(self) -> str:
+        place = "in place of" if self.is_of_mask else "after"
         words = (
-            f"What each layer would predict after {named_token(self.texts, len(self.texts) - 1)}"
+            f"What each layer would predict {place} {named_token(self.texts, len(self.texts) - 1)}"
         )
-        return f"{words}; │{visible(self.actual.text)}│ followed" if self.actual else words
+        came = "was there" if self.is_of_mask else "followed"
+        return f"{words}; │{visible(self.actual.text)}│ {came}" if self.actual else words
 
     def to_json(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [
@@ -354,7 +359,7 @@ def state_name(index: int) -> str:
 
 
 def _layer_json(prediction: "Prediction") -> dict[str, Any]:
-    return {"entropy": prediction.entropy, "alternatives": _candidates(prediction)}
+    return {"entropy": prediction.entropy, "alternatives": candidates_json(prediction)}
 
 
 FINDINGS: tuple[type[Finding], ...] = (Tokens, NextToken, Attention, Layers)
@@ -366,5 +371,6 @@ def named_token(texts: Sequence[str], position: int) -> str:
     return f"token {position} │{visible(texts[position])}│"
 
 
-def _candidates(prediction: "Prediction") -> list[dict[str, Any]]:
+def candidates_json(prediction: "Prediction") -> list[dict[str, Any]]:
+    """The most likely tokens as plain data."""
     return [asdict(candidate) for candidate in prediction.candidates]

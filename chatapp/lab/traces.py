@@ -7,7 +7,7 @@ on request, and no other computation of the model sees the switches set here.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +35,10 @@ class Trace(ABC):
     Positions count tokens from 0, and so do layers. What layers predict begins with the embeddings.
 
     encoded: how many of the first tokens an encoder read; 0 for a model of one stack.
+    sees_all: whether a token sees the later ones too.
     """
+
+    sees_all: ClassVar[bool] = False
 
     def __init__(
         self, ids: Sequence[int], *, layers: int, heads: int, piece: Callable[[int], str]

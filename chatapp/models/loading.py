@@ -96,6 +96,7 @@ def usual_precision(files: ModelFiles, device: str) -> str:
 
 def _check_task(files: ModelFiles) -> None:
     """Raises ModelError when the config is for another task than text generation."""
+    files.refuse_masked()
     names = architectures(files.whole.config)
     task = SEQ_TO_SEQ if files.is_encoder_decoder else "ForCausalLM"
     if names and all("For" in name and not name.endswith(task) for name in names):

@@ -261,6 +261,19 @@ class RewardSettings(ObjectiveSettings):
     )
 
 
+class MaskedSettings(ObjectiveSettings):
+    """Masked tokens are predicted from both sides, as BERT is trained (Devlin et al., 2019)."""
+
+    kind: Literal["masked"]
+    share: float = Field(
+        0.15,
+        gt=0,
+        lt=1,
+        description="share of a row's tokens to predict; 80 % of them are masked, 10 % replaced by "
+        "a random token, 10 % unchanged",
+    )
+
+
 class GrpoSettings(ObjectiveSettings):
     """Group relative policy optimization, of replies that can be checked."""
 
@@ -367,6 +380,7 @@ OBJECTIVES: Mapping[type[Section], str] = {
     RewardSettings: "reward:Reward",
     GrpoSettings: "grpo:Grpo",
     DistillationSettings: "distillation:Distillation",
+    MaskedSettings: "masked:Masked",
     Head: "heads:HeadObjective",
 }
 """Every objective: its table of the configuration, and its module and class in

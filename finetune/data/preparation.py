@@ -19,7 +19,7 @@ from chatapp.dialogue.writers.choosing import own_template
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import ChatTemplate, Template
-from chatapp.prompting.template import OWN, TEMPLATES
+from chatapp.prompting.template import OWN, PLAIN, TEMPLATES
 from finetune.config.sections import BadRows, ConfigError, Data, TooLong, TrainSource
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
 from finetune.data.formats import FIELDS, Layout, detect, text_field
@@ -170,7 +170,8 @@ class ExampleSets(Generic[Encodes]):
 def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> Template:
     """The template of a run: the named one, else the model's own.
 
-    files: of the model. special: the names of its tokenizer's special tokens. Raises ConfigError
+    files: of the model; for a masked one the plain template is the default. special: the names of
+    its tokenizer's special tokens. Raises ConfigError
     for an unknown name, or when none is named and the model has none.
     """
     if data.template in TEMPLATES:
@@ -185,6 +186,8 @@ def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> 
         own = own_template(files, special)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if own is None and files.is_masked:
+        return PLAIN
     if own is None:
         raise ConfigError(
             f"{files.path}: this model has no dialogue template; set data.template to one of "

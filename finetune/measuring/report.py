@@ -28,7 +28,7 @@ def header(setup: RunSetup) -> list[str]:
     settings = config.train
     trained = trained_parameters(setup.model)
     total = sum(parameter.numel() for parameter in setup.model.parameters())
-    head = "" if setup.objective.replies else "a linear head"
+    head = "a linear head" if setup.objective.added else ""
     template = f"template {setup.template.name}" if setup.template else ""
     template = ", ".join(filter(None, (template, head)))
     packed = f" in {len(data.train):,} rows" if len(data.train) < data.examples else ""

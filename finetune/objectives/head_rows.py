@@ -7,11 +7,12 @@ tokenizer.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from math import ceil, isfinite
 from statistics import fmean, pstdev
+from typing import Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -50,12 +51,12 @@ class HeadExample:
 class HeadRows:
     """Examples as rows of tensors, each (sequences, tokens); padding is at the right.
 
-    response_mask marks the extract tokens, where the head reads; aux_mask all tokens that L1
-    predicts. Scalars of a row: its label, and its number of sequences.
+    response_mask marks the token of each sequence where the head reads, see `HeadSpec.reads`;
+    aux_mask all tokens that L1 predicts. Scalars of a row: its label, and its number of sequences.
     """
 
-    def __init__(self, examples: Sequence[HeadExample], pad_id: int) -> None:
-        self.examples = examples
+    def __init__(self, examples: Sequence[HeadExample], pad_id: int, reads: str = "last") -> None:
+        self.examples, self.reads = examples, reads
         self.pad_id = pad_id
         self.lengths = [max(map(len, example.sequences)) for example in examples]
         self.aux_labels = sum(len(ids) - 1 for example in examples for ids in example.sequences)
@@ -73,7 +74,7 @@ class HeadRows:
             "input_ids": pad_sequence(ids, batch_first=True, padding_value=self.pad_id),
             "position_ids": positions,
             "example_ids": real,
-            "response_mask": positions == lengths - 1,
+            "response_mask": positions == (lengths - 1 if self.reads == "last" else 0),
             "aux_mask": (positions > 0) & (positions < lengths),
             "label": torch.tensor(example.label),
             "sequences": torch.tensor(len(ids)),
@@ -175,7 +176,8 @@ def read_labelled_rows(
     apart = [row for source in files for row in _read(source, data, head.task, dropped)]
     kept_out = {row.key for row in apart}
     known = [row for _, rows in sources for row in rows]
-    spec = spec or _spec(head, known, length_of(data, window))
+    reads: Literal["first", "last"] = "first" if text.files.is_masked else "last"
+    spec = spec or replace(_spec(head, known, length_of(data, window)), reads=reads)
     encoder = RowEncoder(spec, tokenizer, start, window, data.too_long)
 
     train: list[HeadExample] = []
@@ -189,10 +191,10 @@ def read_labelled_rows(
     if not train:
         raise ConfigError("data.train: no row is left to train on")
     digest = sha256(repr([(e.sequences, e.label) for e in [*train, *held_out]]).encode())
-    rows_to_learn = HeadRows(train, tokenizer.end_id)
+    rows_to_learn = HeadRows(train, tokenizer.end_id, spec.reads)
     return spec, RowSets(
         train=rows_to_learn,
-        held_out={HELD_OUT: HeadRows(held_out, tokenizer.end_id)} if held_out else {},
+        held_out={HELD_OUT: HeadRows(held_out, tokenizer.end_id, spec.reads)} if held_out else {},
         collate=partial(collate, pad_id=tokenizer.end_id),
         examples=len(train),
         dropped=dropped,

@@ -1,6 +1,7 @@
 """Linear heads on a language model (Radford et al., 2018, section 3.3).
 
-A linear layer reads the last block's state at the last token. As in the paper the objective is L2,
+A linear layer reads the last block's state at the last token; of a masked model, what its own
+head would read at the first, [CLS]. As in the paper the objective is L2,
 here the cross-entropy of the labels, or the mean squared error of numbers, plus λ·L1 over the
 sequences.
 
@@ -186,6 +187,11 @@ class HeadObjective(L3):
                 f"objective.kind is {config.objective.kind}, which learns from replies; with a "
                 "[head] it is l3"
             )
+        if text.files.is_masked and config.objective.aux_weight:
+            raise ConfigError(
+                f"objective.aux_weight is {config.objective.aux_weight:g}, but {text.name} is a "
+                "masked model, which sees the tokens that L1 predicts; set it to 0"
+            )
         spec, rows = read_labelled_rows(config, text)
         return cls.of(config.objective, spec=spec), rows
 
@@ -229,8 +235,9 @@ class HeadObjective(L3):
             rest = (total / n_examples for total in right)
             return torch.stack([l2 + text.l3, l2.detach(), text.l1, *rest])
 
+        inputs = model_inputs(batch, sees_all=self.spec.reads == "first")
         with in_place_of(lm_head, compute):
-            losses: Tensor = call(**model_inputs(batch)).logits
+            losses: Tensor = call(**inputs).logits
         return losses
 
     def _of_labels(self, logits: Tensor, label: Tensor) -> tuple[Tensor, ...]:

@@ -8,9 +8,25 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from finetune.config.sections import ConfigError
+from chatapp.engine.files.model_files import ModelFiles
+from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.objectives.objective import model_inputs
+
+
+def check_kind(config: FinetuneConfig, files: ModelFiles) -> None:
+    """Check that the objective fits a masked or a causal model. Raises ConfigError."""
+    kind = config.objective.kind
+    if files.is_masked and kind != "masked" and config.head is None:
+        raise ConfigError(
+            f"objective.kind is {kind}, but {config.model} is a masked model ({files.family}), "
+            'which sees the tokens that it would learn; set objective.kind = "masked", or a [head]'
+        )
+    if kind == "masked" and not files.is_masked:
+        raise ConfigError(
+            f"objective.kind is masked, but {config.model} ({files.family}) is no masked model; "
+            "expected one such as BERT"
+        )
 
 
 def check_causal(model: Any) -> None:

@@ -287,13 +287,18 @@ def objective_class(config: FinetuneConfig) -> type[Objective]:
     return objective
 
 
-def model_inputs(batch: Tensors) -> dict[str, Any]:
+def model_inputs(batch: Tensors, *, sees_all: bool = False) -> dict[str, Any]:
     """The arguments of the model for a batch.
+
+    sees_all: whether a token sees later ones, from which padding is then hidden.
 
     Rows of several examples need their positions, from which transformers makes the block-causal
     mask in each model's own way; this works only without a cache. A row of one example needs
     nothing: padding is at its right, where causal attention cannot see it.
     """
+    if sees_all:
+        real = (batch["example_ids"] > 0).long()
+        return {"input_ids": batch["input_ids"], "attention_mask": real}
     inputs = {"input_ids": batch["input_ids"], "use_cache": False}
     if int(batch["example_ids"].max()) > 1:
         inputs["position_ids"] = batch["position_ids"]

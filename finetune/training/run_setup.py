@@ -21,7 +21,7 @@ from rich.console import Console
 from transformers import set_seed
 
 import chatapp
-from chatapp.engine.backends.transformers_loading import context_of, load_causal
+from chatapp.engine.backends.transformers_loading import context_of, load_one_stack
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.device import device_for
 from chatapp.engine.model import PieceTokenizer
@@ -31,7 +31,7 @@ from chatapp.prompting.chat_template import Template
 from finetune.config.code import require_permission, withhold_code
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.preparation import choose_template, on_day
-from finetune.objectives.model_checks import check_causal, check_head, check_packing
+from finetune.objectives.model_checks import check_causal, check_head, check_kind, check_packing
 from finetune.objectives.objective import ModelText, Objective, RowSets, objective_class
 from finetune.objectives.reference import REFERENCE_FILE, give_reference
 from finetune.objectives.rows import PairRows
@@ -111,7 +111,7 @@ def set_up_run(
     if kind.uses_template:
         template = on_day(choose_template(config.data, files, tokenizer.special), begun)
     model = _load(config, files, device)
-    _check_model(config, model, tokenizer, template)
+    _check_model(config, files, model, tokenizer, template)
     fuse_activations(model)
     window = context_of(model.config) - len(start)
     text = ModelText(config.model, files, template, tokenizer, window, start)
@@ -146,7 +146,7 @@ def _choose_weights(
 def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
     """The model, in four bits if configured. Raises ConfigError and ModelError."""
     if not config.adapter.load_in_4bit:
-        return load_causal(files)
+        return load_one_stack(files)
     if config.train.method not in LOW_RANK:
         raise ConfigError(
             f"adapter.load_in_4bit: weights in four bits cannot learn; train.method is "
@@ -171,7 +171,7 @@ def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    model = load_causal(files, quantization_config=four_bits, device_map={"": 0})
+    model = load_one_stack(files, quantization_config=four_bits, device_map={"": 0})
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
@@ -206,7 +206,11 @@ def is_first_process() -> bool:
 
 
 def _check_model(
-    config: FinetuneConfig, model: Any, tokenizer: PieceTokenizer, template: Template | None
+    config: FinetuneConfig,
+    files: ModelFiles,
+    model: Any,
+    tokenizer: PieceTokenizer,
+    template: Template | None,
 ) -> None:
     """Check that a model can be trained on such rows. Raises ConfigError."""
     entries = model.get_input_embeddings().weight.shape[0]
@@ -214,8 +218,11 @@ def _check_model(
         raise ConfigError(
             f"{config.model}: the tokenizer has {tokenizer.size:,} tokens, the model {entries:,}"
         )
-    check_causal(model)
+    check_kind(config, files)
     check_head(model)
+    if files.is_masked:
+        return
+    check_causal(model)
     if template is not None and config.data.packing:
         check_packing(model)
 

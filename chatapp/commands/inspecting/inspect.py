@@ -16,7 +16,9 @@ from chatapp.commands.console import interruptible, standard_input, write, write
 from chatapp.commands.inspecting.close_ups import CloseUps, find_close_ups
 from chatapp.commands.inspecting.heads import HeadOptions, find_heads
 from chatapp.commands.inspecting.lenses import compare_layers, make_lens
+from chatapp.commands.inspecting.masked import find_masked
 from chatapp.commands.inspecting.parts import PartOptions, find_parts
+from chatapp.commands.inspecting.places import Place, checked_place, text_position
 from chatapp.commands.inspecting.prompt_parts import explain_text
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import (
@@ -83,22 +85,6 @@ class Sections:
         """The chosen findings, in their order."""
         chosen = (self.tokens, self.next_token, self.attention, self.layers)
         return [name for name, is_chosen in zip(SECTIONS, chosen, strict=True) if is_chosen]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the text and in the model it is looked, and how many alternatives are shown."""
-
-    token: Annotated[
-        int | None, typer.Option(help="The token's index, from 0; -1 is the last and the default.")
-    ] = None
-    layer: Annotated[
-        int | None, typer.Option(help="Show this layer's attention only, numbered from 0.")
-    ] = None
-    head: Annotated[
-        int | None, typer.Option(help="Show this head's attention only, numbered from 0.")
-    ] = None
-    top: Annotated[int, typer.Option(min=1, max=100, help="Number of alternatives to show.")] = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +164,9 @@ def inspect(
             return
         if not content:
             raise UserError("there is no text to inspect; pass it in quotes or on standard input")
+        if (masked := find_masked(settings, content, sections.names, place, is_chosen)) is not None:
+            target.take(masked, {"model": settings.model, "text": content})
+            return
         if sections.names == [Layers.name] and against is not None and not is_chosen:
             findings = compare_layers(settings, against, content)
             target.take(findings, {"model": settings.model, "text": content})
@@ -204,10 +193,10 @@ class _Look:
         self._prompt = model.tokenizer.encode(content)
         self._reply = reply_of(model, self._prompt)
         self._trace = trace = self._opened.inspect(self._prompt, reply=self._reply)
-        self._position = position = _position(place.token, len(trace.ids))
+        self._position = position = text_position(place.token, len(trace.ids))
         self._cell = (
-            _place("layer", place.layer, trace.layers),
-            _place("head", place.head, trace.heads),
+            checked_place("layer", place.layer, trace.layers),
+            checked_place("head", place.head, trace.heads),
         )
         self._before, self._after = trace.ids[: position + 1], trace.ids[position + 1 :]
 
@@ -276,18 +265,3 @@ def _opened(model: "LanguageModel") -> "Inspectable":
     if opened is None:
         raise UserError(f"{model.name}: this kind of model cannot be inspected")
     return opened
-
-
-def _position(token: int | None, count: int) -> int:
-    """The position of --token among `count` tokens. Raises UserError when there is none."""
-    position = count - 1 if token is None else token + count * (token < 0)
-    if not 0 <= position < count:
-        raise UserError(f"--token is {token}; the text has {count} tokens, numbered from 0")
-    return position
-
-
-def _place(name: str, value: int | None, size: int) -> int | None:
-    """A layer or head from an option. Raises UserError when there is none."""
-    if value is not None and not 0 <= value < size:
-        raise UserError(f"--{name} is {value}; the model has {size}, numbered from 0")
-    return value

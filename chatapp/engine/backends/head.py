@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, get_args
 
 from chatapp.common.userfiles import read_json_object, reason, write_whole
 from chatapp.engine.errors import ModelError
@@ -47,7 +47,8 @@ class HeadSpec:
     """A task and its classes.
 
     labels: none for multiple choice, whose choices differ, and none for a reward, which is one
-    number. scale: of regression, the mean and standard deviation of the training labels: the layer
+    number. reads: the token of a sequence whose state is read; of a masked model the first.
+    scale: of regression, the mean and standard deviation of the training labels: the layer
     outputs the number of deviations from the mean, so the learning rate does not depend on the
     unit. None for classes. length: tokens of the longest training sequence; longer texts are cut to
     it. None, as in heads of earlier versions, is the model's window.
@@ -58,6 +59,7 @@ class HeadSpec:
     delimiter: str
     scale: tuple[float, float] | None = None
     length: int | None = None
+    reads: Literal["last", "first"] = "last"
 
     @property
     def outputs(self) -> int:
@@ -75,13 +77,16 @@ class HeadSpec:
             case {"task": str(task), "labels": [*labels], "delimiter": str(delimiter), **rest} if (
                 task in get_args(HeadTask) and all(isinstance(label, str) for label in labels)
             ):
-                match rest.get("scale"), rest.get("length"):
-                    case None, (int() | None) as length:
-                        return cls(task, tuple(labels), delimiter, None, length)  # type: ignore[arg-type]
-                    case [float(mean), float(deviation)], (int() | None) as length if (
-                        task != "multiple-choice"
-                    ):
-                        return cls(task, (), delimiter, (mean, deviation), length)  # type: ignore[arg-type]
+                kind = cast(HeadTask, task)
+                match rest.get("scale"), rest.get("length"), rest.get("reads", "last"):
+                    case None, (int() | None) as length, ("last" | "first") as reads:
+                        return cls(kind, tuple(labels), delimiter, None, length, reads)
+                    case (
+                        [float(mean), float(deviation)],
+                        (int() | None) as length,
+                        ("last" | "first") as reads,
+                    ) if kind != "multiple-choice":
+                        return cls(kind, (), delimiter, (mean, deviation), length, reads)
         raise ModelError(f"{path}: expected the keys task, labels and delimiter of a head")
 
 
@@ -89,8 +94,9 @@ class HeadEncoder:
     """Encodes the texts of an input as the sequences that a head reads (Radford et al., 2018,
     figure 1).
 
-    A sequence is start, text (two texts with a delimiter between them), and the end-of-text token,
-    where the head reads. start: the tokens that the model expects before any text; if empty, the
+    A sequence is start, text (two texts with a delimiter between them), and the end-of-text token.
+    A delimiter that has no tokens, such as a line break in WordPiece, is the end-of-text token.
+    start: the tokens that the model expects before any text; if empty, the
     end-of-text token. window: tokens of the longest sequence of the model, including `start`.
     length: the most tokens that the head reads. Raises ModelError when no text fits.
     """
@@ -101,7 +107,8 @@ class HeadEncoder:
         self.length = min(spec.length or window, window)
         self._spec, self._tokenizer = spec, tokenizer
         self._start, self._end = list(start) or [tokenizer.end_id], tokenizer.end_id
-        self._delimiter = tokenizer.encode(spec.delimiter) if spec.delimiter else []
+        delimiter = tokenizer.encode(spec.delimiter) if spec.delimiter else []
+        self._delimiter = delimiter or [tokenizer.end_id] * bool(spec.delimiter)
         if len(self._framed([[], []])) >= self.length:
             raise ModelError(
                 f"the head reads {self.length} tokens, which its delimiter {spec.delimiter!r} fills"
@@ -141,7 +148,7 @@ def head_logits(
 ) -> "Tensor":
     """Logits of inputs, (count, classes or choices).
 
-    states: (sequences, width), at the last token of each sequence. owners: the input of each
+    states: (sequences, width), where each sequence is read. owners: the input of each
     sequence, (sequences,), rising. The states of the two orders of a pair are summed before the
     layer; for multiple choice the score of each choice is its own logit, and absent choices have
     -inf.
@@ -175,7 +182,7 @@ def in_place_of(lm_head: Any, compute: "Callable[[Tensor], Tensor]") -> Iterator
 
 
 class HeadModel:
-    """A causal model of transformers and the linear layer on it.
+    """A causal or masked model of transformers and the linear layer on it.
 
     start: special tokens before each sequence. context: tokens of the longest sequence after them.
     """
@@ -205,13 +212,13 @@ class HeadModel:
 
         Raises ModelError.
         """
-        from chatapp.engine.backends.transformers_loading import load_causal, put_on
+        from chatapp.engine.backends.transformers_loading import load_network, put_on
         from chatapp.engine.tokenizers import chat_tokenizer
 
         spec = HeadSpec.load(files.path)
         tokenizer, start = chat_tokenizer(files)
         layer = _read_layer(files.path / HEAD_WEIGHTS, spec.outputs)
-        model = put_on(device, load_causal(files), files)
+        model = put_on(device, load_network(files), files)
         return cls(name, files, spec, model, layer.to(model.device), tokenizer, start)
 
     def outputs(self, inputs: Sequence[Sequences]) -> list[list[float]]:
@@ -241,15 +248,18 @@ class HeadModel:
         logits: list[Tensor] = []
 
         def read(hidden: "Tensor") -> "Tensor":
-            states = hidden[torch.arange(len(last), device=device), last].float()
+            place = last if self.spec.reads == "last" else torch.zeros_like(last)
+            states = hidden[torch.arange(len(last), device=device), place].float()
             logits.append(head_logits(self._layer, states, owners, len(inputs), self.spec.task))
             return hidden
 
-        # Padding is at the right, where causal attention cannot see it.
+        # Padding is at the right, where causal attention cannot see it; others get a mask.
+        real = pad_sequence([torch.ones_like(ids) for ids in sequences], batch_first=True)
+        options = {"use_cache": False} if self.spec.reads == "last" else {"attention_mask": real}
         padded = pad_sequence(sequences, batch_first=True, padding_value=self.tokenizer.end_id)
         self._model.eval()
         with torch.inference_mode(), in_place_of(self._model.get_output_embeddings(), read):
-            self._model(input_ids=padded, use_cache=False)
+            self._model(input_ids=padded, **options)
         if self.spec.scale or self.spec.task == REWARD:
             mean, deviation = self.spec.scale or (0.0, 1.0)
             return (logits[0] * deviation + mean).tolist()

@@ -14,7 +14,7 @@ import torch
 
 from chatapp.engine.decoder.families import FAMILIES
 from chatapp.engine.errors import ModelError, first_line, one_sentence
-from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.model_files import MASKED, ModelFiles
 from chatapp.engine.files.stored_tensors import stored_tensors
 from chatapp.engine.files.weights import check_finite
 from chatapp.engine.kernels.device import device_for
@@ -33,8 +33,18 @@ def context_of(config: Any) -> int:
     for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(text, key, None)
         if isinstance(value, int) and value > 0:
-            return value
+            return value - (_PADDING + 1) * (is_masked(config) and text.pad_token_id == _PADDING)
     return UNLIMITED_CONTEXT
+
+
+_PADDING = 1
+"""The padding of RoBERTa and its relatives, which count positions from behind it."""
+
+
+def is_masked(config: Any) -> bool:
+    """Whether a config of transformers is that of a masked model."""
+    names = config.architectures or ()
+    return bool(names) and all(name.endswith(MASKED) for name in names)
 
 
 def read_config(files: ModelFiles) -> Any:
@@ -54,10 +64,16 @@ def read_config(files: ModelFiles) -> Any:
 
 def load_causal(files: ModelFiles, **options: Any) -> Any:
     """Load a causal model of transformers; see `load_network`. Raises ModelError."""
+    files.refuse_masked()
+    return load_one_stack(files, **options)
+
+
+def load_one_stack(files: ModelFiles, **options: Any) -> Any:
+    """Load a causal or a masked model; see `load_network`. Raises ModelError."""
     if files.is_encoder_decoder:
         raise ModelError(
             f"{files.path}: this is an encoder-decoder model ({files.family}); "
-            "expected a causal language model"
+            "expected a causal or masked language model"
         )
     return load_network(files, **options)
 
@@ -96,6 +112,8 @@ def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
     auto = transformers.AutoModelForCausalLM
     if files.is_encoder_decoder:
         auto = transformers.AutoModelForSeq2SeqLM
+    elif files.is_masked:
+        auto = transformers.AutoModelForMaskedLM
     if files.is_gguf and files.family in FAMILIES:
         model, report = _load_gguf(files)
     elif files.is_gguf:

@@ -46,6 +46,9 @@ COMPANIONS = (
 SEQ_TO_SEQ = "ForConditionalGeneration"
 """The suffix of transformers' classes with an encoder and a decoder."""
 
+MASKED = ("ForMaskedLM", "ForPreTraining")
+"""The suffixes of transformers' classes that fill masks, such as those of BERT."""
+
 
 @dataclass(frozen=True)
 class TokenizerFiles:
@@ -179,6 +182,21 @@ class ModelFiles:
     def is_encoder_decoder(self) -> bool:
         """Whether an encoder reads the prompt and a decoder writes the reply."""
         return is_encoder_decoder(self.whole.config)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it predicts masked tokens from both sides, and writes nothing."""
+        names = architectures(self.whole.config)
+        return bool(names) and all(name.endswith(MASKED) for name in names)
+
+    def refuse_masked(self) -> None:
+        """Raises ModelError for a model that writes no replies, and names what it can do."""
+        if self.is_masked:
+            raise ModelError(
+                f"{self.path}: a masked model ({self.family}) fills gaps and writes no replies; "
+                '`chatapp inspect "… [MASK] …"` shows what it fills in, and `finetune train` '
+                'teaches it with objective.kind = "masked" or a [head]'
+            )
 
     def digest(self) -> str:
         """Twelve hex digits over everything that affects answers, including an adapter's base.

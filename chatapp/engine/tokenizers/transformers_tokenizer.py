@@ -187,9 +187,19 @@ def transformers_tokenizer(files: TokenizerFiles) -> Any:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             files.path, trust_remote_code=False, local_files_only=True
         )
+    if tokenizer.eos_token_id is None and tokenizer.sep_token_id is not None:
+        tokenizer.eos_token = tokenizer.sep_token  # closes a text of BERT and its relatives
     if tokenizer.eos_token_id is None:
         raise ModelError(f"{files.path}: the tokenizer names no end-of-text token")
     return tokenizer
+
+
+def mask_token(files: TokenizerFiles) -> tuple[str, int]:
+    """The spelling and the id of the token that hides another. Raises ModelError."""
+    tokenizer = transformers_tokenizer(files)
+    if tokenizer.mask_token_id is None:
+        raise ModelError(f"{files.path}: the tokenizer names no mask token")
+    return str(tokenizer.mask_token), int(tokenizer.mask_token_id)
 
 
 def _gguf_tokenizer(files: TokenizerFiles, file: "GGUFFile") -> Any:

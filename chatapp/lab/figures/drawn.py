@@ -11,6 +11,7 @@ _BLOCKS: dict[str, Callable[[Any], list[Block]]] = {
     "prompt": of_texts.prompt_blocks,
     "tokens": of_texts.tokens_blocks,
     "next": of_texts.next_blocks,
+    "mask": of_texts.mask_blocks,
     "attention": of_texts.attention_blocks,
     "layers": of_texts.layers_blocks,
     "parts": of_texts.parts_blocks,

@@ -22,6 +22,7 @@ from chatapp.lab.findings import Attention, Layers, NextToken, PromptText, Token
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from chatapp.lab.architectures.masks import MaskFilling
     from chatapp.lab.head_texts import HeadTexts
     from chatapp.lab.predictions import Candidate
     from chatapp.lab.prompt_parts import PromptParts
@@ -97,6 +98,24 @@ def next_blocks(next_token: NextToken) -> list[Block]:
     return [
         Heading("Next token", f"{next_token.sentence}; {parameters}"),
         Table([">", ">id", "token", ">softmax", "", ">drawn", ""], rows),
+    ]
+
+
+def mask_blocks(mask: "MaskFilling") -> list[Block]:
+    """A row a candidate for the masked token."""
+    rows: list[list[Cell]] = [
+        [
+            f"{candidate.rank:,}",
+            str(candidate.id),
+            Pieces.of(candidate.text),
+            Share(candidate.probability),
+            Bar(candidate.probability),
+        ]
+        for candidate in mask.prediction.candidates
+    ]
+    return [
+        Heading("Mask", mask.sentence),
+        Table([">", ">id", "token", ">softmax", ""], rows),
     ]
 
 
