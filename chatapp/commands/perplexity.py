@@ -46,12 +46,16 @@ def perplexity(
         "per_byte": result.per_byte,
     }
     if as_json:
-        write_json({"model": settings.model, **per_unit, **asdict(result)})
+        figures = {key: value for key, value in asdict(result).items() if value is not None}
+        write_json({"model": settings.model, **per_unit, **figures})
         return
     for name, value in per_unit.items():
         # Four digits of a small figure, and whole numbers of a large one.
         decimals = max(0, 4 - len(str(int(value)))) if math.isfinite(value) else 0
         write(f"perplexity {name.replace('_', ' ')}: {value:,.{decimals}f}\n")
+    if result.without_memory is not None:
+        alone = measure.exp_or_inf(result.without_memory / result.tokens)
+        write(f"perplexity per token without memory: {alone:,.3f}\n")
     write(
         f"{result.tokens:,} tokens, {result.words:,} words, {result.bytes:,} bytes, "
         f"stride {result.stride}\n"

@@ -13,7 +13,7 @@ of context.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +32,8 @@ class Perplexity:
 
     negative_log_likelihood: of the whole text, in nats. tokens: of the model's own tokenizer.
     words: separated by white space. bytes: of the text in UTF-8. stride: tokens scored in each
-    window after the first.
+    window after the first. without_memory: of a model with a memory, see `perplexity`, the same as
+    the first where each segment is read alone; else None.
     """
 
     negative_log_likelihood: float
@@ -40,6 +41,7 @@ class Perplexity:
     words: int
     bytes: int
     stride: int
+    without_memory: float | None = None
 
     @property
     def per_token(self) -> float:
@@ -63,8 +65,9 @@ def perplexity(
     """The perplexity of a text.
 
     stride: from 1 to the model's window - 1; by default half the window. A smaller one gives more
-    context, and takes longer. Raises ValueError for a stride out of range and for a text without
-    words.
+    context, and takes longer. A model with a memory (Dai et al. 2019) reads the text in segments as
+    long as its memory, each with the states of those before, and then each segment alone.
+    Raises ValueError for a stride out of range and for a text without words.
     """
     window = model.context
     stride = window // 2 if stride is None else stride
@@ -74,14 +77,36 @@ def perplexity(
     if not words:
         raise ValueError("there are no words to predict")
     ids = [model.tokenizer.end_id, *model.tokenizer.encode(text)]
+    size = len(text.encode("utf-8", "surrogatepass"))
+    from chatapp.engine.backends.local import LocalModel
+
+    memory = model.memory if isinstance(model, LocalModel) else None
+    if memory is None:
+        total = _scored(model, ids, _windows(len(ids), window, stride), progress)
+        return Perplexity(total, len(ids) - 1, words, size, stride)
+    alone = [(at, at + 1, min(at + 1 + memory, len(ids))) for at in range(0, len(ids) - 1, memory)]
+    # Of a text longer than the cache, every half of it reads the half before again.
+    half = window // 2
+    segments = [(-(-max(0, end - window) // half) * half, b, end) for _, b, end in alone]
+    with_memory = _scored(model, ids, segments, progress)
+    without = _scored(model, ids, alone, None)
+    return Perplexity(with_memory, len(ids) - 1, words, size, memory, without)
+
+
+def _scored(
+    model: LanguageModel,
+    ids: Sequence[int],
+    windows: Iterable[tuple[int, int, int]],
+    progress: Progress | None,
+) -> float:
+    """The negative log-likelihood of the tokens of each window, in nats; see `_windows`."""
     total = 0.0
-    for first, begin, end in _windows(len(ids), window, stride):
+    for first, begin, end in windows:
         (scores,) = model.score([(ids[first:begin], ids[begin:end])])
         total -= math.fsum(scores)
         if progress:
             progress(end - 1, len(ids) - 1)
-    size = len(text.encode("utf-8", "surrogatepass"))
-    return Perplexity(total, len(ids) - 1, words, size, stride)
+    return total
 
 
 def _windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:

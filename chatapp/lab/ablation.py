@@ -124,7 +124,7 @@ def _loss(reading: Reading, states: Tensor) -> Tensor:
     ids = torch.tensor([*reading.start, *reading.ids])[first:]
     losses = []
     for row in states:
-        logits = decoder.head(decoder.norm(row[first - 1 : -1])).cpu()
+        logits = decoder.head(decoder.normed(row[first - 1 : -1])).cpu()
         losses.append(torch.nn.functional.cross_entropy(logits, ids))
     return torch.stack(losses)
 

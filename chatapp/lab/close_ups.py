@@ -313,7 +313,7 @@ class Neurons(Finding):
         seen = _seen(own, ids, points, changes)
         activations, added, state = (seen[point][-1] for point in points)
         with torch.inference_mode():
-            logits = decoder.uncapped_head(decoder.norm(state[None]))[0]
+            logits = decoder.uncapped_head(decoder.normed(state[None]))[0]
             best = int(logits.argmax()) if token is None else token
             other = runner_up(logits, best) if against is None else against
             contrast = Contrast(best, other)

@@ -156,7 +156,9 @@ def model_key(model: LocalModel) -> str:
     decoder = model.decoder
     norms = [norm for block in decoder.blocks for norm in (block.norm_1, block.norm_2)]
     digest = hashlib.sha256(model.name.encode())
-    for norm in (*norms, decoder.norm):
+    if not decoder.architecture.is_post_norm:
+        norms.append(decoder.norm)
+    for norm in norms:
         digest.update(norm.weight.detach().float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 

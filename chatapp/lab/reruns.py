@@ -265,7 +265,7 @@ def _last_states(reading: Reading, edits: Sequence[Edit], start: int) -> Tensor:
 
 def last_logits(decoder: Decoder, states: Tensor) -> Tensor:
     """Logits (rows, vocabulary) after the last token of states (rows, tokens, width), uncapped."""
-    return decoder.uncapped_head(decoder.norm(states[:, -1])).cpu()
+    return decoder.uncapped_head(decoder.normed(states[:, -1])).cpu()
 
 
 def heads_and_mlps(decoder: Decoder) -> Iterator[Part]:

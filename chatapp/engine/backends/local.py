@@ -147,6 +147,11 @@ class LocalModel(LocalGenerator):
     def precision(self) -> str:
         return self.decoder.precision
 
+    @property
+    def memory(self) -> int | None:
+        """See `Architecture.memory`."""
+        return self.decoder.architecture.memory
+
     def change(self, interventions: Interventions) -> None:
         if interventions != self._interventions:
             self._interventions = interventions

@@ -57,10 +57,14 @@ class Attention:
             parts = zip(("key", "value"), new, strict=True)
             new = torch.stack([run.observe(f"{self.point}.{name}", part) for name, part in parts])
         key, value = new if run.cache is None else run.cache.extend(self.layer, new)
-        mask = None if run.masks is None else run.masks[self.window]
-        mixed = attention(query, key, value, self.scale, mask, self.window)
+        mixed = self.mixed(query, key, value, run)
         mixed = run.observed_heads(self.point, mixed)
         return self.projection(mixed.transpose(1, 2).reshape(len(x), -1))
+
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor, run: Pass) -> Tensor:
+        """The heads' outputs (rows, heads, tokens, head size); see `attention`."""
+        mask = None if run.masks is None else run.masks[self.window]
+        return attention(query, key, value, self.scale, mask, self.window)
 
     def split(self, x: Tensor, run: Pass) -> tuple[Tensor, Tensor]:
         """Compute queries (rows, heads, tokens, head size), and the keys and values of the tokens,

@@ -8,6 +8,7 @@ from chatapp.engine.decoder.attention import Attention
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.parts import MLP, Pass, Rotation, make_norm
+from chatapp.engine.decoder.relative import RelativeAttention
 from chatapp.engine.kernels import native
 from chatapp.engine.kernels.linear import Linear
 from chatapp.engine.kernels.native_layers import KINDS, NO_NORM, NativeBlocks, NativeLinear
@@ -31,7 +32,8 @@ class Block:
         if architecture.has_norms_after:
             self.norm_after_1 = make_norm(weights, f"{name}.norm_after_1", architecture)
             self.norm_after_2 = make_norm(weights, f"{name}.norm_after_2", architecture)
-        self.attention = Attention(weights, architecture, layer, rotations)
+        kind = Attention if architecture.farthest is None else RelativeAttention
+        self.attention = kind(weights, architecture, layer, rotations)
         self.mlp = MLP(weights, f"{name}.mlp", architecture)
 
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
@@ -65,10 +67,32 @@ class ParallelBlock(Block):
         return x + self.attention_update(x, run) + self.mlp_update(x, run)
 
 
+class PostNormBlock(Block):
+    """The sum of states and update is normalized, as in GPT and Transformer-XL."""
+
+    def updated(self, x: Tensor, run: Pass) -> Tensor:
+        x = self.norm_1(x + run.observed(self.attention.point, self.attention(x, run)))
+        return self.norm_2(x + run.observed(self.mlp.point, self.mlp(x, run)))
+
+
+def make_block(
+    weights: Mapping[str, Tensor],
+    architecture: Architecture,
+    layer: int,
+    rotations: Mapping[Rotary, Rotation],
+) -> Block:
+    """The block of a layer, of the architecture's kind."""
+    kind = ParallelBlock if architecture.is_parallel else Block
+    kind = PostNormBlock if architecture.is_post_norm else kind
+    return kind(weights, architecture, layer, rotations)
+
+
 def native_blocks(
     blocks: Sequence[Block], architecture: Architecture, rotations: Sequence[Rotation]
 ) -> NativeBlocks | None:
     """The blocks for the native kernels; None if there are none, or they lack a part of one."""
+    if architecture.is_post_norm or architecture.farthest is not None:
+        return None
     is_on_cpu = blocks[0].norm_1.weight.device.type == "cpu"
     structs = [_struct(block, architecture, rotations) for block in blocks]
     if not has_kernels() or not is_on_cpu or None in structs:

@@ -21,12 +21,20 @@ from torch.nn import functional as F
 
 from chatapp.engine.cache.key_values import KeyValueCache, RowCache
 from chatapp.engine.decoder.attention import within
-from chatapp.engine.decoder.blocks import Block, ParallelBlock, native_blocks
+from chatapp.engine.decoder.blocks import make_block, native_blocks
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.decoder.observer import Changer, Observer, together
-from chatapp.engine.decoder.parts import KeyValues, Pass, Rotation, make_norm
+from chatapp.engine.decoder.parts import (
+    KeyValues,
+    LayerNorm,
+    Pass,
+    RMSNorm,
+    Rotation,
+    make_norm,
+)
 from chatapp.engine.decoder.recorded_step import Step
+from chatapp.engine.decoder.relative import distances_between
 from chatapp.engine.errors import ModelError
 from chatapp.engine.kernels.linear import linear_layer
 from chatapp.engine.kernels.native_layers import Rows
@@ -65,9 +73,10 @@ class Decoder:
         }
         self.rotations = list(rotations.values())
         self.windows = {kind.window for kind in kinds}
-        block = ParallelBlock if architecture.is_parallel else Block
-        self.blocks = [block(weights, architecture, n, rotations) for n in range(len(kinds))]
-        self.norm = make_norm(weights, "norm", architecture)
+        self.blocks = [make_block(weights, architecture, n, rotations) for n in range(len(kinds))]
+        self._norm = None
+        if not architecture.is_post_norm:
+            self._norm = make_norm(weights, "norm", architecture)
         name = "head.weight" if "head.weight" in weights else "embed.weight"
         is_tiled = weights[name].ndim > 2
         output = {
@@ -75,6 +84,9 @@ class Decoder:
             for key in (name, f"{name}.scale")
             if key in weights
         }
+        if "output.bias" in weights:
+            stem = name.removesuffix(".weight")
+            output[f"{stem}.bias"] = weights["output.bias"][:vocabulary]
         self.vocabulary = min(vocabulary or architecture.vocabulary, architecture.vocabulary)
         self.precision = str(output[name].dtype).removeprefix("torch.")
         if any(tensor.dtype == torch.uint8 for tensor in weights.values()):
@@ -88,6 +100,20 @@ class Decoder:
         self._native = native_blocks(self.blocks, architecture, self.rotations)
         self._most_native_rows = 0 if self._native is None else self._native.most_rows
         self._steps: WeakKeyDictionary[KeyValueCache, Step] = WeakKeyDictionary()
+
+    @property
+    def norm(self) -> LayerNorm | RMSNorm:
+        """The norm after the last block. Raises ModelError for blocks that normalize their sums."""
+        if self._norm is None:
+            raise ModelError(
+                "this model normalizes the sum after each part (post-norm), so its logits are no "
+                "sum of its parts' contributions"
+            )
+        return self._norm
+
+    def normed(self, x: Tensor) -> Tensor:
+        """States after the final norm, if there is one."""
+        return x if self._norm is None else self._norm(x)
 
     def new_cache(self, spare: int = 0) -> KeyValueCache:
         """An empty cache as long as the model's window plus `spare` slots."""
@@ -137,10 +163,12 @@ class Decoder:
             if cache is not None and is_plain:
                 rows = self._native_rows(at, start + new, cache)
             turns = self._turns(at) if rows is None else {}
+            is_tree = mask is not None or positions is not None
+            distances = self._distances(start, at) if is_tree else None
             x = self._through(
                 torch.tensor(ids, device=self.device),
                 at,
-                Pass(len(ids), turns, cache, masks, observe, rows),
+                Pass(len(ids), turns, cache, masks, observe, rows, distances),
                 layer=layer,
                 raise_if_cancelled=raise_if_cancelled,
             )
@@ -191,12 +219,12 @@ class Decoder:
         x = run.observed("embed", x.view(ids.numel(), -1))
         if self._native is not None and run.native is not None:
             self._native.add_to(x, run.native, raise_if_cancelled)
-            return self.norm(x)
+            return self.normed(x)
         for block in self.blocks[:layer]:
             if raise_if_cancelled is not None:
                 raise_if_cancelled()
             x = block(x, run)
-        return run.observed("final", self.norm(x)) if layer is None else x
+        return run.observed("final", self.normed(x)) if layer is None else x
 
     def _embed(self, ids: Tensor, positions: Tensor, run: Pass) -> Tensor:
         x = F.embedding(ids, self.token_embedding).float()
@@ -225,6 +253,13 @@ class Decoder:
 
     def _masks(self, mask: Tensor, positions: Tensor, keys: Tensor) -> dict[int | None, Tensor]:
         return {window: within(window, mask, positions, keys) for window in self.windows}
+
+    def _distances(self, start: int, at: Tensor) -> Tensor | None:
+        """Of tokens at positions `at`, after `start` tokens; None where nothing depends on them."""
+        if self.architecture.farthest is None:
+            return None
+        keys = torch.cat([torch.arange(start, device=self.device), at])
+        return distances_between(at, keys)
 
     def _masks_after(self, start: int, mask: Tensor, at: Tensor) -> dict[int | None, Tensor]:
         """The masks of tokens at positions `at`, after `start` tokens that a cache holds."""
@@ -293,7 +328,8 @@ class Decoder:
         `all_positions`, on the CPU.
         """
         cache = self.new_cache() if cache is None else cache
-        if len(ids) == 1 and self.device.type == "cuda" and not changes:
+        is_recorded = self.device.type == "cuda" and self.architecture.farthest is None
+        if len(ids) == 1 and is_recorded and not changes:
             after = self._step(ids[0], cache).cpu()
             return after[None] if all_positions else after
         logits = []
@@ -322,10 +358,11 @@ class Decoder:
             # (rows, heads, tokens, keys): each row has its own.
             masks = {w: m[:, None, None] for w, m in self._masks(hidden, at, keys).items()}
         turns = self._turns(at[:, None]) if native is None else {}
+        distances = distances_between(at[:, None], keys) if native is None else None
         x = self._through(
             torch.tensor(ids, device=self.device)[:, None],
             at[:, None],
-            Pass(len(ids), turns, cache, masks, native=native),
+            Pass(len(ids), turns, cache, masks, native=native, distances=distances),
             raise_if_cancelled=raise_if_cancelled,
         )
         cache.commit()
@@ -337,7 +374,7 @@ class Decoder:
 
         Returns logits (…, vocabulary) on the CPU.
         """
-        return self.head(self.norm(states)).cpu()
+        return self.head(self.normed(states)).cpu()
 
     @torch.inference_mode()
     def attention_weights(self, layer: int, query: Tensor, key: Tensor) -> Tensor:

@@ -60,7 +60,9 @@ class Pass:
     rows: sequences of one length. turns: the cosines and sines of each rotation at the positions of
     the tokens. masks: for each window of a block, (tokens, all), or (rows, 1, tokens, all) where
     each row has its own, added to the attention's scores; None where each token sees itself and all
-    before it. native: the same for the native kernels, where they compute the blocks; else None.
+    before it. distances: from each key to each token, (tokens, all) or (rows, tokens, all), where
+    they are not simply those in a text. native: the same for the native kernels, where they
+    compute the blocks; else None.
     """
 
     rows: int
@@ -69,6 +71,7 @@ class Pass:
     masks: Mapping[int | None, Tensor] | None = None
     observe: Observer | None = None
     native: Rows | None = None
+    distances: Tensor | None = None
 
     def observed(self, point: str, x: Tensor) -> Tensor:
         """The states, or an update of them, after the observer."""

@@ -15,6 +15,7 @@ from chatapp.engine.decoder.families.gpt2 import GPT2
 from chatapp.engine.decoder.families.gpt_neox import GPT_NEOX
 from chatapp.engine.decoder.families.llama import LLAMA, MISTRAL
 from chatapp.engine.decoder.families.qwen import QWEN2, QWEN3
+from chatapp.engine.decoder.families.transfo_xl import TRANSFO_XL
 from chatapp.engine.errors import NoDecoder
 
 FAMILIES: Mapping[str, Family] = {
@@ -22,7 +23,12 @@ FAMILIES: Mapping[str, Family] = {
     for family in (GPT2, GPT_NEOX, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, GEMMA, GEMMA2)
 }
 
-DECODERS = tuple(name for name, family in FAMILIES.items() if family.checkpoint is not None)
+_CHECKPOINTS: Mapping[str, Checkpoint] = {
+    **{name: family.checkpoint for name, family in FAMILIES.items() if family.checkpoint},
+    "transfo-xl": TRANSFO_XL,  # which neither GGUF nor the present transformers knows
+}
+
+DECODERS = tuple(_CHECKPOINTS)
 """The families that this program's decoder computes; transformers computes all others."""
 
 # Of several families with one name in GGUF files, such as Llama and Mistral, the first.
@@ -37,7 +43,7 @@ def family_in_gguf(architecture: str) -> Family | None:
 def checkpoint_of(family: str, file: Path) -> Checkpoint:
     """The checkpoint description of a family. file: of the config, for messages. Raises
     NoDecoder."""
-    checkpoint = FAMILIES[family].checkpoint if family in FAMILIES else None
+    checkpoint = _CHECKPOINTS.get(family)
     if checkpoint is None:
         raise NoDecoder(
             f"{file}: model_type is {family!r}; this program's own decoder computes "

@@ -65,6 +65,10 @@ class Architecture:
     whether the outputs of attention and MLP are normalized before they are added. is_gated: whether
     the MLP is act(x G) ∘ (x U). is_parallel: whether it reads the same states as attention.
     is_tied: whether the output matrix is the token embedding. logit_cap: see `SoftCap`.
+    is_post_norm: whether the sums are normalized instead of what attention and MLP read; such a
+    decoder has no final norm. farthest: of relative positions (Dai et al. 2019), the distance from
+    which on all are one; None for other positions. has_shared_biases: whether all blocks share the
+    two biases of relative positions.
     """
 
     width: int
@@ -89,6 +93,10 @@ class Architecture:
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     logit_cap: float | None = None
+    is_post_norm: bool = False
+    farthest: int | None = None
+    has_shared_biases: bool = False
+    has_output_bias: bool = False
 
     @property
     def layers(self) -> int:
@@ -98,7 +106,12 @@ class Architecture:
     @property
     def has_learned_positions(self) -> bool:
         """Whether an embedding of each position is added to that of its token."""
-        return self.attentions[0].rotary is None
+        return self.attentions[0].rotary is None and self.farthest is None
+
+    @property
+    def memory(self) -> int | None:
+        """How many tokens a block sees of a text of any length; None without a memory."""
+        return None if self.farthest is None else self.attentions[0].window
 
     @property
     def matrix_parameters(self) -> int:
@@ -113,7 +126,12 @@ class Architecture:
             yield Part("positions.weight", (self.context,), self.width)
         for layer in range(self.layers):
             yield from self.block_parts(layer)
-        yield from self._norm("norm", self.width)
+        if not self.is_post_norm:
+            yield from self._norm("norm", self.width)
+        if self.farthest is not None and self.has_shared_biases:
+            yield from self._relative_biases("")
+        if self.has_output_bias:
+            yield Part("output.bias", (self.vocabulary,))
         if not self.is_tied:
             yield self.output
 
@@ -136,6 +154,10 @@ class Architecture:
         if self.has_query_key_norm:
             yield from self._norm(f"{block}.attention.query_norm", self.head_size)
             yield from self._norm(f"{block}.attention.key_norm", self.head_size)
+        if self.farthest is not None:
+            yield Part(f"{block}.attention.distances.weight", (queries,), self.width)
+            if not self.has_shared_biases:
+                yield from self._relative_biases(f"{block}.attention.")
         projection = f"{block}.attention.projection"
         yield from _linear(projection, (self.width,), queries, has_bias=self.has_projection_bias)
         yield from self._norm(f"{block}.norm_2", self.width)
@@ -146,6 +168,11 @@ class Architecture:
         if self.has_norms_after:
             yield from self._norm(f"{block}.norm_after_1", self.width)
             yield from self._norm(f"{block}.norm_after_2", self.width)
+
+    def _relative_biases(self, prefix: str) -> Iterator[Part]:
+        """u and v of Dai et al. (2019), by their names in checkpoints, which have no ending."""
+        for name in ("r_w_bias", "r_r_bias"):
+            yield Part(f"{prefix}biases.{name}", (self.heads,), self.head_size)
 
     def _norm(self, name: str, size: int) -> Iterator[Part]:
         yield Part(f"{name}.weight", (size,))
