@@ -148,7 +148,8 @@ class Masked(Objective):
         shown = []
         for index in range(min(_PREVIEWED, len(rows))):
             read, _ = self.hidden_rows(collate([rows[index]], 0), 0.0)
-            pieces = ("[MASK]" if id == self.mask_id else tokenizer.piece(id) for id in read[0])
+            ids = read[0].tolist()
+            pieces = ("[MASK]" if id == self.mask_id else tokenizer.piece(id) for id in ids)
             shown.append(Text(printable(" ".join(pieces)), overflow="ellipsis", no_wrap=True))
         return {"Tokens": list(show_lengths(rows.examples)), "Masks": shown}
 

@@ -8,13 +8,22 @@ from typing import Any
 
 import pytest
 import tiny_finetune as tiny
+import tiny_masked
 from rich.console import Console
 
 from chatapp.engine.backends.head import REWARD, HeadModel, HeadSpec
+from chatapp.engine.backends.masked import MaskedModel
 from chatapp.models.loading import load_model, load_reward_model
 from chatapp.models.resolving import find_model
 from finetune.check import examine, show
-from finetune.config.objectives import OBJECTIVES, DistillationSettings, GrpoSettings, Head, Section
+from finetune.config.objectives import (
+    OBJECTIVES,
+    DistillationSettings,
+    GrpoSettings,
+    Head,
+    MaskedSettings,
+    Section,
+)
 from finetune.evaluation import evaluate
 from finetune.objectives.objective import objective_class
 from finetune.run import resume, train
@@ -58,6 +67,8 @@ def test_an_objective_is_checked_trained_resumed_measured_and_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: type[Section]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # which has the folder "base"
+    if table is MaskedSettings:
+        tiny_masked.save(tmp_path / "base")
     config = tiny.config(
         tmp_path,
         data={"train": str(rows(tmp_path / "all.jsonl")), "held_out": 0.3},
@@ -97,6 +108,8 @@ def test_an_objective_is_checked_trained_resumed_measured_and_loaded(
 def answers(run: str) -> Any:
     """What the finished run gives as any model of its kind: a reply, probabilities or a score."""
     files = find_model(run)
+    if files.is_masked:
+        return MaskedModel.load(files, name=run).encode("a [MASK]")
     if not (files.path / "head.json").is_file():
         model = load_model(run)
         (reply,) = greedy_replies(model, (), [model.tokenizer.encode("after 1?")], 4)
