@@ -1,4 +1,4 @@
-"""`finetune pretrain`: a GPT-2 from random weights on plain text and dialogues.
+"""`finetune pretrain`: a decoder from random weights on plain text and dialogues.
 
 The objective is L1 of Radford et al. (2018): the mean negative log-likelihood of every token given
 those before it, over windows packed from all documents. The run folder is a complete model in
@@ -20,9 +20,8 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import (
+    AutoModelForCausalLM,
     EarlyStoppingCallback,
-    GPT2Config,
-    GPT2LMHeadModel,
     PrinterCallback,
     TrainingArguments,
     set_seed,
@@ -46,6 +45,7 @@ from finetune.data.corpus import (
 )
 from finetune.data.tables import draw
 from finetune.measuring.learning import WINDOWS, Watch
+from finetune.training.architectures import network_config
 from finetune.training.callbacks import RunCallback
 from finetune.training.checkpoints import last_checkpoint
 from finetune.training.export import save_chat, whole_model
@@ -99,7 +99,8 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
 
     quiet_transformers()
     set_seed(config.seed)
-    model = GPT2LMHeadModel(_gpt2_config(config, tokenizer))
+    shaped = network_config(config.shape, tokenizer.get_vocab_size(), end_id(tokenizer))
+    model = AutoModelForCausalLM.from_config(shaped)
     if config.shape.start == "planted":
         plant_heads(model)
     console.print(
@@ -136,6 +137,11 @@ def _check_shape(config: PretrainConfig) -> None:
         raise ConfigError(
             f"shape.hidden is {config.shape.hidden}; expected a multiple of shape.heads "
             f"({config.shape.heads})"
+        )
+    if config.shape.start == "planted" and config.shape.architecture != "gpt2":
+        raise ConfigError(
+            f"shape.start is planted, but shape.architecture is {config.shape.architecture}; "
+            "heads are planted in gpt2 only"
         )
     if config.train.window > config.shape.positions or config.train.window == 1:
         raise ConfigError(
@@ -233,7 +239,7 @@ _LONG = 10
 
 def _watch(
     config: PretrainConfig,
-    model: GPT2LMHeadModel,
+    model: Any,
     tokenizer: Tokenizer,
     template: DialogueTemplate,
     held_out: Ids,
@@ -248,28 +254,9 @@ def _watch(
     return Watch(Path(config.output), save, windows, samples.prompts, samples.max_tokens)
 
 
-def _gpt2_config(config: PretrainConfig, tokenizer: Tokenizer) -> GPT2Config:
-    end = end_id(tokenizer)
-    return GPT2Config(
-        vocab_size=tokenizer.get_vocab_size(),
-        n_positions=config.shape.positions,
-        n_embd=config.shape.hidden,
-        n_layer=config.shape.layers,
-        n_head=config.shape.heads,
-        # GPT-2's own function, in one operation where "gelu_new" takes eight.
-        activation_function="gelu_pytorch_tanh",
-        # Few passes over much text: dropout would only slow down learning.
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=end,
-        eos_token_id=end,
-    )
-
-
 def _trainer(
     config: PretrainConfig,
-    model: GPT2LMHeadModel,
+    model: Any,
     windows: Ids,
     held_out: Ids,
 ) -> FiniteTrainer:
@@ -335,6 +322,7 @@ def _finish(
     result = {
         "steps": trainer.state.global_step,
         "best_step": best,
+        "parameters": trainer.model.num_parameters(),
         "held_out_loss": loss,
         "held_out_perplexity": math.exp(loss) if loss is not None else None,
     }
@@ -343,7 +331,7 @@ def _finish(
 
 def _write_model(
     folder: Path,
-    model: GPT2LMHeadModel,
+    model: Any,
     weights: Mapping[str, torch.Tensor] | None,
     config: PretrainConfig,
     template: DialogueTemplate,

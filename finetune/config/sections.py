@@ -73,6 +73,12 @@ class Shape(Section):
     heads: int = Field(5, ge=1, description="attention heads of a block")
     hidden: int = Field(320, ge=1, description="a multiple of heads")
     positions: int = Field(1024, ge=2, description="context window, in tokens")
+    architecture: Literal["gpt2", "gpt", "sparse", "rotary", "gated", "rmsnorm", "llama"] = Field(
+        "gpt2",
+        description="gpt normalizes after each part; in sparse, every second layer sees an eighth "
+        "of the window; from rotary on, each changes one part: rotary positions, a gated MLP, "
+        "RMSNorm, grouped heads",
+    )
     start: Literal["random", "planted"] = Field(
         "random",
         description="the first weights: random as in GPT-2, or with positions as sinusoids and "
