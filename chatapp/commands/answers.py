@@ -21,7 +21,7 @@ from chatapp.common.userfiles import UserError
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
     from chatapp.dialogue.events import ReplyEvent
-    from chatapp.engine.events import Event, Finished
+    from chatapp.engine.events import Event, Finished, Token
     from chatapp.engine.model import Sampling
     from chatapp.passages.sources import Source
     from chatapp.prompting.messages import Call, Message
@@ -70,6 +70,8 @@ def print_answer(
             document["calls"] = list(map(asdict, collected.calls))
         if changes:
             document["changes"] = changes
+        if collected.finished.valid is not None:
+            document["tokens"] = list(map(_token, collected.tokens))
         write_json(document | collected.finished.fit | {"sampling": choices.document(sampling)})
     elif not collected.reply.endswith("\n"):
         write("\n")
@@ -100,6 +102,7 @@ class _Collected:
     thoughts: str = ""
     thought_tokens: int = 0
     calls: "list[Call]" = field(default_factory=list)
+    tokens: "list[Token]" = field(default_factory=list)
     is_thinking: bool = False
 
     def add(self, event: "ReplyEvent") -> None:
@@ -120,6 +123,22 @@ class _Collected:
             self.finished = event
         else:
             self.thought_tokens += event.thought is not None
+        if isinstance(event, Token):
+            self.tokens.append(event)
+
+
+def _token(token: "Token") -> dict[str, Any]:
+    """A token of an answer under a constraint; its alternatives are the model's own."""
+    return {
+        "text": token.piece,
+        "probability": finite(math.exp(token.logprob)),
+        "forced": token.forced,
+        "forbidden": token.forbidden,
+        "alternatives": [
+            {"text": other.text, "probability": math.exp(other.logprob)}
+            for other in token.alternatives
+        ],
+    }
 
 
 def _call_in_words(call: "Call") -> str:

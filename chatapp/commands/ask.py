@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -122,6 +122,14 @@ ToolsOption = Annotated[
 YesToolsOption = Annotated[
     str, typer.Option(help="Tools that may run without asking you on the terminal first.")
 ]
+ToolChoiceOption = Annotated[
+    Literal["own", "scored"] | None,
+    typer.Option(
+        help="own: the model opens calls itself. scored: the tool, or none, is chosen by "
+        "likelihood after examples. By default as `models info` says.",
+        show_default=False,
+    ),
+]
 
 
 @sampling_options()
@@ -144,6 +152,7 @@ def ask(
     tools: ToolsOption = "",
     yes_tools: YesToolsOption = "",
     mcp_servers: McpServersOption = None,
+    tool_choice: ToolChoiceOption = None,
     schema: SchemaOption = None,
     pattern: PatternOption = None,
     grammar: GrammarOption = None,
@@ -187,7 +196,7 @@ def ask(
         given = documents, wanted, allowed, sources, changes, constraint
         answer = partial(_answer_in, chat, loaded, chosen, text, *given)
     elif wanted:
-        toolbox = toolbox_of(loaded, chosen, wanted, allowed)
+        toolbox = toolbox_of(loaded, chosen, wanted, allowed, tool_choice)
         answer = partial(alone.answer_with_tools, toolbox)
     print_answer(answer, *named, as_json=as_json, sources=sources, changes=changes.words)
 

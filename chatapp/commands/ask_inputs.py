@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.chat import Ask, Decision
     from chatapp.dialogue.store.rows import StoredChat
     from chatapp.dialogue.tool_calls import Toolbox
+    from chatapp.dialogue.writers.prompt import ToolChoice
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
     from chatapp.tools.permission import PermissionRequest
@@ -156,12 +157,16 @@ def asking(allowed: Collection[str]) -> "Ask":
 
 
 def toolbox_of(
-    model: "LanguageModel", template: "Template", names: Collection[str], allowed: Collection[str]
+    model: "LanguageModel",
+    template: "Template",
+    names: Collection[str],
+    allowed: Collection[str],
+    tool_choice: "ToolChoice | None",
 ) -> "Toolbox":
-    """The tools for one question. Raises UserError for one that does not exist, or that the model
-    cannot call.
+    """The tools for one question. tool_choice: None for the model's default. Raises UserError for a
+    tool that does not exist, or that the model cannot call.
     """
-    from chatapp.dialogue.tool_calls import Toolbox, out_of_reach
+    from chatapp.dialogue.tool_calls import Toolbox, chooser_of, out_of_reach
     from chatapp.dialogue.writers.choosing import writer_for
     from chatapp.tools.permission import PermissionRequest
     from chatapp.tools.registry import find_tools
@@ -170,10 +175,13 @@ def toolbox_of(
     tools = registry.chosen(names)
     for problem in registry.problems_of(names):
         complain(problem)
-    if problem := out_of_reach(writer_for(model, template).calls, list(tools)):
+    writer = writer_for(model, template)
+    writer.tool_choice = tool_choice or writer.tool_choice
+    if problem := out_of_reach(writer, list(tools)):
         raise UserError(problem)
     ask = asking(allowed)
     return Toolbox(
         tools,
         lambda tool, arguments, cancel: ask(PermissionRequest(tool, arguments), cancel) != "no",
+        chooser_of(model, writer, tools),
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from chatapp.common.progress import Progress
 from chatapp.dialogue.events import Called, ReplyEvent
 from chatapp.dialogue.rendering import Grounding
-from chatapp.dialogue.reply import reply_events
+from chatapp.dialogue.reply import ALTERNATIVES, reply_events
 from chatapp.dialogue.tool_calls import Toolbox, events_with_calls
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, trimmed, with_constraint
@@ -49,7 +49,8 @@ def ask(
     exchange = Exchange(text, passages=texts_in_prompt(sources))
     system = with_constraint(system, template, constraint)
     prompt = writer.write(system, [exchange], max_tokens=sampling.max_tokens)
-    request = Request(prompt.ids, sampling, writer.stop, cancel, constraint=constraint)
+    top = 0 if constraint is None else ALTERNATIVES
+    request = Request(prompt.ids, sampling, writer.stop, cancel, top, constraint=constraint)
     yield from trimmed(reply_events(model, prompt, request, generate))
 
 
@@ -79,7 +80,14 @@ def ask_with_tools(
     prompt = write()
     request = Request(prompt.ids, sampling, writer.stop, cancel)
     events = events_with_calls(
-        model, prompt, request, generate, toolbox=toolbox, pattern=writer.calls, go_on=write
+        model,
+        prompt,
+        request,
+        generate,
+        toolbox=toolbox,
+        pattern=writer.calls,
+        go_on=write,
+        question=text,
     )
     with closing(events):
         for event in trimmed(events):

@@ -15,9 +15,15 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Conditions, Status, StoredMessage
 from chatapp.dialogue.writers.prompt import Prompt
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Event, Finished, FinishReason, Token
 from chatapp.engine.model import Generate, LanguageModel, Request, Sampling
 from chatapp.prompting.thinking import ThoughtFilter
+
+ALTERNATIVES = 5
+"""Per token, for a model on a server or a reply under a constraint: as many as every server
+supports.
+"""
 
 _STORE_EVERY_SECONDS = 0.5
 """Half of the time that a crash may cost."""
@@ -164,9 +170,7 @@ def reply_events(
     """
     if prompt.messages and not request.forced:
         request = replace(request, messages=prompt.messages_sent, tools=prompt.tools)
-    if request.constraint is not None and prompt.is_thinking and prompt.marks is not None:
-        after_thought = replace(request.constraint, after=prompt.marks.end)
-        request = replace(request, constraint=after_thought)
+    request = replace(request, constraint=after_thought(request.constraint, prompt))
     events = _drawn_events(model, prompt, request, generate or model.generate)
     with closing(events):
         if prompt.marks is None:
@@ -177,6 +181,13 @@ def reply_events(
             special = model.tokenizer.special
             names = {special[mark]: mark for mark in marks if mark in special}
             yield from _apart(events, thoughts, names)
+
+
+def after_thought(constraint: Constraint | None, prompt: Prompt) -> Constraint | None:
+    """The constraint for a reply to a prompt: a thought before it is free."""
+    if constraint is None or not prompt.is_thinking or prompt.marks is None:
+        return constraint
+    return replace(constraint, after=prompt.marks.end)
 
 
 def _apart(

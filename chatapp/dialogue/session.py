@@ -22,9 +22,9 @@ from chatapp.dialogue.rendering import (
     until,
     up_to_call,
 )
-from chatapp.dialogue.reply import ReplyRecorder, reply_events
+from chatapp.dialogue.reply import ALTERNATIVES, ReplyRecorder, reply_events
 from chatapp.dialogue.store.rows import Conditions, StoredMessage
-from chatapp.dialogue.tool_calls import Toolbox, events_with_calls, out_of_reach
+from chatapp.dialogue.tool_calls import Toolbox, chooser_of, events_with_calls, out_of_reach
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import (
     Exchange,
@@ -34,6 +34,7 @@ from chatapp.dialogue.writers.prompt import (
     with_constraint,
 )
 from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
 from chatapp.passages.sources import Source, texts_in_prompt
@@ -42,9 +43,6 @@ from chatapp.prompting.files.documents import DocumentSet
 from chatapp.prompting.messages import Message, Role
 from chatapp.tools.registry import Registry
 from chatapp.tools.tool import ToolError
-
-_ALTERNATIVES = 5
-"""Per token, for a model on a server: as many as every server supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +115,11 @@ class Session:
     def choices(self) -> Choices:
         """The origin of each sampling parameter."""
         return self.chat.choices.of("prompt file", self._file_sampling).changed_to(self.sampling)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What its next reply may look like: the chat's choice, or else the prompt file's."""
+        return self.chat.constraint or self.writer.constraint
 
     # Turns
 
@@ -290,9 +293,9 @@ class Session:
         self, prompt: Prompt, forced: Sequence[int], begun: str, cancel: threading.Event | None
     ) -> Request:
         """begun: the reply's text so far."""
+        constraint = self.constraint
         # A server's alternatives are available only now.
-        top = _ALTERNATIVES if isinstance(self.model, RemoteModel) else 0
-        constraint = self.chat.constraint or self.writer.constraint
+        top = ALTERNATIVES if constraint or isinstance(self.model, RemoteModel) else 0
         if constraint is not None and begun:
             constraint = replace(constraint, begun=begun)
         return Request(
@@ -318,14 +321,18 @@ class Session:
             self._begin(recorder, again, request.sampling)
             return again
 
+        tools = self.find_tools().chosen(self.chat.tools)
+        has_begun = recorder.reply.text or recorder.reply.calls or request.forced
+        choose = None if request.interventions else chooser_of(self.model, self.writer, tools)
         return events_with_calls(
             self.model,
             prompt,
             request,
             self._generate,
-            toolbox=Toolbox(self.find_tools().chosen(self.chat.tools), self.chat.permits),
+            toolbox=Toolbox(tools, self.chat.permits, choose),
             pattern=self.writer.calls,
             go_on=go_on,
+            question="" if has_begun else self.chat.messages[-2].text,
         )
 
     # Parts of a prompt
@@ -402,7 +409,7 @@ class Session:
         Raises ToolError for a tool that does not exist, or that the model cannot call.
         """
         chosen = tuple(self.find_tools().chosen(names))
-        if problem := out_of_reach(self.writer.calls, chosen):
+        if problem := out_of_reach(self.writer, chosen):
             raise ToolError(problem)
         self.chat.use_tools(chosen)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from chatapp.dialogue.events import PARAGRAPH, Called, Calling, ReplyEvent
 from chatapp.dialogue.reply import reply_events
-from chatapp.dialogue.writers.prompt import MessageTooLong, Prompt
+from chatapp.dialogue.writers.prompt import MessageTooLong, Prompt, Writer
 from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Event, Finished, Token
@@ -28,20 +28,24 @@ MOST_CALLS = 10
 # The note on the exact value of a rounded number; the text of a reply contains only the number.
 _FRACTION = re.compile(r"(?<=…) \(-?\d+/\d+\)")
 
+NO_CALL = "no tool was called"
+
 _TOO_MANY = f"it made more than {MOST_CALLS} tool calls in one reply"
 _REFUSED = Outcome("refused", "error: the user did not allow this call")
 
 Permit = Callable[[Tool, Arguments, threading.Event], bool]
+Choose = Callable[[str, threading.Event], Requested | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
     """tools: those that a model may call, by name. permit: whether a call that needs permission may
-    run.
+    run. choose: the first call for a question, for a model that opens none by itself.
     """
 
     tools: Mapping[str, Tool]
     permit: Permit
+    choose: Choose | None = None
 
     def outcome(self, requested: Requested, cancel: threading.Event) -> Outcome:
         """The outcome of a call."""
@@ -53,12 +57,22 @@ class Toolbox:
         return run(tool, requested.arguments, cancel)
 
 
-def out_of_reach(pattern: CallPattern, names: Sequence[str]) -> str:
+def chooser_of(model: LanguageModel, writer: Writer, tools: Mapping[str, Tool]) -> Choose | None:
+    """`Toolbox.choose` for a model; None for one that opens calls by itself."""
+    if writer.tool_choice == "own":
+        return None
+    from chatapp.tools.choosing import Chooser
+
+    return Chooser(model, tools).choose
+
+
+def out_of_reach(writer: Writer, names: Sequence[str]) -> str:
     """The sentence on the tools that a model cannot call; "" if it can call all."""
-    if not isinstance(pattern, InlineCalls) or set(names) <= {pattern.tool}:
+    pattern = writer.calls
+    if writer.tool_choice == "scored" or not isinstance(pattern, InlineCalls):
         return ""
     others = ", ".join(name for name in names if name != pattern.tool)
-    return (
+    return others and (
         f"this model can call only {pattern.tool}, as {pattern.begin}…{pattern.end}; "
         f"{others} would never be called"
     )
@@ -73,33 +87,44 @@ def events_with_calls(
     toolbox: Toolbox,
     pattern: CallPattern,
     go_on: Callable[[], Prompt],
+    question: str = "",
 ) -> Generator[ReplyEvent]:
     """A reply to a prompt with the tools that it calls; see `reply_events`.
 
     pattern: how the model calls them. go_on: returns the prompt that continues the reply, after all
-    events so far are stored in it.
+    events so far are stored in it. question: for `Toolbox.choose`; "" for a reply that has begun.
     """
     cancel = request.cancel or threading.Event()
     most = request.sampling.max_tokens
-    total = _Total()
+    total = _Total(is_new=bool(question))
+    chosen = toolbox.choose(question, cancel) if question and toolbox.choose else None
     for number in range(MOST_CALLS + 1):
         if total.tokens >= most:
             yield total.finished(Finished("length"))
             return
         left = replace(request.sampling, max_tokens=most - total.tokens)
         request = replace(request, ids=prompt.ids, sampling=left, cancel=cancel)
-        grammar = call_constraint(model, pattern, toolbox.tools)
-        events = reply_events(model, prompt, replace(request, constraint=grammar), generate)
-        calls = CallFilter(pattern, toolbox.tools)
-        requested = yield from _until_call(events, calls, call_marks(model, pattern), total)
-        if requested is None:
-            return
+        if chosen is not None:
+            yield Calling(_call(chosen), _opening(chosen, pattern))
+            requested, chosen = chosen, None
+        else:
+            grammar = call_constraint(model, pattern, toolbox.tools)
+            events = reply_events(model, prompt, replace(request, constraint=grammar), generate)
+            calls = CallFilter(pattern, toolbox.tools)
+            drawn = yield from _until_call(events, calls, call_marks(model, pattern), total)
+            if drawn is None:
+                return
+            requested = drawn
         is_last = number == MOST_CALLS
         outcome = failed(_TOO_MANY) if is_last else toolbox.outcome(requested, cancel)
         yield _called(requested, outcome, pattern, model)
-        if is_last or cancel.is_set():
-            end = Finished("stop", message=_TOO_MANY) if is_last else Finished("cancelled")
-            yield total.finished(end)
+        total.has_called = True
+        if cancel.is_set() and not is_last:
+            yield total.finished(Finished("cancelled"))
+            return
+        # Without a pattern for a result, the result is the reply.
+        if is_last or (isinstance(pattern, InlineCalls) and requested.name != pattern.tool):
+            yield total.finished(Finished("stop", message=_TOO_MANY if is_last else ""))
             return
         try:
             prompt, request = go_on(), replace(request, forced=())
@@ -142,6 +167,13 @@ def call_constraint(
     return replace(whole, after=pattern.begin, is_optional=True)
 
 
+def _opening(requested: Requested, pattern: CallPattern) -> str:
+    """The text of a chosen call, for a model whose calls are in the text."""
+    if not isinstance(pattern, InlineCalls) or requested.name != pattern.tool:
+        return ""
+    return f"{pattern.begin}{requested.arguments[pattern.argument]}{pattern.end}"
+
+
 def _until_call(
     events: Generator[Event], calls: CallFilter, names: Mapping[int, str], total: "_Total"
 ) -> Generator[ReplyEvent, None, Requested | None]:
@@ -176,6 +208,12 @@ def _call(requested: Requested) -> Call:
     return Call(requested.name, requested.arguments, STOPPED.text, "running", 0)
 
 
+def inline_result(outcome: Outcome, pattern: InlineCalls) -> str:
+    """The text after a call in the text."""
+    value = _FRACTION.sub("", outcome.text.partition("\n")[0])
+    return f"{value if outcome.ending == 'done' else '?'}{pattern.close}"
+
+
 def _called(
     requested: Requested, outcome: Outcome, pattern: CallPattern, model: LanguageModel
 ) -> Called:
@@ -183,8 +221,7 @@ def _called(
     call = replace(_call(requested), result=result, status=outcome.ending)
     if not isinstance(pattern, InlineCalls):
         return Called(call, PARAGRAPH)  # white space, held back until more text follows
-    value = _FRACTION.sub("", result.partition("\n")[0]) if outcome.ending == "done" else "?"
-    text = f"{value}{pattern.close}"
+    text = result if requested.name != pattern.tool else inline_result(outcome, pattern)
     return Called(replace(call, inside=len(text)), text)
 
 
@@ -200,8 +237,10 @@ def _fitting(text: str, model: LanguageModel) -> str:
 class _Total:
     """Sums up the generations of one reply. tokens: of those that ended in a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_new: bool) -> None:
+        """is_new: no part of the reply was there before."""
         self.tokens = 0
+        self.has_called = not is_new
         self._seconds = 0.0
         self._first = 0.0
 
@@ -213,10 +252,10 @@ class _Total:
 
     def finished(self, last: Finished) -> Finished:
         """The end of the reply, computed from that of its last generation."""
-        if not self.tokens:
-            return last
+        is_over = last.reason in ("stop", "length", "repetition")
         return replace(
             last,
+            message=last.message or (NO_CALL if is_over and not self.has_called else ""),
             reply_tokens=self.tokens + last.reply_tokens,
             time_to_first_token=self._first or last.time_to_first_token,
             seconds=self._seconds + last.seconds,

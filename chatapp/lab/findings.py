@@ -76,11 +76,22 @@ class PromptText(Finding):
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """What a constraint did at a token. forced: whether it left no other choice. forbidden: the
+    probability that it removed, of 1.
+    """
+
+    forced: bool
+    forbidden: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens(Finding):
     """The tokens of a text, with the prediction at each position.
 
     expected: the prediction from the tokens before, with the token itself as its `actual`; None if
-    nothing predicts it, as for the first, or if it is unknown.
+    nothing predicts it, as for the first, or if it is unknown. limits: what a constraint did at
+    each, None where it did nothing; empty without one. Predictions are those without it.
     """
 
     name: ClassVar[str] = "tokens"
@@ -88,13 +99,13 @@ class Tokens(Finding):
     ids: tuple[int, ...]
     texts: tuple[str, ...]
     expected: "tuple[Prediction | None, ...]"
+    limits: tuple[Limit | None, ...] = ()
 
     @classmethod
-    def of(cls, trace: "Trace", top: int = 10) -> Self:
+    def of(cls, trace: "Trace", top: int = 10, limits: tuple[Limit | None, ...] = ()) -> Self:
         """top: how many alternatives each token has."""
-        return cls(
-            trace.ids, trace.texts, (*[None] * (1 + trace.first), *trace.predictions(top)[:-1])
-        )
+        unknown = [None] * (1 + trace.first)
+        return cls(trace.ids, trace.texts, (*unknown, *trace.predictions(top)[:-1]), limits)
 
     @classmethod
     def of_served(
@@ -117,8 +128,16 @@ class Tokens(Finding):
 
     @property
     def sentence(self) -> str:
-        return (
+        words = (
             f"{len(self.ids):,} tokens, the probability of each and the bits of entropy before it"
+        )
+        limits = [limit for limit in self.limits if limit is not None]
+        if not limits:
+            return words
+        removed = sum(limit.forbidden for limit in limits) / len(limits)
+        return (
+            f"{words}; a constraint forced {sum(limit.forced for limit in limits)} of the last "
+            f"{len(limits)} and removed {percent(removed).strip()} of the probability on average"
         )
 
     def actual(self, position: int) -> "Candidate | None":
@@ -130,6 +149,7 @@ class Tokens(Finding):
         rows = []
         for position, (id, text) in enumerate(zip(self.ids, self.texts, strict=True)):
             expected, actual = self.expected[position], self.actual(position)
+            limit = self.limits[position] if self.limits else None
             rows.append(
                 {
                     "id": id,
@@ -138,6 +158,7 @@ class Tokens(Finding):
                     "rank": actual.rank if actual else None,
                     "entropy": expected.entropy if expected else None,
                     "alternatives": candidates_json(expected) if expected else [],
+                    **(asdict(limit) if limit else {}),
                 }
             )
         return rows

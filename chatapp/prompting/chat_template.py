@@ -135,7 +135,7 @@ class ChatTemplate:
         announcement of the reply. With `open_reply`, a last assistant message stays open to be
         continued. Raises ChatTemplateError when the template fails or refuses these messages.
         """
-        if pattern_in(self.source, self.special) is None:
+        if not self.has_calls:
             messages = self._with_calls_as_text(messages)
         answered = bool(messages) and messages[-1].role == "assistant"
         text = self._text(messages, announce=not answered)
@@ -163,6 +163,11 @@ class ChatTemplate:
     def marks(self) -> Marks | None:
         """The marks around a thought of the model; None if the template has no such marks."""
         return marks_in(self.source, self.special)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the template says how the model calls tools."""
+        return pattern_in(self.source, self.special) is not None
 
     @property
     def calls(self) -> CallPattern:
@@ -207,7 +212,7 @@ class ChatTemplate:
         until = time.monotonic() + _MOST_SECONDS
         # A template made for tools only may need a list of them, even an empty one.
         lists: tuple[Any, ...] = (None, ())
-        if self.tools and pattern_in(self.source, self.special) is not None:
+        if self.tools and self.has_calls:
             lists = (traced_value(self.tools, 2 * len(messages)),)
         for tools, form in product(lists, forms):
             try:

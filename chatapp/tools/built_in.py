@@ -26,7 +26,8 @@ from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Context, Decimal
 from fractions import Fraction
-from zoneinfo import ZoneInfo
+from functools import cache
+from zoneinfo import ZoneInfo, available_timezones
 
 from chatapp.common.userfiles import quoted, suggestion
 from chatapp.tools.tool import ToolError
@@ -86,18 +87,37 @@ def _decimals(denominator: int) -> int | None:
 
 
 def now(zone: str | None = None) -> datetime:
-    """The time, in a zone such as Europe/Paris, or in the machine's own.
+    """The time, in a zone such as Europe/Paris or at its city, or in the machine's own zone.
 
     Raises ToolError for an unknown zone.
     """
     if not zone:
         return datetime.now().astimezone()
     try:
-        return datetime.now(ZoneInfo(zone))
+        return datetime.now(ZoneInfo(_zone_at(zone)))
     except (OSError, ValueError, LookupError):
         raise ToolError(
             f"there is no time zone {quoted(zone)}; expected a name such as Europe/Paris"
         ) from None
+
+
+def _zone_at(place: str) -> str:
+    """The zone of this name, or with this city: Asia/Tokyo for Tokyo."""
+    return _zones().get(place.strip().replace(" ", "_").casefold(), place)
+
+
+@cache
+def _zones() -> dict[str, str]:
+    """The zones by their names and their cities, in lower case."""
+    names = sorted(available_timezones(), key=len, reverse=True)
+    return {
+        key: name for name in names for key in (name.casefold(), name.casefold().rpartition("/")[2])
+    }
+
+
+def is_place(text: str) -> bool:
+    """Whether there is a time zone of this name or city."""
+    return text.replace(" ", "_").casefold() in _zones()
 
 
 def clock(zone: str | None = None) -> str:
@@ -321,7 +341,15 @@ def convert(value: str, unit: str, into: str) -> str:
 
 
 def _known(unit: str) -> tuple[str, Fraction, Fraction]:
-    """The dimension of a unit, its factor and its offset."""
+    """The dimension of a unit, its factor and its offset. Raises ToolError."""
+    known = _looked_up(unit)
+    if known is None:
+        hint = suggestion(unit.strip().lower(), [*_table(), *_DEGREES])
+        raise ToolError(f"there is no unit {quoted(unit)}{hint}")
+    return known
+
+
+def _looked_up(unit: str) -> tuple[str, Fraction, Fraction] | None:
     name = "-".join(unit.strip().lower().replace("²", "2").replace("³", "3").split())
     degrees = _DEGREE_NAMES.get(name.removeprefix("degrees-").removeprefix("degree-"))
     if degrees is not None:
@@ -331,9 +359,15 @@ def _known(unit: str) -> tuple[str, Fraction, Fraction]:
         if spelling in units:
             dimension, factor = units[spelling]
             return dimension, factor, Fraction(0)
-    raise ToolError(f"there is no unit {quoted(unit)}{suggestion(name, [*units, *_DEGREES])}")
+    return None
 
 
+def is_unit(text: str) -> bool:
+    """Whether it names a unit, and not the word between two of them."""
+    return text.casefold() != "in" and _looked_up(text) is not None
+
+
+@cache
 def _table() -> dict[str, tuple[str, Fraction]]:
     """The dimension and the factor of every unit, by each of its names."""
     units = {}

@@ -16,6 +16,7 @@ from chatapp.common.userfiles import UserError, suggestion
 from chatapp.prompting.files.documents import DocumentSet
 from chatapp.tools import built_in, user_tools
 from chatapp.tools.built_in import calculate, convert, in_digits
+from chatapp.tools.examples import with_examples
 from chatapp.tools.mcp_files import read_servers
 from chatapp.tools.mcp_servers import ServerPrompt, Servers
 from chatapp.tools.python import run_python
@@ -120,7 +121,8 @@ def find_tools(documents: DocumentSet | None = None, running: Servers | None = N
     running servers.
     """
     running = running or Servers()
-    tools = {tool.name: tool for tool in (*_built_in(documents), *_asking())}
+    own = (*_built_in(documents), *_asking())
+    tools = {tool.name: with_examples(tool) for tool in own}
     problems: dict[str, str] = {}
     servers: dict[str, user_tools.Server] = {}
     try:
@@ -175,9 +177,11 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
     )
     yield Tool(
         "clock",
-        "Tells the date and the time, in a time zone such as Europe/Paris if one is given.",
+        "Tells the date and the time, in a time zone such as Europe/Paris, or at its city, if one "
+        "is given.",
         _schema((), zone="string"),
         lambda arguments, cancel: built_in.clock(arguments.get("zone")),
+        accepts={"zone": built_in.is_place},
     )
     yield Tool(
         "calendar",
@@ -193,6 +197,7 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
         "Converts a quantity from one unit to another, such as 5 miles into km.",
         _schema(value="string", unit="string", into="string"),
         lambda arguments, cancel: convert(arguments["value"], arguments["unit"], arguments["into"]),
+        accepts={"unit": built_in.is_unit, "into": built_in.is_unit},
     )
     yield Tool(
         "manual",

@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chatapp.common.foreign import printable
@@ -39,6 +39,14 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class CallExample:
+    """A question, and the arguments of a tool that answer it."""
+
+    question: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A program that a model may call.
 
@@ -46,7 +54,9 @@ class Tool:
     run: returns the result of a call; raises ToolError, and Stopped soon after its event is set.
     asks: whether it needs the user's permission. asks_each_time: for every call, whatever the user
     has allowed before. definition: returns everything that determines what would run now, as JSON
-    data. server: the name of its server, if any.
+    data. server: the name of its server, if any. examples: for models that do not open calls by
+    themselves. copied: whether their arguments are taken from the question. accepts: for an
+    argument, whether the tool knows a text, if its schema does not say.
     """
 
     name: str
@@ -57,6 +67,9 @@ class Tool:
     asks_each_time: bool = False
     definition: Callable[[], Mapping[str, Any]] = dict
     server: str = ""
+    examples: tuple[CallExample, ...] = ()
+    copied: bool = False
+    accepts: Mapping[str, Callable[[str], bool]] = field(default_factory=dict)
 
     @property
     def permission(self) -> str:

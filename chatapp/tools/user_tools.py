@@ -13,6 +13,11 @@
     [parameters.properties.city]
     type = "string"
 
+    copied = true                              # arguments are taken from the question, as in:
+    [[examples]]                               # for models that do not open calls by themselves
+    question  = "Is it raining in Oslo?"
+    arguments = {city = "Oslo"}
+
 A file with `server` in place of `command` is for a server of the Model Context Protocol over
 standard input and output, which lists its own tools:
 
@@ -24,7 +29,8 @@ Invariant: an invalid file gives one sentence that names it and the key, and aff
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +38,8 @@ from chatapp.common.paths import tools_dir
 from chatapp.common.userfiles import parse_toml, quoted, read_required, reason
 from chatapp.tools.mcp_transports import Address
 from chatapp.tools.process import CommandLine, Program
-from chatapp.tools.schemas import fault
-from chatapp.tools.tool import LONGEST_RESULT, LONGEST_SCHEMA, Tool, ToolError
+from chatapp.tools.schemas import fault, misfit
+from chatapp.tools.tool import LONGEST_RESULT, LONGEST_SCHEMA, CallExample, Tool, ToolError
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TIMEOUT, _LONGEST_TIMEOUT = 30.0, 3_600
@@ -51,6 +57,8 @@ class ToolFile:
     output_limit: int = LONGEST_RESULT
     environment: tuple[str, ...] = ()
     parameters: dict[str, Any] | None = None
+    examples: tuple[dict[str, Any], ...] = ()
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ def read(path: Path) -> Tool | Server:
     text = read_required(path, ToolError)
     table = parse_toml(text, path, ToolError)
     kind: type[ToolFile] | type[ServerFile] = ServerFile if "server" in table else ToolFile
-    for key in ("command", "server", "environment"):
+    for key in ("command", "server", "environment", "examples"):
         if isinstance(table.get(key), list):  # TOML has no tuples
             table[key] = tuple(table[key])
     model = strict_model(kind)
@@ -107,14 +115,30 @@ def read(path: Path) -> Tool | Server:
         return Server(keys.name, program, keys.timeout, keys.output_limit)
     program = Program(keys.command, folder, keys.environment)
     command = CommandLine(program, keys.timeout, keys.output_limit)
-    return Tool(
+    tool = Tool(
         keys.name,
         keys.description.strip(),
         _schema(keys, path, text),
         command.run,
         asks=True,
         definition=command.definition,
+        copied=keys.copied,
     )
+    return replace(tool, examples=tuple(_examples(keys, tool, path)))
+
+
+def _examples(keys: ToolFile, tool: Tool, path: Path) -> Iterator[CallExample]:
+    from chatapp.common.validation import strict_model, validated
+
+    model = strict_model(CallExample)
+    for number, given in enumerate(keys.examples, start=1):
+        place = f"{path}, example {number}"
+        example = CallExample(
+            **dict(validated(model, given, ToolError, origin=place, what="example"))
+        )
+        if problem := misfit(example.arguments, tool.parameters):
+            raise ToolError(f"{place}: {problem}")
+        yield example
 
 
 def _check(keys: ToolFile | ServerFile, path: Path, text: str) -> None:

@@ -44,9 +44,21 @@ def test_the_bundled_models_pattern(run, use_model: UseModel) -> None:
         *(0, "She has <<48*76=3648>>3648 eggs.\n"),
         "chatapp: calculator(expression=48*76): 3648\n",
     )
-    result = run("ask", "How many?", "--tools", "calculator,clock")
+    own = ("--tools", "calculator,clock", "--tool-choice", "own")
+    result = run("ask", "How many?", *own)
     assert result.status == 2
     assert "clock would never be called" in result.err
+
+
+def test_a_tool_is_chosen_for_a_model_that_opens_no_calls(run, use_model: UseModel) -> None:
+    use_model(ScriptedModel([" Hello."]))
+    result = run("ask", "Which year is it?", "--tools", "clock", "--json")
+    (made,) = json.loads(result.out)["calls"]
+    assert (made["name"], made["arguments"], made["status"]) == ("clock", {}, "done")
+    assert run("ask", "Hello!", "--tools", "calculator") == (
+        *(0, "Hello.\n"),
+        "chatapp: no tool was called\n",
+    )
 
 
 def test_a_call_stays_out_of_the_answer_in_a_terminal(

@@ -26,7 +26,7 @@ from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
-from chatapp.dialogue.tool_calls import MOST_CALLS, Toolbox
+from chatapp.dialogue.tool_calls import MOST_CALLS, NO_CALL, Toolbox
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Request, Sampling
@@ -200,10 +200,24 @@ def test_the_pattern_of_a_model_without_a_template_of_its_own(store: Store) -> N
     assert "She has <<48*76=3648>>3648 eggs." in model.prompts[2]
     (row,) = to_training_rows(store.chat(reply.chat_id), session.chat.messages)
     assert row["messages"][1]["content"] == reply.text
-    with pytest.raises(
-        ToolError, match="this model can call only calculator, as <<…=; clock would"
-    ):
-        session.set_tools(["calculator", "clock"])
+
+
+def test_a_chosen_tool_without_a_pattern_answers_by_its_result(store: Store) -> None:
+    model = ScriptedModel([" Hello!", " 6 eggs."])
+    session = Session(Chat(store), model, template=CHAT)
+    session.set_tools(["calculator", "units"])
+    list(session.say("Convert 70 kg into pounds."))  # the question of an example
+    reply = session.chat.messages[-1]
+    assert reply.text.startswith("70 kg = 154.32")
+    assert [(call.name, call.status) for call in reply.calls] == [("units", "done")]
+    assert reply.remark == ""
+    list(session.say("Nice!"))
+    reply = session.chat.messages[-1]
+    assert (reply.text, reply.calls, reply.remark) == ("Hello!", (), NO_CALL)
+    assert "Assistant: 70 kg = 154.32" in model.prompts[0]
+    list(session.say("What is 12 plus 7?"))
+    assert session.chat.messages[-1].text == "<<12+7=19>> 6 eggs."
+    assert model.prompts[1].endswith("Assistant: <<12+7=19>>")
 
 
 def test_the_pattern_of_a_prompt_file(tmp_path: Path, store: Store, home: Path) -> None:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from chatapp.models.catalogue import ListedModel
     from chatapp.models.description import ModelInfo
 
+_TOOL_CHOICE = {
+    "own": "the model opens calls itself, in the format of its template",
+    "scored": "chosen by likelihood after examples, because its template has no calls",
+}
+
 app = typer.Typer(
     help="List, describe, download, export and remove models.",
     no_args_is_help=True,
@@ -117,6 +122,7 @@ def _show_shape(shape: str, *, as_json: bool) -> None:
 def _show_model(name: str, *, as_json: bool) -> None:
     from chatapp.common.settings import load_settings
     from chatapp.common.shading import size_in_words
+    from chatapp.dialogue.writers.choosing import tool_choice_of
     from chatapp.engine.files.generation_config import read_generation_config
     from chatapp.engine.kernels.native import kernels
     from chatapp.models.description import describe
@@ -137,10 +143,11 @@ def _show_model(name: str, *, as_json: bool) -> None:
     for sentence in makers.ignored:
         complain(sentence)
     choices = settings.choices(makers.sampling)
+    choice = tool_choice_of(files)
     if as_json:
         drawn = choices.document(choices.sampling)
         facts = {"precision": precision, "kernels": kernels().reason, "memory": memory}
-        facts["sampling"] = drawn
+        facts |= {"sampling": drawn, "tool_choice": choice}
         write_json({"name": name, **_document(described), **facts})
         return
     lines = {
@@ -150,6 +157,7 @@ def _show_model(name: str, *, as_json: bool) -> None:
         "multiplied by": kernels().reason,
         "in memory": f"about {size_in_words(memory)}",
         "template": described.template or "none of its own; plain is used",
+        "tools": _TOOL_CHOICE[choice],
         "licence": described.licence or "not named",
         "sampling": _chosen_sampling(choices),
     }

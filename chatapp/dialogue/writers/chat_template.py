@@ -31,6 +31,7 @@ class ChatWriter(Writer):
         self.name = template.name
         self.stop = template.stop
         self.calls = template.calls
+        self.tool_choice = "own" if template.has_calls else "scored"
         # The estimated size of the template's text around an exchange, for choosing turns. The
         # resulting prompt is counted exactly.
         newest = [Exchange("a")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.common.userfiles import parse_json_object, read_required, shown
 from chatapp.dialogue.writers.chat_template import ChatWriter
-from chatapp.dialogue.writers.prompt import Writer
+from chatapp.dialogue.writers.prompt import ToolChoice, Writer
 from chatapp.dialogue.writers.template import SERVED, MessagesWriter, PromptWriter
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles, TokenizerFiles
@@ -107,6 +107,12 @@ def choose_template(
     if thinking is not None and isinstance(template, ChatTemplate) and template.switch:
         return replace(template, thinking=thinking)
     return template
+
+
+def tool_choice_of(files: ModelFiles) -> ToolChoice:
+    """How tools are called by a model that is not loaded. Raises ValueError as `own_template`."""
+    own = own_template(files, ())
+    return "own" if isinstance(own, ChatTemplate) and own.has_calls else "scored"
 
 
 def template_of(files: ModelFiles, special: Collection[str], requested: str) -> Template:

@@ -57,7 +57,7 @@ class FewShotWriter(Writer):
         self._template = template
         self.stop = self._layout(self._prompt).stop
         self.documents = prompt.documents
-        self.calls = prompt.calls
+        self.calls, self.tool_choice = prompt.calls, "own"
         self.constraint = constraint_of(prompt)
         self._selector = selector
         method = prompt.select.selector

@@ -9,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import UserError
@@ -167,13 +167,17 @@ def _call_sent(message: Message, place: int) -> dict[str, Any]:
     return {"tool_calls": [{"id": f"call{place:05}", "type": "function", "function": function}]}
 
 
+ToolChoice = Literal["own", "scored"]
+
+
 class Writer(ABC):
     """Renders prompts for one model in one layout, and caches their tokens.
 
     name: of the layout. stop: the strings at which a reply is cut off. documents: those that the
     layout itself uses. calls: how the model calls tools. goes_on: a prompt contains the chat so
     far, not only the message. prefix: inserted before each message. tools: those described in the
-    prompt. constraint: the layout's own.
+    prompt. constraint: the layout's own. tool_choice: "own" if the model opens calls itself,
+    because its template or the layout's examples say how; else "scored", see `tools.choosing`.
     """
 
     name: str
@@ -184,6 +188,7 @@ class Writer(ABC):
     prefix: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
     constraint: Constraint | None = None
+    tool_choice: ToolChoice = "scored"
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model

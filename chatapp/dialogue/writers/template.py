@@ -89,6 +89,7 @@ class MessagesWriter(PromptWriter):
     """
 
     calls = JSONCalls(CALLING[0])
+    tool_choice = "own"
     _MARKS = Marks(*THINKING)
 
     def write(

@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.message import Message
 
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
-from chatapp.lab.findings import Finding, Tokens
+from chatapp.lab.findings import Finding, Limit, Tokens
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
@@ -105,8 +105,9 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
     changes = session.chat.interventions.added_after(start)
     trace = None if opened is None else opened.inspect(ids[:start], changes, ids[start:])
     drawn = reading.drawn if reading else ()
+    limits = _limits(session, reading, trace, start) if reading and trace else ()
     return Look(
-        Tokens.of(trace, ALTERNATIVES)
+        Tokens.of(trace, ALTERNATIVES, limits)
         if trace
         else Tokens.of_served(ids, start, drawn, model.tokenizer),
         start,
@@ -120,6 +121,20 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         trace=trace,
         changes=changes,
     )
+
+
+def _limits(
+    session: "Session", reading: "Reading", trace: "Trace", start: int
+) -> "tuple[Limit | None, ...]":
+    """What the chat's constraint did at each token of the reply."""
+    from chatapp.dialogue.reply import after_thought
+    from chatapp.engine.generation import LocalGenerator
+    from chatapp.lab.limits import limits_of
+
+    constraint = after_thought(session.constraint, reading.prompt)
+    if constraint is None or not isinstance(session.model, LocalGenerator):
+        return ()
+    return limits_of(session.model, trace, start, constraint)
 
 
 def _reading(session: "Session", target: Target) -> "Reading | None":

@@ -39,9 +39,8 @@ class Drawn(ReplyRows):
     def __init__(self, packed: bool, old: Any, reference: Any, temperature: float) -> None:
         examples = tiny.examples(LENGTHS, seed=1)
         bins = pack(LENGTHS, 48, 0) if packed else None
-        said = torch.stack(
-            [advantages(REWARDS, True), REWARDS, (REWARDS.std(1, keepdim=True) == 0).expand(2, 4)]
-        )
+        alike = (REWARDS.std(1, keepdim=True) == 0).expand(2, 4)
+        said = torch.stack([advantages(REWARDS, True), REWARDS, alike, torch.zeros(2, 4)])
         super().__init__(examples, said.flatten(1), bins)
         self._models = {"old": old, "reference": reference}
         self._temperature = temperature

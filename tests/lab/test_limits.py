@@ -1,0 +1,57 @@
+"""What a constraint did to a reply: as it was generated, and as it is read again."""
+
+import math
+
+import pytest
+
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.constraint.constraint import Constraint
+from chatapp.engine.events import Finished, Token
+from chatapp.engine.model import Request, Sampling
+from chatapp.lab.findings import Tokens
+from chatapp.lab.inspectable import inspectable
+from chatapp.lab.limits import limits_of
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import BUNDLED
+
+CONSTRAINT = Constraint.of_pattern(r" (red|green) apples, [0-9]{2}\.")
+
+
+@pytest.fixture(scope="module")
+def model() -> LocalModel:
+    loaded = load_model(BUNDLED)
+    assert isinstance(loaded, LocalModel)
+    return loaded
+
+
+def test_a_reply_read_again_shows_what_the_constraint_did(model: LocalModel) -> None:
+    prompt = model.tokenizer.encode("User: What do you like?\nAssistant:")
+    request = Request(prompt, Sampling(temperature=0, max_tokens=30), constraint=CONSTRAINT)
+    events = list(model.generate(request))
+    drawn = [event for event in events if isinstance(event, Token)]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].valid
+    opened = inspectable(model)
+    assert opened is not None
+    trace = opened.inspect([*prompt, *(token.id for token in drawn)])
+    limits = limits_of(model, trace, len(prompt), CONSTRAINT)
+    assert limits[: len(prompt)] == (None,) * len(prompt)
+    for token, limit in zip(drawn, limits[len(prompt) :], strict=True):
+        assert limit is not None
+        assert limit.forced == token.forced
+        assert math.isclose(limit.forbidden, token.forbidden, abs_tol=0.05)  # int8, float32
+    assert any(token.forced for token in drawn)
+    assert any(not token.forced and token.forbidden > 0.5 for token in drawn)
+    tokens = Tokens.of(trace, 3, limits)
+    assert "a constraint forced" in tokens.sentence
+    last = tokens.to_json()[-1]
+    assert {"forced", "forbidden"} <= last.keys()
+    assert not {"forced", "forbidden"} & tokens.to_json()[0].keys()
+
+
+def test_a_reply_without_the_constraint_shows_none(model: LocalModel) -> None:
+    ids = model.tokenizer.encode("User: What do you like?\nAssistant:")
+    reply = model.tokenizer.encode(" I like music.", begins=False)
+    opened = inspectable(model)
+    assert opened is not None
+    assert limits_of(model, opened.inspect([*ids, *reply]), len(ids), CONSTRAINT) == ()
