@@ -105,10 +105,7 @@ class Decoder:
     def norm(self) -> LayerNorm | RMSNorm:
         """The norm after the last block. Raises ModelError for blocks that normalize their sums."""
         if self._norm is None:
-            raise ModelError(
-                "this model normalizes the sum after each part (post-norm), so its logits are no "
-                "sum of its parts' contributions"
-            )
+            raise ModelError("a post-norm model's logits are no sum of what its parts contribute")
         return self._norm
 
     def normed(self, x: Tensor) -> Tensor:

@@ -70,11 +70,12 @@ def layout(precision: str) -> str:
 
 
 def is_matrix(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor of a decoder is the matrix of a linear layer, not an embedding.
+    """Whether a tensor of a decoder is the matrix of a linear layer, not an embedding or biases.
 
     The scales of one in int4 count as well: there are many.
     """
-    return tensor.ndim >= 2 and not name.startswith(("embed.", "positions."))
+    is_looked_up = name.startswith(("embed.", "positions."))
+    return tensor.ndim >= 2 and not is_looked_up and "biases." not in name
 
 
 def to_bfloat16(weights: NamedTensors) -> Weights:

@@ -155,6 +155,10 @@ def test_logits_are_those_of_the_paper(
     wanted = by_the_paper(weights, segments, CONFIG | changes)
     model = load_model(str(tmp_path))
     assert isinstance(model, LocalModel)
+    rounded = load_model(str(tmp_path), precision="int8")
+    assert isinstance(rounded, LocalModel)
+    exact, near = wanted[-1].log_softmax(0), rounded.logits(ids).log_softmax(0)
+    assert float((exact.exp() * (exact - near[: len(exact)])).sum()) < 0.02
     decoder = model.decoder
     torch.testing.assert_close(
         decoder.forward(ids, all_positions=True), wanted, atol=1e-4, rtol=1e-4
