@@ -289,6 +289,8 @@ def _sources(
         )
     finally:
         status("")
+    if not sources:
+        complain("no passage of the documents has enough of the question, so none was given")
     return list(sources)
 
 

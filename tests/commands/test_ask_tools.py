@@ -1,7 +1,11 @@
 """`chatapp ask --tools`: which tools run, and what is printed of them."""
 
+import io
 import json
+import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,10 @@ from program import UseModel
 from thinking_model import thinking_model
 from tool_server import add_server
 
+from chatapp.commands.ask_inputs import asking
 from chatapp.common.paths import tools_dir
+from chatapp.tools.permission import PermissionRequest
+from chatapp.tools.registry import find_tools
 
 
 def call(name: str, **arguments: object) -> str:
@@ -100,6 +107,36 @@ def test_a_tool_that_asks_runs_only_when_it_was_named(
     assert touch.exists()
 
 
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no terminals to pretend")
+@pytest.mark.parametrize(("answer", "ran"), [("y\n", True), ("\n", False), ("no\n", False)])
+def test_a_terminal_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, ran: bool
+) -> None:
+    ours, theirs = os.openpty()
+    os.write(ours, b"y\n")  # typed before the question
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", shown)
+    ended = threading.Event()
+
+    def reply() -> None:
+        while "[y/N]" not in shown.getvalue():
+            time.sleep(0.01)
+        while not ended.wait(0.1):
+            os.write(ours, answer.encode())
+
+    thread = threading.Thread(target=reply)
+    thread.start()
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        request = PermissionRequest(find_tools().tools["python"], {"code": "1\n\x1b[2J"})
+        decision = asking(())(request, threading.Event())
+        ended.set()
+        thread.join()
+    assert decision == ("once" if ran else "no")
+    assert "  │ 1\n  │ \\u001b[2J\n[y/N] " in shown.getvalue()
+
+
 @pytest.mark.parametrize("yes", ["demo", "demo_add", ""])
 def test_a_server_of_tools(run, use_model: UseModel, tmp_path: Path, yes: str) -> None:
     add_server(tools_dir())
@@ -117,6 +154,10 @@ def test_a_server_of_tools(run, use_model: UseModel, tmp_path: Path, yes: str) -
         (
             ["--tools", "clock", "--yes-tools", "touch"],
             "--yes-tools names 'touch', which is not among --tools",
+        ),
+        (
+            ["--tools", "python", "--yes-tools", "python"],
+            "--yes-tools names 'python', which shows every call and asks for it",
         ),
         (["--tools", "clock", "--reward", "x"], "--reward and --tools cannot be used together"),
         (["--tools", "bad"], "bad.toml: 'description' is missing"),
