@@ -98,33 +98,33 @@ def events_with_calls(
     most = request.sampling.max_tokens
     total = _Total(is_new=bool(question))
     chosen = toolbox.choose(question, cancel) if question and toolbox.choose else None
+    if chosen is not None:  # the model knows no form for a result, so the result is the reply
+        yield Calling(_call(chosen))
+        outcome = toolbox.outcome(chosen, cancel)
+        text = _fitting(outcome.text, model)
+        call = replace(_call(chosen), result=text, status=outcome.ending, inside=len(text))
+        yield Called(call, text)
+        yield Finished("cancelled" if cancel.is_set() else "stop")
+        return
     for number in range(MOST_CALLS + 1):
         if total.tokens >= most:
             yield total.finished(Finished("length"))
             return
         left = replace(request.sampling, max_tokens=most - total.tokens)
         request = replace(request, ids=prompt.ids, sampling=left, cancel=cancel)
-        if chosen is not None:
-            yield Calling(_call(chosen), _opening(chosen, pattern))
-            requested, chosen = chosen, None
-        else:
-            grammar = call_constraint(model, pattern, toolbox.tools)
-            events = reply_events(model, prompt, replace(request, constraint=grammar), generate)
-            calls = CallFilter(pattern, toolbox.tools)
-            drawn = yield from _until_call(events, calls, call_marks(model, pattern), total)
-            if drawn is None:
-                return
-            requested = drawn
+        grammar = call_constraint(model, pattern, toolbox.tools)
+        events = reply_events(model, prompt, replace(request, constraint=grammar), generate)
+        calls = CallFilter(pattern, toolbox.tools)
+        requested = yield from _until_call(events, calls, call_marks(model, pattern), total)
+        if requested is None:
+            return
         is_last = number == MOST_CALLS
         outcome = failed(_TOO_MANY) if is_last else toolbox.outcome(requested, cancel)
         yield _called(requested, outcome, pattern, model)
         total.has_called = True
-        if cancel.is_set() and not is_last:
-            yield total.finished(Finished("cancelled"))
-            return
-        # Without a pattern for a result, the result is the reply.
-        if is_last or (isinstance(pattern, InlineCalls) and requested.name != pattern.tool):
-            yield total.finished(Finished("stop", message=_TOO_MANY if is_last else ""))
+        if is_last or cancel.is_set():
+            end = Finished("stop", message=_TOO_MANY) if is_last else Finished("cancelled")
+            yield total.finished(end)
             return
         try:
             prompt, request = go_on(), replace(request, forced=())
@@ -165,13 +165,6 @@ def call_constraint(
     except ConstraintError:
         return None
     return replace(whole, after=pattern.begin, is_optional=True)
-
-
-def _opening(requested: Requested, pattern: CallPattern) -> str:
-    """The text of a chosen call, for a model whose calls are in the text."""
-    if not isinstance(pattern, InlineCalls) or requested.name != pattern.tool:
-        return ""
-    return f"{pattern.begin}{requested.arguments[pattern.argument]}{pattern.end}"
 
 
 def _until_call(
@@ -221,7 +214,7 @@ def _called(
     call = replace(_call(requested), result=result, status=outcome.ending)
     if not isinstance(pattern, InlineCalls):
         return Called(call, PARAGRAPH)  # white space, held back until more text follows
-    text = result if requested.name != pattern.tool else inline_result(outcome, pattern)
+    text = inline_result(outcome, pattern)
     return Called(replace(call, inside=len(text)), text)
 
 
