@@ -92,14 +92,12 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def with_files(text: str) -> str:
-    """A message with the contents of the files that it names, each under its name.
+def read_all(text: str) -> str:
+    """The contents of the files that a message names, each under its name, to follow the message.
 
     Raises UserError for a file that cannot be read as text.
     """
-    return "\n\n".join(
-        [text, *(f"{path.name}:\n{read_attachment(path)}" for path in files_in(text))]
-    )
+    return "".join(f"\n\n{path.name}:\n{read_attachment(path)}" for path in files_in(text))
 
 
 def read_attachment(path: Path) -> str:

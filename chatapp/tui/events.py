@@ -28,12 +28,14 @@ class Shown(Message):
 class Submitted(Message):
     """The user has sent a text; `editing` is the message that it replaces, if any.
 
-    in_place: it replaces the text of a reply itself, and is no correction of it.
+    in_place: it replaces the text of a reply itself, and is no correction of it. contents: those of
+    its files, which follow the text in the message.
     """
 
     text: str
     editing: "StoredMessage | None" = None
     in_place: bool = False
+    contents: str = ""
 
 
 @dataclass

@@ -116,18 +116,18 @@ class Attachments:
             self._widgets.prompt.replace_last(pasted, f"{named} ")
 
     async def contents(self, text: str) -> str:
-        """A message with the contents of its files.
+        """The contents of a message's files, to follow its text.
 
         Raises UserError, also when they were not shown yet.
         """
         if "@" not in text or len(text) > _LONGEST:
-            return text
-        from chatapp.passages.attachments import files_in, with_files
+            return ""
+        from chatapp.passages.attachments import files_in, read_all
 
         def read() -> str:
             if unseen := [str(path) for path in files_in(text) if path not in self._seen]:
                 raise UserError(f"Enter again attaches {', '.join(unseen)}")
-            return with_files(text)
+            return read_all(text)
 
         with suppress(TimeoutError):
             return await asyncio.wait_for(self._on_thread(read), _PATIENCE)

@@ -177,14 +177,15 @@ class ChatControls:
 
     async def send(self, submitted: "Submitted") -> None:
         """Send a message, or an edited version of an earlier one."""
-        text, editing = submitted.text, submitted.editing
+        editing = submitted.editing
         if self.conversation.turn is not None and editing is None:
             self._queue.append(submitted)
             self._show_queue()
             return
         if self.is_busy():
-            self.widgets.prompt.give_back(text, editing)
+            self.widgets.prompt.give_back(submitted.text, editing)
             return
+        text = submitted.text + submitted.contents
         self.widgets.show_problem("")
         self.widgets.show_welcome(False)
         ready = self.conversation.session is not None

@@ -229,7 +229,7 @@ class ChatScreen(MessageActions):
 
     async def _send(self, event: events.Submitted) -> None:
         try:
-            event.text = await self.attachments.contents(event.text)
+            event.contents = await self.attachments.contents(event.text)
         except UserError as error:
             self.widgets.prompt.give_back(event.text, event.editing)
             self.widgets.show_problem(str(error))
