@@ -10,7 +10,8 @@ from pathlib import Path
 from chatapp.common.foreign import printable
 from chatapp.common.paths import trusted_folders_path
 from chatapp.common.userfiles import read_text
-from finetune.config.objectives import Function, GrpoSettings, WithheldFunction
+from finetune.config.objectives import GrpoSettings
+from finetune.config.rewards import Function, WithheldFunction
 from finetune.config.sections import ConfigError, FinetuneConfig
 
 

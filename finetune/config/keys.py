@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from chatapp.common.userfiles import suggestion
-from finetune.config.objectives import Check, Objectives
+from finetune.config.objectives import Objectives
+from finetune.config.rewards import Check
 from finetune.config.sections import (
     ConfigError,
     FinetuneConfig,

@@ -20,7 +20,8 @@ from pydantic import (
 
 from chatapp.common import validation
 from chatapp.common.userfiles import UserError, parse_toml, read_required
-from finetune.config.objectives import Head, L3Settings, Objectives, Section
+from finetune.config.objectives import Head, L3Settings, Objectives
+from finetune.config.table import Section
 
 
 class ConfigError(UserError, ValueError):

@@ -24,7 +24,7 @@ from chatapp.common.userfiles import UserError, quoted
 from chatapp.dialogue.reply_scores import ReplyScorer
 from chatapp.evaluation.metrics import exact_match
 from chatapp.tools.process import Supervision, end_program
-from finetune.config.objectives import (
+from finetune.config.rewards import (
     Check,
     ExactMatch,
     Format,

@@ -15,11 +15,10 @@ from torch.nn import functional
 from finetune.config.objectives import KtoSettings
 from finetune.data.encoding import Span
 from finetune.data.preferences import EncodedVerdict
-from finetune.objectives.cpo import Cpo, Simpo
 from finetune.objectives.dpo import Dpo
 from finetune.objectives.heads import add_head
 from finetune.objectives.kto import Kto, _mismatched, weights
-from finetune.objectives.orpo import Orpo
+from finetune.objectives.reference_free import Cpo, Orpo, Simpo
 from finetune.objectives.reward import REWARD_SPEC, Reward
 
 BETA = 0.3

@@ -1,4 +1,4 @@
-"""Preference objectives without a reference: CPO and SimPO.
+"""Preference objectives without a reference: CPO, SimPO and ORPO.
 
 Contrastive preference optimization (Xu et al., 2024, arXiv 2401.08417): DPO with a uniform
 reference, and L1 of the chosen replies, which keeps them likely:
@@ -11,6 +11,16 @@ mean log-probability of a reply's tokens, as in generation, and must differ by a
     -log σ(β·(mean log π(chosen) - mean log π(rejected)) - γ)
 
 A reply's reward is β times its log-probability, or the mean of its tokens'.
+
+Odds-ratio preference optimization (Hong et al., 2024, arXiv 2403.07691, equations 6 and 7): with p
+a reply's probability a token, exp of the mean of its log-probabilities, and odds = p / (1 - p),
+
+    L1 - β·log σ(log(odds(chosen) / odds(rejected)))
+
+As in TRL, its L1 is over the whole chosen sequence, the prompt included (`span` chooses otherwise),
+and a reply's reward is β times its mean log-probability.
+
+Invariant: what keeps a model from forgetting is L1, or in SimPO the margin alone.
 """
 
 from dataclasses import dataclass
@@ -18,8 +28,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from finetune.config.objectives import CpoSettings, SimpoSettings
+from finetune.config.objectives import CpoSettings, OrpoSettings, SimpoSettings
 from finetune.objectives.pair_objective import PairObjective, PairScores, Replies
+
+# Of a mean log-probability: at 0 the odds would be infinite.
+_HIGHEST = -1e-7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +83,34 @@ class Simpo(Cpo):
 
     def log_probability(self, side: Replies) -> Tensor:
         return side.logps / side.tokens.clamp(min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orpo(PairObjective):
+    """beta: see above."""
+
+    weight: float = 1.0
+    beta: float = 0.1
+
+    name = "orpo"
+    title = "ORPO"
+
+    @classmethod
+    def of(cls, settings: OrpoSettings) -> "Orpo":
+        return cls(span=settings.span, beta=settings.beta)
+
+    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
+        means = [
+            (side.logps / side.tokens.clamp(min=1)).clamp(max=_HIGHEST)
+            for side in (chosen, rejected)
+        ]
+        odds = [mean - (-mean.expm1()).log() for mean in means]
+        losses = -self.beta * functional.logsigmoid(odds[0] - odds[1])
+        return PairScores(
+            loss=losses,
+            chosen_reward=self.beta * means[0],
+            rejected_reward=self.beta * means[1],
+            counts=chosen.tokens > 0,
+            chosen_logp=means[0],
+            rejected_logp=means[1],
+        )
