@@ -5,7 +5,7 @@ itself. shown: the same, with examples of calls in its instructions. scored: the
 likelihood after the tools' descriptions alone, and the model writes the arguments. both: after
 examples, with arguments that are taken from the question.
 Run with `CHATAPP_MODELS=bundled,smollm2 CHATAPP_EVERY=1 pytest -m benchmark -s
-tests/benchmarks/test_tool_choice.py`; EVERY takes every so manyeth question.
+tests/benchmarks/test_tool_choice.py`; with EVERY 3, it takes every third question.
 """
 
 import json
