@@ -24,6 +24,7 @@ from chatapp.tui.inspector.heads import HeadsView
 from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.step import StepView
+from chatapp.tui.inspector.steps import RunSteps
 from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.inspector.why import WhyView
 from chatapp.tui.platform.keymap import bindings_of, words_of
@@ -59,6 +60,7 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     PageScreen,
     LessonPanel,
     Inspector,
+    RunSteps,
     TokenText,
     AttentionView,
     HeatMap,

@@ -21,9 +21,10 @@ class UseStep(Message):
 class RunSteps(Widget):
     """A widget whose keys choose the step before or after that of the conversation's model."""
 
+    BINDING_GROUP_TITLE = "Inspector, the models of a run"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("shift+left", "step(-1)", "The model at the step before, of a run", show=False),
-        Binding("shift+right", "step(1)", "The model at the step after, of a run", show=False),
+        Binding("shift+left", "step(-1)", "The model at the step before", show=False),
+        Binding("shift+right", "step(1)", "The model at the step after", show=False),
     ]
 
     _conversation: Conversation

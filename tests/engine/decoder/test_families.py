@@ -58,7 +58,8 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def test_the_families_are_those_of_the_folder() -> None:
-    assert {name.split(",")[0] for name in SHAPES} == set(DECODERS) - {"gpt2"}
+    elsewhere = {"gpt2", "transfo-xl"}  # transformers no longer has the second; see its own tests
+    assert {name.split(",")[0] for name in SHAPES} == set(DECODERS) - elsewhere
 
 
 def test_whole(pair: Pair, wanted: torch.Tensor) -> None:
