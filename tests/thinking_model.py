@@ -28,6 +28,16 @@ TEMPLATE = """\
     {%- endif %}
 {%- endif %}"""
 
+CALLING = (
+    """\
+{%- if tools %}{{ '<|im_start|>system\\nCall a tool as <tool_call>{...}</tool_call>:' }}
+    {%- for tool in tools %}{{ '\\n' + tool.function.name }}{% endfor %}{{ '<|im_end|>\\n' }}
+{%- endif %}
+"""
+    + TEMPLATE
+)
+"""The same for a model that was taught to call tools."""
+
 
 def thinking_model(
     folder: Path,

@@ -2,7 +2,7 @@
 
 import re
 
-from scenes import SEA, WIDE, Scene, halts, says, thinks
+from scenes import SEA, WIDE, Scene, calls, halts, says, thinks
 from tui_driver import Driver
 
 from chatapp.tui.widgets.approval import Approval
@@ -144,7 +144,7 @@ CHAT_SCENES = {
     ),
     "a tool that asks": Scene(
         ask_with_tools,
-        thinks(*CALLS),
+        calls(*CALLS),
         (
             "▸ calculator(expression=48*76): 3648",
             "▸ weather(city=Rome) · under way",
@@ -157,7 +157,7 @@ CHAT_SCENES = {
     ),
     "calls opened": Scene(
         open_calls,
-        thinks(*CALLS),
+        calls(*CALLS),
         (
             "▾ calculator(expression=48*76)",
             "▾ weather(city=Rome)",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fakes import ScriptedModel
 from glass import GlassModel
 from stage import Stage
-from thinking_model import thinking_model
+from thinking_model import CALLING, thinking_model
 from tui_driver import Driver, OpenApp
 
 from chatapp.common.settings import Settings
@@ -69,6 +69,10 @@ def says(*replies: str | Exception) -> Callable[[Stage], ScriptedModel]:
 
 def thinks(*replies: str) -> Callable[[Stage], ScriptedModel]:
     return lambda stage: thinking_model(stage.folder / "model", replies)
+
+
+def calls(*replies: str) -> Callable[[Stage], ScriptedModel]:
+    return lambda stage: thinking_model(stage.folder / "model", replies, template=CALLING)
 
 
 def halts(*replies: str, tokens: int) -> Callable[[Stage], ScriptedModel]:
