@@ -117,9 +117,11 @@ def allowed_names(names: Collection[str], tools: Collection[str]) -> Collection[
     """The tools that need no permission. Raises UserError for one that is not on, where some are,
     and for one that asks for every call.
     """
+    if not names:
+        return names
     from chatapp.tools.registry import find_tools
 
-    known = find_tools().tools if names else {}
+    known = find_tools().tools
     for name in names:
         if name in known and known[name].asks_each_time:
             raise UserError(f"--yes-tools names {name!r}, which shows every call and asks for it")
