@@ -10,7 +10,7 @@ import os
 import re
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.engine.kernels.threads import wait_briefly
 from finetune.average import average
 from finetune.console import errors_in_words, print_answer, print_made
+
+if TYPE_CHECKING:
+    from finetune.compare import Comparison
 from finetune.filter import filter_documents
 
 app = typer.Typer(
@@ -154,18 +157,24 @@ def compare(
     Runs that differ only in their seed are shown as their mean and standard deviation.
     """
     with errors_in_words():
-        from rich.console import Console
-
-        from finetune.compare import Comparison, show
+        from finetune.compare import Comparison
 
         comparison = Comparison.of(runs)
         if output:
             comparison.save_plot(output)
-        if as_json:
-            print_answer(json.dumps(comparison.document()))
-        else:
-            console = Console(highlight=False)
-            console.print(show(comparison, console.width))
+        _print_comparison(comparison, as_json=as_json)
+
+
+def _print_comparison(comparison: "Comparison", *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from finetune.compare import show
+
+    if as_json:
+        print_answer(json.dumps(comparison.document()))
+    else:
+        console = Console(highlight=False)
+        console.print(show(comparison, console.width))
 
 
 @app.command()
@@ -181,19 +190,13 @@ def sweep(
     Such as seed=0,1,2. The same command again continues after the last finished run.
     """
     with errors_in_words(_AGAIN) as console:
-        from rich.console import Console
-
         from chatapp.common.settings import load_settings
         from finetune import sweep
-        from finetune.compare import Comparison, show
+        from finetune.compare import Comparison
 
         runs = sweep.sweep(config, values, console, load_settings().device)
         comparison = Comparison.of(runs)
-        if as_json:
-            print_answer(json.dumps(comparison.document()))
-        else:
-            console = Console(highlight=False)
-            console.print(show(comparison, console.width))
+        _print_comparison(comparison, as_json=as_json)
 
 
 @app.command()

@@ -123,7 +123,7 @@ def write_adapter(files: ModelFiles, path: Path, kind: str, progress: Progress) 
     kept = {header.name: read() for header, read in read_tensors(files.path)}
     odd = next((name for name in kept if not name.endswith(_LOW_RANK)), None)
     if settings.peft_type != "LORA" or settings.use_dora or odd:
-        problem = f"tensor {odd!r} is no part of LoRA" if odd else "is not plain LoRA"
+        problem = f"tensor {odd!r} does not belong to LoRA" if odd else "is not plain LoRA"
         raise ModelError(f"{files.path}: {problem}; export it merged, without --unmerged")
     config = read_transformers_config(files).get_text_config().to_dict()
     origin = str(files.whole.config_file)

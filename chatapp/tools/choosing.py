@@ -4,7 +4,7 @@ The tool, or none, is a label that is scored after demonstrations of questions a
 nearest to this question (see `fewshot.answering`); numbers in them are marks. Then the model writes
 the arguments under the tool's schema, after demonstrations of that tool. If they are copied from
 the question, they have the form of the nearest example instead (see `copying`), and a tool without
-a form for the question is no choice.
+a form for the question cannot be chosen.
 
 Invariant: the chosen call exists and fits its schema.
 """

@@ -193,7 +193,7 @@ class WebTransport:
             yield streams
 
     async def _watch(self, response: "httpx2.Response") -> None:
-        """Remember a failure, and bound the body of a response that is no stream of events."""
+        """Remember a failure, and bound the body of a response that is not a stream of events."""
         if response.is_error:
             self.heard = f"HTTP {response.status_code} {response.reason_phrase}".encode()
         if "text/event-stream" not in response.headers.get("content-type", ""):

@@ -28,8 +28,8 @@ class Shown(Message):
 class Submitted(Message):
     """The user has sent a text; `editing` is the message that it replaces, if any.
 
-    in_place: it replaces the text of a reply itself, and is no correction of it. contents: those of
-    its files, which follow the text in the message.
+    in_place: it replaces the text of a reply itself, and does not count as a correction of it.
+    contents: those of its files, which follow the text in the message.
     """
 
     text: str

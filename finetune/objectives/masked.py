@@ -193,7 +193,7 @@ class MaskedEvaluator(Evaluator):
 
     def __post_init__(self) -> None:
         if not self.text.files.is_masked:
-            raise ConfigError(f"{self.text.name} is no masked model; the run has one")
+            raise ConfigError(f"{self.text.name} is not a masked model; the run has one")
 
     def read_rows(self) -> tuple[list[Encoded], dict[str, list[Encoded]]]:
         sets = _framed_rows(self.config, self.text)

@@ -24,7 +24,7 @@ def check_kind(config: FinetuneConfig, files: ModelFiles) -> None:
         )
     if kind == "masked" and not files.is_masked:
         raise ConfigError(
-            f"objective.kind is masked, but {config.model} ({files.family}) is no masked model; "
+            f"objective.kind is masked, but {config.model} ({files.family}) is not a masked model; "
             "expected one such as BERT"
         )
 

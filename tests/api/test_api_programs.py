@@ -74,8 +74,9 @@ def test_litellm(address: str, reply: str) -> None:
         litellm.completion(model="openai/other", messages=MESSAGES, **to)
 
 
-def test_schemathesis(address: str) -> None:
+def test_schemathesis(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("schemathesis", reason="the package schemathesis is not installed")
+    monkeypatch.chdir(tmp_path)  # it keeps what it finds
     options = ["--checks", "not_a_server_error", "--max-examples", "5", "--seed", "41"]
     written = run("schemathesis.cli", "run", f"{address}/openapi.json", *options, "--no-color")
     assert "Server error" not in written

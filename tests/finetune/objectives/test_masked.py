@@ -137,7 +137,7 @@ def test_a_head_reads_cls(tmp_path: Path) -> None:
     [
         ({"objective": {"aux_weight": 0.5}}, r'sees the tokens .*; set objective.kind = "masked"'),
         ({"objective": {"aux_weight": 0.5}, "head": {"task": "classification"}}, "aux_weight"),
-        ({"model": "bundled"}, "no masked model"),
+        ({"model": "bundled"}, "not a masked model"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -84,6 +84,6 @@ def test_another_adapter_is_refused(
     tmp_path: Path, bpe: Tokenizer, changes: dict[str, Any], problem: str
 ) -> None:
     made = adapter(tmp_path / "base", bpe, "llama", **changes)
-    with pytest.raises(ModelError, match=f"{problem}.* is no part of LoRA; export it merged"):
+    with pytest.raises(ModelError, match=f"{problem}.* does not belong to LoRA; export it merged"):
         write_adapter(find_model(str(made)), tmp_path / "alone.gguf", "f32", lambda *_: None)
     assert not (tmp_path / "alone.gguf").exists()
