@@ -627,16 +627,20 @@ typedef struct {
 
 #define ATTENDED 16 /* rows whose scores there is room for */
 
+/* y, of as many vectors as `wide` says, = the sum over t of s[t] v[t]; v has n floats a row. */
+INLINE void weighted_vectors(const float *s, const float *v, int count, int n, float *y, const int wide) {
+  floats sum[4] = {0};
+  for (int t = 0; t < count; t++)
+    UNROLL for (int c = 0; c < wide; c++) sum[c] += all(s[t]) * load(v + (long)t * n + c * LANES);
+  UNROLL for (int c = 0; c < wide; c++) store(y + c * LANES, sum[c]);
+}
+
 /* y (n,) = the sum over t of s[t] v[t], where v is (count, n). */
 static void weighted_sum(const float *s, const float *v, int count, int n, float *y) {
-  enum { WIDE = 4 };
   int i = 0;
-  for (; i + WIDE * LANES <= n; i += WIDE * LANES) {
-    floats sum[WIDE] = {0};
-    for (int t = 0; t < count; t++)
-      UNROLL for (int c = 0; c < WIDE; c++) sum[c] += all(s[t]) * load(v + (long)t * n + i + c * LANES);
-    UNROLL for (int c = 0; c < WIDE; c++) store(y + i + c * LANES, sum[c]);
-  }
+  for (; i + 4 * LANES <= n; i += 4 * LANES) weighted_vectors(s, v + i, count, n, y + i, 4);
+  for (; i + 2 * LANES <= n; i += 2 * LANES) weighted_vectors(s, v + i, count, n, y + i, 2);
+  for (; i + LANES <= n; i += LANES) weighted_vectors(s, v + i, count, n, y + i, 1);
   for (; i < n; i++) {
     float sum = 0;
     for (int t = 0; t < count; t++) sum += s[t] * v[(long)t * n + i];

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.kernels import native
+from chatapp.engine.kernels.measured import token_threads, torch_multiplies_faster
 from chatapp.engine.kernels.tiles import kind_of
-from chatapp.engine.kernels.token_threads import token_threads
 
 FEW_ROWS = 16
 """Up to this many rows, float32 blocks are computed natively on every instruction set, and all
@@ -111,12 +111,10 @@ class NativeBlocks:
         assert library is not None
         self._library = library
         self._structs = (native.Block * len(structs))(*structs)
-        # Of 64 to 512 rows in float32, measured on Zen 5: 80 to 90 thousand million products a
-        # second with AVX-512, 40 with AVX2 and 20 with SSE2, where torch's BLAS has 38 to 50. With
-        # integers there is no other way, and none was faster (prompt of 512, SmolLM2: 0.53 s of
-        # one core in int8, 0.60 in int4; by torch's products 0.67 and 0.96).
+        # With integers there is no other way, and none was faster (prompt of 512, SmolLM2: 0.53 s
+        # of one core in int8, 0.60 in int4; by torch's products 0.67 and 0.96).
         is_float = structs[0].expand.kind == native.FLOAT32
-        is_slower = is_float and native.kernels().level != "avx512"
+        is_slower = is_float and torch_multiplies_faster(torch.get_num_threads())
         self.most_rows = FEW_ROWS if is_slower else sys.maxsize
 
     def add_to(

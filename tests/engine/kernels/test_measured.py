@@ -1,12 +1,12 @@
-"""The number of threads that compute a token: measured once, and kept."""
+"""What is measured once on a machine, and kept: threads for a token, and the way of products."""
 
 from pathlib import Path
 
 import pytest
 
-from chatapp.engine.kernels import token_threads as module
+from chatapp.engine.kernels import measured as module
+from chatapp.engine.kernels.measured import fewest, token_threads, torch_multiplies_faster
 from chatapp.engine.kernels.native import kernels
-from chatapp.engine.kernels.token_threads import fewest, token_threads
 
 
 def test_fewer_threads_that_are_nearly_as_fast_are_enough() -> None:
@@ -59,7 +59,7 @@ def test_what_is_measured_beside_other_programs_is_not_kept(
 
 @pytest.mark.parametrize("content", ["", "[]", "7", '{"a": "b"}', "\ud800"])
 def test_a_broken_file_is_measured_again(measured: list[int], tmp_path: Path, content: str) -> None:
-    path = tmp_path / "cache" / "kernels" / "threads.json"
+    path = tmp_path / "cache" / "kernels" / "measured.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(content.encode(errors="surrogatepass"))
     assert choose(4) == 2
@@ -74,6 +74,27 @@ def test_without_a_place_for_the_file(
     home.write_text("a file where the folder should be")
     monkeypatch.setenv("CHATAPP_HOME", str(home))
     assert [choose(4), choose(4)] == [2, 2]
+
+
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_the_faster_way_of_products_is_measured_once(
+    measured: list[int], monkeypatch: pytest.MonkeyPatch, is_faster: bool
+) -> None:
+    asked: list[int] = []
+
+    def compare(threads: int) -> bool:
+        asked.append(threads)
+        return is_faster
+
+    monkeypatch.setattr(module, "_is_torch_faster", compare)
+    answers = []
+    for _ in range(2):
+        torch_multiplies_faster.cache_clear()
+        answers.append(torch_multiplies_faster(2))
+    torch_multiplies_faster.cache_clear()
+    assert answers == [is_faster, is_faster]
+    assert asked == [2]
+    assert choose(2) == 2  # its number is another one in the same file
 
 
 @pytest.mark.skipif(kernels().library is None, reason="there is no C compiler here")

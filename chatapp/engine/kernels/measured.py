@@ -1,7 +1,9 @@
-"""How many threads compute a token, measured once per machine and stored.
+"""What is fastest on this machine, measured once and stored: threads for a token, and the products
+of a prompt.
 
 A token reads every matrix once, so memory limits its speed: if one thread reads nearly as fast
-as several, more threads only take cores from other programs.
+as several, more threads only take cores from other programs. Products of many rows are limited by
+computing: torch's BLAS has, on some processors, twice the speed of the kernels, and on others half.
 
 Invariant: what is measured while other programs run is used, but not stored.
 """
@@ -12,9 +14,11 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
+from torch.nn import functional as F
 
 from chatapp.common.paths import cache_dir
 from chatapp.common.userfiles import whole_file
@@ -27,6 +31,9 @@ _COLUMNS, _OUTPUTS = 1024, 2**16
 _ENOUGH = 1.1
 """The fewest threads are chosen whose time is at most this factor times the best time."""
 
+_MANY_ROWS, _WIDTH = 256, 768
+"""Of the product that torch and the kernels are compared at."""
+
 _ROUNDS = 3
 _QUIET = 0.2
 """Of a core, what other programs may compute meanwhile."""
@@ -35,21 +42,32 @@ _QUIET = 0.2
 @functools.cache
 def token_threads(most: int) -> int:
     """How many of at most `most` threads compute a token, or a few, soonest."""
-    path = cache_dir() / "kernels" / "threads.json"
-    key = f"{platform.node()}, {os.cpu_count()} cores, {native.kernels().level}, {most}"
+    return _kept(f"{most}", lambda: fewest(_seconds_by_threads(most)), most)
+
+
+@functools.cache
+def torch_multiplies_faster(threads: int) -> bool:
+    """Whether torch is faster than the kernels at a product of many rows in float32."""
+    return _kept(f"{threads}, torch", lambda: int(_is_torch_faster(threads)), 1, least=0) == 1
+
+
+def _kept(what: str, measure: Callable[[], int], most: int, least: int = 1) -> int:
+    """The number stored for this machine, from `least` to `most`; else it is measured."""
+    path = cache_dir() / "kernels" / "measured.json"
+    key = f"{platform.node()}, {os.cpu_count()} cores, {native.kernels().level}, {what}"
     kept: dict[str, int] = {}
     with suppress(OSError, TypeError, ValueError):
         kept = dict(json.loads(path.read_text(encoding="utf-8")))
-    chosen = kept.get(key)
-    if isinstance(chosen, int) and 1 <= chosen <= most:
-        return chosen
+    stored = kept.get(key)
+    if isinstance(stored, int) and least <= stored <= most:
+        return stored
     began, before = time.monotonic(), seconds_of_others()
-    chosen = fewest(_seconds_by_threads(most))
+    measured = measure()
     after, lasted = seconds_of_others(), time.monotonic() - began
     if before is not None and after is not None and after - before <= _QUIET * lasted:
         with suppress(OSError), whole_file(path) as draft:
-            draft.write_text(json.dumps({**kept, key: chosen}), encoding="utf-8")
-    return chosen
+            draft.write_text(json.dumps({**kept, key: measured}), encoding="utf-8")
+    return measured
 
 
 def fewest(seconds: dict[int, float]) -> int:
@@ -75,3 +93,22 @@ def _seconds_by_threads(most: int) -> dict[int, float]:
             library.apply_linear(of, x.data_ptr(), y.data_ptr(), 1, room.data_ptr())
             seconds[count] = min(seconds[count], time.perf_counter() - started)
     return seconds
+
+
+@torch.inference_mode()
+def _is_torch_faster(threads: int) -> bool:
+    library = native.kernels().library
+    assert library is not None
+    weight, x = torch.ones(4 * _WIDTH, _WIDTH), torch.ones(_MANY_ROWS, _WIDTH)
+    y = torch.empty(_MANY_ROWS, len(weight))
+    layer = native.Linear(native.FLOAT32, _WIDTH, len(weight), weight.data_ptr(), None, None)
+    library.set_threads(threads)
+    best = [float("inf")] * 2
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        library.apply_linear(ctypes.byref(layer), x.data_ptr(), y.data_ptr(), _MANY_ROWS, None)
+        between = time.perf_counter()
+        F.linear(x, weight)
+        spent = between - started, time.perf_counter() - between
+        best = [min(pair) for pair in zip(best, spent, strict=True)]
+    return best[1] < best[0]
