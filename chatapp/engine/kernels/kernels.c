@@ -282,25 +282,26 @@ typedef struct {
   float *sum;          /* int4: (rows, groups) of q; else NULL */
 } product;
 
-/* Memory is read ahead of a single row, which does little with it: further than a processor does by itself. */
+/* Memory is read ahead when a tile is read for the first time: further than a processor does by itself. */
 INLINE void prefetch(const void *at) { __builtin_prefetch((const char *)at + 8192); }
 
 /* y (rows, 16) = the sums of one tile. Where sums wait for the ones before, chains of them alternate. */
-INLINE void tile_i8(const int8_t *w, const int16_t *q, long stride, int count, int rows, float *y) {
-  const int chains = BYTES == 64 && rows < 8 ? 8 / rows : 1;
+INLINE void tile_i8(const int8_t *w, const int16_t *q, long stride, int count, int rows, int is_first, float *y) {
+  const int chains = BYTES == 64 && rows < 8 ? 8 / rows : 1, steps = chains < 2 ? 2 : chains;
   floats total[ROWS][VECTORS] = {0};
   for (int start = 0; start < count; start += EXACT_PAIRS) {
     const int stop = start + EXACT_PAIRS < count ? start + EXACT_PAIRS : count;
     sums sum[ROWS < 8 ? 8 : ROWS][VECTORS] = {0};
     int p = start;
-    for (; p + chains <= stop; p += chains) {
-      if (rows == 1)
-        UNROLL for (int c = 0; c < chains; c += 2) prefetch(w + 2 * OUTPUTS * (long)(p + c));
-      UNROLL for (int c = 0; c < chains; c++)
+    for (; p + steps <= stop; p += steps) {
+      if (is_first)
+        UNROLL for (int c = 0; c < steps; c += 2) prefetch(w + 2 * OUTPUTS * (long)(p + c));
+      UNROLL for (int c = 0; c < steps; c++)
         UNROLL for (int v = 0; v < VECTORS; v++) {
           const pairs weights = load_int8(w + 2 * OUTPUTS * (long)(p + c) + 2 * LANES * v);
           UNROLL for (int r = 0; r < rows; r++)
-            sum[c * rows + r][v] = add_products(sum[c * rows + r][v], weights, all_pairs(q + r * stride + 2 * (p + c)));
+            sum[c % chains * rows + r][v] =
+                add_products(sum[c % chains * rows + r][v], weights, all_pairs(q + r * stride + 2 * (p + c)));
         }
     }
     for (; p < stop; p++)
@@ -321,12 +322,12 @@ INLINE void tile_i8(const int8_t *w, const int16_t *q, long stride, int count, i
 }
 
 INLINE void tile_i4(const uint8_t *w, const uint16_t *scale, const int16_t *q, long stride, const float *sum_q,
-                    int groups, int rows, float *y) {
+                    int groups, int rows, int is_first, float *y) {
   floats total[ROWS][VECTORS] = {0};
   const int chains = BYTES == 64 && rows < 8 ? 2 : 1;
   for (int g = 0; g < groups; g++, w += OUTPUTS * GROUP / 2, q += GROUP, scale += 2 * OUTPUTS) {
     sums sum[2][VECTORS][ROWS] = {0};
-    if (rows == 1) {
+    if (is_first) {
       UNROLL for (int p = 0; p < GROUP / 4; p += 2) prefetch(w + 2 * OUTPUTS * p);
       prefetch(scale);
     }
@@ -359,11 +360,11 @@ INLINE void tile(const product *p, int tile, int row, int rows) {
   float y[ROWS * OUTPUTS];
   const int16_t *q = p->q + row * in;
   if (l->kind == INT8) {
-    tile_i8((const int8_t *)l->weight + tile * in * OUTPUTS, q, in, l->in / 2, rows, y);
+    tile_i8((const int8_t *)l->weight + tile * in * OUTPUTS, q, in, l->in / 2, rows, row == 0, y);
   } else {
     const int groups = l->in / GROUP;
     tile_i4((const uint8_t *)l->weight + tile * in * OUTPUTS / 2, (const uint16_t *)l->scale + tile * 2L * OUTPUTS * groups,
-            q, in, p->sum + row * groups, groups, rows, y);
+            q, in, p->sum + row * groups, groups, rows, row == 0, y);
   }
   const int first = tile * OUTPUTS, count = l->out - first < OUTPUTS ? l->out - first : OUTPUTS;
   for (int r = 0; r < rows; r++) {
