@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families.architecture import Architecture, Attention
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
@@ -121,6 +122,7 @@ class GlassModel(ScriptedModel):
         sampling: Sampling,
         interventions: Interventions = UNCHANGED,
         reply: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> Stepper:
         piece, ids = self.tokenizer.piece, [*ids, *reply]
         return Stepper(self.logits, piece, ids, sampling, self.context, {self.tokenizer.end_id})

@@ -274,6 +274,7 @@ def _sources(
 ) -> "list[Source]":
     """The passages for a question; a terminal shows the progress."""
     from chatapp.dialogue import oneshot
+    from chatapp.passages.sources import NO_PASSAGE
 
     if documents is None:
         return []
@@ -290,7 +291,7 @@ def _sources(
     finally:
         status("")
     if not sources:
-        complain("no passage of the documents has enough of the question, so none was given")
+        complain(NO_PASSAGE)
     return list(sources)
 
 

@@ -183,6 +183,13 @@ def reply_events(
             yield from _apart(events, thoughts, names)
 
 
+def with_remark(finished: Finished, remark: str) -> Finished:
+    """The end of a reply with another remark, unless its message is an error."""
+    if finished.reason == "error":
+        return finished
+    return replace(finished, message=" · ".join(filter(None, (finished.message, remark))))
+
+
 def after_thought(constraint: Constraint | None, prompt: Prompt) -> Constraint | None:
     """The constraint for a reply to a prompt: a thought before it is free."""
     if constraint is None or not prompt.is_thinking or prompt.marks is None:

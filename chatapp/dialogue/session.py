@@ -22,7 +22,7 @@ from chatapp.dialogue.rendering import (
     until,
     up_to_call,
 )
-from chatapp.dialogue.reply import ALTERNATIVES, ReplyRecorder, reply_events
+from chatapp.dialogue.reply import ALTERNATIVES, ReplyRecorder, reply_events, with_remark
 from chatapp.dialogue.store.rows import Conditions, StoredMessage
 from chatapp.dialogue.tool_calls import Toolbox, chooser_of, events_with_calls, out_of_reach
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
@@ -37,7 +37,7 @@ from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
-from chatapp.passages.sources import Source, texts_in_prompt
+from chatapp.passages.sources import NO_PASSAGE, Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.files.documents import DocumentSet
 from chatapp.prompting.messages import Message, Role
@@ -194,9 +194,12 @@ class Session:
             events = self._events(prompt, request, recorder)
             waits = reply.text and reply.calls and not exchange_of(reply).rest
             held = PARAGRAPH if waits else ""
+            is_grounded = bool(prompt.sources) or self._documents() is None
             # In any case, a model on a server learns at once that the reply is over.
             with closing(events):
                 for event in trimmed(events, begun=bool(reply.text), held=held):
+                    if isinstance(event, Finished) and not is_grounded:
+                        event = with_remark(event, NO_PASSAGE)
                     recorder.add(event)
                     self.chat.messages[-1] = recorder.reply
                     if not isinstance(event, Finished):

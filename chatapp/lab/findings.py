@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from chatapp.engine.events import Token
     from chatapp.engine.model import Sampling, Tokenizer
-    from chatapp.lab.predictions import Candidate, Cut, Prediction, Stepper
+    from chatapp.lab.predictions import Candidate, Cut, Limit, Prediction, Stepper
     from chatapp.lab.traces import Trace
     from chatapp.prompting.messages import Segment
 
@@ -76,16 +76,6 @@ class PromptText(Finding):
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """What a constraint did at a token. forced: whether it left no other choice. forbidden: the
-    probability that it removed, of 1.
-    """
-
-    forced: bool
-    forbidden: float
-
-
-@dataclass(frozen=True, slots=True)
 class Tokens(Finding):
     """The tokens of a text, with the prediction at each position.
 
@@ -99,10 +89,10 @@ class Tokens(Finding):
     ids: tuple[int, ...]
     texts: tuple[str, ...]
     expected: "tuple[Prediction | None, ...]"
-    limits: tuple[Limit | None, ...] = ()
+    limits: "tuple[Limit | None, ...]" = ()
 
     @classmethod
-    def of(cls, trace: "Trace", top: int = 10, limits: tuple[Limit | None, ...] = ()) -> Self:
+    def of(cls, trace: "Trace", top: int = 10, limits: "tuple[Limit | None, ...]" = ()) -> Self:
         """top: how many alternatives each token has."""
         unknown = [None] * (1 + trace.first)
         return cls(trace.ids, trace.texts, (*unknown, *trace.predictions(top)[:-1]), limits)
@@ -196,11 +186,12 @@ class NextToken(Finding):
     @property
     def sentence(self) -> str:
         cut = self.cut
-        return (
+        words = (
             f"{cut.before.entropy:.2f} bits before the cut, {cut.entropy:.2f} after; "
             f"{cut.kept:,} token{'s' * (cut.kept > 1)} left, of which those shown have "
             f"{percent(sum(cut.drawn)).strip()}"
         )
+        return words if cut.limit is None else f"{words}; {cut.limit.words}"
 
     def to_json(self) -> dict[str, Any]:
         cut = self.cut
@@ -209,6 +200,7 @@ class NextToken(Finding):
             "entropy": cut.before.entropy,
             "entropy_after_cut": cut.entropy,
             "kept": cut.kept,
+            **(asdict(cut.limit) if cut.limit else {}),
             "candidates": [
                 asdict(candidate) | {"drawn": drawn}
                 for candidate, drawn in zip(cut.before.candidates, cut.drawn, strict=True)

@@ -12,12 +12,15 @@ from chatapp.engine.backends.background import BackgroundModel, model_here
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_model import TransformersModel
+from chatapp.engine.constraint.constraint import Constraint
+from chatapp.engine.constraint.matching import Matcher
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check_changeable
 from chatapp.engine.errors import ModelError
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.lab.architectures.encoder_decoder import EncoderDecoderTrace
 from chatapp.lab.lens import find_lens
+from chatapp.lab.limits import matcher_after
 from chatapp.lab.predictions import Stepper
 from chatapp.lab.traces import DecoderTrace, Trace, TransformersTrace
 
@@ -47,8 +50,12 @@ class Inspectable(Protocol):
         sampling: Sampling,
         interventions: Interventions = UNCHANGED,
         reply: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> Stepper:
-        """Continue `ids` one token at a time. Raises as `inspect` does."""
+        """Continue `ids` one token at a time. constraint: for what is added to them.
+
+        Raises as `inspect` does, and ConstraintError.
+        """
         ...
 
 
@@ -105,6 +112,7 @@ class _InspectableGenerator:
         sampling: Sampling,
         interventions: Interventions = UNCHANGED,
         reply: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> Stepper:
         """See `Inspectable.stepper`."""
         model: LocalGenerator = self._model
@@ -113,4 +121,8 @@ class _InspectableGenerator:
         ids = [*ids, *reply]
         model.check_text(ids)
         logits = partial(model.logits, interventions=interventions)
-        return Stepper(logits, model.piece, ids, sampling, model.context, model.end_ids)
+
+        def follow(taken: Sequence[int]) -> Matcher | None:
+            return None if constraint is None else matcher_after(model, constraint, taken)
+
+        return Stepper(logits, model.piece, ids, sampling, model.context, model.end_ids, follow)

@@ -4,11 +4,13 @@ Invariant: the grammar is followed again over the reply's tokens, with the proba
 model's own pass, so a stored reply shows what a new one would.
 """
 
+from collections.abc import Sequence
+
 from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.constraint.matching import Matcher
 from chatapp.engine.generation import LocalGenerator
-from chatapp.lab.findings import Limit
+from chatapp.lab.predictions import Limit, limit_of
 from chatapp.lab.traces import Trace
 
 
@@ -20,9 +22,8 @@ def limits_of(
     None before them, and where it does not apply. Nothing for a reply that does not follow it,
     because it was generated without it, and for a model that cannot follow any.
     """
-    mark = model.tokenizer.special.get(constraint.after)
     try:
-        matcher = Matcher(constraint, model.vocab_bytes, model.end_ids, mark)
+        matcher = matcher_after(model, constraint)
     except ConstraintError:
         return ()
     limits: list[Limit | None] = [None] * start
@@ -33,8 +34,19 @@ def limits_of(
             allowed = matcher.allowed()
             if not allowed.mask[id]:
                 return ()
-            shares = trace.logits(position - 1, position)[0].softmax(0).numpy()
-            limit = Limit(allowed.only is not None, float(shares[~allowed.mask].sum()))
+            limit = limit_of(allowed, trace.logits(position - 1, position)[0])
         limits.append(limit)
         matcher.take(id, text.push(id))
     return tuple(limits)
+
+
+def matcher_after(
+    model: LocalGenerator, constraint: Constraint, reply: Sequence[int] = ()
+) -> Matcher:
+    """The state of a constraint after the first tokens of a reply. Raises ConstraintError."""
+    mark = model.tokenizer.special.get(constraint.after)
+    matcher = Matcher(constraint, model.vocab_bytes, model.end_ids, mark)
+    text = model.tokenizer.stream()
+    for id in reply:
+        matcher.take(id, text.push(id))
+    return matcher

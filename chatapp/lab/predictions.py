@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chatapp.common.shading import percent
+from chatapp.engine.constraint.matching import Allowed, Matcher
 from chatapp.engine.model import Sampling
 from chatapp.engine.sampling import Sampler
 
@@ -43,17 +45,36 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """What a constraint did at a token. forced: whether it left no other choice. forbidden: the
+    probability that it removed, of 1.
+    """
+
+    forced: bool
+    forbidden: float
+
+    @property
+    def words(self) -> str:
+        """In words."""
+        if self.forced:
+            return "the constraint leaves only one token"
+        return f"the constraint removes {percent(self.forbidden).strip()} of the probability"
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
-    """The next token's distribution before and after temperature, penalties and cuts.
+    """The next token's distribution before and after a constraint, temperature, penalties and cuts.
 
     before: of the plain softmax. drawn: the new probability of each of its candidates, 0 if it was
-    cut off. entropy: in bits, of the rest. kept: the number of remaining tokens.
+    cut off. entropy: in bits, of the rest. kept: the number of remaining tokens. limit: what the
+    constraint did; None without one.
     """
 
     before: Prediction
     drawn: tuple[float, ...]
     entropy: float
     kept: int
+    limit: Limit | None = None
 
 
 @torch.inference_mode()
@@ -89,23 +110,42 @@ def cut(
     *,
     top: int,
     piece: Callable[[int], str],
+    allowed: Allowed | None = None,
 ) -> Cut:
     """The distribution after `ids`, before and after the sampler's changes.
 
-    logits: (vocabulary,).
+    logits: (vocabulary,). allowed: by a constraint; None for every token.
     """
     (before,) = predictions(logits[None], [None], top=top, piece=piece)
-    after = sampler.distribution(logits, ids)
+    after = sampler.distribution(_within(logits, allowed), ids)
     drawn = tuple(float(after[candidate.id]) for candidate in before.candidates)
     entropy = float(torch.special.entr(after).sum()) / np.log(2)
-    return Cut(before, drawn, entropy, int((after > 0).sum()))
+    limit = None if allowed is None else limit_of(allowed, logits)
+    return Cut(before, drawn, entropy, int((after > 0).sum()), limit)
+
+
+def limit_of(allowed: Allowed, logits: Tensor) -> Limit:
+    """What a constraint does to a distribution. logits: (vocabulary,)."""
+    shares = logits.float().softmax(0).numpy()
+    return Limit(allowed.only is not None, float(shares[~allowed.mask].sum()))
+
+
+def _within(logits: Tensor, allowed: Allowed | None) -> Tensor:
+    """Logits with -inf for what may not come."""
+    if allowed is None:
+        return logits
+    mask = torch.from_numpy(allowed.mask)
+    if allowed.only is not None:
+        mask = torch.arange(len(mask)) == allowed.only
+    return logits.where(mask, -torch.inf)
 
 
 class Stepper:
     """A reply that grows token by token.
 
     taken: the tokens so far, drawn or chosen, with the model's predictions. sampling: how the next
-    token is drawn.
+    token is drawn. follow: the state of the reply's constraint after these tokens of it; None
+    without one.
     """
 
     def __init__(
@@ -116,7 +156,9 @@ class Stepper:
         sampling: Sampling,
         context: int,
         end_ids: Collection[int],
+        follow: Callable[[Sequence[int]], Matcher | None] = lambda taken: None,
     ) -> None:
+        """Raises ConstraintError as `follow` does."""
         self.taken: list[Candidate] = []
         self._ids = list(ids)
         self._context = context
@@ -124,6 +166,8 @@ class Stepper:
         self._compute = logits
         self._piece = piece
         self._known: Tensor | None = None
+        self._follow = follow
+        self._matcher = follow(())
         self.draw_by(sampling)
 
     def draw_by(self, sampling: Sampling) -> None:
@@ -134,29 +178,39 @@ class Stepper:
     @property
     def is_over(self) -> bool:
         """Whether the reply has ended, or the window is full."""
-        ended = bool(self.taken) and self.taken[-1].id in self._end_ids
-        return ended or len(self._ids) >= self._context
+        if self.taken and self.taken[-1].id in self._end_ids:
+            return True
+        is_complete = self._matcher is not None and self._matcher.is_over
+        return is_complete or len(self._ids) >= self._context
 
     def look(self, top: int = 10) -> Cut:
         """The distribution of the next token."""
-        return cut(self._logits(), self._ids, self._sampler, top=top, piece=self._piece)
+        logits, allowed = self._logits(), self._allowed()
+        return cut(logits, self._ids, self._sampler, top=top, piece=self._piece, allowed=allowed)
 
     def draw(self) -> int:
         """Draw the next token and add it; returns its id. Raises ValueError when it is over."""
         self._check()
-        id = self._sampler.draw(self._logits(), self._ids)
+        allowed = self._allowed()
+        if allowed is None or allowed.only is None:
+            id = self._sampler.draw(_within(self._logits(), allowed), self._ids)
+        else:
+            id = allowed.only
         self._add(id)
         return id
 
     def choose(self, id: int) -> None:
         """Add a token that was not drawn.
 
-        Raises ValueError when it is over, or for an id that is not in the vocabulary.
+        Raises ValueError when it is over, for an id that is not in the vocabulary, and for one that
+        the constraint does not allow.
         """
         self._check()
-        vocabulary = len(self._logits())
+        vocabulary, allowed = len(self._logits()), self._allowed()
         if not 0 <= id < vocabulary:
             raise ValueError(f"token id {id} is not in the vocabulary of {vocabulary}")
+        if allowed is not None and not allowed.mask[id]:
+            raise ValueError("the reply's constraint does not allow this token here")
         self._add(id)
         self._sampler = Sampler(self.sampling)
 
@@ -166,6 +220,7 @@ class Stepper:
             return False
         del self._ids[-1], self.taken[-1]
         self._known = None
+        self._matcher = self._follow([candidate.id for candidate in self.taken])
         self._sampler = Sampler(self.sampling)
         return True
 
@@ -179,6 +234,14 @@ class Stepper:
         self.taken.append(seen.actual)
         self._ids.append(id)
         self._known = None
+        if id not in self._end_ids:
+            self._matcher = self._follow([candidate.id for candidate in self.taken])
+
+    def _allowed(self) -> Allowed | None:
+        """What the constraint allows next; None for every token."""
+        if self._matcher is None or not self._matcher.is_on:
+            return None
+        return self._matcher.allowed()
 
     def _logits(self) -> Tensor:
         if self._known is None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _LEAD = "Passages of documents:\n\n"
 
+NO_PASSAGE = "no passage of the documents has enough of the question, so none was given"
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -22,10 +22,10 @@ from tool_questions import TOOLS, ToolQuestion, questions
 from chatapp.dialogue.events import Called
 from chatapp.dialogue.oneshot import ask_with_tools
 from chatapp.dialogue.tool_calls import Toolbox
-from chatapp.dialogue.writers.choosing import choose_template
+from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.models.loading import load_model
-from chatapp.prompting.messages import Call
+from chatapp.prompting.messages import Call, CallPattern, InlineCalls
 from chatapp.tools.choosing import Chooser
 from chatapp.tools.registry import find_tools
 from chatapp.tools.tool import Tool, run
@@ -35,9 +35,18 @@ EVERY = 50 if is_tiny() else int(os.environ.get("CHATAPP_EVERY", "1"))
 WAYS = ("own", "shown", "scored", "both")
 
 
-def shown_calls(tools: dict[str, Tool]) -> str:
-    """Two examples of each tool as calls."""
+def shown_calls(pattern: CallPattern, tools: dict[str, Tool]) -> str:
+    """Ten examples of calls: two of each tool, or all of the one tool that is called within the
+    text, because no other one can be called so.
+    """
     lines = ["Examples:"]
+    if isinstance(pattern, InlineCalls):
+        for example in tools[pattern.tool].examples[:10]:
+            result = run(tools[pattern.tool], example.arguments, threading.Event()).text
+            written = example.arguments[pattern.argument]
+            call = f"{pattern.begin}{written}{pattern.end}{result}{pattern.close}{result}"
+            lines.append(f"User: {example.question}\nAssistant: {call}")
+        return "\n".join(lines)
     for tool in tools.values():
         for example in tool.examples[:2]:
             call = json.dumps({"name": tool.name, "arguments": example.arguments})
@@ -75,7 +84,8 @@ def test_calls(name: str, way: str) -> None:
         "both": Chooser(model, tools).choose,
     }
     toolbox = Toolbox(tools, lambda *given: False, choosers.get(way))  # type: ignore[arg-type]
-    system = shown_calls(tools) if way == "shown" else None
+    pattern = writer_for(model, choose_template(model, "")).calls
+    system = shown_calls(pattern, tools) if way == "shown" else None
     totals = measured(model, toolbox, system, tools)
     print(f"\n{name} {way}: " + ", ".join(f"{key} {value}" for key, value in totals.items()))
 

@@ -28,23 +28,25 @@ _NAMES = ("Hugo", "Nora", "Emil", "Greta", "Otto", "Lucy", "Max", "Ella")
 _THINGS = ("bricks", "candles", "lemons", "tickets", "pencils", "rings", "plates", "photos")
 
 
+def sum_question(draw: random.Random, number: int, a: int, b: int) -> tuple[str, int]:
+    """A question on two numbers, the first not smaller, and its answer. number: of the wording."""
+    who, what = draw.choice(_NAMES), draw.choice(_THINGS)
+    return (
+        (f"{who} owns {a} {what} and buys another {b}. How many {what} is that together?", a + b),
+        (f"Could you multiply {a} by {b} for me?", a * b),
+        (f"{who} baked {a} {what}; {b} were eaten. How many remain?", a - b),
+        (f"Every box holds {b} {what}. How many {what} are there in {a} boxes?", a * b),
+        (f"I need {a} plus {b}.", a + b),
+        (f"How much do I get when I take {b} away from {a}?", a - b),
+        (f"One of the {what} costs {b} euros. What do {a} of them cost?", a * b),
+    )[number % 7]
+
+
 def _sums(draw: random.Random) -> list[ToolQuestion]:
     questions = []
     for number in range(20):
-        who, what = draw.choice(_NAMES), draw.choice(_THINGS)
         a, b = draw.randrange(20, 2000), draw.randrange(3, 20)
-        text, value = (
-            (
-                f"{who} owns {a} {what} and buys another {b}. How many {what} is that together?",
-                a + b,
-            ),
-            (f"Could you multiply {a} by {b} for me?", a * b),
-            (f"{who} baked {a} {what}; {b} were eaten. How many remain?", a - b),
-            (f"Every box holds {b} {what}. How many {what} are there in {a} boxes?", a * b),
-            (f"I need {a} plus {b}.", a + b),
-            (f"How much do I get when I take {b} away from {a}?", a - b),
-            (f"One of the {what} costs {b} euros. What do {a} of them cost?", a * b),
-        )[number % 7]
+        text, value = sum_question(draw, number, a, b)
         questions.append(ToolQuestion(text, "calculator", None, str(value)))
     return questions
 

@@ -15,8 +15,9 @@ from chatapp.dialogue.reading import draft, read, usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.prompt import MessageTooLong
+from chatapp.engine.events import Finished
 from chatapp.passages import index
-from chatapp.passages.sources import Source
+from chatapp.passages.sources import NO_PASSAGE, Source
 from chatapp.prompting.files.documents import DocumentsError, DocumentSet
 from chatapp.prompting.template import CHAT
 
@@ -98,6 +99,19 @@ def test_the_next_message_has_its_own_passages_and_the_last_none(store: Store, n
     assert prompt.text.count("Passages of documents:") == 1
     assert prompt.sources[0].file.endswith("horse.md")
     assert prompt.text.index("walrus eat?") < prompt.text.index("Passages of documents:")
+
+
+def test_a_reply_without_a_passage_says_so(
+    store: Store, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_LEAST_COVERED", 0.4)
+    session = session_of(store, notes)
+    list(session.say("What does a walrus eat?"))
+    assert NO_PASSAGE not in store.message(session.chat.messages[-1].id).remark
+    events = list(session.say("Which planet has rings?"))
+    assert isinstance(events[-1], Finished)
+    assert events[-1].message == NO_PASSAGE
+    assert store.message(session.chat.messages[-1].id).remark == NO_PASSAGE
 
 
 def test_another_reply_is_looked_up_anew(store: Store, notes: Path) -> None:

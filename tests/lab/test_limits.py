@@ -8,7 +8,7 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import Request, Sampling
-from chatapp.lab.findings import Tokens
+from chatapp.lab.findings import NextToken, Tokens
 from chatapp.lab.inspectable import inspectable
 from chatapp.lab.limits import limits_of
 from chatapp.models.loading import load_model
@@ -47,6 +47,30 @@ def test_a_reply_read_again_shows_what_the_constraint_did(model: LocalModel) -> 
     last = tokens.to_json()[-1]
     assert {"forced", "forbidden"} <= last.keys()
     assert not {"forced", "forbidden"} & tokens.to_json()[0].keys()
+
+
+def test_steps_follow_the_constraint_and_show_what_it_removes(model: LocalModel) -> None:
+    prompt = model.tokenizer.encode("User: What do you like?\nAssistant:")
+    sampling = Sampling(temperature=1.0, seed=3, max_tokens=30)
+    events = model.generate(Request(prompt, sampling, constraint=CONSTRAINT))
+    expected = [event for event in events if isinstance(event, Token)]
+    opened = inspectable(model)
+    assert opened is not None
+    stepper = opened.stepper(prompt, sampling, constraint=CONSTRAINT)
+    for token in expected:
+        limit = stepper.look().limit
+        assert limit is not None
+        assert limit.forced == token.forced
+        assert math.isclose(limit.forbidden, token.forbidden, abs_tol=1e-4)
+        assert limit.words in NextToken.of(stepper).sentence
+        with pytest.raises(ValueError, match="does not allow"):
+            stepper.choose(model.tokenizer.encode(" music", begins=False)[0])
+        assert stepper.draw() == token.id
+    assert stepper.is_over
+    assert stepper.back()
+    assert not stepper.is_over
+    stepper.choose(expected[-1].id)
+    assert stepper.is_over
 
 
 def test_a_reply_without_the_constraint_shows_none(model: LocalModel) -> None:

@@ -92,9 +92,14 @@ def test_memory_ends_at_its_limit() -> None:
         "import multiprocessing; multiprocessing.Pool(2)",
         "import socket; socket.create_connection(('127.0.0.1', 9))",
         "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9/')",
+        "import os; os.kill(os.getppid(), 0)",
+        "import os, signal; signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0)",
+        "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (9, 9))",
+        "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
+        "if libc.ptrace(16, os.getppid(), 0, 0): print(os.strerror(ctypes.get_errno()))",
     ],
 )
-def test_it_starts_no_process_and_opens_no_connection(code: str, own_folder: Path) -> None:
+def test_it_reaches_no_other_process_and_no_network(code: str, own_folder: Path) -> None:
     assert re.search("not permitted|Is a directory", outcome(code).text)
     assert not [
         process
@@ -107,6 +112,7 @@ def test_threads_and_packages_work() -> None:
     threads = "import threading\nthread = threading.Thread(target=print, args=('thread',))\n"
     assert outcome(f"{threads}thread.start(); thread.join()").text == "thread"
     assert outcome("import numpy\nint(numpy.arange(5).sum())").text == "10"
+    assert outcome("import resource\nresource.getrlimit(resource.RLIMIT_AS)[0]").text == str(2**30)
 
 
 def test_a_hundred_megabytes_are_cut() -> None:

@@ -60,12 +60,15 @@ class LazyStepper:
         assert look.model is not None
         self._model, self._prompt = look.model, look.tokens.ids[: look.start]
         self._sampling, self._changes = sampling, look.changes
+        self._constraint = look.constraint
         self._stepper: Stepper | None = None
 
     def after(self, change: "Callable[[Stepper], object]") -> Step:
         """The state after a change. A finished generation stays unchanged."""
         if self._stepper is None:
-            self._stepper = self._model.stepper(self._prompt, self._sampling, self._changes)
+            self._stepper = self._model.stepper(
+                self._prompt, self._sampling, self._changes, constraint=self._constraint
+            )
         stepper = self._stepper
         change(stepper)
         after = None if stepper.is_over else NextToken.of(stepper, ALTERNATIVES)
@@ -196,7 +199,8 @@ class StepView(View):
         state = "▶ " if self._is_playing else ""
         lines = [Content("").join(parts)]
         if after is not None:
-            words_below = "the model's own probabilities → with these settings"
+            constraint = " and the constraint" if after.cut.limit else ""
+            words_below = f"the model's own probabilities → with these settings{constraint}"
             lines.append(Content.styled(words_below, "dim"))
         self.query_one("#step-parameters", Static).update(Content("\n").join(lines))
         sentence = Content.styled(f"{state}{words}", "$text-accent")

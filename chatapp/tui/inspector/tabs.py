@@ -21,7 +21,7 @@ from chatapp.common.foreign import printable
 from chatapp.common.shading import bar, percent
 from chatapp.lab.figures.console import drawn, drawn_blocks
 from chatapp.lab.figures.of_texts import prompt_blocks
-from chatapp.lab.findings import Finding, Layers, Limit, PromptText, state_name
+from chatapp.lab.findings import Finding, Layers, PromptText, state_name
 from chatapp.prompting.messages import Segment
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.close_up import CloserView
@@ -121,7 +121,9 @@ class TokensView(View):
             if expected.entropy is not None:
                 line += Content.assemble(("  entropy ", "dim"), f"{expected.entropy:.2f} bits")
             if (limit := tokens.limits[position] if tokens.limits else None) is not None:
-                line += Content(f"\n{_limit_words(limit, expected.candidates[0])}")
+                preferred = quoted(expected.candidates[0].text).plain
+                words = f"without it, {preferred} would be the likeliest"
+                line += Content(f"\n{limit.words}; {words}")
             known = sum(candidate.probability for candidate in expected.candidates)
             line += Content.styled(
                 f"\nthe {len(expected.candidates)} below add up to {percent(known).strip()}, "
@@ -148,15 +150,6 @@ class TokensView(View):
         else:
             begin = (*look.tokens.ids[look.start : position], id)
             self.post_message(Branch(look.message.id, begin))
-
-
-def _limit_words(limit: Limit, likeliest: "Candidate") -> str:
-    """What a constraint did at a token. likeliest: the token that the model prefers."""
-    removed = percent(limit.forbidden).strip()
-    without = f"without it, {quoted(likeliest.text).plain} would be the likeliest"
-    if limit.forced:
-        return f"forced: the constraint left only this token; {without}"
-    return f"the constraint removed {removed} of the probability; {without}"
 
 
 def candidate_line(candidate: "Candidate", came: bool, width: int) -> Content:

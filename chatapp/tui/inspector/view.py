@@ -14,13 +14,16 @@ from textual.content import Content
 from textual.message import Message
 
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
-from chatapp.lab.findings import Finding, Limit, Tokens
+from chatapp.lab.findings import Finding, Tokens
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
     from chatapp.dialogue.session import Session
     from chatapp.dialogue.store.rows import StoredMessage
+    from chatapp.engine.constraint.constraint import Constraint
+    from chatapp.engine.model import LanguageModel
     from chatapp.lab.inspectable import Inspectable
+    from chatapp.lab.predictions import Limit
     from chatapp.lab.traces import Trace
 
 EXAMPLE = "The manager hired John because he has extensive experience."
@@ -63,7 +66,7 @@ class Look:
     tokens: those from `start` on are the reply. reading: the role of the text in its chat; None for
     the example sentence. template: in words, its layout; "" is none. is_draft: whether it is
     unsent. trace, model: None when the model cannot be inspected, and then `reason` explains that.
-    changes: those inside the model.
+    changes: those inside the model. constraint: on the reply.
     """
 
     tokens: Tokens
@@ -75,6 +78,7 @@ class Look:
     model: "Inspectable | None" = None
     trace: "Trace | None" = None
     changes: Interventions = UNCHANGED
+    constraint: "Constraint | None" = None
 
     @property
     def message(self) -> "StoredMessage | None":
@@ -93,6 +97,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
 
     Takes one pass of the model. Raises ValueError with a sentence when the text does not fit.
     """
+    from chatapp.dialogue.reply import after_thought
     from chatapp.lab.inspectable import inspectable
 
     model, reading = session.model, None if example else _reading(session, target)
@@ -105,7 +110,8 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
     changes = session.chat.interventions.added_after(start)
     trace = None if opened is None else opened.inspect(ids[:start], changes, ids[start:])
     drawn = reading.drawn if reading else ()
-    limits = _limits(session, reading, trace, start) if reading and trace else ()
+    constraint = after_thought(session.constraint, reading.prompt) if reading else None
+    limits = _limits(model, trace, start, constraint) if trace and constraint else ()
     return Look(
         Tokens.of(trace, ALTERNATIVES, limits)
         if trace
@@ -120,21 +126,20 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         model=opened,
         trace=trace,
         changes=changes,
+        constraint=constraint,
     )
 
 
 def _limits(
-    session: "Session", reading: "Reading", trace: "Trace", start: int
+    model: "LanguageModel", trace: "Trace", start: int, constraint: "Constraint"
 ) -> "tuple[Limit | None, ...]":
     """What the chat's constraint did at each token of the reply."""
-    from chatapp.dialogue.reply import after_thought
+    from chatapp.engine.backends.background import model_here
     from chatapp.engine.generation import LocalGenerator
     from chatapp.lab.limits import limits_of
 
-    constraint = after_thought(session.constraint, reading.prompt)
-    if constraint is None or not isinstance(session.model, LocalGenerator):
-        return ()
-    return limits_of(session.model, trace, start, constraint)
+    local = model_here(model)
+    return limits_of(local, trace, start, constraint) if isinstance(local, LocalGenerator) else ()
 
 
 def _reading(session: "Session", target: Target) -> "Reading | None":

@@ -12,6 +12,7 @@ from chatapp.common.shading import percent
 from chatapp.dialogue.reading import read
 from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Token
 from chatapp.engine.model import Request
 from chatapp.tui.inspector import step
@@ -141,6 +142,21 @@ async def test_parameters_change_the_cut(open_app: OpenApp, gpt2: LocalModel) ->
         assert driver.chat.conversation.choices.sampling == SETTINGS.sampling, (
             "the chat's own are left"
         )
+
+
+async def test_steps_follow_the_constraint_of_the_chat(open_app: OpenApp, gpt2: LocalModel) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        session = driver.chat.conversation.session
+        assert session is not None
+        session.chat.constraint = Constraint.of_pattern("[0-9]{2}")
+        await driver.say("he has it")
+        await driver.press_and_rest("f3", "8")
+        assert "the constraint removes" in words(driver, "step-sentence")
+        assert "these settings and the constraint" in words(driver, "step-parameters")
+        await driver.press_and_rest("p")
+        view = driver.chat.query_one(StepView)
+        await driver.until(lambda: view._step.next is None)
+        assert gpt2.tokenizer.decode(taken(driver)).isdigit()
 
 
 async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:
