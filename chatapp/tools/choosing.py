@@ -1,7 +1,8 @@
 """Chooses a tool for a model that does not open calls by itself, and fills in its arguments.
 
 The tool, or none, is a label that is scored after demonstrations of questions and their tools, the
-nearest to this question (see `fewshot.answering`); numbers in them are marks. Then the model writes
+nearest to this question (see `fewshot.answering`); numbers in them are marks, and those without a
+tool have the marks of this question. Then the model writes
 the arguments under the tool's schema, after demonstrations of that tool. If they are copied from
 the question, they have the form of the nearest example instead (see `copying`), and a tool without
 a form for the question cannot be chosen.
@@ -24,7 +25,7 @@ from chatapp.prompting.files.promptfile import Output, PromptFile
 from chatapp.prompting.messages import Requested
 from chatapp.prompting.selection.methods import Bm25
 from chatapp.prompting.selection.select import Select
-from chatapp.tools.copying import form_of, forms, marked
+from chatapp.tools.copying import form_of, forms, marked, marks_in
 from chatapp.tools.examples import NONE, PATH, questions_without_tool
 from chatapp.tools.tool import Tool, misfit_of
 
@@ -54,11 +55,13 @@ class Chooser:
         tools = [tool for tool in self.tools.values() if not tool.copied or forms(tool, question)]
         if not tools:
             return NONE
-        pool = {marked(shown).text: NONE for shown in questions_without_tool()}
+        text = marked(question).text
+        without = (marked(shown).text for shown in questions_without_tool())
+        pool = {shown: NONE for shown in without if marks_in(shown) == marks_in(text)}
         for tool in tools:
             shown = [example.question for example in tool.examples] or [tool.description]
             pool |= {marked(text).text: tool.name for text in shown}
-        return self._likeliest(marked(question).text, pool)
+        return self._likeliest(text, pool)
 
     def arguments(self, tool: Tool, question: str) -> dict[str, Any] | None:
         """The arguments of a call; None if the model did not end them.

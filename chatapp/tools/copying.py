@@ -69,12 +69,13 @@ def forms(tool: Tool, question: str) -> dict[str, dict[str, Any]]:
     )
     filled = {form: _filled(tool, form, parts) for form in own}
     possible = {form: arguments for form, arguments in filled.items() if arguments is not None}
-    most = max((_marks(form) for form in possible), default=0)
-    return {form: possible[form] for form in possible if _marks(form) == most}
+    most = max((len(marks_in(form)) for form in possible), default=0)
+    return {form: possible[form] for form in possible if len(marks_in(form)) == most}
 
 
-def _marks(form: str) -> int:
-    return len(set(_MARK.findall(form)))
+def marks_in(text: str) -> set[str]:
+    """The marks in a question or a form."""
+    return set(_MARK.findall(text))
 
 
 def form_of(tool: Tool, question: str, arguments: dict[str, Any]) -> str:
