@@ -82,15 +82,16 @@ def completion_logprobs(
 def chat_logprobs(model: LanguageModel, tokens: Sequence[ScoredToken]) -> Document:
     """The `logprobs` of a chat's reply."""
 
-    def described(id: int, piece: str, logprob: float | None) -> Document:
+    def described(piece: str, logprob: float | None, own: Iterable[int]) -> Document:
         known = -9999.0 if logprob is None else logprob
-        return {"token": piece, "logprob": known, "bytes": bytes_of(model, id, piece)}
+        return {"token": piece, "logprob": known, "bytes": list(own)}
 
     content = [
-        described(token.id, token.piece, token.logprob)
+        described(token.piece, token.logprob, token.shown)
         | {
             "top_logprobs": [
-                described(other.id, other.text, other.logprob) for other in token.alternatives
+                described(other.text, other.logprob, bytes_of(model, other.id, other.text))
+                for other in token.alternatives
             ]
         }
         for token in tokens

@@ -105,6 +105,19 @@ class ToolDefinition(BaseModel):
     function: FunctionDefinition
 
 
+class FunctionName(BaseModel):
+    """A function of the request's tools."""
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The tool that the reply has to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class JSONSchema(BaseModel):
     """A schema in a request's `response_format`."""
 
@@ -129,8 +142,13 @@ class ChatBody(Writing):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: Any = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None
+
+    @property
+    def is_call_required(self) -> bool:
+        """Whether the reply has to be a call of a tool."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
 class EmbeddingBody(Body):

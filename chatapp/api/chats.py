@@ -13,7 +13,7 @@ from chatapp.api import answers
 from chatapp.api.answers import Document
 from chatapp.api.bodies import ChatBody
 from chatapp.api.prompts import ChatPrompt, chat_prompt, constraint_of, requests_for
-from chatapp.api.scores import ScoredToken, drawn
+from chatapp.api.scores import ScoredToken, ShownTokens, drawn
 from chatapp.api.worker import Worker, raise_error
 from chatapp.common.parameters import Choices
 from chatapp.dialogue.reply import reply_events
@@ -70,7 +70,7 @@ class ChatReplies:
                 top=(body.top_logprobs or 0) if body.logprobs else 0,
                 messages=prompt.messages_sent if prompt.messages else (),
                 tools=prompt.tools if prompt.messages else (),
-                constraint=constraint_of(body.response_format, prompt),
+                constraint=constraint_of(model, body, self._chat),
             ),
         )
         self._ends: list[Finished] = []
@@ -151,8 +151,9 @@ class _Reply:
         self._prompt_tokens = len(chat.prompt.ids)
         self._tokens = 0
         self._calls: list[Document] = []
-        self._filter = CallFilter(chat.writer.calls, chat.tools) if chat.tools else None
-        self._marks = call_marks(model, chat.writer.calls)
+        self._filter = CallFilter(chat.calls, chat.tools) if chat.tools else None
+        self._marks = call_marks(model, chat.calls)
+        self._shown = ShownTokens(model)
         self._arrived: deque[Event] = deque()
         # Each step of these generators takes one event and gives one.
         events = reply_events(
@@ -169,13 +170,16 @@ class _Reply:
             raise_error(event)
         self._arrived.append(event)
         visible = next(self._visible)
-        piece = ChatPiece(place, visible.text, calls=self._calls)
+        is_last = isinstance(event, Finished) or bool(self._calls)
+        token = None
+        if isinstance(event, Token) and visible.thought is None and not self._calls:
+            token = drawn(event)
+        tokens = self._shown.push(token, visible.text, is_last=is_last)
+        piece = ChatPiece(place, visible.text, tokens, calls=self._calls)
         if isinstance(event, Finished):
             piece.end = event
         else:
             self._tokens += 1
-            if visible.thought is None and not self._calls:
-                piece.tokens = [drawn(event)]
             if self._calls:  # a call ends the reply early
                 size = self._prompt_tokens
                 piece.end = Finished("stop", prompt_tokens=size, reply_tokens=self._tokens)

@@ -5,19 +5,22 @@ mean what they mean everywhere in this program.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chatapp.api.bodies import ChatBody, MessageBody, ResponseFormat, Writing
+from chatapp.api.bodies import ChatBody, MessageBody, NamedTool, ToolDefinition, Writing
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import GREEDY, PARAMETERS, Choices, Sampling
+from chatapp.dialogue.reply import after_thought
+from chatapp.dialogue.tool_calls import call_constraint, call_schema
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.constraint.constraint import Constraint, ConstraintError
 from chatapp.engine.model import LanguageModel, Request
+from chatapp.prompting.calls import LLAMA
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.messages import Call
+from chatapp.prompting.messages import Call, CallPattern, JSONCalls
 
 
 class BadRequestError(Exception):
@@ -110,11 +113,16 @@ def ids_of(model: LanguageModel, prompt: Any, param: str) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A chat as its model reads it. tools: names of those that the reply may call."""
+    """A chat as its model reads it.
+
+    tools: the schemas of their arguments, by the names of those that the reply may call. calls: how
+    it calls them.
+    """
 
     prompt: Prompt
     writer: Writer
-    tools: tuple[str, ...]
+    tools: Mapping[str, Mapping[str, Any]]
+    calls: CallPattern
 
 
 def chat_prompt(
@@ -122,46 +130,61 @@ def chat_prompt(
 ) -> ChatPrompt:
     """The prompt for the reply to a chat. Raises BadRequestError, MessageTooLong."""
     writer = writer_for(model, template)
-    wanted = () if body.tool_choice == "none" else tuple(body.tools or ())
-    if isinstance(body.tool_choice, dict):
-        name = body.tool_choice.get("function", {}).get("name")
-        wanted = tuple(tool for tool in wanted if tool.function.name == name)
-    if wanted:
-        writer.use_tools([_definition(tool.model_dump()) for tool in wanted])
+    definitions = [_definition(tool) for tool in _wanted_tools(body)]
+    if definitions:
+        writer.use_tools(definitions)
     system, exchanges = _exchanges(body.messages)
     size = sum(len(part.user) + len(part.reply or "") for part in exchanges)
     _refuse_endless(model, size + len(system or ""), "messages")
     prompt = writer.write(system, exchanges, max_tokens=max_tokens)
-    return ChatPrompt(prompt, writer, tuple(tool.function.name for tool in wanted))
+    functions = [definition["function"] for definition in definitions]
+    tools = {function["name"]: function["parameters"] for function in functions}
+    calls = writer.calls
+    if body.is_call_required:  # the reply is a call from its first character on
+        calls = replace(calls, bare=True) if isinstance(calls, JSONCalls) else LLAMA
+    return ChatPrompt(prompt, writer, tools, calls)
 
 
-def constraint_of(form: ResponseFormat | None, prompt: Prompt) -> Constraint | None:
-    """What a reply to a prompt may look like, after a thought if it ends in one.
+def constraint_of(model: LanguageModel, body: ChatBody, chat: ChatPrompt) -> Constraint | None:
+    """What the reply to a chat may look like, after a thought if its prompt ends in one.
 
     Raises BadRequestError.
     """
-    if form is None or form.type == "text":
-        return None
-    if form.type == "json_schema" and form.json_schema is None:
+    form = body.response_format
+    if body.is_call_required:
+        schema, param = call_schema(chat.calls, chat.tools), "tools"
+    elif form is None or form.type == "text":
+        return call_constraint(model, chat.calls, chat.tools) if chat.tools else None
+    elif form.type == "json_schema" and form.json_schema is None:
         raise BadRequestError("json_schema is missing", "response_format.json_schema")
-    schema = {"type": "object"} if form.json_schema is None else form.json_schema.document
+    else:
+        schema = {"type": "object"} if form.json_schema is None else form.json_schema.document
+        param = "response_format"
     try:
         constraint = Constraint.of_schema(schema, spaced=True)
     except ConstraintError as error:
-        raise BadRequestError(str(error), "response_format") from None
-    if prompt.is_thinking and prompt.marks is not None:
-        return replace(constraint, after=prompt.marks.end)
-    return constraint
+        raise BadRequestError(str(error), param) from None
+    return after_thought(constraint, chat.prompt)
 
 
-def _definition(tool: dict[str, Any]) -> dict[str, Any]:
+def _wanted_tools(body: ChatBody) -> list[ToolDefinition]:
+    """The tools that the reply may call. Raises BadRequestError if it has to, and there is none."""
+    choice = body.tool_choice
+    tools = [] if choice == "none" else body.tools or []
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+    if body.is_call_required and not tools:
+        raise BadRequestError("tool_choice wants a call of a tool that is not there", "tool_choice")
+    return tools
+
+
+def _definition(tool: ToolDefinition) -> dict[str, Any]:
     """A tool as templates read it."""
-    function = tool["function"]
-    empty = {"type": "object", "properties": {}}
+    function = tool.function
     described = {
-        "name": function["name"],
-        "description": function["description"] or "",
-        "parameters": function["parameters"] or empty,
+        "name": function.name,
+        "description": function.description or "",
+        "parameters": function.parameters or {"type": "object", "properties": {}},
     }
     return {"type": "function", "function": described}
 

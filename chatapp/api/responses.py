@@ -36,7 +36,7 @@ class ResponseBody(bodies.Body):
     top_p: float | None = None
     stream: bool | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: Any = None
+    tool_choice: str | dict[str, Any] | None = None
     previous_response_id: str | None = None
     metadata: dict[str, str] | None = None
     text: dict[str, Any] | None = None
@@ -71,7 +71,9 @@ class ResponseBody(bodies.Body):
             return bodies.ChatBody.model_validate(fields)
         except ValidationError as problem:
             first = problem.errors(include_url=False, include_input=False)[0]
-            raise BadRequestError(f"input: {first['msg']}", "input") from None
+            place = str(first["loc"][0])
+            param = {"messages": "input", "response_format": "text.format"}.get(place, place)
+            raise BadRequestError(f"{param}: {first['msg']}", param) from None
 
     @property
     def _tool_choice(self) -> Any:

@@ -1,8 +1,9 @@
 """The log-probabilities of a prompt's own tokens, for requests with `echo`."""
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from chatapp.engine.events import Alternative, Finished, Token
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token with the probability that the model gave it, as of `Token`; None for the first."""
+    """A token with the probability that the model gave it, as of `Token`; None for the first.
+
+    shown: its bytes in a reply, where those are counted.
+    """
 
     id: int
     piece: str
     logprob: float | None
     alternatives: tuple[Alternative, ...] = ()
+    shown: bytes = b""
 
 
 def drawn(token: Token) -> ScoredToken:
@@ -38,6 +43,41 @@ def ended(model: LanguageModel, end: Finished) -> list[ScoredToken]:
     piece = piece_of(model, end.end_id)
     likely = Alternative(end.end_id, piece, end.end_logprob)
     return [ScoredToken(end.end_id, piece, end.end_logprob, (likely,))]
+
+
+class ShownTokens:
+    """The tokens of a chat's reply whose text is visible: their joined bytes are the reply.
+
+    What is not visible belongs to no token: white space around the reply, a stop string.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._held: deque[ScoredToken] = deque()
+        self._bytes = b""
+        """Of the reply, without those of the tokens that have been returned."""
+        self._has_begun = False
+
+    def push(self, token: ScoredToken | None, text: str, *, is_last: bool) -> list[ScoredToken]:
+        """Add a token, if there is one, and the text that has become visible; return the tokens
+        that have become visible as a whole. is_last: also the part of one that no text follows.
+        """
+        if token is not None:
+            shown = bytes(bytes_of(self._model, token.id, token.piece))
+            self._held.append(replace(token, shown=shown))
+        self._bytes += text.encode()
+        visible = []
+        while self._held and self._bytes:
+            token = self._held[0]
+            own = token.shown if self._has_begun else token.shown.lstrip()
+            if len(own) > len(self._bytes) and not is_last:
+                break
+            self._held.popleft()
+            own, self._bytes = self._bytes[: len(own)], self._bytes[len(own) :]
+            self._has_begun = self._has_begun or bool(own)
+            if own:
+                visible.append(replace(token, shown=own))
+        return visible
 
 
 class PromptScorer:

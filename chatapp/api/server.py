@@ -155,6 +155,8 @@ class Server:
             return _failed(status, str(mistake), mistake.code, mistake.param)
         except (UserError, ValueError) as mistake:
             return _failed(400, str(mistake))
+        except RecursionError:
+            return _failed(400, "the request has too many lists and objects within each other")
         except BusyError:
             response = _failed(503, "the server is busy; try again", "busy")
             response.headers["Retry-After"] = _RETRY_SECONDS

@@ -4,12 +4,14 @@ Invariant: only a call runs whose tool is on, which fits its schema and is allow
 the outcome of every call, and the reply continues or ends like any other.
 """
 
+import json
 import re
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from chatapp.dialogue.events import PARAGRAPH, Called, Calling, ReplyEvent
 from chatapp.dialogue.reply import reply_events
@@ -34,6 +36,7 @@ _TOO_MANY = f"it made more than {MOST_CALLS} tool calls in one reply"
 _REFUSED = Outcome("refused", "error: the user did not allow this call")
 
 Permit = Callable[[Tool, Arguments, threading.Event], bool]
+Schema = Mapping[str, Any]
 Choose = Callable[[str, threading.Event], Requested | None]
 
 
@@ -46,6 +49,11 @@ class Toolbox:
     tools: Mapping[str, Tool]
     permit: Permit
     choose: Choose | None = None
+
+    @property
+    def schemas(self) -> dict[str, Schema]:
+        """The schemas of the tools' arguments, by name."""
+        return {name: tool.parameters for name, tool in self.tools.items()}
 
     def outcome(self, requested: Requested, cancel: threading.Event) -> Outcome:
         """The outcome of a call."""
@@ -112,7 +120,7 @@ def events_with_calls(
             return
         left = replace(request.sampling, max_tokens=most - total.tokens)
         request = replace(request, ids=prompt.ids, sampling=left, cancel=cancel)
-        grammar = call_constraint(model, pattern, toolbox.tools)
+        grammar = call_constraint(model, pattern, toolbox.schemas)
         events = reply_events(model, prompt, replace(request, constraint=grammar), generate)
         calls = CallFilter(pattern, toolbox.tools)
         requested = yield from _until_call(events, calls, call_marks(model, pattern), total)
@@ -139,8 +147,27 @@ def call_marks(model: LanguageModel, pattern: CallPattern) -> dict[int, str]:
     return {special[pattern.begin]: pattern.begin} if pattern.begin in special else {}
 
 
+def call_schema(pattern: CallPattern, tools: Mapping[str, Schema]) -> Schema:
+    """The schema of a call as a JSON object. tools: the schemas of their arguments, by name."""
+    key = "parameters" if pattern == LLAMA else "arguments"
+    calls: list[Schema] = []
+    for name, parameters in tools.items():
+        # References count from the whole schema, in which these are only a part.
+        place = f"#/anyOf/{len(calls)}/properties/{key}"
+        own = json.dumps(dict(parameters)).replace('"$ref": "#', f'"$ref": "{place}')
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, key: json.loads(own)},
+                "required": ["name", key],
+                "additionalProperties": False,
+            }
+        )
+    return {"anyOf": calls}
+
+
 def call_constraint(
-    model: LanguageModel, pattern: CallPattern, tools: Mapping[str, Tool]
+    model: LanguageModel, pattern: CallPattern, tools: Mapping[str, Schema]
 ) -> Constraint | None:
     """What follows the mark of a call: the name of a tool and arguments that fit its schema.
 
@@ -148,20 +175,10 @@ def call_constraint(
     """
     if isinstance(pattern, InlineCalls):
         return None
-    key = "parameters" if pattern == LLAMA else "arguments"
-    schemas = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, key: dict(tool.parameters)},
-            "required": ["name", key],
-            "additionalProperties": False,
-        }
-        for tool in tools.values()
-    ]
     try:
         if getattr(model, "vocab_bytes", None) is None:
             return None
-        whole = Constraint.of_schema({"anyOf": schemas})
+        whole = Constraint.of_schema(call_schema(pattern, tools))
     except ConstraintError:
         return None
     return replace(whole, after=pattern.begin, is_optional=True)

@@ -179,10 +179,42 @@ async def test_a_chat_is_one_string_for_the_model(client: Client) -> None:
     (choice,) = answer["choices"]
     assert choice["message"]["role"] == "assistant"
     content = choice["logprobs"]["content"]
-    assert len(content) == answer["usage"]["completion_tokens"]
-    joined = bytes(byte for token in content for byte in token["bytes"])
-    assert joined.decode("utf-8", "replace").strip() == choice["message"]["content"]
+    assert 0 < len(content) <= answer["usage"]["completion_tokens"]
+    assert joined_bytes(content).decode() == choice["message"]["content"]
     assert all(len(token["top_logprobs"]) == 2 for token in content)
+
+
+def joined_bytes(content: list[Any]) -> bytes:
+    return bytes(byte for token in content for byte in token["bytes"])
+
+
+async def test_a_character_of_several_tokens() -> None:
+    """A stream has it whole, and the log-probabilities have the bytes of each of its tokens."""
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 40}
+    form = {"type": "json_schema", "json_schema": {"schema": {"const": "a 🙂 猫"}}}
+    body |= {"response_format": form, "logprobs": True}
+    async with serving(load_model("bundled", precision="float32", device="cpu")) as client:
+        (whole,) = (await client.post("/v1/chat/completions", body))["choices"]
+        *chunks, _ = await client.stream("/v1/chat/completions", body)
+    assert whole["message"]["content"] == '"a 🙂 猫"'
+    content = whole["logprobs"]["content"]
+    assert joined_bytes(content) == '"a 🙂 猫"'.encode()
+    assert max(map(max, (token["bytes"] for token in content))) > 127
+    assert "🙂".encode() not in [bytes(token["bytes"]) for token in content]
+    pieces = [json.loads(chunk)["choices"][0] for chunk in chunks]
+    assert "".join(piece["delta"].get("content", "") for piece in pieces) == '"a 🙂 猫"'
+    for piece in filter(lambda piece: piece["logprobs"], pieces):
+        assert joined_bytes(piece["logprobs"]["content"]).decode() == piece["delta"]["content"]
+
+
+async def test_a_stop_string_has_no_log_probabilities(client: Client) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30, **GREEDY}
+    whole = (await client.post("/v1/chat/completions", body))["choices"][0]["message"]["content"]
+    fields = {"stop": whole[9:12], "logprobs": True}
+    (cut,) = (await client.post("/v1/chat/completions", body | fields))["choices"]
+    text = whole[: whole.index(whole[9:12])].rstrip()
+    assert cut["message"]["content"] == text
+    assert joined_bytes(cut["logprobs"]["content"]).decode() == text
 
 
 SCHEMA = {
@@ -206,6 +238,44 @@ async def test_a_reply_fits_a_schema(client: Client) -> None:
     wrong = form | {"json_schema": {"schema": {"type": "no such type"}}}
     refused = await client.post("/v1/chat/completions", body | {"response_format": wrong})
     assert (refused["status"], refused["error"]["param"]) == (400, "response_format")
+
+
+TWO_DIGITS = {
+    "type": "object",
+    "properties": {"n": {"$ref": "#/$defs/digits"}},
+    "required": ["n"],
+    "additionalProperties": False,
+    "$defs": {"digits": {"type": "integer", "minimum": 10, "maximum": 99}},
+}
+
+
+@pytest.mark.parametrize("name", ["", "dial"])
+async def test_a_call_that_is_required_fits_its_tool(client: Client, name: str) -> None:
+    functions = [{"name": other, "parameters": TWO_DIGITS} for other in ("add", "dial")]
+    one = {"type": "function", "function": {"name": name}}
+    body = {
+        "messages": [{"role": "user", "content": "A number?"}],
+        "tools": [{"type": "function", "function": function} for function in functions],
+        "tool_choice": one if name else "required",
+        "max_tokens": 60,
+    }
+    (choice,) = (await client.post("/v1/chat/completions", body))["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    assert call["function"]["name"] in ([name] if name else ["add", "dial"])
+    assert 10 <= json.loads(call["function"]["arguments"])["n"] <= 99
+    response = await client.post(
+        "/v1/responses",
+        {
+            "input": "A number?",
+            "tools": [{"type": "function"} | function for function in functions],
+            "tool_choice": {"type": "function", "name": name} if name else "required",
+            "max_output_tokens": 60,
+        },
+    )
+    (item,) = response["output"]
+    assert item["type"] == "function_call"
+    assert 10 <= json.loads(item["arguments"])["n"] <= 99
 
 
 async def test_many_requests_at_once_give_what_they_give_alone(client: Client) -> None:

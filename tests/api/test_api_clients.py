@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field
 
 openai = pytest.importorskip("openai", reason="the package openai is not installed")
 
@@ -75,6 +76,30 @@ def test_responses_with_tools(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as stored:
         client.responses.create(model="tiny", input="Hi", previous_response_id="resp_1")
     assert stored.value.param == "previous_response_id"
+
+
+class Number(BaseModel):
+    value: int = Field(ge=10, le=99)
+
+
+class Numbers(BaseModel):
+    first: Number
+    second: Number
+
+
+def test_parse(client: Any) -> None:
+    """A type of the client as the form of a reply, and of a call."""
+    chat = {"model": "tiny", "messages": [USER], "max_completion_tokens": 90}
+    reply = client.chat.completions.parse(**chat, response_format=Numbers)
+    assert isinstance(reply.choices[0].message.parsed, Numbers)
+    response = client.responses.parse(
+        model="tiny", input="Hi", max_output_tokens=90, text_format=Numbers
+    )
+    assert isinstance(response.output_parsed, Numbers)
+    tools = [openai.pydantic_function_tool(Numbers)]
+    called = client.chat.completions.parse(**chat, tools=tools, tool_choice="required")
+    (call,) = called.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Numbers)
 
 
 def test_models_and_embeddings(client: Any, lenient: Any) -> None:

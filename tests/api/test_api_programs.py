@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -52,6 +53,14 @@ def test_the_notebook_of_the_guide(address: str, capsys: pytest.CaptureFixture[s
     code = _example("python").replace("http://127.0.0.1:8080", address).replace("bundled", "tiny")
     exec(code, {})
     assert "[None, -" in capsys.readouterr().out
+
+
+def test_the_script_of_the_guide(address: str) -> None:
+    if shutil.which("curl") is None or os.name == "nt":
+        pytest.skip("there is no curl, or no shell")
+    code = _example("sh").replace("http://127.0.0.1:8080", address).replace("bundled", "tiny")
+    done = subprocess.run(["sh", "-c", code], capture_output=True, text=True)
+    assert json.loads(done.stdout)["choices"], done.stderr
 
 
 def _example(language: str) -> str:

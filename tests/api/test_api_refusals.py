@@ -18,6 +18,7 @@ from chatapp.models.loading import load_model
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "Hi"}
+BROKEN = {"type": "function", "function": {"name": "f", "parameters": {"type": "no such"}}}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,10 @@ USER = {"role": "user", "content": "Hi"}
             "response_format.json_schema",
             "missing",
         ),
+        (CHAT, {"messages": [USER], "tool_choice": "always"}, "tool_choice", "required"),
+        (CHAT, {"messages": [USER], "tool_choice": "required"}, "tool_choice", "not there"),
+        (CHAT, {"messages": [USER], "tools": [BROKEN], "tool_choice": "required"}, "tools", "type"),
+        ("/v1/responses", {"input": "Hi", "tool_choice": {"name": 3}}, "tool_choice", "Input"),
         ("/v1/detokenize", {"tokens": [-1]}, "tokens", "vocabulary"),
         ("/v1/tokenize", {}, "prompt", "neither"),
         ("/v1/embeddings", {}, "input", "required"),
@@ -79,6 +84,26 @@ async def test_broken_bodies(client: Client, data: bytes) -> None:
     async with client.session.post(client.address + TEXT, data=data) as response:
         assert response.status == 400
         assert "body" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("levels", [200, 900, 980])
+async def test_deep_values_never_fail(client: Client, levels: int) -> None:
+    """Each part of the program reads fewer levels than the one before it."""
+    deep = '{"properties": {"a": ' * (levels // 2) + "{}" + "}}" * (levels // 2)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": "DEEP"}}]
+    form = {"type": "json_schema", "json_schema": {"schema": "DEEP"}}
+    call = {"id": "1", "function": {"name": "f", "arguments": deep}}
+    called = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "x"}]
+    chat: dict[str, Any] = {"messages": [USER], "max_tokens": 2}
+    for body in (
+        chat | {"tools": tools},
+        chat | {"tools": tools, "tool_choice": "required"},
+        chat | {"response_format": form},
+        chat | {"messages": [USER, *called]},
+    ):
+        data = json.dumps(body).replace('"DEEP"', deep)
+        async with client.session.post(client.address + CHAT, data=data) as response:
+            assert response.status < 500, (levels, list(body), await response.text())
 
 
 async def test_a_body_that_is_too_large(client: Client) -> None:

@@ -14,7 +14,8 @@ from chatapp.tools.tool import misfit_of
 def test_what_follows_the_mark_of_a_call_is_a_call() -> None:
     model = load_model(BUNDLED)
     tools = find_tools().chosen(["clock", "units"])
-    constraint = call_constraint(model, HERMES, tools)
+    schemas = {name: tool.parameters for name, tool in tools.items()}
+    constraint = call_constraint(model, HERMES, schemas)
     assert constraint is not None
     forced = model.tokenizer.encode("Let me see. <tool_call>", begins=False)
     complete = 0
@@ -41,7 +42,7 @@ def test_what_follows_the_mark_of_a_call_is_a_call() -> None:
 
 def test_a_text_without_a_call_is_free() -> None:
     model = load_model(BUNDLED)
-    constraint = call_constraint(model, HERMES, find_tools().chosen(["clock"]))
+    constraint = call_constraint(model, HERMES, {"clock": {"type": "object"}})
     ids = model.tokenizer.encode("Once upon a time")
     sampling = Sampling(temperature=0, max_tokens=12)
     free, kept = (
@@ -52,5 +53,4 @@ def test_a_text_without_a_call_is_free() -> None:
 
 
 def test_calls_within_the_text_have_no_grammar() -> None:
-    tools = find_tools().chosen(["calculator"])
-    assert call_constraint(load_model(BUNDLED), CALCULATOR, tools) is None
+    assert call_constraint(load_model(BUNDLED), CALCULATOR, {"calculator": {}}) is None
