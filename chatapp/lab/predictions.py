@@ -6,7 +6,7 @@ unchanged sampling and no token chosen or taken back, the steps draw the same to
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -65,9 +65,9 @@ class Limit:
 class Cut:
     """The next token's distribution before and after a constraint, temperature, penalties and cuts.
 
-    before: of the plain softmax. drawn: the new probability of each of its candidates, 0 if it was
-    cut off. entropy: in bits, of the rest. kept: the number of remaining tokens. limit: what the
-    constraint did; None without one.
+    before: of the plain softmax; the likeliest tokens that a constraint allows come first. drawn:
+    the new probability of each of its candidates, 0 if it was cut off. entropy: in bits, of the
+    rest. kept: the number of remaining tokens. limit: what the constraint did; None without one.
     """
 
     before: Prediction
@@ -118,6 +118,12 @@ def cut(
     """
     (before,) = predictions(logits[None], [None], top=top, piece=piece)
     after = sampler.distribution(_within(logits, allowed), ids)
+    if allowed is not None:  # what is left may be none of the likeliest
+        left = after.topk(min(top // 2, int((after > 0).sum()))).indices.tolist()
+        rows = predictions(logits.expand(len(left), -1), left, top=1, piece=piece)
+        others = (candidate for candidate in before.candidates if candidate.id not in left)
+        candidates = [row.actual for row in rows if row.actual is not None]
+        before = replace(before, candidates=(*candidates, *others)[:top])
     drawn = tuple(float(after[candidate.id]) for candidate in before.candidates)
     entropy = float(torch.special.entr(after).sum()) / np.log(2)
     limit = None if allowed is None else limit_of(allowed, logits)

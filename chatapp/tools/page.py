@@ -117,7 +117,8 @@ def _public_addresses(url: "httpx2.URL") -> list[str]:
     numbers = list(dict.fromkeys(str(place[0]) for *_, place in answers))
     for number in numbers:
         if not is_public(number):
-            raise UserError(f"{quoted(url.host)} is {number}, which is not a public address")
+            meaning = "" if number == url.host else f" is {number}, which"
+            raise UserError(f"{quoted(url.host)}{meaning} is not a public address")
     return numbers
 
 

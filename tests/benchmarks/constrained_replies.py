@@ -78,8 +78,13 @@ def try_one(model: LanguageModel, constraint: Constraint, counts: Counter[str]) 
     text = "".join(event.text for event in events)
     counts["ended"] += 1
     counts["called valid"] += end.valid is True
-    counts["valid"] += is_valid(constraint, text)
-    if end.valid is not True or not is_valid(constraint, text):
+    try:
+        fits = is_valid(constraint, text)
+    except re.error:
+        counts["with a pattern that Python does not know"] += 1
+        return
+    counts["valid"] += fits
+    if not (end.valid and fits):
         print(f"{constraint.source}\n{text}\n{end.message}")
 
 

@@ -58,8 +58,12 @@ def test_steps_follow_the_constraint_and_show_what_it_removes(model: LocalModel)
     assert opened is not None
     stepper = opened.stepper(prompt, sampling, constraint=CONSTRAINT)
     for token in expected:
-        limit = stepper.look().limit
+        cut = stepper.look()
+        limit = cut.limit
         assert limit is not None
+        assert cut.drawn[0] > 0
+        if limit.forced:
+            assert cut.before.candidates[0].id == token.id
         assert limit.forced == token.forced
         assert math.isclose(limit.forbidden, token.forbidden, abs_tol=1e-4)
         assert limit.words in NextToken.of(stepper).sentence
