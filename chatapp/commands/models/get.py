@@ -101,11 +101,12 @@ def _list_known(*, as_json: bool) -> None:
         )
         return
     width = max(len(model.size) for model in models)
+    longest = max(len(model.name) for model in models)
     for model in models:
         here = estimates[model.name]
         needs = f"{size_in_words(here.memory):>8} {here.speed:4.0f} tokens/s {here.precision:7}"
         facts = f"{model.size:<{width}}  {needs}  {model.licence:18}  {model.purpose}"
-        write(f"{model.name:13}  {facts}\n")
+        write(f"{model.name:<{longest}}  {facts}\n")
     complain(
         "memory, and tokens per second at most, are estimates from a model's shape and the speed "
         "of this machine's memory, measured now; `chatapp bench` measures a model"

@@ -31,7 +31,7 @@ Complete = Callable[[str], list[str]]
 _TASKS = {
     "user": "Editing your message · Enter sends it, Esc cancels",
     "assistant": "Correction · Enter saves it, empty removes it",
-    "in place": "Editing the reply in place · Enter saves it, Esc cancels",
+    "in place": "Editing the reply · Enter saves it, Esc cancels",
 }
 
 

@@ -130,7 +130,7 @@ async def test_a_reply_edited_in_place_is_marked_everywhere(
     async with open_app(model) as driver:
         await driver.say("Hello there")
         await driver.press("ctrl+up", "E")
-        assert "Editing the reply in place" in driver.screen_text
+        assert "Editing the reply · Enter saves it, Esc cancels" in driver.screen_text
         driver.prompt.text = "The sea is [b]wet."
         await driver.press("enter")
         await driver.until(lambda: driver.texts[-1] == "The sea is [b]wet.")

@@ -21,14 +21,15 @@ _TEKKEN = (
     f"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
 )
-_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
+# Ranges of characters in llama.cpp hold no white space beyond ASCII.
+_CJK = r"[一-龥ࠀ-一가-\x{D7FF}&&[^\s]]+"
 # Letters of Unicode 12 with a case, without some alphabets.
 _CASED = (
     r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{1FBE}"
     r"\x{2D00}-\x{2D2D}\x{A790}-\x{A7FF}\x{AB30}-\x{AB6F}\x{10570}-\x{105FF}"
     r"\x{10D50}-\x{10D8F}\x{16E40}-\x{1DFFF}]]"
 )
-_SIGNS = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]"
+_SIGNS = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3001}-\x{3002}]"
 _HAN_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"
 _WORDS_WITH_MARKS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
@@ -39,11 +40,11 @@ _HAN = (
 )
 _ASIAN = (
     r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}"
-    r"\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{0E00}-\x{0E7F}\x{0E80}-\x{0EFF}\x{1780}-\x{17FF}"
+    r"\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{0E40}-\x{0E7F}\x{0E80}-\x{0EFF}\x{1780}-\x{17FF}"
     r"\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+"
 )
-_LARGE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+# Where a pattern names kinds of letters (Lu, Ll …), llama.cpp takes all letters.
+_LETTERS = r"[\p{L}\p{M}]"
 
 
 def _capitalized(large: str, small: str, digits: str) -> str:
@@ -113,7 +114,7 @@ PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     ),
     "youtu": (
         "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _HAN_AND_KANA,
-        _capitalized(_LARGE, _SMALL, r"\p{N}"),
+        _capitalized(_LETTERS, _LETTERS, r"\p{N}"),
     ),
     "tekken": (_TEKKEN,),
     **dict.fromkeys(
@@ -125,7 +126,7 @@ PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(
         ("tiny_aya", "cohere2moe"),
-        (r"\d{1,3}(?=(?:\d{3})*\b)", _capitalized(_LARGE, _SMALL, r"\p{N}{1,3}")),
+        (_capitalized(_LETTERS, _LETTERS, r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"),),
     ),
     "jais-2": (
         _LLAMA3.removesuffix(r"\s+(?!\S)|\s+")
