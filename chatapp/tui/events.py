@@ -71,7 +71,7 @@ class Suggested(Message):
 
 @dataclass
 class TitleSuggested(Message):
-    """The model has written a title for a chat, which had another one at that time."""
+    """The model has written a title for a chat in place of `before`; "" if it writes none."""
 
     chat_id: int
     before: str

@@ -56,6 +56,8 @@ class ChatControls:
         self._storing: Timer | None = None
         self._queue: list[Submitted] = []
         """Messages that are sent after the current reply."""
+        self._untitled: tuple[int | None, str] | None = None
+        """The chat for which a title is still to be written, and its title until then."""
         self._drafts = Drafts(drafts_dir() if conversation.chat.store.is_kept else None)
 
     @property
@@ -257,8 +259,10 @@ class ChatControls:
     def use_title(self, event: "TitleSuggested") -> None:
         """Use the title that the model has written, unless the chat has got another one."""
         store = self.conversation.chat.store
+        if (event.chat_id, event.before) == self._untitled:
+            self._untitled = None
         with self.widgets.store_errors():
-            if store.chat(event.chat_id).title == event.before:
+            if event.title and store.chat(event.chat_id).title == event.before:
                 store.rename_chat(event.chat_id, store.unique_title(event.chat_id, event.title))
                 self.widgets.show_title()
 
@@ -290,6 +294,10 @@ class ChatControls:
             store_rest = self._store_rest
             self._storing = self.widgets.status.set_interval(_TRY_EVERY_SECONDS, store_rest)
         await self._go_on_anew()
+        chat = self.conversation.chat
+        if len(chat.messages) == 2:
+            with self.widgets.store_errors():
+                self._untitled = chat.id, chat.title()
         if self._queue and goes_on:
             submitted = self._queue.pop(0)
             self._show_queue()
@@ -297,8 +305,8 @@ class ChatControls:
         else:
             self._empty_queue()
             self.scoring.go_on()
-            if goes_on and len(self.conversation.chat.messages) == 2:
-                find_title(self.conversation, self.screen)
+            if goes_on and self._untitled is not None and chat.id == self._untitled[0]:
+                find_title(self.conversation, self.screen, self._untitled[1])
 
     async def _store_rest(self) -> None:
         """Store replies that did not fit on the disk before."""

@@ -312,7 +312,7 @@ class ChatScreen(MessageActions):
     @on(FindBar.Wanted)
     @work(exclusive=True, group="find")
     async def _find(self, event: FindBar.Wanted) -> None:
-        await self.widgets.find.show(self.widgets.transcript, event)
+        await self.widgets.find.show(self.widgets.transcript, event.words)
 
     @on(FindBar.Closed)
     def _close_find(self) -> None:

@@ -1,6 +1,6 @@
 """The title that the chat's model writes, in the background.
 
-Invariant: a message never waits for a title: it stops the search.
+Invariant: a message never waits for a title: it stops the search, which the next reply repeats.
 """
 
 from contextlib import suppress
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from chatapp.tui.conversation.conversation import Conversation
 
 
-def find_title(conversation: "Conversation", listener: MessagePump) -> None:
-    """Let the model write a title for the open chat; may end in a TitleSuggested."""
+def find_title(conversation: "Conversation", listener: MessagePump, before: str) -> None:
+    """Let the model write a title for the open chat; ends in a TitleSuggested, unless stopped.
+
+    before: the title that it takes the place of.
+    """
     cancel = conversation.until_next_turn
 
     def run(session: "Session") -> None:
@@ -26,8 +29,8 @@ def find_title(conversation: "Conversation", listener: MessagePump) -> None:
         if cancel.is_set() or chat.id is None:
             return
         with suppress(Exception):  # whatever fails here fails again at a reply, and is reported
-            before = chat.title()
-            if title := suggest_title(session, cancel):
+            title = suggest_title(session, cancel)
+            if not cancel.is_set():
                 listener.post_message(TitleSuggested(chat.id, before, title))
 
     conversation.in_background(run)

@@ -37,10 +37,9 @@ class FindBar(Horizontal):
 
     @dataclass
     class Wanted(Message):
-        """The user searches for `words`, and goes on by `step` matches; 0 for new words."""
+        """The user searches for `words`, or goes on to another match."""
 
         words: str
-        step: int
 
     @dataclass
     class Closed(Message):
@@ -49,7 +48,8 @@ class FindBar(Horizontal):
     def __init__(self) -> None:
         super().__init__()
         self.display = False
-        self._place = 0
+        self._place = -1
+        """Of the match, counted when a key is pressed: the next key may come before it is shown."""
 
     def compose(self) -> ComposeResult:
         yield Field(placeholder="Search in this chat", compact=True)
@@ -63,20 +63,18 @@ class FindBar(Horizontal):
         field.value = words or field.value
         self._want(0)
 
-    async def show(self, transcript: "Transcript", wanted: Wanted) -> None:
+    async def show(self, transcript: "Transcript", words: str) -> None:
         """Show a match in the transcript, and how many there are."""
         ids: list[int] = []
-        if wanted.words:
-            ids = await asyncio.to_thread(matching_ids, list(transcript.path), wanted.words)
-        self._place = (self._place + wanted.step if wanted.step else len(ids) - 1) % max(
-            1, len(ids)
-        )
-        place = f"{self._place + 1} of {len(ids)}" if ids else "no match" if wanted.words else ""
+        if words:
+            ids = await asyncio.to_thread(matching_ids, list(transcript.path), words)
+        number = self._place % max(1, len(ids))
+        place = f"{number + 1} of {len(ids)}" if ids else "no match" if words else ""
         self.query_one(Static).update(f"{place} · ↑ ↓ · Esc closes" if place else "Esc closes")
-        transcript.highlight(wanted.words if ids else "")
+        transcript.highlight(words if ids else "")
         if ids:
-            await transcript.reveal(ids[self._place])
-            transcript.highlight(wanted.words)
+            await transcript.reveal(ids[number])
+            transcript.highlight(words)
 
     @on(Input.Changed)
     def _changed(self, event: Input.Changed) -> None:
@@ -89,8 +87,10 @@ class FindBar(Horizontal):
         self._want(1)
 
     def _want(self, step: int) -> None:
+        """Go on by `step` matches; 0 is for new words."""
         if self.display:
-            self.post_message(self.Wanted(self.query_one(Field).value, step))
+            self._place = self._place + step if step else -1
+            self.post_message(self.Wanted(self.query_one(Field).value))
 
     def action_step(self, step: int) -> None:
         self._want(step)

@@ -74,9 +74,7 @@ class Transcript(VerticalScroll, can_focus=False):
         reasons: finish reasons of replies, by message id; known ones are kept.
         """
         self._reasons.update(reasons or {})
-        if self.marked is not None:
-            self.marked.remove_class(_MARKED)
-            self.highlight("")
+        self._unmark()
         same = 0
         for old, new in zip(self.path, path, strict=False):
             if old.id != new.id:
@@ -140,6 +138,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def wait(self, text: str, note: str) -> None:
         """Show a message of the user that is not part of the chat yet."""
+        self._unmark()
         if self._last < len(self.path):
             await self.show(self.path)
         await self.mount(Waiting(text, note))
@@ -188,6 +187,11 @@ class Transcript(VerticalScroll, can_focus=False):
     def marked(self) -> MessageView | None:
         """The message that `reveal` has marked, if still marked."""
         return next((view for view in self.views if view.has_class(_MARKED)), None)
+
+    def _unmark(self) -> None:
+        if self.marked is not None:
+            self.marked.remove_class(_MARKED)
+            self.highlight("")
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)

@@ -104,6 +104,7 @@ async def test_a_teacher_steps_through_it(open_app: OpenApp, tmp_path: Path) -> 
         assert lecture.replies == []
         assert not lecture.screen.query(Inspector)
         await driver.press(*"elbo?", "backspace", "enter")
+        await driver.until(lambda: lecture.replies)
         await lecture.rest()
         assert lecture.replies[1].startswith("elbo")
         assert "Your guess: elbo" in driver.screen_text

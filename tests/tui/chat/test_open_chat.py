@@ -1,11 +1,13 @@
 """The open chat: its title, tags, times, a search in it, a copy of it, and replies edited in
 place."""
 
+import threading
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
 from fakes import ScriptedModel
+from textual.widgets import Input
 from thinking_model import thinking_model
 from tui_driver import OpenApp, fill
 
@@ -45,6 +47,18 @@ async def test_a_model_with_a_template_of_its_own_writes_the_title(
             "More?",
             "More of it.",
         ]
+
+
+async def test_a_title_is_written_after_queued_messages_too(
+    open_app: OpenApp, store: Store, tmp_path: Path
+) -> None:
+    model = thinking_model(tmp_path, ["Crabs and whales.", "More of it.", "Life in the Sea"])
+    async with open_app(model) as driver:
+        model.gate = threading.Event()
+        driver.prompt.text = "What lives in the deep sea?"
+        await driver.press("enter", *"More?", "enter")
+        model.gate.set()
+        await driver.until(lambda: store.chats()[0].title == "Life in the Sea")
 
 
 def test_what_is_no_title_is_not_used() -> None:
@@ -94,9 +108,18 @@ async def test_a_search_goes_through_the_open_chat(open_app: OpenApp, store: Sto
         await driver.until(lambda: "Whale number 0" in driver.screen_text)
         await driver.press(*"[b]")
         await driver.until(lambda: "no match" in driver.screen_text)
-        await driver.press("escape", *"next message")
+        driver.chat.widgets.find.query_one("Field", Input).value = "whale"
+        await driver.until(lambda: "6 of 6" in driver.screen_text)
+        for key in ("up", "up", "up"):  # faster than a match is shown
+            driver.app.simulate_key(key)
+        await driver.until(lambda: "3 of 6" in driver.screen_text)
+        await driver.press("escape")
+        assert driver.transcript.marked is not None
+        await driver.say("next message")
+        assert driver.transcript.marked is None, "Ctrl+Up goes to the last message again"
+        await driver.press(*"next message")
         assert driver.prompt.text == "next message"
-        assert "no match" not in driver.screen_text
+        assert "3 of 6" not in driver.screen_text
 
 
 async def test_a_fork_leaves_the_chat_as_it_was(open_app: OpenApp, store: Store) -> None:
