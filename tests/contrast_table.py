@@ -13,7 +13,7 @@ from textual.constants import DIM_FACTOR
 from textual.theme import BUILTIN_THEMES, Theme
 
 from chatapp.common.shading import contrast
-from chatapp.tui.theme import CALM, readable
+from chatapp.tui.theme import CALM, PRESENTED, readable
 
 THEMES = {CALM.name: CALM} | {
     name: theme for name, theme in BUILTIN_THEMES.items() if not theme.ansi
@@ -68,12 +68,14 @@ def _pairs(colors: Mapping[str, str], inks: tuple[str, ...]) -> list[Pair]:
 
 def main() -> None:
     """Print the table."""
-    print(f"{'theme':22}{'text':>7}{'keys':>7}    lowest")
+    print(f"{'theme':22}{'text':>7}{'keys':>7}{'presented':>11}    lowest")
     for name, theme in THEMES.items():
         colors = readable(colors_of(theme))
         text, label = min(texts_of(colors)), min(labels_of(colors))
         _, ink, ground = min(text, label)
-        print(f"{name:22}{text.ratio:7.2f}{label.ratio:7.2f}    {ink} on {ground}")
+        presented = readable(colors_of(theme), PRESENTED)
+        least = min(*_pairs(presented, TEXTS), *labels_of(presented)).ratio
+        print(f"{name:22}{text.ratio:7.2f}{label.ratio:7.2f}{least:11.2f}    {ink} on {ground}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 from chatapp.common.userfiles import UserError
 from chatapp.lessons.checking import check_lesson
 from chatapp.lessons.lesson import find_lesson
+from chatapp.lessons.outcome import Outcome
 from chatapp.models.loading import load_model
 
 HEAD = 'title = "Mine"\nsettings = {temperature = 0, max_tokens = 2}\n'
@@ -92,3 +93,10 @@ def test_each_expectation_can_fail(tmp_path: Path, lines: str, problem: str) -> 
     (checked,) = check_lesson(find_lesson(name), load)
     (found,) = checked.problems
     assert problem in found
+
+
+def test_a_reply_that_ends_a_word_is_read_as_it_was_written(tmp_path: Path) -> None:
+    step = 'prompt = "Anna saw a zelbo. Anna saw a z"\nview = "tokens"\n'
+    lesson = find_lesson(write(tmp_path, f"{HEAD}{STEP}{step}"))
+    texts = Outcome(lesson, lesson.steps[0], load("bundled")).trace.texts
+    assert "".join(texts).endswith("Anna saw a zelbo"), "no space before what the model wrote"

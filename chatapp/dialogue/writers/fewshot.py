@@ -62,7 +62,7 @@ class FewShotWriter(Writer):
         self._selector = selector
         method = prompt.select.selector
         self.goes_on = not (method.ranks or method.draws or prompt.labels)
-        self.prefix = prompt.input_prefix
+        self.prefix, self.ends_anywhere = prompt.input_prefix, not prompt.output_prefix
         sampling_of(prompt)
 
     @classmethod

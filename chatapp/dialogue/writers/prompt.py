@@ -175,8 +175,9 @@ class Writer(ABC):
 
     name: of the layout. stop: the strings at which a reply is cut off. documents: those that the
     layout itself uses. calls: how the model calls tools. goes_on: a prompt contains the chat so
-    far, not only the message. prefix: inserted before each message. tools: those described in the
-    prompt. constraint: the layout's own. tool_choice: "own" if the model opens calls itself,
+    far, not only the message. ends_anywhere: a message may end within a word, which the reply then
+    goes on with, without a space. prefix: inserted before each message. tools: those described in
+    the prompt. constraint: the layout's own. tool_choice: "own" if the model opens calls itself,
     because its template or the layout's examples say how; else "scored", see `tools.choosing`.
     """
 
@@ -185,6 +186,7 @@ class Writer(ABC):
     documents: DocumentSet | None = None
     calls: CallPattern = CALCULATOR
     goes_on: bool = True
+    ends_anywhere: bool = False
     prefix: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
     constraint: Constraint | None = None
@@ -252,14 +254,16 @@ class Writer(ABC):
         drawn: its tokens in order, including those cut off at the end. They are used when their
         text is exactly what the layout would render.
         """
-        text = text_of(self.render_reply(reply))
+        rendered = text_of(self.render_reply(reply))
         ids = list(drawn)
         decoded = self._model.tokenizer.decode(ids)
+        is_in_word = self.ends_anywhere and not decoded[:1].isspace()
+        text = rendered.lstrip(" ") if is_in_word else rendered
         while ids and len(decoded) > len(text):
             del ids[-1]
             decoded = self._model.tokenizer.decode(ids)
         if ids and decoded == text:
-            self._generated[text] = ids
+            self._generated[rendered] = ids
 
     def reply_ids(self, reply: str) -> list[int]:
         """The tokens of a reply in a prompt."""

@@ -21,7 +21,7 @@ from chatapp.tui import events
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.conversation.loading import LoadRequest
 from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.inspector.view import Opening
+from chatapp.tui.inspector.view import Opening, Target
 from chatapp.tui.widgets.lesson import OTHER_SIDE, LessonPanel
 
 if TYPE_CHECKING:
@@ -162,7 +162,9 @@ class LessonScreen(ChatScreen):
             while conversation.turn is not None:
                 await asyncio.sleep(_OFTEN)
         if step.view is not None:
-            await self.mount(Inspector(conversation, self._inspected(), _opening(step)))
+            # Not what may have been typed meanwhile.
+            target = Target() if step.reply else Target(draft=step.input)
+            await self.mount(Inspector(conversation, target, _opening(step)))
 
     async def _is_here(self, step: "Step") -> bool:
         """Whether a step's model needs no training, which is a part of its outcome."""
