@@ -175,8 +175,8 @@ class Writer(ABC):
 
     name: of the layout. stop: the strings at which a reply is cut off. documents: those that the
     layout itself uses. calls: how the model calls tools. goes_on: a prompt contains the chat so
-    far, not only the message. ends_anywhere: a message may end within a word, which the reply then
-    goes on with, without a space. prefix: inserted before each message. tools: those described in
+    far, not only the message. ends_anywhere: a message may end within a word, and the reply then
+    begins without a space. prefix: inserted before each message. tools: those described in
     the prompt. constraint: the layout's own. tool_choice: "own" if the model opens calls itself,
     because its template or the layout's examples say how; else "scored", see `tools.choosing`.
     """
