@@ -40,6 +40,7 @@ from chatapp.tui.screens.page import PageScreen
 from chatapp.tui.screens.parameters import ParametersScreen
 from chatapp.tui.screens.ranking import RankScreen
 from chatapp.tui.screens.sources import SourceScreen
+from chatapp.tui.screens.trace import TraceScreen
 from chatapp.tui.widgets.dialog import Dialog, Field
 from chatapp.tui.widgets.find import FindBar
 from chatapp.tui.widgets.lesson import LessonPanel
@@ -56,6 +57,7 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     CompareScreen,
     LibraryScreen,
     LearnScreen,
+    TraceScreen,
     SourceScreen,
     PageScreen,
     LessonPanel,

@@ -9,10 +9,13 @@ from textual import work
 from textual.screen import Screen
 
 from chatapp.dialogue.store.database import StoreError
+from chatapp.engine.errors import ModelError
+from chatapp.models.resolving import local_folder
 from chatapp.tui.platform import programs
 from chatapp.tui.screens.compare import CompareScreen
 from chatapp.tui.screens.ranking import RankScreen
 from chatapp.tui.screens.sources import SourceScreen
+from chatapp.tui.screens.trace import TraceScreen, trace_command
 from chatapp.tui.widgets.message import MessageView
 
 if TYPE_CHECKING:
@@ -167,6 +170,23 @@ class MessageActions(Screen[None]):
             (transcript.marked or views[-1]).focus()
 
     # Its text
+
+    def action_trace(self, reply: "StoredMessage") -> None:
+        """Show which training text of its model a reply is from."""
+        store, widgets = self.controls.conversation.chat.store, self.controls.widgets
+        try:
+            models = {one.message_id: one.model for one in store.generations(reply.chat_id)}
+            run = local_folder(models[reply.id]) if reply.id in models else None
+            asked = self._user_message(reply).text
+        except (StoreError, ModelError) as error:
+            widgets.show_problem(str(error))
+            return
+        if run is None:
+            widgets.inform("No model on this machine wrote this reply.")
+            return
+        copies = trace_command(run, reply.text, "--verbatim")
+        rows = trace_command(run, reply.text, f"--prompt={asked}")
+        self.app.push_screen(TraceScreen(self.controls.conversation, copies, rows))
 
     def action_sources(self, message: "StoredMessage") -> None:
         self.app.push_screen(SourceScreen(message.sources))

@@ -204,6 +204,14 @@ class MessageView(Vertical, can_focus=True):
             id="correct",
         ),
         Binding("k", "act('rank')", "Rank", tooltip="Rank the versions of a reply", id="rank"),
+        Binding(
+            "i",
+            "act('trace')",
+            "Where from",
+            show=False,
+            tooltip="Which training text a reply of your own run is from",
+            id="trace",
+        ),
     ]
 
     def __init__(
@@ -383,7 +391,7 @@ class MessageView(Vertical, can_focus=True):
     def _reason_against(self, action: str, parameters: tuple[object, ...]) -> str:
         """Why an action is unavailable for this message, in words; empty when it is available."""
         name = parameters[0] if action == "act" else action
-        replies_only = ("continue", "rate", "correct", "rank", "edit_reply")
+        replies_only = ("continue", "rate", "correct", "rank", "edit_reply", "trace")
         if name in replies_only and self.message.role != "assistant":
             return "This works on replies only; this message is yours."
         if name == "edit_reply" and self.message.calls:

@@ -1,0 +1,49 @@
+"""Where a reply is from: runs `finetune trace` as a command.
+
+What stands in the training files is found in seconds; the rows that taught it, by training again.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.binding import Binding, BindingType
+
+from chatapp.tui.screens.command import CommandScreen
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chatapp.tui.conversation.conversation import Conversation
+
+
+def trace_command(run: "Path", reply: str, *more: str) -> list[str]:
+    """The command that traces a reply to the training rows of a run."""
+    return [sys.executable, "-m", "finetune", "trace", str(run), f"--reply={reply}", *more]
+
+
+class TraceScreen(CommandScreen):
+    """Shows copies of training text in a reply, and on demand the rows that taught it.
+
+    rows_command: what finds the rows.
+    """
+
+    TASK = "tracing a reply"
+    BINDING_GROUP_TITLE = "Where a reply is from"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "rows", "Rank the training rows")]
+
+    def __init__(
+        self, conversation: "Conversation", copies: Sequence[str], rows_command: Sequence[str]
+    ) -> None:
+        super().__init__(conversation, copies)
+        self._rows_command: Sequence[str] | None = rows_command
+
+    def answered(self, answer: str) -> tuple[str, str]:
+        if self._rows_command is None:
+            return answer, "Esc closes"
+        return answer, "Enter ranks the training rows, by training again without some · Esc closes"
+
+    def action_rows(self) -> None:
+        if self._has_ended and self._rows_command is not None:
+            command, self._rows_command = self._rows_command, None
+            self.start(command)
