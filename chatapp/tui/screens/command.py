@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _LINES = 12
 _LONGEST = 2**20
-_WIDTH = 100
-_MARGINS = 10
+_WIDEST = 120
+_MARGINS = 8
 
 _HINT = "Esc stops after this step; Esc again stops at once"
 
@@ -85,7 +85,7 @@ class CommandScreen(Dialog[str | None]):
 
     async def _run(self, command: Sequence[str]) -> None:
         pipe = asyncio.subprocess.PIPE
-        width = min(_WIDTH, max(self.size.width - _MARGINS, 1))
+        width = max(min(self.size.width, _WIDEST) * 95 // 100 - _MARGINS, 1)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command,

@@ -64,7 +64,7 @@ async def test_the_new_model_is_gone_on_with(
         await learn(driver)
         await driver.until(lambda: "The new model is runs/feedback-1" in driver.screen_text)
         assert "8 corrections: [b]" in driver.screen_text
-        assert "['old'] 100" in driver.screen_text
+        assert "['old'] 87" in driver.screen_text
         await driver.press("enter")
         await driver.until(lambda: driver.chat.widgets.status.model == "runs/feedback-1")
         assert asked == ["runs/feedback-1"]
