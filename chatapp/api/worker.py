@@ -8,9 +8,10 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,7 +52,7 @@ class BusyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """A text to be written. deliver: takes its events, on any thread."""
+    """A text to be written. deliver: takes its events, on the event loop's thread."""
 
     request: Request
     deliver: Callable[[Event], None]
@@ -74,6 +75,9 @@ class Worker:
         self._changed = threading.Condition()
         self._is_closed = False
         self._active: dict[int, _Sequence] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._outgoing: list[Callable[[], None]] = []
+        """What the event loop has to call, in this order."""
         self._numbers = count()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
@@ -90,18 +94,12 @@ class Worker:
 
         Closing the iterator ends them. Raises BusyError.
         """
-        loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         cancel = threading.Event()
-
-        def deliver(number: int, event: Event) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(events.put_nowait, (number, event))
-
         self._add(
             _Sequence(
                 replace(request, cancel=cancel),
-                lambda event, number=number: deliver(number, event),  # type: ignore[misc]
+                lambda event, number=number: events.put_nowait((number, event)),  # type: ignore[misc]
             )
             for number, request in enumerate(requests)
         )
@@ -116,10 +114,9 @@ class Worker:
 
     async def call(self, compute: Callable[[], _Result]) -> _Result:
         """What `compute` returns, on the model's thread, or what it raises. Raises BusyError."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[_Result] = loop.create_future()
+        result: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
 
-        def finish(value: Any, error: BaseException | None) -> None:
+        def deliver(value: Any, error: BaseException | None) -> None:
             if result.done():
                 return
             if error is None:
@@ -127,15 +124,12 @@ class Worker:
             else:
                 result.set_exception(error)
 
-        def deliver(value: Any, error: BaseException | None) -> None:
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(finish, value, error)
-
         self._add([_Computation(compute, deliver)])
         return await result
 
     def _add(self, jobs: Any) -> None:
         jobs = list(jobs)
+        self._loop = asyncio.get_running_loop()
         with self._changed:
             if self._is_closed or len(self._waiting) + len(jobs) > MOST_WAITING:
                 raise BusyError
@@ -182,7 +176,8 @@ class Worker:
             if isinstance(job, _Computation):
                 self._compute(job)
             elif job.request.cancel is not None and job.request.cancel.is_set():
-                job.deliver(Finished("cancelled"))
+                self._outgoing.append(partial(job.deliver, Finished("cancelled")))
+                self._hand_over()
             elif batch is None:
                 self._write_alone(job)
             else:
@@ -192,33 +187,49 @@ class Worker:
 
     def _compute(self, job: _Computation) -> None:
         try:
-            job.deliver(job.compute(), None)
+            call = partial(job.deliver, job.compute(), None)
         except BaseException as error:
-            job.deliver(None, error)
+            call = partial(job.deliver, None, error)
+        self._outgoing.append(call)
+        self._hand_over()
 
     def _write_alone(self, job: _Sequence) -> None:
         number = next(self._numbers)
         self._active[number] = job
         try:
-            self._deliver((number, event) for event in self._model.generate(job.request))
+            for event in self._model.generate(job.request):
+                self._deliver([(number, event)])
         except ValueError as error:
             self._deliver([(number, Finished("error", message=str(error)))])
 
-    def _deliver(self, events: Any) -> None:
+    def _deliver(self, events: Iterable[tuple[int, Event]]) -> None:
         for number, event in events:
-            self._active[number].deliver(event)
+            self._outgoing.append(partial(self._active[number].deliver, event))
             if isinstance(event, Finished):
                 del self._active[number]
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Wake the event loop, which takes Python from this thread, once for all that is new."""
+        if self._outgoing and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(_call_all, self._outgoing)
+        self._outgoing = []
 
     def _end_all(self, reason: str) -> None:
-        for job in self._active.values():
-            job.deliver(Finished("error", message=reason))
-        self._active.clear()
+        end = Finished("error", message=reason)
+        self._deliver([(number, end) for number in self._active])
         if self._is_closed:
             with self._changed:
                 for waiting in self._waiting:
                     if isinstance(waiting, _Sequence):
-                        waiting.deliver(Finished("error", message=reason))
+                        self._outgoing.append(partial(waiting.deliver, end))
                     else:
-                        waiting.deliver(None, BusyError())
+                        self._outgoing.append(partial(waiting.deliver, None, BusyError()))
                 self._waiting.clear()
+                self._hand_over()
+
+
+def _call_all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
