@@ -28,6 +28,7 @@ from chatapp.common.progress import Progress, no_progress
 from chatapp.common.shading import visible
 from chatapp.encoding import segment_ids
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.model import LanguageModel, Tokenizer
 from chatapp.lab.findings import Finding
 from chatapp.lab.heads import own_decoder
@@ -130,20 +131,21 @@ def attribute_prompt(
     against: Sequence[int] = (),
     *,
     by_token: bool = True,
+    changes: Interventions = UNCHANGED,
     progress: Progress = no_progress,
 ) -> PromptParts:
     """What in a prompt mattered for an answer. Formulas are in this file's first lines.
 
     ids: of the prompt. spans: its parts. answer, against: tokens of the answers that are compared;
     by default the most likely next token and its runner-up. by_token: hide each token as well,
-    which takes a pass for each. Raises UserError for a model that is not computed by this program's
-    decoder, ContextOverflow for a prompt that does not fit, ModelError for weights that are not
-    float32.
+    which takes a pass for each. changes: inside the model, in every pass. Raises UserError for a
+    model that is not computed by this program's decoder, ContextOverflow for a prompt that does not
+    fit, ModelError for weights that are not float32.
     """
     model = own_decoder(model)
     model.check_text(ids)
     with model.lock:
-        explained = _Explained(model, ids, answer, against)
+        explained = _Explained(model, ids, answer, against, changes)
         gradient = explained.gradient()
         single = [Span(str(at), at, at + 1) for at in range(len(ids))] if by_token else []
         whole, *hidden = explained.without([*spans, *single], progress)
@@ -159,13 +161,18 @@ def attribute_prompt(
     ]
     return PromptParts(
         tuple(map(model.piece, ids)),
-        model.tokenizer.decode(explained.answer),
-        model.tokenizer.decode(explained.against),
+        _words(model, explained.answer),
+        _words(model, explained.against),
         whole,
         tuple(parts),
         tuple(gradient),
         tuple(effects[len(spans) :]),
     )
+
+
+def _words(model: LocalModel, ids: Sequence[int]) -> str:
+    """An answer as text; a single token may be a part of a character, which shows its bytes."""
+    return model.piece(ids[0]) if len(ids) == 1 else model.tokenizer.decode(ids)
 
 
 class _Explained:
@@ -177,12 +184,14 @@ class _Explained:
         ids: Sequence[int],
         answer: Sequence[int],
         against: Sequence[int],
+        changes: Interventions,
     ) -> None:
         self._decoder = model.decoder
         self._start = len(model.start)
         self._prompt = [*model.start, *ids]
+        self._changes = changes.shifted(self._start)
         if not answer or not against:
-            states = self._decoder.hidden([self._prompt])[0, -1:]
+            states = self._decoder.hidden([self._prompt], changes=self._changes)[0, -1:]
             best = self._decoder.head(states)[0].topk(2).indices.tolist()
             answer = answer or best[:1]
             against = against or [id for id in best if [id] != list(answer)][:1]
@@ -224,7 +233,7 @@ class _Explained:
                 embeddings.append((value.detach() - positions).requires_grad_())
                 return embeddings[-1] + positions
 
-            return self._decoder.hidden_with_gradients([row], observe)
+            return self._decoder.hidden_with_gradients([row], observe, changes=self._changes)
 
         with torch.inference_mode(False), torch.enable_grad():
             explained = self._difference(states_of).sum()
@@ -257,7 +266,8 @@ class _Explained:
         for hidden, span in zip(mask, spans, strict=True):
             hidden[min(span.stop, last) :, span.start : span.stop] = -torch.inf
             hidden.diagonal().zero_()
-        return self._decoder.hidden([row] * len(spans), mask=mask[:, None])
+        rows = [row] * len(spans)
+        return self._decoder.hidden(rows, mask=mask[:, None], changes=self._changes)
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:

@@ -2,9 +2,10 @@
 example with the largest contribution carries the label that was answered.
 (Nearest by TF-IDF.)
 
-    python tests/benchmarks/examples_used.py MODEL [ITEMS]
+    python tests/benchmarks/examples_used.py MODEL [ITEMS [FIRST]]
 
-Reads ../shared/data/classify, or the folder in SHARED_DATA. Prints a line an item and the sums.
+Reads ../shared/data/classify, or the folder in SHARED_DATA. Prints a line an item and the sums so
+far. FIRST goes on at an item, numbered from 0, with new sums.
 """
 
 import json
@@ -48,7 +49,7 @@ def rows(name: str) -> list[tuple[str, str]]:
     return [(NAMES[line.split(":")[0]], line.split(" ", 1)[1]) for line in lines if line]
 
 
-def main(name: str, items: int) -> None:
+def main(name: str, items: int = 100, first: int = 0) -> None:
     model = load_model(name)
     counts: Counter[str] = Counter()
     chance = 0.0
@@ -59,7 +60,7 @@ def main(name: str, items: int) -> None:
         path.with_name("pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pool))
         prompt = changed(load_prompt(path), select="knn:tfidf")
         answerer = Answerer(model, prompt, selector_for(prompt, model, lambda done, of: None))
-        for right, text in rows("trec_test.txt")[:items]:
+        for right, text in rows("trec_test.txt")[first : first + items]:
             question = answerer.prepare(text)
             (answer,) = answerer.answer([question])
             parts = explain_answer(answerer, answer)
@@ -84,4 +85,4 @@ def main(name: str, items: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100)
+    main(sys.argv[1], *map(int, sys.argv[2:]))

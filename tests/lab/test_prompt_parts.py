@@ -103,7 +103,7 @@ def test_the_likeliest_tokens_are_compared_by_default(local: LocalModel) -> None
     found = attribute_prompt(
         local, ids, [], by_token=False, progress=lambda done, of: seen.append((done, of))
     )
-    assert (found.answer, found.against) == tuple(local.tokenizer.decode([id]) for id in best)
+    assert (found.answer, found.against) == tuple(map(local.piece, best))
     assert found.difference > 0
     assert seen == [(0, 1)]
     assert not found.occlusion

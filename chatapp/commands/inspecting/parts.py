@@ -51,7 +51,8 @@ class PartOptions:
         typer.Option(
             metavar="TOKEN",
             help='The token that --why, --ablate, --patch and --circuit are about, such as " '
-            'Mary": the one that follows --token, or the most likely one.',
+            'Mary": the one that follows --token, or the most likely one. For --parts it may be '
+            "several tokens, and so may --against.",
         ),
     ] = None
     against: Annotated[

@@ -57,20 +57,21 @@ def explain_text(
     against: str | None = None,
     following: int | None = None,
 ) -> "PromptParts":
-    """What in a text made a next token, and not another.
+    """What in a text made what comes next, and not something else.
 
-    answer, against: the two as text; by default the next token, or the most likely one, and the
-    runner-up. Raises UserError.
+    answer, against: the two as text, each of one or more tokens; by default the next token, or the
+    most likely one, and the runner-up. Raises UserError.
     """
-    from chatapp.lab.experiments import token_of
     from chatapp.lab.prompt_parts import attribute_prompt, parts_of_text
 
-    named = [
-        None if text is None else token_of(model.tokenizer, text, option)
-        for text, option in ((answer, "--answer"), (against, "--against"))
+    if "" in (answer, against):
+        raise UserError("--answer and --against need a text of at least one token")
+    compared = [
+        [] if text is None else model.tokenizer.encode(text, begins=False)
+        for text in (answer, against)
     ]
-    named[0] = following if named[0] is None else named[0]
-    compared = [[] if id is None else [id] for id in named]
+    if answer is None and following is not None:
+        compared[0] = [following]
     spans = parts_of_text(model.tokenizer.decode(ids), ids, model.tokenizer)
     with progress("Hiding tokens") as report:
         return attribute_prompt(model, ids, spans, *compared, progress=report)

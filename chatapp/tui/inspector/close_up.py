@@ -1,11 +1,11 @@
-"""Close-ups in the inspector: a circuit, a weight, neighbours, norms, neurons, over the open tab.
+"""Close-ups in the inspector: what in the prompt mattered, a circuit, one weight, and more.
 
 Invariant: a close-up belongs to the token and the head that were chosen when it was opened, and to
 the model with the changes of its chat. It ends as soon as a reply is to be generated.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,9 +26,16 @@ from chatapp.tui.inspector.view import Compute, Left, Look, Measuring, View
 
 if TYPE_CHECKING:
     from chatapp.common.progress import Progress
-    from chatapp.engine.model import LanguageModel
+    from chatapp.engine.model import LanguageModel, Tokenizer
+    from chatapp.lab.prompt_parts import Span
 
 CLOSE_UPS = {
+    "parts": (
+        "what in the prompt mattered",
+        "F = log p of the next token - log p of another. gradient = e · dF/de of the embeddings e "
+        "(Simonyan et al. 2013, arXiv 1312.6034); occlusion = F - F with the keys hidden (Zeiler "
+        "and Fergus 2014, arXiv 1311.2901); summed per part of the prompt.",
+    ),
     "circuit": (
         "the smallest circuit",
         "Greedy ablation to the fewest heads and MLPs that keep 90 % of the difference of the "
@@ -63,7 +70,7 @@ CLOSE_UPS = {
 }
 """By its name: what it is, its formula and source."""
 
-_NEEDS_HEAD = "Choose a head first: Tab, then the arrows."
+_NEEDS_HEAD = "Choose a head first, in Why, Attention or Heads: Tab, then the arrows."
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +90,19 @@ def find_close_up(
     from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
     from chatapp.lab.experiments import SmallestCircuit, ask
     from chatapp.lab.heads import own_decoder
+    from chatapp.lab.prompt_parts import attribute_prompt
 
     position, changes = place.position, look.changes
     before, after = look.tokens.ids[: position + 1], look.tokens.ids[position + 1 :]
+    following = next(iter(after), None)
     if name == "experts":
         return [Experts.of(model, before)]
+    if name == "parts":
+        spans = _parts(look, len(before), model.tokenizer)
+        answer = [] if following is None else [following]
+        return [attribute_prompt(model, before, spans, answer, changes=changes, progress=progress)]
     last = own_decoder(model).decoder.architecture.layers - 1
     layer, head = place.cell or (last, None)
-    following = next(iter(after), None)
     if name == "circuit":
         question = ask(model, before, following, None, changes)
         if float(question.contrast.of(question.reading.logits)) < 0:  # another was likelier
@@ -107,6 +119,14 @@ def find_close_up(
     return [Neighbours.of_token(model, before[-1]), state]
 
 
+def _parts(look: Look, size: int, tokenizer: "Tokenizer") -> "list[Span]":
+    """The parts of the first `size` tokens: those of the prompt, and the reply so far."""
+    from chatapp.lab.prompt_parts import Span, parts_of_segments
+
+    spans = [*parts_of_segments(look.segments, tokenizer), Span("reply", look.start, size)]
+    return [replace(span, stop=min(span.stop, size)) for span in spans if span.start < size]
+
+
 @dataclass
 class LookCloser(Message):
     """The user wants a close-up of what is chosen."""
@@ -118,8 +138,9 @@ class LookCloser(Message):
 class CloserView(View):
     """A tab from which close-ups are opened, of the chosen token and head."""
 
-    BINDING_GROUP_TITLE = "Inspector: close-ups, from Why, Attention, Heads and Layers"
+    BINDING_GROUP_TITLE = "Inspector: close-ups, from Prompt, Why, Attention, Heads and Layers"
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("p", "closer('parts')", "What in the prompt mattered", show=False),
         Binding("c", "closer('circuit')", "The smallest circuit for the next token", show=False),
         Binding("w", "closer('weight')", "The chosen head's weights, step by step", show=False),
         Binding("n", "closer('neighbours')", "The tokens nearest to the chosen one", show=False),
@@ -127,11 +148,11 @@ class CloserView(View):
         Binding("u", "closer('neurons')", "The ten neurons that count most", show=False),
         Binding("e", "closer('experts')", "The experts that each token went to", show=False),
     ]
-    closer_hint = "c circuit · w weight · n neighbours · r norms · u neurons · e experts"
+    closer_hint = "p what mattered · c circuit · w weight · n neighbours · r norms · u neurons · e experts"
 
     _look = Look(Tokens((), (), ()), 0)
     shared: int | None = None
-    """The token that was chosen in another tab, for one that shows none."""
+    """The token that was chosen in another tab, for one without a choice of its own."""
 
     @property
     def cell(self) -> tuple[int, int] | None:
@@ -140,13 +161,10 @@ class CloserView(View):
 
     @property
     def position(self) -> int:
-        """The chosen token's."""
-        texts = self.query(TokenText)
-        return texts.first().cursor if texts else self._last
-
-    @property
-    def _last(self) -> int:
-        return len(self._look.tokens.ids) - 1
+        """The chosen token's; at first that of the last one before the reply."""
+        if texts := self.query(TokenText):
+            return texts.first().cursor
+        return max(0, self._look.start - 1) if self.shared is None else self.shared
 
     def action_closer(self, name: str) -> None:
         """Open a close-up."""

@@ -79,7 +79,7 @@ class CompareView(View):
         self._wanted: object | None = None
 
     def legend(self) -> Content:
-        return Content("orange and + bring the difference back · blue and - work against it")
+        return Content("orange and + bring it back · blue and - work against it")
 
     def compose(self) -> ComposeResult:
         yield Static(id="compare-detail", markup=False)

@@ -55,7 +55,8 @@ class HeadsView(CloserView):
         Binding("escape", "stop", "Stop measuring", show=False),
     ]
     DEFAULT_CSS = """
-    HeadsView #heads-detail { height: auto; max-height: 5; }
+    HeadsView #heads-detail { height: auto; max-height: 7; }
+    Inspector.-low #heads-detail { max-height: 5; }
     HeadsView HeadMap { height: 1fr; }
     HeadsView #heads-scroll { height: 1fr; border-top: solid $border-blurred; }
     """
@@ -76,8 +77,8 @@ class HeadsView(CloserView):
         self._steps: _Steps | None = None
 
     def legend(self) -> Content:
-        words = "  I induction, P previous token, D duplicate token"
-        return weight_legend(self.app.native_ansi_color, "score") + words
+        letters = "I induction, P previous token, D duplicate token · "
+        return Content(letters) + weight_legend(self.app.native_ansi_color, "score")
 
     def compose(self) -> ComposeResult:
         yield Static(id="heads-detail", markup=False)
@@ -88,10 +89,6 @@ class HeadsView(CloserView):
     @property
     def cell(self) -> tuple[int, int] | None:
         return self.query_one(HeadMap).cell
-
-    @property
-    def position(self) -> int:
-        return self.shared if self.shared is not None else self._last
 
     def findings(self) -> Sequence[Finding]:
         return [it for it in (self._scores, self._strongest) if it is not None]

@@ -38,14 +38,14 @@ from chatapp.tui.platform.runtime import in_words
 BESIDE_FROM = 120
 """The least number of terminal columns for the inspector next to the chat."""
 
-_CLOSER_FROM = 70
+_CLOSER_FROM = 76
 """The least number of columns for the keys of close-ups, which F1 lists, too."""
 
 _TALL_FROM = 24
 """The least number of rows for all lines below the tab."""
 
-_SHORT_TAB = 4
-"""Letters of a tab's name where there is no room for all."""
+_TAB_LETTERS = (9, 4, 3)
+"""Letters of a tab's name: all of the longest, or fewer where there is no room."""
 
 _TABS = ("prompt", "tokens", "why", "attention", "heads", "layers", "compare", "step")
 
@@ -269,9 +269,10 @@ class Inspector(RunSteps, Vertical, can_focus=True):
 
     def _show_tabs(self) -> None:
         line = self.query_one("#inspector-tabs", Static)
-        tabs = self._tabs(max(map(len, _TABS)))
-        if line.size.width and tabs.cell_length > line.size.width:
-            tabs = self._tabs(_SHORT_TAB)
+        for letters in _TAB_LETTERS:
+            tabs = self._tabs(letters)
+            if not line.size.width or tabs.cell_length <= line.size.width:
+                break
         line.update(tabs)
         view = self._view
         keys = f"{view.hint} · s saves · F1 formula"

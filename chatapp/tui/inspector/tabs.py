@@ -22,7 +22,6 @@ from chatapp.common.shading import bar, percent
 from chatapp.lab.figures.console import drawn, drawn_blocks
 from chatapp.lab.figures.of_texts import prompt_blocks
 from chatapp.lab.findings import Finding, Layers, PromptText, state_name
-from chatapp.prompting.messages import Segment
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.close_up import CloserView
 from chatapp.tui.inspector.token_text import (
@@ -33,7 +32,7 @@ from chatapp.tui.inspector.token_text import (
     quoted,
     surprise,
 )
-from chatapp.tui.inspector.view import EXAMPLE, Branch, Compute, Look, View
+from chatapp.tui.inspector.view import Branch, Compute, Look, View
 from chatapp.tui.widgets.dialog import MarkedOptions
 from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, source_lines
@@ -286,10 +285,10 @@ _SERVED = "These are sent as messages; the server applies its model's own templa
 _OUTDATED = "The reply was generated from another prompt. Below is the current one."
 
 
-class PromptView(View):
+class PromptView(CloserView):
     """The exact string, coloured by the origin of its parts."""
 
-    hint = "↑ ↓ scroll the prompt"
+    hint = "↑ ↓ scroll the prompt · p: what in it mattered"
     DEFAULT_CSS = """
     PromptView #prompt-outdated { color: $text-warning; margin-bottom: 1; }
     PromptView #prompt-legend { margin-bottom: 1; }
@@ -313,12 +312,9 @@ class PromptView(View):
             yield Static(id="prompt-parts", markup=False)
 
     def show(self, look: Look) -> None:
-        reading = look.reading
-        segments: tuple[Segment, ...] = (Segment("user", EXAMPLE),)
-        notes: list[Content] = []
-        if reading is not None:
-            segments = (*reading.prompt.segments, *reading.segments)
-            notes = _notes(reading)
+        self._look, reading = look, look.reading
+        segments = (*look.segments, *(reading.segments if reading else ()))
+        notes = _notes(reading) if reading else []
         self._prompt = PromptText.of(segments)
         sentence = f"{self._prompt.sentence}; {len(look.tokens.ids):,} tokens together"
         self.query_one("#prompt-sentence", Static).update(Content.styled(sentence, "dim"))

@@ -15,6 +15,7 @@ from textual.message import Message
 
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.lab.findings import Finding, Tokens
+from chatapp.prompting.messages import Segment
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
@@ -79,6 +80,13 @@ class Look:
     trace: "Trace | None" = None
     changes: Interventions = UNCHANGED
     constraint: "Constraint | None" = None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Of the text before `start`."""
+        if self.reading is None:
+            return (Segment("user", EXAMPLE),)
+        return tuple(self.reading.prompt.segments)
 
     @property
     def message(self) -> "StoredMessage | None":

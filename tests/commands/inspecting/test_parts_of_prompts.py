@@ -76,6 +76,11 @@ def test_what_in_a_text_mattered(
     assert gradients == pytest.approx(sum(token["gradient"] for token in parts["tokens"]), abs=1e-3)
     named = run("inspect", text, "--parts", "--answer", "x", "--model", folder, "--json")
     assert json.loads(named.out)["parts"]["answer"] == "x"
+    span = run("inspect", text, "--parts", "--answer", " x, yz", "--model", folder, "--json")
+    assert json.loads(span.out)["parts"]["answer"] == " x, yz"
+    empty = run("inspect", text, "--parts", "--answer", "", "--model", folder)
+    assert (empty.status, empty.out) == (2, "")
+    assert "a text of at least one token" in empty.err
     file = tmp_path / "parts.html"
     assert run("inspect", text, "--parts", "--model", folder, "--output", str(file)).status == 0
     assert "Parts of the prompt" in file.read_text()

@@ -2,8 +2,11 @@
 
 import pytest
 from glass import random_gpt2
+from random_models import bpe
 
 from chatapp.engine.backends.local import LocalModel
+
+__all__ = ["bpe"]
 
 
 @pytest.fixture(scope="session")

@@ -6,17 +6,22 @@ from xml.etree import ElementTree
 
 import pytest
 from inspector_driver import SETTINGS, go_to, notes, text_of, words
+from random_models import save_random
+from tokenizers import Tokenizer
 from tui_driver import Driver, OpenApp
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import Part
+from chatapp.lab.architectures.experts import Experts
 from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
 from chatapp.lab.experiments import SmallestCircuit, ask
 from chatapp.lab.findings import Finding
+from chatapp.lab.prompt_parts import PromptParts, Span, attribute_prompt
+from chatapp.models.loading import load_model
 from chatapp.tui.inspector.attention import AttentionView
 from chatapp.tui.inspector.close_up import CLOSE_UPS, CloserView, CloseUpView
 from chatapp.tui.inspector.heat_map import HeatMap
-from chatapp.tui.inspector.tabs import LayersView
+from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
 from chatapp.tui.inspector.view import View
 from chatapp.tui.inspector.why import WhyView
 
@@ -45,6 +50,7 @@ async def test_close_ups_are_those_of_the_chosen_token_and_head(
         if question.contrast.of(question.reading.logits) < 0:
             question = ask(gpt2, ids, None, following)
         expected: dict[str, list[Finding]] = {
+            "p": [attribute_prompt(gpt2, ids, [Span("instruction", 0, 4)], [following])],
             "w": [WeightSteps.of(gpt2, ids, Part(layer, head), 3)],
             "n": [
                 Neighbours.of_token(gpt2, ids[-1]),
@@ -65,6 +71,51 @@ async def test_close_ups_are_those_of_the_chosen_token_and_head(
             await driver.press_and_rest("f1", "escape")
             assert view.display
             view.query_one(HeatMap).focus()
+
+
+async def test_the_prompt_shows_what_in_it_mattered(open_app: OpenApp, gpt2: LocalModel) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        driver.prompt.text = "/ablate 0.mlp"
+        await driver.press_and_rest("enter", "f3", "1")
+        look = driver.chat.query_one(PromptView)._look
+        ids, start = look.tokens.ids, look.start
+        for size in (start, start + 2):
+            await driver.press_and_rest("p")
+            (parts,) = shown(driver)
+            assert isinstance(parts, PromptParts)
+            names = [part.part for part in parts.parts]
+            assert names == ["instruction", "input", "reply"][: 2 + (size > start)]
+            assert parts.texts == look.tokens.texts[:size]
+            off = gpt2.logits(ids[:size], interventions=look.changes)
+            other = next(id for id in off.topk(2).indices.tolist() if id != ids[size])
+            assert parts.against == gpt2.piece(other)
+            difference = float(off[ids[size]] - off[other])
+            assert parts.difference == pytest.approx(difference, abs=1e-4)
+            on = gpt2.logits(ids[:size])
+            assert parts.difference != pytest.approx(float(on[ids[size]] - on[other]), abs=1e-3)
+            await driver.press_and_rest("escape")
+            await driver.press_and_rest("2")
+            await go_to(driver, text_of(driver, TokensView), start + 1)
+            await driver.press_and_rest("1")
+
+
+async def test_the_experts_of_each_token(
+    open_app: OpenApp, bpe: Tokenizer, gpt2: LocalModel, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    save_random(tmp_path, "mixtral", bpe, **sizes, **heads)
+    model = load_model(str(tmp_path))
+    async with open_app(model, settings=SETTINGS) as driver:
+        await driver.press_and_rest("f3", "6", "e")
+        (experts,) = shown(driver)
+        look = driver.chat.query_one(LayersView)._look
+        assert experts.to_json() == Experts.of(model, look.tokens.ids).to_json()
+        assert experts.sentence in driver.sentences
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.press_and_rest("f3", "6", "e")
+        assert "this model has no mixture of experts" in driver.sentences
 
 
 @pytest.mark.parametrize(("key", "kind"), [("3", WhyView), ("6", LayersView)])

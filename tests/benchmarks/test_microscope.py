@@ -1,0 +1,114 @@
+"""What each view of the microscope takes for a prompt of 40 tokens.
+
+Run it with `pytest -m benchmark -s tests/benchmarks/test_microscope.py` on a machine that does
+nothing else. CHATAPP_BENCHMARK_MODEL names a model to measure beside the bundled one and a GPT-2 of
+124 million random weights. The other prompt of a comparison differs in its first token, so that no
+state is equal in both.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+from random_124m import gpt2_124m
+from scale import check_finite, is_tiny, sized
+
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.decoder.interventions import Part
+from chatapp.engine.model import Sampling
+from chatapp.lab.architectures.positions import Positions
+from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
+from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, Why, ask, compare
+from chatapp.lab.figures.page import html_page
+from chatapp.lab.figures.svg import svg_picture
+from chatapp.lab.findings import Attention, Layers, NextToken, Tokens
+from chatapp.lab.head_texts import strongest_texts
+from chatapp.lab.heads import score_heads
+from chatapp.lab.inspectable import inspectable
+from chatapp.lab.prompt_parts import Span, attribute_prompt
+from chatapp.lab.reruns import LabError
+from chatapp.lab.steering import make_direction
+from chatapp.models.loading import load_model
+
+pytestmark = pytest.mark.benchmark
+
+LENGTH, ROUNDS, THREADS = sized((40, 5, 2), (6, 1, 1))
+TEXT = "The sea is a large body of salt water, and people have sailed on it for a long time. " * 3
+PAIRS = [(f"What a joyful {it}!", f"What a miserable {it}.") for it in ("day", "meal", "walk")] * 2
+SEARCH = "smallest circuit"
+"""It is searched, with its progress shown, and may take longer than a view."""
+
+
+def views(model: LocalModel) -> dict[str, Callable[[], object]]:
+    """What is measured, by its name."""
+    ids = model.tokenizer.encode(TEXT)[:LENGTH]
+    other, last = [ids[1], *ids[1:]], LENGTH - 1
+    opened = inspectable(model)
+    assert opened is not None
+    trace, question, second = opened.inspect(ids), ask(model, ids), ask(model, other)
+    why = Why.of(question)
+    halves = [Span("part 1", 0, LENGTH // 2), Span("part 2", LENGTH // 2, LENGTH)]
+    return {
+        "open: states, tokens, 25 alternatives each": lambda: Tokens.of(opened.inspect(ids), 25),
+        "attention of a token": lambda: Attention.of(trace, last),
+        "lenses, norms": lambda: (Layers.of(trace, last, 10), Norms.of(model, ids, last)),
+        "shares of all parts": lambda: Why.of(ask(model, ids), effects=False),
+        "total effects of all heads and MLPs": lambda: Why.of(question),
+        "what each does for a token": lambda: Ablation.of_each(question),
+        "what each does for the text's loss": lambda: Losses.of(question),
+        "patching: by layer and token, and by head": lambda: compare(model, ids, other),
+        "patching, estimated": lambda: Patches.of(question, second, estimate=True),
+        "what in the prompt mattered": lambda: attribute_prompt(model, ids, halves),
+        "the next token, step by step": lambda: NextToken.of(opened.stepper(ids, Sampling())),
+        "close-up: a weight": lambda: WeightSteps.of(model, ids, Part(0, 0), last),
+        "close-up: neighbours of token and state": lambda: (
+            Neighbours.of_token(model, ids[-1]),
+            StateNeighbours.of_state(model, ids, "0", last),
+        ),
+        "close-up: neurons": lambda: Neurons.of(model, ids, Part(0, is_mlp=True)),
+        "positions on, off, shuffled": lambda: Positions.of(model, ids, ids[::-1]),
+        "scores of all heads": lambda: score_heads(model),
+        "texts of a head": lambda: strongest_texts(model, 0, 0),
+        "a direction from six pairs": lambda: make_direction(model, "joy", PAIRS),
+        "a page and a picture": lambda: (html_page([why]), svg_picture([why])),
+        SEARCH: lambda: SmallestCircuit.of(question),
+    }
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """The median of several rounds after one that warms up; of one, where it takes long."""
+
+    def once() -> float:
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+
+    first = once()
+    return first if first > 5 else median(once() for _ in range(ROUNDS))
+
+
+@pytest.mark.parametrize("kind", ["bundled", "gpt2", "named"])
+def test_each_view_of_a_short_prompt(kind: str, tmp_path: Path) -> None:
+    name = {"bundled": "bundled", "named": os.environ.get("CHATAPP_BENCHMARK_MODEL", "")}.get(kind)
+    if name == "":
+        pytest.skip("CHATAPP_BENCHMARK_MODEL names no model")
+    model = load_model(name or str(gpt2_124m(tmp_path)), precision="float32")
+    assert isinstance(model, LocalModel)
+    torch.set_num_threads(THREADS)
+    times: dict[str, float] = {}
+    print(f"\n{model.name}, {LENGTH} tokens, milliseconds")
+    for view, work in views(model).items():
+        try:
+            times[view] = seconds(work)
+        except LabError as error:  # random weights need not tell two tokens apart
+            print(f"  {view}: {error}")
+            continue
+        print(f"  {view:44}{times[view] * 1e3:9.0f}", flush=True)
+    check_finite(*times.values())
+    if not is_tiny():
+        longest = {"bundled": 0.3, "gpt2": 10.0}.get(kind, float("inf"))
+        assert {view: t for view, t in times.items() if t > longest and view != SEARCH} == {}
