@@ -148,7 +148,9 @@ class CloserView(View):
         Binding("u", "closer('neurons')", "The ten neurons that count most", show=False),
         Binding("e", "closer('experts')", "The experts that each token went to", show=False),
     ]
-    closer_hint = "p what mattered · c circuit · w weight · n neighbours · r norms · u neurons · e experts"
+    closer_hint = (
+        "p what mattered · c circuit · w weight · n neighbours · r norms · u neurons · e experts"
+    )
 
     _look = Look(Tokens((), (), ()), 0)
     shared: int | None = None
