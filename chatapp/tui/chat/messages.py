@@ -177,7 +177,7 @@ class MessageActions(Screen[None]):
         try:
             models = {one.message_id: one.model for one in store.generations(reply.chat_id)}
             run = local_folder(models[reply.id]) if reply.id in models else None
-            asked = self._user_message(reply).text
+            question = self._user_message(reply).text
         except (StoreError, ModelError) as error:
             widgets.show_problem(str(error))
             return
@@ -185,7 +185,7 @@ class MessageActions(Screen[None]):
             widgets.inform("No model on this machine wrote this reply.")
             return
         copies = trace_command(run, reply.text, "--verbatim")
-        rows = trace_command(run, reply.text, f"--prompt={asked}")
+        rows = trace_command(run, reply.text, f"--prompt={question}")
         self.app.push_screen(TraceScreen(self.controls.conversation, copies, rows))
 
     def action_sources(self, message: "StoredMessage") -> None:
