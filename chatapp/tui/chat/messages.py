@@ -184,7 +184,7 @@ class MessageActions(Screen[None]):
         if run is None:
             widgets.inform("No model on this machine wrote this reply.")
             return
-        copies = trace_command(run, reply.text, "--verbatim")
+        copies = trace_command(run, reply.text, "--verbatim", "--json")
         rows = trace_command(run, reply.text, f"--prompt={question}")
         self.app.push_screen(TraceScreen(self.controls.conversation, copies, rows))
 

@@ -15,6 +15,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
@@ -57,6 +58,7 @@ class CommandScreen(Dialog[str | None]):
             yield Static(self.BINDING_GROUP_TITLE or "", classes="title")
             with VerticalScroll():
                 yield Static("Starting …", id="progress", markup=False)
+                yield Static(id="answer", markup=False)
             yield Static(_HINT, classes="hint", id="keys")
 
     def on_mount(self) -> None:
@@ -65,7 +67,7 @@ class CommandScreen(Dialog[str | None]):
     def on_unmount(self) -> None:
         self.end()
 
-    def answered(self, answer: str) -> tuple[str, str]:
+    def answered(self, answer: str) -> tuple[str | Content, str]:
         """What to show once the command has answered, and which keys are next."""
         raise NotImplementedError
 
@@ -79,6 +81,9 @@ class CommandScreen(Dialog[str | None]):
         """Run a command."""
         self._has_ended = False
         self._lines.clear()
+        self.query_one("#progress").display = True
+        self.query_one("#progress", Static).update("Starting …")
+        self.query_one("#answer", Static).update("")
         self.query_one("#keys", Static).update(_HINT)
         with self._conversation.under_way(self.TASK):
             await self._run(command)
@@ -110,10 +115,12 @@ class CommandScreen(Dialog[str | None]):
             default = f"The command ended with status {status}."
             self._close_with("" if self._lines else default, "Esc closes")
 
-    def _close_with(self, text: str, keys: str) -> None:
+    def _close_with(self, answer: str | Content, keys: str) -> None:
         self._has_ended = True
-        if text:
-            self._say(text)
+        if not self._lines:
+            self.query_one("#progress").display = False
+        text = printable(answer) if isinstance(answer, str) else answer
+        self.query_one("#answer", Static).update(text)
         self.query_one("#keys", Static).update(keys)
 
     async def _follow(self, messages: asyncio.StreamReader) -> None:

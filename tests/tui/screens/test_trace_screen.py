@@ -5,15 +5,22 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
+from textual.content import Content
+from textual.widgets import Static
 from tui_driver import Driver, OpenApp
 
 from chatapp.tui.chat import messages
 from chatapp.tui.screens.trace import TraceScreen, trace_command
 
-ECHOES = """
-import sys
-print("the run is trained again 4 times", file=sys.stderr)
-print("answer to", sys.argv[1:])
+TRACES = """
+import json, sys
+if "--verbatim" in sys.argv:
+    copy = {"text": "[b]here", "start": 0, "end": 7, "words": 4, "count": 2, "row": "a.txt, line 1"}
+    nats = {"model": 2.5, "ngram": 3.25}
+    print(json.dumps({"reply": sys.argv[2], "copies": [copy], "words": 4, "nats_per_word": nats}))
+else:
+    print("the run is trained again 4 times", file=sys.stderr)
+    print("rows for", sys.argv[3:])
 """
 
 
@@ -38,20 +45,23 @@ async def test_copies_come_first_and_rows_on_demand(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch, run: Path
 ) -> None:
     def command(*arguments: object) -> list[str]:
-        return [sys.executable, "-c", ECHOES, *map(str, arguments)]
+        return [sys.executable, "-c", TRACES, *map(str, arguments)]
 
     monkeypatch.setattr(messages, "trace_command", command)
     async with open_app(ScriptedModel(["[b]here"], name=str(run))) as driver:
         await press_i(driver)
         await driver.until(lambda: "Enter ranks" in driver.screen_text)
         assert isinstance(driver.app.screen, TraceScreen)
-        assert "'[b]here'" in driver.screen_text
-        assert "'--verbatim']" in driver.screen_text
+        assert "“[b]here”: 4 words, 2 times, first in a.txt, line 1" in driver.screen_text
+        assert "2.50 nats a word by the model, 3.25 by the n-grams" in driver.screen_text
+        answer = driver.app.screen.query_one("#answer", Static).content
+        assert isinstance(answer, Content)
+        assert [(span.start, span.end) for span in answer.spans] == [(0, 7)]
         await driver.press("enter")
         await driver.until(lambda: "'--prompt=Where?']" in driver.screen_text)
         assert "trained again 4 times" in driver.screen_text
         await driver.press("enter")  # it has been done
-        assert "--verbatim" not in driver.screen_text
+        assert "nats a word" not in driver.screen_text
         await driver.press("escape")
         assert driver.app.screen is driver.chat
 
