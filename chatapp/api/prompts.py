@@ -174,7 +174,7 @@ def _wanted_tools(body: ChatBody) -> list[ToolDefinition]:
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
     if body.is_call_required and not tools:
-        raise BadRequestError("tool_choice wants a call of a tool that is not there", "tool_choice")
+        raise BadRequestError("tool_choice requires a tool that is not in tools", "tool_choice")
     return tools
 
 

@@ -109,6 +109,8 @@ class Server:
         try:
             response = self._refusal(request) or await self._answered(request, handler)
             status = response.status
+        except ConnectionError:  # the client has left: aiohttp would log where that was noticed
+            response = web.Response(status=_LEFT)
         finally:
             seconds = time.monotonic() - started
             _log.info("%s %s %s %.3f s", request.method, _known_path(request), status, seconds)

@@ -3,11 +3,13 @@
 import asyncio
 import gc
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
+from aiohttp import ClientError, web
 from api_server import Client, serving
 
 from chatapp.api import server
@@ -64,6 +66,21 @@ async def leaver(client: Client) -> None:
     async with client.session.post(client.address + TEXT, json=body) as response:
         await response.content.readany()
         response.close()
+
+
+async def test_a_client_that_leaves_is_one_line_in_the_log(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def closed(response: web.StreamResponse, data: bytes) -> None:
+        raise ConnectionResetError
+
+    caplog.set_level(logging.INFO)
+    with monkeypatch.context() as patch:
+        patch.setattr(web.StreamResponse, "write", closed)
+        with suppress(ClientError):
+            await client.stream(TEXT, {"prompt": "To be", "max_tokens": 3})
+    assert f"POST {TEXT} 499 " in caplog.text
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def large(client: Client, data: bytes, status: int) -> None:
