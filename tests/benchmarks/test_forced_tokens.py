@@ -41,7 +41,9 @@ def timed_call(model: LanguageModel, request: Request) -> tuple[float, list[int]
 @pytest.mark.parametrize("name", MODELS)
 def test_a_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(name)
-    grammar = call_constraint(model, HERMES, find_tools().chosen(TOOLS))
+    tools = find_tools().chosen(TOOLS)
+    schemas = {name: tool.parameters for name, tool in tools.items()}
+    grammar = call_constraint(model, HERMES, schemas)
     assert grammar is not None
     whole = replace(grammar, after="", is_optional=False)
     together = Continuation.ahead

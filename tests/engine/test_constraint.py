@@ -174,6 +174,7 @@ def test_a_constraint_that_begins_after_a_text(model: LocalModel) -> None:
         ({"$ref": "#"}, "no text fits it"),
         ({"$ref": "http://127.0.0.1:1/x"}, "not present"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf constraints are not supported$"),
         (False, "allows nothing"),
         ('{"type"', "is not JSON"),
         ("[1]", "not a JSON object"),

@@ -102,7 +102,9 @@ def words_of(error: str) -> str:
     if first.startswith("NoExtension"):
         return "no text fits it"
     first = re.sub(r"Unimplemented keys: \[(.*)\]", r"no grammar can follow \1", first)
-    return f"{first.partition('; following special')[0]} {last}".strip()[:400]
+    # What follows advises options of llguidance, which the user does not have.
+    first = re.split(r"; following special|\. Enable ", first)[0]
+    return f"{first} {last}".strip()[:400]
 
 
 def fault_of(grammar: str) -> str:
