@@ -121,6 +121,7 @@ class CommandScreen(Dialog[str | None]):
             self.query_one("#progress").display = False
         text = printable(answer) if isinstance(answer, str) else answer
         self.query_one("#answer", Static).update(text)
+        self.query_one("#answer").display = bool(answer)
         self.query_one("#keys", Static).update(keys)
 
     async def _follow(self, messages: asyncio.StreamReader) -> None:
