@@ -39,6 +39,7 @@ pytestmark = pytest.mark.benchmark
 LENGTH, ROUNDS = sized((40, 5), (6, 1))
 TEXT = "The sea is a large body of salt water, and people have sailed on it for a long time. " * 3
 PAIRS = [(f"What a joyful {it}!", f"What a miserable {it}.") for it in ("day", "meal", "walk")] * 2
+ABLATION, PATCHING = "what each does for a token", "patching: by layer and token, and by head"
 SEARCH = "smallest circuit"
 """It is searched, with its progress shown, and may take longer than a view."""
 
@@ -58,9 +59,9 @@ def views(model: LocalModel) -> dict[str, Callable[[], object]]:
         "lenses, norms": lambda: (Layers.of(trace, last, 10), Norms.of(model, ids, last)),
         "shares of all parts": lambda: Why.of(ask(model, ids), effects=False),
         "total effects of all heads and MLPs": lambda: Why.of(question),
-        "what each does for a token": lambda: Ablation.of_each(question),
+        ABLATION: lambda: Ablation.of_each(question),
         "what each does for the text's loss": lambda: Losses.of(question),
-        "patching: by layer and token, and by head": lambda: compare(model, ids, other),
+        PATCHING: lambda: compare(model, ids, other),
         "patching, estimated": lambda: Patches.of(question, second, estimate=True),
         "what in the prompt mattered": lambda: attribute_prompt(model, ids, halves),
         "the next token, step by step": lambda: NextToken.of(opened.stepper(ids, Sampling())),
@@ -114,5 +115,6 @@ def test_each_view_of_a_short_prompt(kind: str, tmp_path: Path) -> None:
         print(f"  {view:44}{times[view] * 1e3:9.0f}{processors * 1e3:9.0f}", flush=True)
     check_finite(*times.values())
     if not is_tiny():
-        longest = {"bundled": 0.3, "gpt2": 10.0}.get(kind, float("inf"))
-        assert {view: t for view, t in times.items() if t > longest and view != SEARCH} == {}
+        aims = {"bundled": (0.3, set(times) - {SEARCH}), "gpt2": (10.0, {ABLATION, PATCHING})}
+        longest, aimed = aims.get(kind, (0.0, set()))
+        assert {view: times[view] for view in aimed if times[view] > longest} == {}
