@@ -62,8 +62,11 @@ def explain_text(
     answer, against: the two as text, each of one or more tokens; by default the next token, or the
     most likely one, and the runner-up. Raises UserError.
     """
+    from chatapp.lab.experiments import MEAN
     from chatapp.lab.prompt_parts import attribute_prompt, parts_of_text
 
+    if against == MEAN:
+        raise UserError("--parts compares two answers; --against mean is for the other questions")
     if "" in (answer, against):
         raise UserError("--answer and --against need a text of at least one token")
     compared = [

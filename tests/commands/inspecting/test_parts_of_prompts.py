@@ -78,9 +78,11 @@ def test_what_in_a_text_mattered(
     assert json.loads(named.out)["parts"]["answer"] == "x"
     span = run("inspect", text, "--parts", "--answer", " x, yz", "--model", folder, "--json")
     assert json.loads(span.out)["parts"]["answer"] == " x, yz"
-    empty = run("inspect", text, "--parts", "--answer", "", "--model", folder)
-    assert (empty.status, empty.out) == (2, "")
-    assert "a text of at least one token" in empty.err
+    wrong = {("--answer", ""): "a text of at least one token", ("--against", "mean"): "two answers"}
+    for options, words in wrong.items():
+        refused = run("inspect", text, "--parts", *options, "--model", folder)
+        assert (refused.status, refused.out) == (2, "")
+        assert words in refused.err
     file = tmp_path / "parts.html"
     assert run("inspect", text, "--parts", "--model", folder, "--output", str(file)).status == 0
     assert "Parts of the prompt" in file.read_text()
