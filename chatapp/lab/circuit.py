@@ -17,6 +17,7 @@ Invariant: no further single part can be taken away without going below the shar
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from chatapp.common.progress import Progress, no_progress
@@ -73,8 +74,9 @@ def smallest_circuit(
     everything = list(heads_and_mlps(reading.decoder))
     left, off = everything, frozenset[Part]()
     while left:
-        ranked = search.ranked(left, off, progress)
-        taken = search.prune(ranked, off, keep * whole, progress)
+        without = search.read_without(off)
+        ranked = search.ranked(left, without, progress)
+        taken = search.prune(ranked, off, without, keep * whole, progress)
         if taken == off:
             break
         off = taken
@@ -114,29 +116,48 @@ class _Search:
         states = reading.decoder.hidden(tokens, changes=self._changes(off))
         return float(self._contrast.of(reading.decoder.uncapped_head(states[0, -1])))
 
-    def ranked(self, left: Sequence[Part], off: Collection[Part], progress: Progress) -> list[Part]:
-        """Those left, that first whose loss matters least when the others are off already."""
+    def read_without(self, off: Collection[Part]) -> Reading:
+        """The text as the model reads it without these parts."""
         reading = self._reading
         changes = self._changes(off).shifted(-len(reading.start))
-        without = Reading(reading.decoder, reading.ids, reading.start, changes)
+        return Reading(reading.decoder, reading.ids, reading.start, changes)
+
+    def ranked(self, left: Sequence[Part], without: Reading, progress: Progress) -> list[Part]:
+        """Those left, that first whose loss matters least when the others are off already."""
         before = float(self._contrast.of(without.logits))
         after = read_again(
             without,
             [Edit.without(part, self._values[part]) for part in left],
-            lambda states: self._contrast.of(last_logits(reading.decoder, states)),
+            lambda states: self._contrast.of(last_logits(without.decoder, states)),
             progress,
         )
         lost = dict(zip(left, (before - after).tolist(), strict=True))
         return sorted(left, key=lambda part: lost[part])
 
+    @torch.inference_mode()
     def prune(
-        self, ranked: Sequence[Part], off: frozenset[Part], least: float, progress: Progress
+        self,
+        ranked: Sequence[Part],
+        off: frozenset[Part],
+        without: Reading,
+        least: float,
+        progress: Progress,
     ) -> frozenset[Part]:
-        """Take away one after the other, as long as the difference stays."""
+        """Take away one after the other, as long as the difference stays.
+
+        without: the text read without those that are off. What lies before a part's layer is not
+        computed again.
+        """
+        decoder, streams = without.decoder, list(without.states[:, None])
         for done, part in enumerate(ranked):
             progress(done, len(ranked))
-            if self.difference(off | {part}) >= least:
-                off = off | {part}
+            changes = self._changes(off | {part})
+            later, states = [], streams[part.layer]
+            for layer in range(part.layer, decoder.architecture.layers):
+                states = decoder.block_states(states, layer, changes=changes)
+                later.append(states)
+            if float(self._contrast.of(last_logits(decoder, states)[0])) >= least:
+                off, streams[part.layer + 1 :] = off | {part}, later
         return off
 
 
