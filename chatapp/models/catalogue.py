@@ -57,7 +57,7 @@ class ListedModel:
 
 def template_in_words(template: str) -> str:
     """The template for a chat with a model, in words."""
-    return {"": "plain", OWN: "template own"}.get(template, f"template {template}")
+    return {"": "plain", OWN: "own template"}.get(template, f"template {template}")
 
 
 def on_this_machine(precision: str = "auto", device: str = "auto") -> list[ListedModel]:

@@ -64,7 +64,7 @@ def test_causal_models_of_every_family_in_the_hubs_cache(
     assert model.info is not None
     assert model.info.template == OWN
     assert model.bytes == model.info.bytes
-    assert " · template own · " in model.about
+    assert " · own template · " in model.about
 
 
 def test_an_adapter_whose_base_is_not_here(tmp_path: Path) -> None:
