@@ -65,7 +65,7 @@ async def serving(
     options = {"handler_cancellation": True, "keepalive_timeout": api.SILENCE}
     runner = web.AppRunner(server.app(), shutdown_timeout=0.1, **options)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port)
+    site = web.TCPSite(runner, "127.0.0.1", port, backlog=api.BACKLOG)
     await site.start()
     port = runner.addresses[0][1]
     try:

@@ -39,6 +39,11 @@ SILENCE = 60.0
 connection is closed.
 """
 
+BACKLOG = 1024
+"""Connections that the system holds until the server takes them. Beyond that some stay half-open,
+unknown to the server, until their clients give up.
+"""
+
 MOST_BYTES = 64 * LARGEST_BODY
 """Of the bodies of all requests at a time."""
 

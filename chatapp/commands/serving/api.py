@@ -168,7 +168,7 @@ def _run(
     """Serve until a signal. described: for the user's file, or empty."""
     from aiohttp import web
 
-    from chatapp.api.server import SILENCE, Server
+    from chatapp.api.server import BACKLOG, SILENCE, Server
     from chatapp.engine.backends.background import Address
     from chatapp.models.background import Background, forget, note
 
@@ -190,6 +190,7 @@ def _run(
         web.run_app(
             Server(served, access, token).app(),
             sock=listening,
+            backlog=BACKLOG,
             print=announce,
             access_log=None,
             shutdown_timeout=_PATIENCE,
