@@ -32,6 +32,8 @@ PAUSE = sized(0.25, 0.01)
 PATIENCE = 120.0
 LETTERS = [chr(code) for code in chain(range(0x3B1, 0x3C2), range(0x430, 0x450))]
 REPLY = "**Step {n}.** Use `cut`:\n\n- wash *it*\n- cut it"
+LIST = "\n".join(f"- **Step {n}.** Use `cut -{n}` for *it*." for n in range(20))
+"""The last reply, which the model goes on with."""
 
 
 def long_chat() -> None:
@@ -42,6 +44,7 @@ def long_chat() -> None:
     parent = None
     for n in range(MESSAGES):
         role, text = ("assistant", REPLY.format(n=n)) if n % 2 else ("user", f"Step {n}?")
+        text = LIST if n == MESSAGES - 1 else text
         parent = store.add_message(chat_id, parent, role, text).id
     store.close()
 
@@ -109,7 +112,7 @@ def test_keys_while_a_reply_streams(
     program = Program(model, tmp_path / "milestones.jsonl")
     try:
         program.wait_for("model_ready")
-        program.send("Write a long Python program, and explain it in a numbered list.\r")
+        program.send("Write the next 100 steps of this list.\r")
         program.wait_for("first_token")
         echoes = []
         for letter in LETTERS[:KEYS]:
@@ -121,6 +124,7 @@ def test_keys_while_a_reply_streams(
         program.close()
     store = Store(database_path())
     generation = store.generations(1)[-1]
+    has_list = "\n- **" in store.message(generation.message_id).text
     store.close()
     figures = {
         "model": Path(model).name,
@@ -130,6 +134,7 @@ def test_keys_while_a_reply_streams(
         "longest ms": round(1000 * max(echoes), 1),
         "prompt tokens": generation.prompt_tokens,
         "reply tokens": generation.reply_tokens,
+        "has a list": has_list,
         "ended by": generation.reason,
     }
     with capsys.disabled():
@@ -137,4 +142,5 @@ def test_keys_while_a_reply_streams(
     check_finite(*echoes)
     if not is_tiny():
         assert generation.reason == "cancelled"  # the reply was still being written
+        assert has_list
         assert median(echoes) < 0.05
