@@ -296,10 +296,10 @@ class Adapter(Section):
     modules_to_save: list[str] = Field(
         [], description="names of modules trained in full as well, such as ['lm_head']"
     )
-    load_in_4bit: bool = Field(
-        False,
-        description="load the base model's weights in four bits (QLoRA); needs a GPU and "
-        "bitsandbytes",
+    base_precision: Literal["float32", "int8", "int4"] = Field(
+        "float32",
+        description="what the matrices of the base model are kept in; int4 on a GPU with "
+        "bitsandbytes is its NF4 (QLoRA)",
     )
 
 

@@ -41,6 +41,7 @@ from finetune.training.adapters import (
     fuse_activations,
     switch_off_dropout,
 )
+from finetune.training.rounded_base import round_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,24 +145,29 @@ def _choose_weights(
 
 
 def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
-    """The model, in four bits if configured. Raises ConfigError and ModelError."""
-    if not config.adapter.load_in_4bit:
+    """The model, rounded if configured. Raises ConfigError and ModelError."""
+    precision, method = config.adapter.base_precision, config.train.method
+    if precision == "float32":
         return load_one_stack(files)
-    if config.train.method not in LOW_RANK:
+    if method not in LOW_RANK:
         raise ConfigError(
-            f"adapter.load_in_4bit: weights in four bits cannot learn; train.method is "
-            f"{config.train.method}, expected one of {', '.join(LOW_RANK)}"
+            f"adapter.base_precision: weights in {precision} cannot learn; train.method is "
+            f"{method}, expected one of {', '.join(LOW_RANK)}"
         )
-    if files.whole.is_gguf:
+    has_bitsandbytes = device == "cuda" and find_spec("bitsandbytes") is not None
+    if precision == "int4" and has_bitsandbytes and not files.whole.is_gguf:
+        return _load_in_nf4(files)
+    if method == "dora":
         raise ConfigError(
-            f"adapter.load_in_4bit: {config.model} is a GGUF file; expected a folder, or a hub id"
+            f"adapter.base_precision is {precision}, and train.method dora needs the lengths of "
+            "the base's columns; expected lora or rslora"
         )
-    if device != "cuda" or find_spec("bitsandbytes") is None:
-        raise ConfigError(
-            "adapter.load_in_4bit: needs a GPU of NVIDIA and the package bitsandbytes; "
-            f"the device is {device}"
-            + ("" if find_spec("bitsandbytes") else ", and bitsandbytes is not installed")
-        )
+    model = load_one_stack(files)
+    round_base(model, precision, config.adapter.modules_to_save)
+    return model
+
+
+def _load_in_nf4(files: ModelFiles) -> Any:
     from peft import prepare_model_for_kbit_training
     from transformers import BitsAndBytesConfig
 

@@ -74,7 +74,7 @@ def test_each_kind_of_objective_has_keys_of_its_own() -> None:
 def test_a_section_and_one_that_there_is_not() -> None:
     assert [key.name for key in keys("adapter")] == [
         "adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.targets",
-        "adapter.modules_to_save", "adapter.load_in_4bit",
+        "adapter.modules_to_save", "adapter.base_precision",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="no section 'tran'; did you mean 'train'"):
         keys("tran")

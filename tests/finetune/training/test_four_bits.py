@@ -14,10 +14,8 @@ import transformers
 from rich.console import Console
 from safetensors import safe_open
 
-from chatapp.engine.exporting import write_gguf
 from chatapp.models.loading import load_model
 from chatapp.models.resolving import find_model
-from finetune.config.sections import ConfigError
 from finetune.run import train
 from finetune.training import run_setup
 
@@ -53,7 +51,7 @@ def test_a_base_in_four_bits_learns_by_its_adapter(
     tmp_path: Path, asked: list[dict[str, Any]]
 ) -> None:
     settings = {"method": "lora", "max_steps": 12, "learning_rate": 0.05}
-    adapter = {"load_in_4bit": True, "rank": 4}
+    adapter = {"base_precision": "int4", "rank": 4}
     run = train(tiny.config(tmp_path, train=settings, adapter=adapter), QUIET)
     ((config, where),) = [tuple(call.values()) for call in asked]
     assert where == {"": 0}
@@ -78,21 +76,10 @@ def test_what_is_in_four_bits_is_frozen_and_norms_are_exact(
 ) -> None:
     settings = {"method": "lora", "max_steps": 1}
     made = run_setup.set_up_run(
-        tiny.config(tmp_path, train=settings, adapter={"load_in_4bit": True}), "cuda"
+        tiny.config(tmp_path, train=settings, adapter={"base_precision": "int4"}), "cuda"
     )
     learnt = {name for name, weight in made.model.named_parameters() if weight.requires_grad}
     assert learnt
     assert all(".lora_" in name for name in learnt)
     norms = [module for module in made.model.modules() if isinstance(module, torch.nn.LayerNorm)]
     assert {norm.weight.dtype for norm in norms} == {torch.float32}
-
-
-def test_a_gguf_file_is_refused(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
-    folder = tiny.base(tmp_path / "base")
-    tiny.pairs(tmp_path / "rows.json")
-    file = tmp_path / "base.gguf"
-    write_gguf(find_model(str(folder)), file, "f32", {}, lambda *at: None)
-    settings: dict[str, Any] = {"train": {"method": "lora"}, "adapter": {"load_in_4bit": True}}
-    with pytest.raises(ConfigError, match=r"load_in_4bit: .*base\.gguf is a GGUF file"):
-        train(tiny.config(tmp_path, model=str(file), data={"template": "chat"}, **settings), QUIET)
-    assert not asked

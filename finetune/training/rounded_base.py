@@ -1,0 +1,88 @@
+"""A base model whose matrices stay in int8 or int4 while an adapter on it learns, on any device.
+
+y = x Wᵀ + b, where W is made from its numbers for each product, and again for the gradient of x, so
+that only one matrix at a time is in floating point (as in QLoRA, Dettmers et al. 2023).
+
+Invariant: matrices are rounded as they are for a chat in the same precision.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+
+from chatapp.engine.kernels.rounding import GROUP, group_scales, quantise, rounded_groups
+
+
+class RoundedLinear(nn.Linear):
+    """A linear layer with frozen weights in int8, or in int4, two in a byte.
+
+    matrix: (out, in). bias: (out,) or None. In rows that are no whole number of groups, int4 is
+    int8.
+    """
+
+    scale: Tensor
+    least: Tensor | None
+
+    def __init__(self, matrix: Tensor, bias: nn.Parameter | None, precision: str) -> None:
+        nn.Module.__init__(self)  # without the weights in floating point
+        self.out_features, self.in_features = matrix.shape
+        least, matrix = None, matrix.float()
+        if precision == "int4" and self.in_features % GROUP == 0:
+            groups = matrix.reshape(self.out_features, -1, GROUP)
+            least, scale = group_scales(groups)
+            pairs = rounded_groups(groups, least, scale).byte().view(self.out_features, -1, 2)
+            numbers = pairs[..., 0] | pairs[..., 1] << 4
+            least, scale = least.bfloat16(), scale.bfloat16()
+        else:
+            numbers, scale = quantise(matrix)
+        self.weight = nn.Parameter(numbers, requires_grad=False)
+        self.register_buffer("scale", scale)
+        self.register_buffer("least", least)
+        self.register_parameter("bias", bias)
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """The weights (out, in) in floating point."""
+        if self.least is None:
+            return self.weight.to(dtype) * self.scale[:, None].to(dtype)
+        numbers = torch.stack((self.weight & 15, self.weight >> 4), -1)
+        groups = numbers.view(self.out_features, -1, GROUP).float() * self.scale + self.least
+        return groups.to(dtype).flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            x = x.to(torch.get_autocast_dtype(device))
+        y: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """x Wᵀ, whose gradient makes W anew in place of keeping it."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, layer: RoundedLinear) -> Tensor:
+        context.layer = layer
+        return F.linear(x, layer.matrix(x.dtype))
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient @ context.layer.matrix(gradient.dtype), None
+
+
+def round_base(model: Any, precision: str, whole: Collection[str]) -> None:
+    """Round the matrices of a model's layers, except the output matrix.
+
+    whole: names of modules that learn themselves.
+    """
+    head = model.get_output_embeddings()
+    for name, parent in list(model.named_modules()):
+        for own, child in list(parent.named_children()):
+            is_whole = any(part in whole for part in (*name.split("."), own))
+            if isinstance(child, nn.Linear | Conv1D) and child is not head and not is_whole:
+                matrix = child.weight.detach()
+                matrix = matrix.t() if isinstance(child, Conv1D) else matrix
+                setattr(parent, own, RoundedLinear(matrix, child.bias, precision))
