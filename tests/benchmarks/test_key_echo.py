@@ -29,7 +29,7 @@ pytestmark = pytest.mark.benchmark
 MESSAGES, KEYS, TOKENS = sized((500, 40, 1500), (4, 4, 200))
 PAUSE = sized(0.25, 0.01)
 """Seconds between two keys."""
-PATIENCE = 120.0
+PATIENCE = 300.0
 LETTERS = [chr(code) for code in chain(range(0x3B1, 0x3C2), range(0x430, 0x450))]
 REPLY = "**Step {n}.** Use `cut`:\n\n- wash *it*\n- cut it"
 LIST = "\n".join(f"- **Step {n}.** Use `cut -{n}` for *it*." for n in range(20))
