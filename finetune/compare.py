@@ -23,11 +23,14 @@ from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object, whole_file
 from finetune.config.sections import ConfigError
 from finetune.training.display import Points, draw_curves
-from finetune.training.record import LOG_FILE, LOSSES_FILE, PRETRAIN_RECORD, read_log
+from finetune.training.record import LOG_FILE, LOSSES_FILE, PRETRAIN_RECORD, RESULT_FILE, read_log
 
 FIGURES = {
     "loss": "loss",
     "eval_loss": "held-out loss",
+    "eval_memory_loss": "held-out loss with memory",
+    "masked": "masked loss",
+    "eval_masked": "held-out masked loss",
     "eval_accuracy": "held-out accuracy",
     "eval_exact_match": "exact match",
     "window_loss": "loss of windows",
@@ -39,8 +42,22 @@ FIGURES = {
 }
 """Keys of a log, and what they are called; see `finetune.training.record`."""
 
-PANELS = (("window_loss", "eval_loss", "loss"), ("in_context",), ("previous", "induction"))
-"""What is drawn: of the first panel, the first figure that all runs have."""
+COSTS = {
+    "tokens_per_second": ("tokens/s", 1),
+    "memory_bytes": ("peak memory, MiB", 2**20),
+}
+"""What a run costs by its log: what it is called, and the unit that it is divided by."""
+
+PANELS = (
+    ("window_loss", "eval_loss", "loss"),
+    ("eval_masked", "masked"),
+    ("in_context",),
+    ("previous", "induction"),
+)
+"""What is drawn: of losses, the first figure that all runs with such a loss have."""
+
+_MASKED = {"loss": "masked", "eval_loss": "eval_masked"}
+"""The losses of masked models, which see both sides of a token, by names of their own."""
 
 FORMED = 0.3
 """A run has formed induction from the first watched step whose largest score is at least this."""
@@ -48,11 +65,16 @@ FORMED = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One run. curves: key of `FIGURES` -> (step, value), as far as its log has them."""
+    """One run. curves: key of `FIGURES` and `COSTS` -> (step, value), as far as its log has them.
+
+    parameters, formula: their number, and how it comes about; None where the run has no such.
+    """
 
     name: str
     config: Mapping[str, Any]
     curves: Mapping[str, Points]
+    parameters: int | None = None
+    formula: str | None = None
 
     @property
     def formed(self) -> int | None:
@@ -69,13 +91,28 @@ def read_course(run: Path) -> Course:
             rows = read_log(run / log)
             curves = {
                 key: [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-                for key in ("l3", *FIGURES)
+                for key in ("l3", *FIGURES, *COSTS)
             }
             curves["loss"] = curves["loss"] or curves.pop("l3")
+            config = data.get("config", data)
+            if _is_masked(config):
+                curves |= {own: curves.pop(key) or curves[own] for key, own in _MASKED.items()}
+            end = run / RESULT_FILE
+            result = read_json_object(end, ConfigError) if end.exists() else {}
             return Course(
-                run.name, data.get("config", data), {k: v for k, v in curves.items() if v}
+                run.name,
+                config,
+                {key: points for key, points in curves.items() if points},
+                result.get("parameters"),
+                result.get("formula"),
             )
     raise ConfigError(f"{run}: expected the folder of a run that has begun, with its log")
+
+
+def _is_masked(config: Mapping[str, Any]) -> bool:
+    """Whether the run of a configuration fills masks."""
+    kind = config.get("objective", {}).get("kind")
+    return kind == "masked" or config.get("shape", {}).get("architecture") == "bert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +135,8 @@ class Comparison:
                     "run": course.name,
                     "group": number,
                     "induction_formed": course.formed,
+                    "parameters": course.parameters,
+                    "formula": course.formula,
                     "curves": {
                         key: list(map(list, points)) for key, points in course.curves.items()
                     },
@@ -108,18 +147,42 @@ class Comparison:
         }
 
     def table(self) -> Table:
-        """The last value of each figure, and the step at which induction formed; a run a column."""
+        """The last value of each figure, the step at which induction formed, and the costs; a
+        group a column."""
         table = Table("", *(Column(Text(_name(group))) for group in self.groups))
         for key, title in FIGURES.items():
-            last = [
-                [run.curves[key][-1][1] for run in group if key in run.curves]
-                for group in self.groups
-            ]
-            if any(last):
-                table.add_row(title, *(spread(values, 3) for values in last))
+            self._add_last(table, title, key, 1, 3)
         if any("induction" in run.curves for group in self.groups for run in group):
             table.add_row("induction formed at step", *map(_formed, self.groups))
+        for key, (title, unit) in COSTS.items():
+            self._add_last(table, title, key, unit, 0)
+        sizes = [group[0].parameters for group in self.groups]
+        if any(sizes):
+            table.add_row("parameters", *(f"{size:,}" if size else "" for size in sizes))
         return table
+
+    def _add_last(self, table: Table, title: str, key: str, unit: float, digits: int) -> None:
+        """Add the last value of each group's runs, divided by a unit, if any run has one."""
+        last = [
+            [run.curves[key][-1][1] / unit for run in group if key in run.curves]
+            for group in self.groups
+        ]
+        if any(last):
+            table.add_row(title, *(spread(values, digits) for values in last))
+
+    def notes(self) -> RenderableType:
+        """How the number of parameters of each group comes about, and what does not compare."""
+        lines = [
+            f"{_name(group)}: {group[0].parameters:,} parameters = {group[0].formula}"
+            for group in self.groups
+            if group[0].formula
+        ]
+        if any("masked" in run.curves for group in self.groups for run in group):
+            lines.append(
+                "A masked loss is that of hidden tokens, seen from both sides; it does not compare "
+                "with a loss, which is that of each token given those before."
+            )
+        return Text("\n".join(lines))
 
     def panels(self, width: int, rows: int) -> RenderableType:
         """The curves for a terminal, one panel a figure; a group is its mean."""
@@ -155,9 +218,13 @@ class Comparison:
             figure.savefig(draft, format=kind, dpi=120)
 
     def _drawn(self, keys: Sequence[str]) -> list[str]:
-        """Of losses the first that all runs have, of scores all such."""
-        common = [k for k in keys if all(k in run.curves for group in self.groups for run in group)]
-        return common[:1] if "loss" in keys else common
+        """Of losses the first that all runs with one have, of scores those that all have."""
+        is_loss = keys[0].endswith(("loss", "masked"))
+        runs = [run for group in self.groups for run in group]
+        if is_loss:
+            runs = [run for run in runs if not run.curves.keys().isdisjoint(keys)]
+        common = [key for key in keys if runs and all(key in run.curves for run in runs)]
+        return common[:1] if is_loss else common
 
 
 def _columns(points: Points) -> tuple[list[float], list[float]]:
@@ -189,8 +256,9 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def show(comparison: Comparison, width: int) -> RenderableType:
-    """The table, and the curves below it."""
-    return Group(comparison.table(), comparison.panels(max(40, width - 2), 8))
+    """The table, the notes on it, and the curves below."""
+    panels = comparison.panels(max(40, width - 2), 8)
+    return Group(comparison.table(), comparison.notes(), panels)
 
 
 def _setting(course: Course) -> str:
@@ -206,6 +274,9 @@ def _setting(course: Course) -> str:
 
 
 def _name(group: Sequence[Course]) -> str:
-    """The name of a run, or of the first of a group, with their number."""
+    """The name of a run, or that of the first of a group without its seed, and their number."""
     name = printable(group[0].name)
-    return name if len(group) == 1 else f"{name} (of {len(group)} seeds)"
+    if len(group) == 1:
+        return name
+    shared = "_".join(part for part in name.split("_") if not part.startswith("seed="))
+    return f"{shared or name} (of {len(group)} seeds)"

@@ -1,26 +1,25 @@
-"""`finetune pretrain`: a decoder from random weights on plain text and dialogues.
+"""`finetune pretrain`: a model from random weights on plain text and dialogues.
 
 The objective is L1 of Radford et al. (2018): the mean negative log-likelihood of every token given
-those before it, over windows packed from all documents. The run folder is a complete model in
-Hugging Face layout, with the template of its dialogues. pretrain.json in it identifies the run: the
-configuration without keys that change no step, and under `digests` the digest (SHA-256) of each
-source's documents.
+those before it, over windows packed from all documents; of BERT, the masked loss. The run folder is
+a complete model in Hugging Face layout, with the template of its dialogues. pretrain.json in it
+identifies the run: the configuration without keys that change no step, and under `digests` the
+digest (SHA-256) of each source's documents.
 
 Invariant: a run is continued only with the same configuration on the same documents.
 """
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 from transformers import (
-    AutoModelForCausalLM,
     EarlyStoppingCallback,
     PrinterCallback,
     TrainingArguments,
@@ -32,24 +31,29 @@ from chatapp.engine.files.model_files import CONFIG
 from chatapp.prompting.messages import END_OF_TEXT
 from chatapp.prompting.template import DialogueTemplate, named
 from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
+from finetune.data.batches import Windows
 from finetune.data.corpus import (
+    MASK,
     Document,
     Ids,
     cut_windows,
     document_key,
     encode_documents,
     end_id,
+    in_lanes,
     read_documents,
     split_off,
     train_tokenizer,
 )
 from finetune.data.tables import draw
 from finetune.measuring.learning import WINDOWS, Watch
-from finetune.training.architectures import network_config
+from finetune.objectives.masked import Masked
+from finetune.training.architectures import build_network, parameter_formula
 from finetune.training.callbacks import RunCallback
 from finetune.training.checkpoints import last_checkpoint
 from finetune.training.export import save_chat, whole_model
 from finetune.training.initial_weights import plant_heads
+from finetune.training.masked_windows import MaskedTrainer
 from finetune.training.record import (
     LOSSES_FILE,
     PRETRAIN_RECORD,
@@ -58,23 +62,10 @@ from finetune.training.record import (
     check_same_data,
     write_json,
 )
-from finetune.training.run_setup import products_precision, training_device
+from finetune.training.run_setup import processes, products_precision, training_device
 from finetune.training.trainer import FiniteTrainer
 from finetune.training.trainer_factory import check_trackers, quiet_transformers
-
-
-class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Packed windows as Trainer requires them; every token is a label."""
-
-    def __init__(self, ids: Ids) -> None:
-        self.ids = ids
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        ids = torch.from_numpy(self.ids[index].astype(np.int64))
-        return {"input_ids": ids, "labels": ids}
+from finetune.training.transformer_xl import SegmentTrainer
 
 
 def pretrain(config: PretrainConfig, console: Console) -> Path:
@@ -99,18 +90,18 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
 
     quiet_transformers()
     set_seed(config.seed)
-    shaped = network_config(config.shape, tokenizer.get_vocab_size(), end_id(tokenizer))
-    model = AutoModelForCausalLM.from_config(shaped)
+    model = build_network(config.shape, tokenizer.get_vocab_size(), end_id(tokenizer))
     if config.shape.start == "planted":
         plant_heads(model)
     console.print(
         f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
         f"{windows.shape[1]} tokens an epoch; products in {precision}"
     )
-    trainer = _trainer(config, model, windows, held_out)
+    trainer = _trainer(config, model, tokenizer, windows, held_out)
     checkpoint = last_checkpoint(output)
     if checkpoint:
         console.print(f"resuming from {checkpoint.name}", style="dim")
+    watches = steps.watch and not _is_masked(config)
     display = RunCallback(
         console,
         RunLog(output / LOSSES_FILE, ("loss",)),
@@ -118,7 +109,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
         trainer,
         {"loss": "loss"},
         ("loss",),
-        watch=_watch(config, model, tokenizer, template, held_out) if steps.watch else None,
+        watch=_watch(config, trainer, tokenizer, template, held_out) if watches else None,
     )
     trainer.add_callback(display)
     try:
@@ -127,6 +118,10 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
         display.stop()
     _finish(output, config, trainer, template)
     return output
+
+
+def _is_masked(config: PretrainConfig) -> bool:
+    return config.shape.architecture == "bert"
 
 
 Sources = Sequence[tuple[Source, list[Document]]]
@@ -142,6 +137,11 @@ def _check_shape(config: PretrainConfig) -> None:
         raise ConfigError(
             f"shape.start is planted, but shape.architecture is {config.shape.architecture}; "
             "heads are planted in gpt2 only"
+        )
+    is_recurrent = config.shape.architecture == "transformer-xl"
+    if is_recurrent and (config.shape.hidden % 2 or processes() > 1):
+        raise ConfigError(
+            "shape.architecture is transformer-xl; expected an even shape.hidden, and one process"
         )
     if config.train.window > config.shape.positions or config.train.window == 1:
         raise ConfigError(
@@ -192,7 +192,8 @@ def _tokenizer(path: Path, config: PretrainConfig, sources: Sources, console: Co
         return Tokenizer.from_file(str(path))
     console.print("training the tokenizer", style="dim")
     everything = (document for _, documents in sources for document in documents)
-    tokenizer = train_tokenizer(everything, config.shape.vocabulary)
+    has_mask = _is_masked(config)
+    tokenizer = train_tokenizer(everything, config.shape.vocabulary, has_mask=has_mask)
     with whole_file(path) as draft:
         tokenizer.save(str(draft))
     return tokenizer
@@ -233,20 +234,25 @@ def _windows(
     return windows, held_out_windows
 
 
+_MASKED = 0.15
+"""The share of the tokens that a masked model predicts."""
+
 _LONG = 10
 """A document of more windows than these is long: its own end is held out."""
 
 
 def _watch(
     config: PretrainConfig,
-    model: Any,
+    trainer: FiniteTrainer,
     tokenizer: Tokenizer,
     template: DialogueTemplate,
     held_out: Ids,
 ) -> Watch:
     def save(folder: Path) -> None:
-        halves = {name: weight.half() for name, weight in model.state_dict().items()}
-        _write_model(folder, model, halves, config, template)
+        model = trainer.model
+        with trainer.averaged():
+            halves = {name: weight.half() for name, weight in model.state_dict().items()}
+            _write_model(folder, model, halves, config, template)
         tokenizer.save(str(folder / "tokenizer.json"))
 
     samples = config.samples
@@ -257,10 +263,23 @@ def _watch(
 def _trainer(
     config: PretrainConfig,
     model: Any,
+    tokenizer: Tokenizer,
     windows: Ids,
     held_out: Ids,
 ) -> FiniteTrainer:
+    """The trainer of the architecture. Raises ConfigError for too little text."""
     settings = config.train
+    kind: Callable[..., FiniteTrainer] = FiniteTrainer
+    if config.shape.architecture == "transformer-xl":
+        kind, windows = SegmentTrainer, in_lanes(windows, settings.batch_size)
+        if not len(windows):
+            raise ConfigError("data.train: there are fewer windows than train.batch_size")
+    if _is_masked(config):
+        mask, vocabulary = tokenizer.token_to_id(MASK), tokenizer.get_vocab_size()
+        special = frozenset({mask, end_id(tokenizer)})
+        kind = partial(
+            MaskedTrainer, objective=Masked(_MASKED, config.seed, mask, special, vocabulary)
+        )
     on_gpu = torch.cuda.is_available()
     arguments = TrainingArguments(
         output_dir=config.output,
@@ -289,8 +308,9 @@ def _trainer(
         seed=config.seed,
         dataloader_pin_memory=on_gpu,
     )
-    trainer = FiniteTrainer(
+    trainer = kind(
         steps=settings,
+        average=settings.ema,
         model=model,
         args=arguments,
         train_dataset=Windows(windows),
@@ -317,12 +337,13 @@ def _finish(
     """
     best = trainer.load_best() if config.train.early_stop else trainer.state.global_step
     loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
-    with whole_model(output) as aside:
+    with trainer.averaged(), whole_model(output) as aside:
         _write_model(aside, trainer.model.half(), None, config, template)
     result = {
         "steps": trainer.state.global_step,
         "best_step": best,
         "parameters": trainer.model.num_parameters(),
+        "formula": parameter_formula(config.shape, trainer.model.config.vocab_size),
         "held_out_loss": loss,
         "held_out_perplexity": math.exp(loss) if loss is not None else None,
     }
@@ -348,6 +369,8 @@ def _write_model(
         "model_max_length": config.shape.positions,
         "clean_up_tokenization_spaces": False,
     }
+    if _is_masked(config):
+        tokenizer_config |= {"mask_token": MASK, "cls_token": end, "sep_token": end}
     model.save_pretrained(folder, state_dict=weights)
     settings = read_json_object(folder / CONFIG, ConfigError)
     # Training works without the cache; other programs need it.

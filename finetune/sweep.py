@@ -15,6 +15,7 @@ from chatapp.common.userfiles import parse_toml, read_json_object, read_required
 from finetune.config.sections import ConfigError, FinetuneConfig, PretrainConfig, load_config
 from finetune.pretrain import pretrain
 from finetune.run import FREE_KEYS, resume, train
+from finetune.training.display import restart_peak_memory
 from finetune.training.record import PRETRAIN_RECORD, RESULT_FILE, differences
 
 _FREE = (*FREE_KEYS, "output", "train.precision")  # "auto" is recorded as what it is
@@ -32,6 +33,7 @@ def sweep(path: Path, overrides: Sequence[str], console: Console, device: str) -
         if _is_finished(config, folder):
             continue
         console.print(f"run {number:,} of {len(configs):,}: {folder}", markup=False)
+        restart_peak_memory()
         if isinstance(config, PretrainConfig):
             pretrain(config, console)
         elif (folder / RUN_RECORD).exists():

@@ -66,6 +66,11 @@ class PretrainData(Section):
     template: str = Field("chat", description="the dialogue template of `messages` documents")
 
 
+ArchitectureName = Literal[
+    "gpt2", "gpt", "sparse", "rotary", "gated", "rmsnorm", "llama", "transformer-xl", "bert"
+]
+
+
 class Shape(Section):
     """The decoder, trained from random weights."""
 
@@ -74,11 +79,12 @@ class Shape(Section):
     heads: int = Field(5, ge=1, description="attention heads of a block")
     hidden: int = Field(320, ge=1, description="a multiple of heads")
     positions: int = Field(1024, ge=2, description="context window, in tokens")
-    architecture: Literal["gpt2", "gpt", "sparse", "rotary", "gated", "rmsnorm", "llama"] = Field(
+    architecture: ArchitectureName = Field(
         "gpt2",
         description="gpt normalizes after each part; in sparse, every second layer sees an eighth "
-        "of the window; from rotary on, each changes one part: rotary positions, a gated MLP, "
-        "RMSNorm, grouped heads",
+        "of the window; rotary, gated, rmsnorm and llama each change one part more: rotary "
+        "positions, a gated MLP, RMSNorm, grouped heads; transformer-xl has the window before as "
+        "its memory; bert is trained to fill masks",
     )
     start: Literal["random", "planted"] = Field(
         "random",
@@ -164,6 +170,13 @@ class PretrainTrain(Steps):
     )
     weight_decay: float = Field(
         0.1, ge=0, description="weights shrink by this factor times the learning rate in each step"
+    )
+    ema: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="decay of an exponential moving average of the weights, such as 0.99, which is "
+        "measured and kept in place of the last weights; 0: none",
     )
     save_every: int = Field(
         100, ge=1, description="steps between checkpoints, each with a measurement"

@@ -43,6 +43,20 @@ class RowOrder(Protocol):
     def set_epoch(self, epoch: int) -> None: ...
 
 
+class Windows(Dataset[Tensors]):
+    """Packed windows of text, (windows, tokens), as Trainer needs them: each token is a label."""
+
+    def __init__(self, ids: NDArray[np.int32]) -> None:
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> Tensors:
+        ids = torch.from_numpy(self.ids[index].astype(np.int64))
+        return {"input_ids": ids, "labels": ids}
+
+
 class ByLength:
     """Longest first: the least padding, and a row that exceeds the memory fails at once."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from chatapp.prompting.messages import END_OF_TEXT, Segment
 from chatapp.prompting.template import DialogueTemplate
@@ -20,6 +20,9 @@ from finetune.data.tables import BadRow, is_held_out, tables, text_key
 Ids = NDArray[np.int32]
 Document = list[Segment]
 """A training text; the end-of-text token follows it."""
+
+MASK = "[MASK]"
+"""The token that hides another, of a masked model."""
 
 # GPT-2's own pattern with one change: digits are separate and without a leading space, so that a
 # number is always spelled in the same ten tokens.
@@ -52,8 +55,14 @@ def document_key(document: Document) -> str:
     return text_key("\0".join(segment.text for segment in document))
 
 
-def train_tokenizer(documents: Iterable[Document], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE of `vocabulary` entries; id 0 is the end-of-text token."""
+def train_tokenizer(
+    documents: Iterable[Document], vocabulary: int, *, has_mask: bool = False
+) -> Tokenizer:
+    """A byte-level BPE of `vocabulary` entries; id 0 is the end-of-text token.
+
+    has_mask: of a masked model. Its id 1 is the mask, and a text is framed by end-of-text tokens.
+    """
+    end = END_OF_TEXT.text
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -64,12 +73,16 @@ def train_tokenizer(documents: Iterable[Document], vocabulary: int) -> Tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[END_OF_TEXT.text],
+        special_tokens=[end, MASK] if has_mask else [end],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     texts = (segment.text for document in documents for segment in document)
     tokenizer.train_from_iterator(texts, trainer)
+    if has_mask:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{end} $A {end}", special_tokens=[(end, 0)]
+        )
     return tokenizer
 
 
@@ -132,3 +145,13 @@ def cut_windows(documents: Sequence[Ids], length: int, seed: int) -> Ids:
     stream = np.concatenate([np.empty(0, dtype=np.int32), *(documents[i] for i in order)])
     windows = len(stream) // length
     return stream[: windows * length].reshape(windows, length)
+
+
+def in_lanes(windows: Ids, rows: int) -> Ids:
+    """Consecutive windows in an order in which a batch of `rows` continues the one before it, row
+    by row: each row of the batches is a part of the text. The windows of a rest are left out.
+    """
+    steps = len(windows) // rows
+    length = windows.shape[1]
+    lanes = windows[: rows * steps].reshape(rows, steps, length)
+    return lanes.swapaxes(0, 1).reshape(rows * steps, length)

@@ -14,7 +14,7 @@ Invariant: the teacher sees the student's tokens, learns nothing, and is never p
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -27,26 +27,24 @@ from torch.utils.checkpoint import checkpoint
 
 from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.backends.transformers_loading import context_of, load_causal
-from chatapp.engine.model import PieceTokenizer, Tokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.models.resolving import find_model
 from finetune.config.objectives import DistillationSettings
-from finetune.config.sections import ConfigError, FinetuneConfig, Metric
-from finetune.data.batches import Tensors, TrainingRows
+from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.data.batches import Tensors
 from finetune.data.packing import Rows
-from finetune.objectives.l3 import ChatEvaluator, count_labels, perplexity
+from finetune.objectives.l3 import ReplyObjective, count_labels, perplexity
 from finetune.objectives.log_probs import CHUNK_LOGITS
 from finetune.objectives.model_checks import check_causal, check_head, check_packing
 from finetune.objectives.objective import (
-    Evaluator,
     ModelText,
     Objective,
-    Question,
     RowSets,
     model_inputs,
 )
 from finetune.objectives.previews import show_lengths, show_masks
-from finetune.objectives.rows import read_chat_rows, row_questions
+from finetune.objectives.rows import read_chat_rows
 
 _CHUNK_LOGITS = CHUNK_LOGITS // 4
 """Logits of one model that exist at one time; a divergence needs about eight such tensors."""
@@ -70,7 +68,7 @@ def generalized_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distillation(Objective):
+class Distillation(ReplyObjective):
     """See above. config: its table. teacher: a causal model of transformers, frozen.
 
     window: the tokens that both models can read, without those that start each sequence.
@@ -82,7 +80,6 @@ class Distillation(Objective):
 
     names = ("jsd", "l2", "accuracy")
     curves = ("jsd",)
-    dropout = True
 
     @classmethod
     def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
@@ -102,11 +99,6 @@ class Distillation(Objective):
         data = read_chat_rows(config, replace(text, window=window), "prompt")
         data = replace(data, hashes=data.hashes | {"objective.teacher": files.digest()})
         return cls(config=settings, teacher=teacher, window=window), data
-
-    def questions(
-        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
-    ) -> Iterator[Question]:
-        return row_questions(cast(Rows, rows).examples, tokenizer, context, skip)
 
     @property
     def draws_replies(self) -> bool:  # type: ignore[override]
@@ -184,14 +176,6 @@ class Distillation(Objective):
             "Tokens": [*show_lengths(examples), Text(self.summary(data))],
             "Masks": list(show_masks(examples, tokenizer, marked)),
         }
-
-    @property
-    def best_metrics(self) -> tuple[Metric, ...]:
-        return ("loss", "accuracy", "exact_match")
-
-    @classmethod
-    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
-        return ChatEvaluator(config, text)
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss: the divergence in nats per token; of the rows' own tokens perplexity, accuracy."""

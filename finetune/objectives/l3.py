@@ -9,7 +9,6 @@ Invariant: a label's weight depends only on the counts of its whole optimizer st
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
@@ -21,12 +20,11 @@ from chatapp.engine.backends.head import HEAD_FILE, in_place_of
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from finetune.config.objectives import L3Settings
 from finetune.config.sections import ConfigError, FinetuneConfig, Metric
-from finetune.data.batches import ByLength, Tensors, TrainingRows, collate, loader
+from finetune.data.batches import Tensors, TrainingRows
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, response_labels
 from finetune.objectives.log_probs import LinearCrossEntropy
 from finetune.objectives.objective import (
-    EVALUATION_BATCH,
     Evaluator,
     Figures,
     ModelText,
@@ -37,7 +35,13 @@ from finetune.objectives.objective import (
     model_inputs,
 )
 from finetune.objectives.previews import show_lengths, show_masks
-from finetune.objectives.rows import encode_run_chats, read_chat_rows, row_questions, with_start
+from finetune.objectives.rows import (
+    encode_run_chats,
+    mean_losses,
+    read_chat_rows,
+    row_questions,
+    with_start,
+)
 
 AuxNorm = Literal["token", "sequence"]
 
@@ -131,7 +135,27 @@ def _labels_of_example(batch: Tensors) -> Tensor:
 
 
 @dataclass(frozen=True)
-class L3(Objective):
+class ReplyObjective(Objective):
+    """An objective on the replies of rows, evaluated by their loss and by the model's replies."""
+
+    dropout = True
+
+    def questions(
+        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
+    ) -> Iterator[Question]:
+        return row_questions(cast(Rows, rows).examples, tokenizer, context, skip)
+
+    @property
+    def best_metrics(self) -> tuple[Metric, ...]:
+        return ("loss", "accuracy", "exact_match")
+
+    @classmethod
+    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
+        return ChatEvaluator(config, text)
+
+
+@dataclass(frozen=True)
+class L3(ReplyObjective):
     """L2 of the responses plus λ times L1, computed only with the language-model head.
 
     aux_weight: λ. aux_norm: see `l3_losses`. aux_decays: λ falls linearly to 0.
@@ -143,7 +167,6 @@ class L3(Objective):
 
     names = ("l3", "l2", "l1", "accuracy")
     curves = ("l2", "l1")
-    dropout = True
 
     @classmethod
     def of(cls, settings: L3Settings, **fields: Any) -> Self:
@@ -155,11 +178,6 @@ class L3(Objective):
     def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
         settings = cast(L3Settings, config.objective)
         return cls.of(settings), read_chat_rows(config, text, settings.aux_span)
-
-    def questions(
-        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
-    ) -> Iterator[Question]:
-        return row_questions(cast(Rows, rows).examples, tokenizer, context, skip)
 
     @property
     def figures(self) -> Mapping[str, str]:
@@ -241,14 +259,6 @@ class L3(Objective):
     def preview_figures(self, data: RowSets, tokenizer: PieceTokenizer) -> dict[str, Any]:
         return {"effective_prompt_weight": self.prompt_weight(data)}
 
-    @property
-    def best_metrics(self) -> tuple[Metric, ...]:
-        return ("loss", "accuracy", "exact_match")
-
-    @classmethod
-    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
-        return ChatEvaluator(config, text)
-
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss and l1 in nats per token, perplexity, accuracy on response tokens."""
         loss = means["l2"]
@@ -282,15 +292,9 @@ class ChatEvaluator(Evaluator):
         of replies."""
         objective, tokenizer = L3(aux_weight=0.0), self.text.tokenizer
         behind_start = Rows(with_start(list(rows), self.text.start), "prompt")
-        pad = partial(collate, pad_id=tokenizer.end_id)
-        batches = loader(behind_start, ByLength(behind_start.lengths), EVALUATION_BATCH, pad)
-        counts = objective.count(batches, model, model)
-        total = torch.zeros(len(objective.names), dtype=torch.float64)
-        for number, batch in enumerate(batches):
-            tell("loss", number * EVALUATION_BATCH)
-            here = {key: value.to(model.device) for key, value in batch.items()}
-            total += objective.losses(model, model, here, counts, 0.0).cpu()
-        metrics = objective.metrics(dict(zip(objective.names, total.tolist(), strict=True)), 0.0)
+        end = tokenizer.end_id
+        means, counts = mean_losses(objective, model, behind_start, end, "loss", tell)
+        metrics = objective.metrics(means, 0.0)
         size = sum(_reply_bytes(row, tokenizer) for row in rows)
         figures = {"token_accuracy" if key == "accuracy" else key: metrics[key] for key in metrics}
         return Figures(

@@ -11,7 +11,6 @@ masks at every measurement.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -26,14 +25,13 @@ from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import mask_token
 from finetune.config.objectives import MaskedSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.data.batches import ByLength, Tensors, TrainingRows, collate, loader
+from finetune.data.batches import Tensors, TrainingRows, collate
 from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows
 from finetune.data.preparation import LONGEST
 from finetune.objectives.l3 import perplexity
 from finetune.objectives.log_probs import LinearCrossEntropy
 from finetune.objectives.objective import (
-    EVALUATION_BATCH,
     Evaluator,
     Figures,
     ModelText,
@@ -43,7 +41,7 @@ from finetune.objectives.objective import (
     model_inputs,
 )
 from finetune.objectives.previews import show_lengths
-from finetune.objectives.rows import read_chat_rows
+from finetune.objectives.rows import mean_losses, read_chat_rows
 
 _MASKED, _REPLACED = 0.8, 0.1
 _PREVIEWED = 3
@@ -206,14 +204,6 @@ class MaskedEvaluator(Evaluator):
     @torch.inference_mode()
     def measure(self, model: Any, rows: Sequence[Encoded], tell: Tell) -> Figures:
         objective, _ = Masked.build(self.config, self.text)
-        known = Rows(rows, "full")
-        pad = partial(collate, pad_id=self.text.tokenizer.end_id)
-        batches = loader(known, ByLength(known.lengths), EVALUATION_BATCH, pad)
-        counts = objective.count(batches, model, model)
-        total = torch.zeros(len(objective.names), dtype=torch.float64)
-        for number, batch in enumerate(batches):
-            tell("masked loss", number * EVALUATION_BATCH)
-            here = {key: value.to(model.device) for key, value in batch.items()}
-            total += objective.losses(model, model, here, counts, 0.0).cpu()
-        means = dict(zip(objective.names, total.tolist(), strict=True))
+        known, end = Rows(rows, "full"), self.text.tokenizer.end_id
+        means, _ = mean_losses(objective, model, known, end, "masked loss", tell)
         return Figures(objective.metrics(means, 0.0))

@@ -8,7 +8,7 @@ order.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,14 +18,21 @@ from torch.utils.data import Dataset
 from chatapp.engine.model import Tokenizer
 from finetune.config.objectives import AuxSpan, SupervisedSpan
 from finetune.config.sections import FinetuneConfig
-from finetune.data.batches import Tensors, collate
+from finetune.data.batches import ByLength, Tensors, TrainingRows, collate, loader
 from finetune.data.encoding import Encoded, Span, last_response
 from finetune.data.formats import Layout
 from finetune.data.packing import Rows, aux_labels, pack, response_labels
 from finetune.data.preferences import FIELDS, EncodedFeedback, EncodedPair, FeedbackRow, PairEncoder
 from finetune.data.preparation import ExampleSets, RowKind, encode_chats, encode_rows, length_of
 from finetune.data.tables import Row
-from finetune.objectives.objective import ModelText, Question, RowSets
+from finetune.objectives.objective import (
+    EVALUATION_BATCH,
+    ModelText,
+    Objective,
+    Question,
+    RowSets,
+    Tell,
+)
 
 # Rows of several examples are made this long when no example is longer: attention costs more the
 # longer a row, and at this length hardly any of it stays empty.
@@ -207,3 +214,22 @@ def preference_rows(rows: Sequence[EncodedFeedback], maker: RowMaker) -> PairRow
         [pair.rejected for pair in pairs],
         [pair.margin for pair in pairs],
     )
+
+
+def mean_losses(
+    objective: Objective, model: Any, rows: TrainingRows, end_id: int, what: str, tell: Tell
+) -> tuple[dict[str, float], Tensor]:
+    """The means of an objective's scalars over rows, by name, and their divisors.
+
+    what: the work, for `tell`.
+    """
+    batches = loader(
+        rows, ByLength(rows.lengths), EVALUATION_BATCH, partial(collate, pad_id=end_id)
+    )
+    counts = objective.count(batches, model, model)
+    total = torch.zeros(len(objective.names), dtype=torch.float64)
+    for number, batch in enumerate(batches):
+        tell(what, number * EVALUATION_BATCH)
+        here = {key: value.to(model.device) for key, value in batch.items()}
+        total += objective.losses(model, model, here, counts, 0.0).cpu()
+    return dict(zip(objective.names, total.tolist(), strict=True)), counts

@@ -4,11 +4,14 @@ Invariant: text of models and users is shown as plain characters, never as marku
 does not report a peak gives the current memory.
 """
 
+import gc
 import itertools
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from rich.console import Group, RenderableType
@@ -181,6 +184,15 @@ def duration(seconds: float) -> str:
 def memory(size: float) -> str:
     """Bytes in GiB or MiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def restart_peak_memory() -> None:
+    """Begin a new peak, where the system can: several runs of one process each have their own."""
+    gc.collect()  # the run before may be held by circles
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak becomes what is held now
 
 
 def peak_memory() -> int:

@@ -1,16 +1,19 @@
 """The optimizers of a run: AdamW, or Muon for the matrices inside the blocks with AdamW for the
-rest; and the schedule of their learning rate.
+rest; the schedule of their learning rate; and the average of the weights.
 
 Invariant: every trained parameter is in exactly one group, and a resumed run takes the same next
 step that the interrupted run would have taken.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import TrainerCallback
 
 
 class MuonBesideAdamW(torch.optim.Optimizer):
@@ -134,3 +137,41 @@ def schedule(kind: str, warmup: int, steps: int, min_rate: float = 0.0) -> Calla
         return min_rate + (1 - min_rate) * falling(done)
 
     return factor
+
+
+class WeightAverage(TrainerCallback):  # type: ignore[misc]
+    """The exponential moving average of a model's weights: a ← d · a + (1 - d) · w after each step.
+
+    d rises to the decay, as (1 + steps) / (10 + steps), so that the first weights are soon
+    forgotten.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._weights = list(model.parameters())
+        self._means = [weight.detach().clone() for weight in self._weights]
+        self._decay = decay
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        decay = min(self._decay, (1 + state.global_step) / (10 + state.global_step))
+        torch._foreach_lerp_(self._means, self._weights, 1 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model computes with the average."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for number, weight in enumerate(self._weights):
+            weight.data, self._means[number] = self._means[number], weight.data
+
+    def save(self, path: Path) -> None:
+        torch.save(self._means, path)
+
+    def load(self, path: Path) -> None:
+        for mean, saved in zip(self._means, torch.load(path, weights_only=True), strict=True):
+            mean.copy_(saved)

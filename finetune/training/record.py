@@ -14,8 +14,9 @@ run.json is an object with these keys:
   report alone.
 
 result.json of a finished run: steps taken; best_step, whose weights are kept; eval_* of those as in
-log.jsonl; seconds of all sessions; peak_memory_bytes. That of `pretrain` has steps, held_out_loss
-in nats a token and held_out_perplexity, null without held-out documents.
+log.jsonl; seconds of all sessions; peak_memory_bytes. That of `pretrain` has steps, best_step,
+parameters with their formula, held_out_loss in nats a token and held_out_perplexity, null without
+held-out documents.
 
 log.jsonl (losses.jsonl of `pretrain`) has one JSON object per line, in the order of the steps:
 

@@ -7,6 +7,7 @@ are cut into micro-batches and processes, nor on padding or packing.
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ from finetune.data.batches import (
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import Objective
 from finetune.training.checkpoints import CheckpointingTrainer
-from finetune.training.optimizer import muon_beside_adamw, schedule
+from finetune.training.optimizer import WeightAverage, muon_beside_adamw, schedule
 
 
 class NotFinite(FloatingPointError):
@@ -44,19 +45,26 @@ class NotFinite(FloatingPointError):
         self.batches = batches
 
 
+_AVERAGE_FILE = "average.pt"
+
+
 class FiniteTrainer(CheckpointingTrainer):
     """A Trainer that stops before an infinite loss or gradient damages the weights.
 
-    steps: the optimizer and its schedule. tokens_seen: training tokens of this process in this
-    session, without padding.
+    steps: the optimizer and its schedule. average: the decay of an average of the weights, which is
+    measured and saved in their place; 0 for none. tokens_seen: training tokens of this process in
+    this session, without padding.
     """
 
     optimizer: torch.optim.Optimizer | None
     lr_scheduler: LambdaLR | None
 
-    def __init__(self, *, steps: Steps, **trainer: Any) -> None:
+    def __init__(self, *, steps: Steps, average: float = 0.0, **trainer: Any) -> None:
         super().__init__(**trainer)
         self.steps = steps
+        self.average = WeightAverage(self.model, average) if average else None
+        if self.average:
+            self.add_callback(self.average)
         self.tokens_seen = 0
         self._step_batches: Sequence[Tensors] = ()
 
@@ -103,12 +111,36 @@ class FiniteTrainer(CheckpointingTrainer):
         self.tokens_seen += sum(map(_real_tokens, batches))
         return batches, items
 
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model has the weights that are kept: their average, if there is one."""
+        with self.average.in_place() if self.average else nullcontext():
+            yield
+
+    def evaluate(self, *arguments: Any, **settings: Any) -> dict[str, float]:
+        with self.averaged():
+            metrics: dict[str, float] = super().evaluate(*arguments, **settings)
+        return metrics
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.average:
+            self.average.save(Path(output_dir) / _AVERAGE_FILE)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint and self.average:
+            self.average.load(Path(checkpoint) / _AVERAGE_FILE)
+
     def load_best(self) -> int:
         """Load the weights of the best step, if that is not the last; return the step."""
         last, best = self.state.global_step, self.state.best_global_step or 0
         if best and best != last:
             sharded = self.model_wrapped if self.is_fsdp_enabled else None
-            self._load_from_checkpoint(f"{self.args.output_dir}/checkpoint-{best}", sharded)
+            folder = f"{self.args.output_dir}/checkpoint-{best}"
+            self._load_from_checkpoint(folder, sharded)
+            if self.average:
+                self.average.load(Path(folder) / _AVERAGE_FILE)
         return int(best or last)
 
     def made_of(self, batches: list[Tensors]) -> list[Tensors]:

@@ -32,17 +32,52 @@ def test_seeds_are_one_line_with_their_spread(tmp_path: Path) -> None:
     ]
     comparison = Comparison.of(runs)
     assert sorted(len(group) for group in comparison.groups) == [1, 2]
-    with (tmp_path / "shown").open("w") as file:
-        Console(file=file, width=140).print(show(comparison, 140))
-    shown = (tmp_path / "shown").read_text()
-    rows = {
-        cells[0]: cells[1:]
-        for line in shown.splitlines()
-        if line.startswith("│")
-        for cells in [[cell.strip() for cell in line.strip("│").split("│")]]
-    }
+    rows = cells(shown(comparison, tmp_path / "shown"))
     assert rows["induction"] == ["0.700 ± 0.141", "0.200"]
     assert rows["induction formed at step"] == ["3 ± 1", "never"]  # at steps 2 and 4
+
+
+def shown(comparison: Comparison, path: Path) -> str:
+    with path.open("w") as file:
+        Console(file=file, width=140).print(show(comparison, 140))
+    return path.read_text()
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    """The rows of a table by their first cell."""
+    lines = (line.strip("│").split("│") for line in text.splitlines() if line.startswith("│"))
+    return {first.strip(): [cell.strip() for cell in rest] for first, *rest in lines}
+
+
+def test_the_costs_are_in_the_table(tmp_path: Path) -> None:
+    runs = [run(tmp_path / name, seed, [0.0, 0.1]) for seed, name in enumerate("ab")]
+    for number, folder in enumerate(runs):
+        last = {"step": 2, "loss": 5.0, "tokens_per_second": 100 + 20 * number}
+        with (folder / "losses.jsonl").open("a") as log:
+            log.write(json.dumps(last | {"memory_bytes": 3 * 2**20}) + "\n")
+        result = {"parameters": 1240, "formula": "V·H + 40; V = 300, H = 4"}
+        (folder / "result.json").write_text(json.dumps(result))
+    comparison = Comparison.of(runs)
+    text = shown(comparison, tmp_path / "shown")
+    rows = cells(text)
+    assert rows["tokens/s"] == ["110 ± 14"]
+    assert rows["peak memory, MiB"] == ["3 ± 0"]
+    assert rows["parameters"] == ["1,240"]
+    assert "1,240 parameters = V·H + 40; V = 300, H = 4" in text
+    assert comparison.document()["runs"][0]["parameters"] == 1240
+
+
+def test_a_masked_loss_has_a_row_of_its_own(tmp_path: Path) -> None:
+    runs = [run(tmp_path / name, 0, [0.0, 0.1]) for name in ("architecture=gpt2", "bert")]
+    record = json.loads((runs[1] / "pretrain.json").read_text())
+    record["shape"]["architecture"] = "bert"
+    (runs[1] / "pretrain.json").write_text(json.dumps(record))
+    text = shown(Comparison.of(runs), tmp_path / "shown")
+    rows = cells(text)
+    assert sorted(rows["held-out loss"]) == ["", "4.900"]
+    assert rows["held-out masked loss"] == rows["held-out loss"][::-1]
+    assert "does not compare with a loss" in text
+    assert "held-out masked loss\n" in text  # its own curve
 
 
 def test_the_document_has_every_point(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from chatapp.models.run_steps import kept_steps, step_folder
 from chatapp.prompting.template import CHAT, load_template
@@ -57,26 +56,6 @@ def losses(folder: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
-class KillAt(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
-        if state.global_step == self.step:
-            raise tiny.Killed
-
-
-def killed_at(step: int) -> Any:
-    """`train` of a trainer, ended by a signal after a step."""
-    original = CheckpointingTrainer.train
-
-    def killed(self: CheckpointingTrainer, **arguments: object) -> object:
-        self.add_callback(KillAt(step))
-        return original(self, **arguments)
-
-    return killed
-
-
 def test_a_run_is_a_model_transformers_loads(tmp_path: Path) -> None:
     folder = pretrain(config(tmp_path), QUIET)
     trace = losses(folder)
@@ -102,7 +81,7 @@ def test_killed_and_gone_on_gives_the_unbroken_trace(
 
     settings = config(tmp_path / "broken", optimizer=optimizer)
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointingTrainer, "train", killed_at(12))
+        tiny.at_step(patch, 12, tiny.raising(tiny.Killed()))
         with pytest.raises(tiny.Killed):
             pretrain(settings, QUIET)
     assert last_checkpoint(Path(settings.output)).name == "checkpoint-10"
@@ -142,7 +121,7 @@ def test_changed_documents_in_the_same_folder_are_refused(
 ) -> None:
     settings = config(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointingTrainer, "train", killed_at(12))
+        tiny.at_step(patch, 12, tiny.raising(tiny.Killed()))
         with pytest.raises(tiny.Killed):
             pretrain(settings, QUIET)
     corpus = tmp_path / "corpus.jsonl"
@@ -210,7 +189,9 @@ def test_a_window_may_be_shorter_than_the_context(
 ) -> None:
     shapes = []
 
-    def recorded(config: PretrainConfig, model: object, windows: Ids, held_out: Ids) -> None:
+    def recorded(
+        config: PretrainConfig, model: object, tokenizer: object, windows: Ids, held_out: Ids
+    ) -> None:
         shapes.append((windows.shape[1], held_out.shape[1], model.config.n_positions))
         raise tiny.Killed
 
@@ -285,3 +266,31 @@ def test_early_stopping_keeps_the_best_measurement(tmp_path: Path) -> None:
     assert result["steps"] == result["best_step"] + 4
     assert measured[result["best_step"]] == min(measured.values())
     assert result["held_out_loss"] == pytest.approx(min(measured.values()), abs=1e-5)
+
+
+def test_the_average_of_the_weights_is_kept_and_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, object] = {"max_steps": 16, "watch": True}
+    plain = pretrain(config(tmp_path / "plain", **settings), QUIET)
+    kept = pretrain(config(tmp_path / "kept", **settings, ema=0.8), QUIET)
+    assert losses(kept) == losses(plain)  # the steps are the same
+
+    def weight(folder: Path) -> torch.Tensor:
+        return load_file(folder / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"].float()
+
+    # The weights after each step are those of the plain run, of which some are kept.
+    mean = weight(step_folder(plain, 0))
+    for step in (1, 2, 3, 4):
+        decay = min(0.8, (1 + step) / (10 + step))
+        mean = decay * mean + (1 - decay) * weight(step_folder(plain, step))
+    torch.testing.assert_close(weight(step_folder(kept, 4)), mean, atol=1e-3, rtol=1e-2)
+    assert not torch.equal(weight(kept), weight(plain))
+    assert torch.equal(weight(kept), weight(step_folder(kept, 16)))
+
+    broken = config(tmp_path / "broken", **settings, ema=0.8)
+    with monkeypatch.context() as patch:
+        tiny.at_step(patch, 12, tiny.raising(tiny.Killed()))
+        with pytest.raises(tiny.Killed):
+            pretrain(broken, QUIET)
+    assert torch.equal(weight(pretrain(broken, QUIET)), weight(kept))

@@ -30,7 +30,7 @@ from finetune.data.corpus import train_tokenizer
 from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows
 from finetune.objectives.l3 import L3
-from finetune.training.trainer import ObjectiveTrainer
+from finetune.training.trainer import FiniteTrainer, ObjectiveTrainer
 
 VOCABULARY = 40
 
@@ -268,13 +268,13 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Any) -> None:
             if state.global_step == step:
                 action()
 
-    original = ObjectiveTrainer.train
+    original = FiniteTrainer.train
 
-    def changed(self: ObjectiveTrainer, **arguments: Any) -> Any:
+    def changed(self: FiniteTrainer, **arguments: Any) -> Any:
         self.callback_handler.callbacks.insert(0, Act())
         return original(self, **arguments)
 
-    monkeypatch.setattr(ObjectiveTrainer, "train", changed)
+    monkeypatch.setattr(FiniteTrainer, "train", changed)
 
 
 class Killed(BaseException):

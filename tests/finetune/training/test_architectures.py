@@ -12,22 +12,34 @@ from transformers import AutoModelForCausalLM
 from chatapp.models.loading import load_model
 from finetune.config.sections import ConfigError, PretrainConfig, Shape
 from finetune.pretrain import pretrain
-from finetune.training.architectures import ARCHITECTURES, network_config
+from finetune.training.architectures import ARCHITECTURES, build_network, parameter_formula
 
 SHAPE: dict[str, Any] = {"layers": 4, "heads": 4, "hidden": 96, "positions": 64}
 
 
+def shape(name: str) -> Shape:
+    return Shape.model_validate({**SHAPE, "architecture": name})
+
+
 def network(name: str) -> Any:
     torch.manual_seed(0)
-    shape = Shape.model_validate({**SHAPE, "architecture": name})
-    return AutoModelForCausalLM.from_config(network_config(shape, 300, 0)).eval()
+    return build_network(shape(name), 300, 0).eval()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_sizes_are_alike_and_causal(name: str) -> None:
+def test_sizes_are_alike_and_as_the_formula(name: str) -> None:
     model = network(name)
     embeddings = (300 + 64) * 96
     assert model.num_parameters() - embeddings == pytest.approx(12 * 4 * 96**2, rel=0.1)
+    formula, _, values = parameter_formula(shape(name), 300).partition("; ")
+    letters = {letter: int(value) for letter, value in (v.split(" = ") for v in values.split(", "))}
+    python = formula.replace("·", "*").replace("²", "**2")
+    assert model.num_parameters() == eval(python, {}, letters)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES.keys() - {"bert"})
+def test_no_token_sees_a_later_one(name: str) -> None:
+    model = network(name)
     ids = torch.arange(20)[None]
     other = ids.clone()
     other[0, 10] = 99

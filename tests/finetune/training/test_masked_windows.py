@@ -1,0 +1,72 @@
+"""Pretraining of a BERT: the run is a masked model that the rest of the program uses."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from chatapp.engine.backends.masked import MaskedModel
+from chatapp.engine.files.model_files import ModelFiles
+from finetune.config.sections import FinetuneConfig, PretrainConfig
+from finetune.pretrain import pretrain
+from finetune.run import train
+
+QUIET = Console(stderr=True, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    rows = [{"text": f"the {name} sat on the {mat} mat."} for name, mat in PAIRS * 40]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings: dict[str, Any] = {
+        "output": str(folder / "run"),
+        "data": {"train": str(folder / "corpus.jsonl"), "held_out": 0.1},
+        "shape": {
+            **{"vocabulary": 340, "layers": 2, "heads": 2, "hidden": 32, "positions": 32},
+            "architecture": "bert",
+        },
+        "train": {
+            **{"max_steps": 150, "batch_size": 16, "learning_rate": 0.01, "accumulate": 2},
+            **{"epochs": 100, "log_every": 1, "precision": "float32"},
+        },
+    }
+    return pretrain(PretrainConfig.model_validate(settings), QUIET)
+
+
+PAIRS = [("cat", "red"), ("dog", "blue")]
+
+
+def test_it_fills_masks_from_both_sides(run: Path) -> None:
+    model = MaskedModel.load(ModelFiles.read(run), name="run")
+    assert len(model.start) == len(model.end) == 1
+    for name, mat in PAIRS:
+        ids = model.encode(f"the {name} sat on the [MASK] mat.")
+        (wanted,) = model.tokenizer.encode(f" {mat}")
+        logits = model.own(model.run([ids]).logits[0], len(ids))
+        assert int(logits[ids.index(model.mask_id)].argmax()) == wanted
+
+
+def test_the_log_is_that_of_the_masked_loss(run: Path) -> None:
+    rows = [json.loads(line) for line in (run / "losses.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[0] == pytest.approx(math.log(300), abs=0.4)  # whatever is accumulated
+    assert losses[-1] < 1
+    assert not (run / "steps").exists()
+
+
+def test_it_is_trained_further(run: Path, tmp_path: Path) -> None:
+    texts = [{"text": "the cat sat on the red mat."}] * 30
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    config = {
+        "model": str(run),
+        "output": str(tmp_path / "run"),
+        "data": {"train": str(tmp_path / "rows.jsonl"), "held_out": 0.2},
+        "objective": {"kind": "masked"},
+        "train": {"max_steps": 2},
+    }
+    train(FinetuneConfig.model_validate(config), QUIET)
+    assert ModelFiles.read(tmp_path / "run").is_masked
