@@ -112,7 +112,7 @@ def read_course(run: Path) -> Course:
 def _is_masked(config: Mapping[str, Any]) -> bool:
     """Whether the run of a configuration fills masks."""
     kind = config.get("objective", {}).get("kind")
-    return kind == "masked" or config.get("shape", {}).get("architecture") == "bert"
+    return bool(kind == "masked" or config.get("shape", {}).get("architecture") == "bert")
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,6 +276,7 @@ def _trainer(
             raise ConfigError("data.train: there are fewer windows than train.batch_size")
     if _is_masked(config):
         mask, vocabulary = tokenizer.token_to_id(MASK), tokenizer.get_vocab_size()
+        assert mask is not None, "a masked model's vocabulary is made with it"
         special = frozenset({mask, end_id(tokenizer)})
         kind = partial(
             MaskedTrainer, objective=Masked(_MASKED, config.seed, mask, special, vocabulary)

@@ -237,7 +237,8 @@ class ChatApp(FailingApp[int]):
 
     def _direct(self, event: Key) -> bool:
         """Let the screen handle a key first; True when the key has no other effect."""
-        return isinstance(self.screen, Directing) and self.screen.direct(event)
+        front = self.screen_stack[-1:]  # empty at the end
+        return any(isinstance(screen, Directing) and screen.direct(event) for screen in front)
 
     @on(events.Shown)
     async def _take_early(self) -> None:

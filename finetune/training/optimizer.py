@@ -147,7 +147,7 @@ class WeightAverage(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._weights = list(model.parameters())
+        self._weights: list[torch.Tensor] = list(model.parameters())
         self._means = [weight.detach().clone() for weight in self._weights]
         self._decay = decay
 

@@ -130,7 +130,7 @@ class _Attention(nn.Module):
         their sinusoids from the farthest on.
         """
         inside = self.heads * self.size
-        to_query, to_others = self.qkv_net.weight.split([inside, 2 * inside])
+        to_query, to_others = torch.split(self.qkv_net.weight, [inside, 2 * inside])
         query = self._by_head(functional.linear(x, to_query))
         key, value = map(self._by_head, functional.linear(both, to_others).chunk(2, -1))
         far = self.r_net(distances).view(-1, self.heads, self.size).permute(1, 2, 0)
@@ -144,7 +144,7 @@ class _Attention(nn.Module):
 
     def _by_head(self, states: Tensor) -> Tensor:
         """(rows, tokens, heads · size) -> (rows, heads, tokens, size)."""
-        return states.unflatten(-1, (self.heads, self.size)).transpose(1, 2)
+        return states.view(*states.shape[:-1], self.heads, self.size).transpose(1, 2)
 
 
 def by_key(scores: Tensor, known: int) -> Tensor:
@@ -157,7 +157,7 @@ def by_key(scores: Tensor, known: int) -> Tensor:
     keys = window + tokens
     # Each row is one longer than there are keys, so cut in rows of `keys` each moves by one.
     padded = functional.pad(scores, (1, tokens), value=-torch.inf).flatten(-2)
-    rows = padded[..., : tokens * keys].unflatten(-1, (tokens, keys))
+    rows = padded[..., : tokens * keys].reshape(*scores.shape[:-2], tokens, keys)
     return rows[..., window - known :]
 
 

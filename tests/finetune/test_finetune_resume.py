@@ -240,7 +240,11 @@ def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(
         resume(run, [], QUIET)
     resume(run, ["model=moved"], QUIET)
     assert tiny.trace(run) == tiny.trace(tmp_path / "whole" / "run")
-    assert json.loads((run / "run.json").read_text())["precision"] == "float32"
+    kept, whole = (
+        json.loads((folder / "run.json").read_text())["precision"]
+        for folder in (run, tmp_path / "whole" / "run")
+    )
+    assert kept == whole  # what the machine of its beginning chose
 
     (tmp_path / "here" / "rows.json").rename(tmp_path / "elsewhere" / "others.json")
     moved = ["model=moved", "data.train.0.path=others.json", "train.epochs=3"]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from chatapp.tui.screens.command import CommandScreen
+from chatapp.tui.widgets.command import KEYS, CommandScreen
 
 
 def command(model: str) -> list[str]:
@@ -18,7 +18,7 @@ class LearnScreen(CommandScreen):
 
     TASK = "learning from feedback"
     BINDING_GROUP_TITLE = "Learning from feedback"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "use", "Use the new model")]
+    BINDINGS: ClassVar[list[BindingType]] = [*KEYS, Binding("enter", "use", "Use the new model")]
     _made = ""
 
     def answered(self, answer: str) -> tuple[str, str]:

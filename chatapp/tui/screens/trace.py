@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 
 from chatapp.common.foreign import printable
-from chatapp.tui.screens.command import CommandScreen
+from chatapp.tui.widgets.command import KEYS, CommandScreen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,10 @@ class TraceScreen(CommandScreen):
 
     TASK = "tracing a reply"
     BINDING_GROUP_TITLE = "Where a reply is from"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "rows", "Rank the training rows")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *KEYS,
+        Binding("enter", "rows", "Rank the training rows"),
+    ]
 
     def __init__(
         self, conversation: "Conversation", copies: Sequence[str], rows_command: Sequence[str]

@@ -34,7 +34,13 @@ def config(folder: Path, **changes: Any) -> FinetuneConfig:
         "output": str(folder / "run"),
         "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.2},
         "objective": {"kind": "masked", "share": 0.3},
-        "train": {"epochs": 8.0, "batch_size": 16, "learning_rate": 0.02, "warmup": 0},
+        "train": {
+            "epochs": 8.0,
+            "batch_size": 16,
+            "learning_rate": 0.02,
+            "warmup": 0,
+            "precision": "float32",
+        },
     }
     return FinetuneConfig.model_validate(settings | changes)
 

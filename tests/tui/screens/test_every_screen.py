@@ -2,7 +2,9 @@
 
 import importlib
 import inspect
+import json
 import pkgutil
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -15,6 +17,7 @@ from tui_driver import Driver, OpenApp
 
 from chatapp.tui import screens
 from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.screens.trace import TraceScreen
 from chatapp.tui.widgets.dialog import LeftOnce
 
 
@@ -40,6 +43,13 @@ async def copy(driver: Driver) -> None:
     await driver.press("f12")
 
 
+async def trace(driver: Driver) -> None:
+    copies = {"reply": SEA, "copies": [], "words": 1, "nats_per_word": {"model": 1, "ngram": 2}}
+    command = [sys.executable, "-c", f"print({json.dumps(copies)!r})"]
+    driver.app.push_screen(TraceScreen(driver.chat.conversation, command, command))
+    await driver.until(lambda: "Enter ranks" in driver.screen_text)
+
+
 WAYS: dict[str, Callable[[Driver], Awaitable[object]]] = {
     "BranchScreen": open_branches,
     "CompareScreen": compare,
@@ -52,6 +62,7 @@ WAYS: dict[str, Callable[[Driver], Awaitable[object]]] = {
     "ParametersScreen": open_parameters,
     "RankScreen": rank,
     "SourceScreen": read_source,
+    "TraceScreen": trace,
 }
 """What a user does to open each, by the name of its class."""
 

@@ -9,7 +9,7 @@ import signal
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import work
 from textual.app import ComposeResult
@@ -30,6 +30,9 @@ _LONGEST = 2**20
 _WIDEST = 120
 _MARGINS = 8
 
+KEYS: tuple[BindingType, ...] = (HELP, Binding("escape", "stop", "Stop, or close"))
+"""Of each such screen."""
+
 _HINT = "Esc stops after this step; Esc again stops at once"
 
 
@@ -40,10 +43,6 @@ class CommandScreen(Dialog[str | None]):
     """
 
     TASK = ""
-    BINDINGS: ClassVar[list[BindingType]] = [
-        HELP,
-        Binding("escape", "stop", "Stop, or close"),
-    ]
 
     def __init__(self, conversation: "Conversation", command: Sequence[str]) -> None:
         super().__init__()
