@@ -2,10 +2,10 @@
 same weights.
 
 `SMOLLM2_GGUF=FILE pytest -m benchmark -s tests/benchmarks/test_server_speed.py` on a machine that
-does nothing else. llama.cpp takes part where the package xllamacpp is installed, transformers with its
-extra `serving`. All servers run from the beginning, and are asked in turn. A client sends its next
-chat when the reply has ended; what is received until the end of a turn counts, in tokens of the
-model's tokenizer.
+does nothing else. llama.cpp takes part where the package xllamacpp is installed, transformers with
+its extra `serving`. All servers run from the beginning, and are asked in turn. A client sends its
+next chat when the reply has ended; what is received until the end of a turn counts, in tokens of
+the model's tokenizer.
 """
 
 import asyncio
