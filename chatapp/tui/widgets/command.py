@@ -8,8 +8,8 @@ import os
 import signal
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, suppress
+from typing import Protocol
 
 from textual import work
 from textual.app import ComposeResult
@@ -22,9 +22,6 @@ from chatapp.common.foreign import printable
 from chatapp.tui.platform.keymap import HELP
 from chatapp.tui.widgets.dialog import Dialog
 
-if TYPE_CHECKING:
-    from chatapp.tui.conversation.conversation import Conversation
-
 _LINES = 12
 _LONGEST = 2**20
 _WIDEST = 120
@@ -36,6 +33,14 @@ KEYS: tuple[BindingType, ...] = (HELP, Binding("escape", "stop", "Stop, or close
 _HINT = "Esc stops after this step; Esc again stops at once"
 
 
+class Busy(Protocol):
+    """What knows that a command is under way."""
+
+    def under_way(self, words: str) -> AbstractContextManager[None]:
+        """Within the block, quitting abandons what the words name."""
+        ...
+
+
 class CommandScreen(Dialog[str | None]):
     """Shows what a command says while it runs, and then its answer; a subclass says what is next.
 
@@ -44,7 +49,7 @@ class CommandScreen(Dialog[str | None]):
 
     TASK = ""
 
-    def __init__(self, conversation: "Conversation", command: Sequence[str]) -> None:
+    def __init__(self, conversation: Busy, command: Sequence[str]) -> None:
         super().__init__()
         self._conversation = conversation
         self._command = command
