@@ -260,6 +260,38 @@ def _watch(
     return Watch(Path(config.output), save, windows, samples.prompts, samples.max_tokens)
 
 
+def _arguments(config: PretrainConfig, *, has_held_out: bool) -> TrainingArguments:
+    """What transformers' Trainer is told."""
+    settings, on_gpu = config.train, torch.cuda.is_available()
+    return TrainingArguments(
+        output_dir=config.output,
+        num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps,
+        per_device_train_batch_size=settings.batch_size,
+        per_device_eval_batch_size=settings.batch_size,
+        gradient_accumulation_steps=settings.accumulate,
+        learning_rate=settings.learning_rate,
+        warmup_steps=settings.warmup,
+        weight_decay=settings.weight_decay,
+        adam_beta2=0.99,
+        max_grad_norm=settings.max_grad_norm,
+        bf16=settings.precision == "bfloat16",
+        use_cpu=not on_gpu,
+        logging_steps=settings.log_every,
+        eval_strategy="steps" if has_held_out else "no",
+        eval_steps=settings.save_every,
+        save_steps=settings.save_every,
+        save_total_limit=2,
+        disable_tqdm=True,
+        metric_for_best_model="loss" if has_held_out else None,
+        greater_is_better=False if has_held_out else None,
+        restore_callback_states_from_checkpoint=True,
+        report_to=settings.report_to,
+        seed=config.seed,
+        dataloader_pin_memory=on_gpu,
+    )
+
+
 def _trainer(
     config: PretrainConfig,
     model: Any,
@@ -281,39 +313,11 @@ def _trainer(
         kind = partial(
             MaskedTrainer, objective=Masked(_MASKED, config.seed, mask, special, vocabulary)
         )
-    on_gpu = torch.cuda.is_available()
-    arguments = TrainingArguments(
-        output_dir=config.output,
-        num_train_epochs=settings.epochs,
-        max_steps=settings.max_steps,
-        per_device_train_batch_size=settings.batch_size,
-        per_device_eval_batch_size=settings.batch_size,
-        gradient_accumulation_steps=settings.accumulate,
-        learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup,
-        weight_decay=settings.weight_decay,
-        adam_beta2=0.99,
-        max_grad_norm=settings.max_grad_norm,
-        bf16=settings.precision == "bfloat16",
-        use_cpu=not on_gpu,
-        logging_steps=settings.log_every,
-        eval_strategy="steps" if len(held_out) else "no",
-        eval_steps=settings.save_every,
-        save_steps=settings.save_every,
-        save_total_limit=2,
-        disable_tqdm=True,
-        metric_for_best_model="loss" if len(held_out) else None,
-        greater_is_better=False if len(held_out) else None,
-        restore_callback_states_from_checkpoint=True,
-        report_to=settings.report_to,
-        seed=config.seed,
-        dataloader_pin_memory=on_gpu,
-    )
     trainer = kind(
         steps=settings,
         average=settings.ema,
         model=model,
-        args=arguments,
+        args=_arguments(config, has_held_out=len(held_out) > 0),
         train_dataset=Windows(windows),
         eval_dataset=Windows(held_out) if len(held_out) else None,
         callbacks=(
