@@ -67,7 +67,8 @@ FORMED = 0.3
 class Course:
     """One run. curves: key of `FIGURES` and `COSTS` -> (step, value), as far as its log has them.
 
-    parameters, formula: their number, and how it comes about; None where the run has no such.
+    parameters, formula: their number, and how it comes about; None where the run does not
+    record them.
     """
 
     name: str

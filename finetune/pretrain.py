@@ -261,7 +261,7 @@ def _watch(
 
 
 def _arguments(config: PretrainConfig, *, has_held_out: bool) -> TrainingArguments:
-    """What transformers' Trainer is told."""
+    """The settings of transformers' Trainer."""
     settings, on_gpu = config.train, torch.cuda.is_available()
     return TrainingArguments(
         output_dir=config.output,

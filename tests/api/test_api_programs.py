@@ -57,7 +57,7 @@ def test_the_notebook_of_the_guide(address: str, capsys: pytest.CaptureFixture[s
 
 def test_the_script_of_the_guide(address: str) -> None:
     if shutil.which("curl") is None or os.name == "nt":
-        pytest.skip("there is no curl, or no shell")
+        pytest.skip("curl or a shell is missing")
     code = _example("sh").replace("http://127.0.0.1:8080", address).replace("bundled", "tiny")
     done = subprocess.run(["sh", "-c", code], capture_output=True, text=True)
     assert json.loads(done.stdout)["choices"], done.stderr

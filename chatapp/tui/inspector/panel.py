@@ -45,7 +45,7 @@ _TALL_FROM = 24
 """The least number of rows for all lines below the tab."""
 
 _TAB_LETTERS = (9, 4, 3)
-"""Letters of a tab's name: all of the longest, or fewer where there is no room."""
+"""Letters of a tab's name: all of the longest, or fewer on a narrow screen."""
 
 _TABS = ("prompt", "tokens", "why", "attention", "heads", "layers", "compare", "step")
 
