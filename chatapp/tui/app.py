@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from textual import on
-from textual.app import InvalidThemeError
+from textual.app import InvalidThemeError, ScreenStackError
 from textual.binding import Binding, BindingType
 from textual.events import Event, InputEvent, Key, MouseDown, Paste
 from textual.message import Message
@@ -223,8 +223,12 @@ class ChatApp(FailingApp[int]):
             return
         if isinstance(event, MouseDown) and self._is_on_removed(event):
             return  # Textual starts a selection in the parent, and there is none
-        if not (isinstance(event, Key) and self._direct(event)):
-            await super().on_event(event)
+        try:
+            if not (isinstance(event, Key) and self._direct(event)):
+                await super().on_event(event)
+        except ScreenStackError:
+            if self.screen_stack:  # else the screens closed while this key waited
+                raise
 
     def exit(self, *arguments: Any, **named: Any) -> None:
         self._is_ending = True
@@ -237,8 +241,7 @@ class ChatApp(FailingApp[int]):
 
     def _direct(self, event: Key) -> bool:
         """Let the screen handle a key first; True when the key has no other effect."""
-        front = self.screen_stack[-1:]  # empty at the end
-        return any(isinstance(screen, Directing) and screen.direct(event) for screen in front)
+        return isinstance(self.screen, Directing) and self.screen.direct(event)
 
     @on(events.Shown)
     async def _take_early(self) -> None:

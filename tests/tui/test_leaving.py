@@ -3,6 +3,7 @@
 Nothing here measures time: a program that waited for what runs would never end.
 """
 
+import asyncio
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from terminals import started
+from textual.events import Key, Paste
 from tool_server import add_lasting_server, ends
 from tui_driver import OpenApp
 
@@ -213,3 +215,16 @@ async def test_a_store_that_fails_does_not_keep_a_program_without_a_terminal(
             with pytest.raises(StoreError):
                 driver.app.hang_up()
     assert statuses == [128 + signal.SIGHUP]
+
+
+async def test_keys_that_wait_until_the_screens_are_closed(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+
+        async def hold_up() -> None:
+            while driver.app.screen_stack:
+                await asyncio.sleep(0.01)
+
+        driver.app.call_later(hold_up)
+        for event in (Key("x", "x"), Key("f1", None), Paste("Hello")):
+            driver.app.post_message(event)
+    assert driver.app.failure is None
