@@ -167,6 +167,8 @@ def _claim(output: Path, config: PretrainConfig, digests: Mapping[str, str]) -> 
         "samples": True,
         "train": {"save_every", "log_every", "report_to", "early_stop", "watch"},
     }
+    if config.train.schedule in ("wsd", "constant"):
+        free["train"] |= {"epochs", "max_steps"}  # the steps before the decay stay as they were
     wanted = config.model_dump(exclude=free)
     record = output / PRETRAIN_RECORD
     if record.exists():

@@ -22,14 +22,21 @@ from chatapp.evaluation.gpt3_tasks import own_words
 from finetune.bundled_model.generators import (
     abstention,
     arithmetic,
+    calls,
     dialogues,
     everyday,
     incontext,
     openers,
     patterns,
     people,
+    subjects,
 )
-from finetune.bundled_model.generators.tasks import all_tasks, in_more_words, letter_tasks
+from finetune.bundled_model.generators.tasks import (
+    all_tasks,
+    in_more_words,
+    in_most_words,
+    letter_tasks,
+)
 from finetune.bundled_model.smalltalk import ABOUT_ITSELF, small_talk
 from finetune.bundled_model.sources import (
     books,
@@ -40,6 +47,7 @@ from finetune.bundled_model.sources import (
     schema_guided,
 )
 from finetune.bundled_model.stories import stories, talks
+from finetune.bundled_model.storyteller import read_stories
 from finetune.bundled_model.teacher import chats, read_answers
 
 Rows = Iterable[dict[str, Any]]
@@ -62,7 +70,7 @@ def build(
     data: Annotated[Path, typer.Argument(help="folder of the source data", exists=True)],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
     taught: Annotated[
-        Path | None, typer.Option(help="answers that `teacher` wrote", exists=True)
+        Path | None, typer.Option(help="what `teacher` and `storyteller` wrote", exists=True)
     ] = None,
     seed: int = 0,
     scale: Annotated[float, typer.Option(min=0.001, help="how much of each generator")] = 1.0,
@@ -111,6 +119,13 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
     )
     yield "close", dialogues.close_rows(count(20000), seed + 3)
     asides = [*ABOUT_ITSELF, *everyday.talks()]
+    yield (
+        "phrased_questions",
+        dialogues.question_rows(in_most_words(tasks), count(80000), seed + 6, loosely=True),
+    )
+    yield "calls", calls.rows(count(30000), seed)
+    if taught and (taught_stories := read_stories(taught)):
+        yield "subjects", subjects.rows(taught_stories, asides, question_tasks, count(12000), seed)
     yield "everyday", everyday.rows(ABOUT_ITSELF, count(20000), seed)
     begun = [row["messages"][0]["content"] for name in TALKS for row in talks_and_stories[name]]
     yield "openers", openers.rows(begun, asides, count(20000), seed)

@@ -116,6 +116,20 @@ def test_another_configuration_in_the_same_folder_is_refused(tmp_path: Path) -> 
     pretrain(other, QUIET)
 
 
+def test_a_longer_run_begins_with_the_steps_before_the_decay(tmp_path: Path) -> None:
+    keys: dict[str, object] = {"schedule": "wsd", "save_every": 4, "watch": False}
+    short = config(tmp_path / "short", **keys, max_steps=10)
+    pretrain(short, QUIET)
+    longer = pretrain(config(tmp_path / "longer", **keys, max_steps=20), QUIET)
+    folder = Path(short.output)
+    assert [losses(folder)[step] for step in range(1, 9)] == [
+        losses(longer)[step] for step in range(1, 9)
+    ]
+    shutil.rmtree(folder / "checkpoint-10")
+    pretrain(config(tmp_path / "short", **keys, max_steps=20), QUIET)
+    assert losses(folder) == losses(longer)
+
+
 def test_changed_documents_in_the_same_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import cycle
 
 from chatapp.evaluation.gpt3_tasks import own_words
 from finetune.bundled_model.generators import grammar
@@ -343,9 +344,24 @@ def letter_tasks(words: Sequence[str]) -> list[QuestionTask]:
 
 
 def in_more_words(tasks: Sequence[QuestionTask]) -> list[QuestionTask]:
-    """The tasks with all their wordings."""
+    """The tasks with their further wordings."""
     more = table("wordings")
     return [replace(task, ask=(*task.ask, *more[task.name])) for task in tasks]
+
+
+def in_most_words(tasks: Sequence[QuestionTask]) -> list[QuestionTask]:
+    """The tasks with all their wordings, each of which may stand in a frame."""
+    more, frames = table("phrasings")["tasks"], table("phrasings")["frames"]
+    return [
+        replace(task, ask=_framed((*task.ask, *more[task.name]), frames))
+        for task in in_more_words(tasks)
+    ]
+
+
+def _framed(wordings: tuple[str, ...], frames: Sequence[str]) -> tuple[str, ...]:
+    """The wordings, each three times as it is and once in one of the frames."""
+    pairs = zip(wordings, cycle(frames), strict=False)
+    return (*(wordings * 3), *(filled(frame, {"q": wording}) for wording, frame in pairs))
 
 
 def _tasks(makers: Mapping[str, Make]) -> list[QuestionTask]:

@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
         build(data, tmp_path / name, seed=3, scale=0.001)
     first = tmp_path / "first"
     files = sorted(str(path.relative_to(first)) for path in first.rglob("*.jsonl"))
-    assert len(files) == 34
+    assert len(files) == 36
     for name in files:
         text = (tmp_path / "first" / name).read_text()
         assert text == (tmp_path / "second" / name).read_text()
@@ -103,13 +103,15 @@ def test_sentences_are_grouped(tmp_path: Path) -> None:
 def test_every_stage_is_valid_and_learns_from_files_that_are_written(tmp_path: Path) -> None:
     taught = tmp_path / "taught.jsonl"
     row = {"question": "What is tea?", "answer": "A drink.", "thing": "tea", "logprob": -0.5}
-    taught.write_text(json.dumps(row) + "\n")
+    story = {"subject": "fox", "kind": "animal", "story": "A fox ran.", "round": 0}
+    taught.write_text("".join(json.dumps(line) + "\n" for line in (row, story)))
     build(sources(tmp_path / "data"), tmp_path / "out", taught, scale=0.001)
     written = {f"data/{path.name}" for path in (tmp_path / "out").glob("*.jsonl")}
-    stages = sorted((Path(__file__).parents[3] / "finetune" / "bundled_model").glob("*.toml"))
-    assert len(stages) == 12
+    stages = sorted((Path(__file__).parents[3] / "finetune" / "bundled_model").rglob("*.toml"))
+    stages = [stage for stage in stages if stage.parent.name != "tables"]
+    assert len(stages) == 12 + 2
     for stage in stages:
-        kind = PretrainConfig if stage.stem.endswith("base") else FinetuneConfig
+        kind = PretrainConfig if stage.stem in ("base", "pretrain") else FinetuneConfig
         config = load_config(kind, stage, [])
         assert {source.path for source in config.data.train} <= written
 
@@ -122,7 +124,7 @@ opened = []
 sys.addaudithook(lambda event, found: opened.append(str(found[0])) if event == "open" else None)
 from finetune import bundled_model
 for module in pkgutil.walk_packages(bundled_model.__path__, "finetune.bundled_model."):
-    if not module.name.endswith((".report", ".__main__")):
+    if not module.name.endswith((".report", ".last_look", ".__main__")):
         __import__(module.name)
 print([path for path in opened if path.endswith((".toml", ".txt", ".json", ".jsonl", ".gz"))])
 """

@@ -1,0 +1,142 @@
+"""Measure a finished model once on what no stage, trial or choice has seen: tables/last_look.toml.
+
+    python -m finetune.bundled_model.last_look OUT [--model M]
+
+OUT receives last_look.json with the figures and their n, and last_look.md with every reply.
+
+Invariant: nothing here is used in training, and replies are not selected.
+"""
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+
+from chatapp.common.parameters import Choices
+from chatapp.dialogue.writers.choosing import choose_template
+from chatapp.engine.files.generation_config import read_generation_config
+from chatapp.engine.model import LanguageModel
+from chatapp.evaluation.journal import Journal
+from chatapp.models.loading import load_model
+from chatapp.prompting.examples import Pool
+from chatapp.prompting.files.promptfile import PromptFile
+from finetune.bundled_model.generators.incontext import HeldOut
+from finetune.bundled_model.generators.subjects import with_article
+from finetune.bundled_model.generators.tasks import QuestionTask, all_tasks, filled
+from finetune.bundled_model.generators.words import table
+from finetune.bundled_model.report import curve, exact, in_context_rows
+from finetune.bundled_model.talk import Reply, replies, share
+from finetune.recipes import run
+
+_PROBLEMS = 5  # of each task
+_CALLS = 10  # of each sign
+_CHAT = re.compile(r"\b(?:User|Assistant):")
+_SEED = 20261125
+
+
+def tasks() -> list[QuestionTask]:
+    """The generated tasks in the wordings of last_look.toml alone."""
+    wordings = table("last_look")["wordings"]
+    return [replace(task, unseen=tuple(wordings[task.name])) for task in all_tasks()]
+
+
+def story_requests() -> list[tuple[str, str]]:
+    """Each request for a story, and its subject."""
+    stories = table("last_look")["stories"]
+    return [
+        (filled(ask, {"x": with_article(subject)}), subject)
+        for ask in stories["ask"]
+        for subject in stories["subjects"]
+    ]
+
+
+def stays_with(subject: str, reply: Reply) -> bool:
+    """Whether a story names its subject twice, ends by itself and does not become a chat."""
+    names = len(re.findall(rf"\b{subject}", reply.text, re.IGNORECASE))
+    return names >= 2 and reply.reason == "stop" and not _CHAT.search(reply.text)
+
+
+def calls() -> list[tuple[str, str]]:
+    """Questions on large numbers, and the beginning of the call that a right reply contains."""
+    draw = random.Random(_SEED)
+    rows = []
+    for sign, wordings in table("last_look")["calls"].items():
+        for number in range(_CALLS):
+            b, a = sorted(draw.randrange(10**3, 10**6) for _ in range(2))
+            wording = wordings[number % len(wordings)]
+            rows.append((filled(wording, {"a": str(a), "b": str(b)}), f"<<{a}{sign}{b}="))
+    return rows
+
+
+def label_tasks() -> list[HeldOut]:
+    """The label tasks; every text but the query may be shown."""
+    made = []
+    for task in table("last_look")["labels"]:
+        classes: dict[str, list[str]] = {key: row for key, row in task.items() if key != "name"}
+        shots = [(text, label) for label, row in classes.items() for text in row]
+        prompt = PromptFile(
+            path=Path(task["name"]),
+            labels=tuple(classes),
+            metrics=("accuracy",),
+            input_prefix="Text: ",
+            output_prefix="Label:",
+            pool=Pool([text for text, _ in shots], [label for _, label in shots]),
+        )
+        made.append(HeldOut(task["name"], prompt, shots))
+    return made
+
+
+def evaluate(model: LanguageModel, out: Path) -> tuple[dict[str, Any], list[Reply]]:
+    """The figures by name, fractions with their n, and the replies drawn for them."""
+    sampling = Choices().of("model", read_generation_config(model.files).sampling).sampling
+    template, look = choose_template(model, ""), table("last_look")
+
+    def drawn(messages: Sequence[str]) -> list[Reply]:
+        return list(replies(model, template, messages, replace(sampling, seed=_SEED)))
+
+    talked, unknown = drawn(look["openers"]), drawn(look["unknown"])
+    requests = story_requests()
+    stories = drawn([request for request, _ in requests])
+    problems = [task.held_out(_PROBLEMS, _SEED, unseen=True) for task in tasks()]
+    called = drawn([question for question, _ in calls()])
+    with Journal(out / "answers.jsonl") as journal:
+        labels = curve(in_context_rows(model, label_tasks(), journal))
+    stayed = [
+        stays_with(subject, story) for (_, subject), story in zip(requests, stories, strict=True)
+    ]
+    figures = {
+        "tasks": fmean(exact(model, template, rows) for rows in problems),
+        "n_tasks": sum(map(len, problems)),
+        "repeats_itself": share([reply.reason == "repetition" for reply in talked]),
+        "ends_by_itself": share([reply.reason == "stop" for reply in talked]),
+        "declines_unknown": share([reply.declines for reply in unknown]),
+        "right_calls": share(
+            [call in reply.text for (_, call), reply in zip(calls(), called, strict=True)]
+        ),
+        "stories_on_subject": share(stayed),
+        "labels": labels,
+    }
+    return figures, [*talked, *unknown, *stories, *called]
+
+
+def measure(
+    out: Annotated[Path, typer.Argument(help="folder to write to")],
+    model: Annotated[str, typer.Option(help="bundled, or a model's folder")] = "bundled",
+) -> None:
+    """Measure a finished model, once."""
+    out.mkdir(parents=True, exist_ok=True)
+    figures, sample = evaluate(load_model(model), out)
+    (out / "last_look.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    lines = [f"- {reply.message}\n  *{reply.text}* ({reply.reason})\n" for reply in sample]
+    (out / "last_look.md").write_text("".join(lines), encoding="utf-8")
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    run(measure)
