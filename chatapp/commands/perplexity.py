@@ -12,7 +12,12 @@ import typer
 
 from chatapp.commands.console import interruptible, progress, write, write_json
 from chatapp.commands.loading import load
-from chatapp.commands.options import JsonOption, ModelOption, PrecisionOption
+from chatapp.commands.options import (
+    ConcurrencyOption,
+    JsonOption,
+    ModelOption,
+    PrecisionOption,
+)
 from chatapp.common.userfiles import UserError, read_required
 
 
@@ -24,6 +29,7 @@ def perplexity(
     ] = None,
     model: ModelOption = None,
     precision: PrecisionOption = None,
+    concurrency: ConcurrencyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the perplexity of a text over a sliding window."""
@@ -34,7 +40,7 @@ def perplexity(
     settings = load_settings({"model": model, "precision": precision})
     # A figure for comparisons is exact unless --precision changes it.
     wanted = settings.precision if precision else "float32"
-    language_model = load(settings.model, wanted, settings.device)
+    language_model = load(settings.model, wanted, settings.device, concurrency)
     with interruptible("interrupted"), progress("Perplexity") as show:
         try:
             result = measure.perplexity(language_model, text, stride, show)

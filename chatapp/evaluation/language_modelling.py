@@ -15,15 +15,18 @@ of context.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Literal, TypeVar
 
 from chatapp.common.progress import Progress
 from chatapp.engine.events import Token
 from chatapp.engine.model import LanguageModel, Request, Sampling
 from chatapp.evaluation.inputs import Item, read_inputs
 from chatapp.prompting.examples import PromptError
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +104,11 @@ def _scored(
 ) -> float:
     """The negative log-likelihood of the tokens of each window, in nats; see `_windows`."""
     total = 0.0
-    for first, begin, end in windows:
-        (scores,) = model.score([(ids[first:begin], ids[begin:end])])
-        total -= math.fsum(scores)
+    for block in _blocks(model, windows):
+        pairs = [(ids[first:begin], ids[begin:end]) for first, begin, end in block]
+        total -= sum(map(math.fsum, model.score(pairs)))
         if progress:
-            progress(end - 1, len(ids) - 1)
+            progress(block[-1][2] - 1, len(ids) - 1)
     return total
 
 
@@ -154,10 +157,6 @@ class LambadaResult:
     failures: dict[int, str]
 
 
-class _GenerationFailed(Exception):
-    """A generation that ended in an error, in the model's words."""
-
-
 def lambada(
     model: LanguageModel,
     passages: Sequence[str],
@@ -169,12 +168,13 @@ def lambada(
     """
     scored: dict[Protocol, list[tuple[float, bool]]] = {"last_token": [], "last_word": []}
     failures: dict[int, str] = {}
-    for index, passage in enumerate(passages):
-        try:
-            for protocol, score in _score(model, passage).items():
+    results = chain.from_iterable(_score(model, block) for block in _blocks(model, passages))
+    for index, scores in enumerate(results):
+        if isinstance(scores, str):
+            failures[index] = scores
+        else:
+            for protocol, score in scores.items():
                 scored[protocol].append(score)
-        except _GenerationFailed as failure:
-            failures[index] = str(failure)
         if progress:
             progress(index + 1, len(passages))
     figures = {
@@ -207,13 +207,24 @@ def is_passage(text: str) -> bool:
     return len(text.split()) > 1
 
 
-def _score(model: LanguageModel, passage: str) -> dict[Protocol, tuple[float, bool]]:
-    """For each protocol the target's log-likelihood, and whether it is predicted."""
-    scores: dict[Protocol, tuple[float, bool]] = {}
-    for protocol, (context, target) in _targets(model, passage).items():
-        (logprobs,) = model.score([(context, target)])
-        scores[protocol] = math.fsum(logprobs), _is_greedy(model, context, target)
-    return scores
+def _score(
+    model: LanguageModel, passages: Sequence[str]
+) -> Iterator[dict[Protocol, tuple[float, bool]] | str]:
+    """For each passage and protocol the target's log-likelihood, and whether it is predicted; or
+    why the model failed.
+    """
+    targets = [_targets(model, passage) for passage in passages]
+    pairs = [pair for of_passage in targets for pair in of_passage.values()]
+    likelihoods = map(math.fsum, model.score(pairs))
+    predictions = _continued(model, pairs)
+    for of_passage in targets:
+        scores: dict[Protocol, tuple[float, bool]] = {}
+        problem = ""
+        for protocol, (_, target) in of_passage.items():
+            ids, error = next(predictions)
+            scores[protocol] = next(likelihoods), ids == list(target)
+            problem = problem or error
+        yield problem or scores
 
 
 def _targets(
@@ -231,13 +242,29 @@ def _targets(
     }
 
 
-def _is_greedy(model: LanguageModel, context: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether the most likely continuation is the target. Raises _GenerationFailed."""
-    ids = []
-    greedy = Sampling(temperature=0.0, max_tokens=len(target))
-    for event in model.generate(Request(context, greedy)):
+def _continued(
+    model: LanguageModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> Iterator[tuple[list[int], str]]:
+    """As many tokens as each target has, continued greedily, and the error that ended them."""
+    ids: list[list[int]] = [[] for _ in pairs]
+    errors = [""] * len(pairs)
+    requests = (
+        Request(context, Sampling(temperature=0.0, max_tokens=len(target)))
+        for context, target in pairs
+    )
+    for number, event in model.generate_many(requests):
         if isinstance(event, Token):
-            ids.append(event.id)
+            ids[number].append(event.id)
         elif event.reason == "error":
-            raise _GenerationFailed(event.message)
-    return ids == list(target)
+            errors[number] = event.message
+    return zip(ids, errors, strict=True)
+
+
+def _blocks(model: LanguageModel, items: Iterable[_T]) -> Iterator[list[_T]]:
+    """The items in lists as long as a server takes requests at a time; a model here takes one."""
+    from chatapp.engine.backends.remote.completions import RemoteModel
+
+    size = model.concurrency if isinstance(model, RemoteModel) else 1
+    rest = iter(items)
+    while block := list(islice(rest, size)):
+        yield block

@@ -12,7 +12,7 @@ from chatapp.cli import app
 from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
-from chatapp.evaluation.language_modelling import perplexity
+from chatapp.evaluation.language_modelling import lambada, perplexity
 from chatapp.models.loading import load_model
 
 TEXT = "A naïve cat, 猫, sleeps. To be or not to be, that is the question."
@@ -45,7 +45,13 @@ def test_its_scores(remote: LanguageModel, local: LanguageModel) -> None:
     pairs = [(ids[:n], ids[n : n + 3]) for n in range(1, 20)] + [(whole[:5], whole[5:])]
     for own, expected in zip(remote.score(pairs), local.score(pairs), strict=True):
         assert own == pytest.approx(expected, abs=1e-4)
-    assert perplexity(remote, TEXT).per_token == pytest.approx(perplexity(local, TEXT).per_token)
+    long = TEXT * 9  # more windows than the server takes at a time
+    assert perplexity(remote, long).per_token == pytest.approx(perplexity(local, long).per_token)
+    passages = ["it was the bat", "it fell", "the cat was a cat", "hello you", "a word", "the end"]
+    expected = lambada(local, passages).figures
+    for protocol, figure in lambada(remote, passages).figures.items():
+        assert figure.accuracy == expected[protocol].accuracy
+        assert figure.perplexity == pytest.approx(expected[protocol].perplexity, rel=1e-4)
     with pytest.raises(ContextOverflow, match=f"window has {local.context}"):
         remote.score([(whole, whole)])
 

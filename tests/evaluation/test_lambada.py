@@ -93,7 +93,7 @@ def test_a_word_is_right_when_it_is_said_greedily() -> None:
 
 
 def test_a_generation_that_fails_is_no_wrong_answer() -> None:
-    replies = [" bat", " bat", RuntimeError("out of memory"), " no", " no"]
+    replies = [" bat", " bat", RuntimeError("out of memory"), " no", " no", " no"]
     measured = lambada(ScriptedModel(replies), ["it was the bat", "it fell", "it was a bat"])
     assert measured.failures == {1: "out of memory"}
     assert measured.figures["last_word"].accuracy == 0.5
