@@ -90,7 +90,9 @@ def make_chat_model(folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def configuration(folder: Path, packing: bool, aux_weight: float) -> Any:
+def configuration(
+    folder: Path, packing: bool, aux_weight: float = 0.0, precision: str = "float32"
+) -> Any:
     from finetune.config.sections import FinetuneConfig
 
     return FinetuneConfig.model_validate(
@@ -104,7 +106,7 @@ def configuration(folder: Path, packing: bool, aux_weight: float) -> Any:
                 "packing": packing,
             },
             "objective": {"aux_weight": aux_weight},
-            "train": {"batch_size": ROWS, "precision": "float32", "epochs": 1},
+            "train": {"batch_size": ROWS, "precision": precision, "epochs": 1},
         }
     )
 
@@ -124,11 +126,12 @@ def clock(tokens: Any, steps: int) -> Any:
     return Clock()
 
 
-def run_ours(folder: Path, packing: bool, aux_weight: float, steps: int) -> Any:
+def run_ours(folder: Path, packing: bool, aux_weight: float, steps: int, precision: str) -> Any:
     from finetune.training.run_setup import set_up_run
     from finetune.training.trainer_factory import build_trainer
 
-    trainer = build_trainer(set_up_run(configuration(folder, packing, aux_weight)), folder / "run")
+    config = configuration(folder, packing, aux_weight, precision)
+    trainer = build_trainer(set_up_run(config), folder / "run")
     trainer.args.save_strategy = "no"
     told = clock(lambda: trainer.tokens_seen, steps)
     trainer.add_callback(told)
@@ -137,7 +140,7 @@ def run_ours(folder: Path, packing: bool, aux_weight: float, steps: int) -> Any:
     return told
 
 
-def run_trl(folder: Path, packing: bool, steps: int) -> Any:
+def run_trl(folder: Path, packing: bool, steps: int, precision: str) -> Any:
     import datasets
     import numpy as np
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -149,7 +152,7 @@ def run_trl(folder: Path, packing: bool, steps: int) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.eos_token
-    rows = set_up_run(configuration(folder, False, 0.0)).data.train
+    rows = set_up_run(configuration(folder, False)).data.train
     examples = [rows.examples[index] for index in BucketSampler(rows.lengths, ROWS, 0)]
     dataset = datasets.Dataset.from_list(
         [
@@ -163,7 +166,7 @@ def run_trl(folder: Path, packing: bool, steps: int) -> Any:
     trainer = SFTTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder),
         args=SFTConfig(
-            output_dir=str(folder / "trl"), use_cpu=True, bf16=False,
+            output_dir=str(folder / "trl"), use_cpu=True, bf16=precision == "bfloat16",
             per_device_train_batch_size=ROWS, max_length=LENGTH, packing=packing,
             completion_only_loss=True, num_train_epochs=1, gradient_checkpointing=False,
             train_sampling_strategy="sequential", learning_rate=5e-5,
@@ -284,14 +287,15 @@ def figures(
     packing: str = "padding",
     aux_weight: str = "0",
     steps: str = str(WARM + STEPS),
+    precision: str = "float32",
 ) -> dict[str, float]:
     """Tokens per second, peak memory and the first loss. To be measured in a process of its own."""
     from finetune.training.display import peak_memory
 
     wide = packing == "packing"
     runs = {
-        "trl": lambda: run_trl(Path(folder), wide, int(steps)),
-        "ours": lambda: run_ours(Path(folder), wide, float(aux_weight), int(steps)),
+        "trl": lambda: run_trl(Path(folder), wide, int(steps), precision),
+        "ours": lambda: run_ours(Path(folder), wide, float(aux_weight), int(steps), precision),
         "trl-chat": lambda: run_trl_chat(Path(folder), int(steps)),
         "ours-chat": lambda: run_ours_chat(Path(folder), int(steps)),
     }
