@@ -10,7 +10,7 @@ from itertools import islice
 
 import torch
 
-from chatapp.engine.backends.transformers_loading import load_one_stack
+from chatapp.engine.backends.transformers_loading import load_network
 from chatapp.engine.model import LanguageModel, PieceTokenizer
 from chatapp.evaluation.metrics import estimate
 from chatapp.models.loading import load_model
@@ -72,7 +72,7 @@ def _evaluate(
     candidate: EvaluatedModel, replies: int, max_tokens: int, progress: Progress, device: str
 ) -> Evaluation:
     evaluator, text = candidate.evaluator, candidate.evaluator.text
-    network = load_one_stack(candidate.files)
+    network = load_network(candidate.files)
     evaluator.extend(network)
     on_gpu = device != "cpu" and torch.cuda.is_available()
     network.to("cuda" if on_gpu else "cpu").eval()

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from chatapp.engine.backends.head import HEAD_FILE, HEAD_WEIGHTS
-from chatapp.engine.backends.transformers_loading import load_one_stack
+from chatapp.engine.backends.transformers_loading import load_network
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.models.resolving import find_model
 from finetune.config.sections import ConfigError
@@ -31,7 +31,7 @@ def merge(run: str, out: Path) -> None:
     if files.base is None:
         raise ConfigError(f"{run}: expected a run with an adapter; this is a whole model already")
     require_new_folder(out)
-    model = load_one_stack(files).to(_type_of(files.base))
+    model = load_network(files).to(_type_of(files.base))
     with whole_model(out) as aside:
         model.save_pretrained(aside)
         copy_companions(files, aside)

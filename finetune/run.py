@@ -181,9 +181,11 @@ def _display(trainer: ObjectiveTrainer, setup: RunSetup, console: Console) -> Ru
 
 def _watch(setup: RunSetup, trainer: ObjectiveTrainer) -> Watch:
     """Keeps and measures the model at watched steps. Raises ConfigError for what cannot be kept."""
-    if trainer.is_fsdp_enabled or not setup.objective.replies:
+    is_causal = setup.objective.replies and not setup.files.is_encoder_decoder
+    if trainer.is_fsdp_enabled or not is_causal:
         raise ConfigError(
-            "train.watch: needs a whole model that replies; expected false for heads and FSDP"
+            "train.watch: needs a whole causal model that replies; expected false for heads, "
+            "encoder-decoder models and FSDP"
         )
 
     def save(folder: Path) -> None:

@@ -146,7 +146,8 @@ class Retraining:
     @torch.no_grad()
     def log_probability(self, row: Tensors) -> float:
         """Nats of the reply in a row, with its end."""
-        return -float(self._losses(L3(aux_weight=0.0), row)[0]) * int(row["response_mask"].sum())
+        bare = replace(cast(L3, self.setup.objective), aux_weight=0.0)
+        return -float(self._losses(bare, row)[0]) * int(row["response_mask"].sum())
 
     def _losses(self, objective: L3, row: Tensors) -> torch.Tensor:
         model: Any = self.setup.model

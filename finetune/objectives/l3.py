@@ -8,7 +8,7 @@ Invariant: a label's weight depends only on the counts of its whole optimizer st
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
@@ -16,13 +16,17 @@ from rich.console import RenderableType
 from rich.text import Text
 from torch import Tensor, nn
 
+from chatapp.engine.backends.encoder_decoder import decoder_opening
 from chatapp.engine.backends.head import HEAD_FILE, in_place_of
 from chatapp.engine.model import PieceTokenizer, Tokenizer
+from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokenizer
 from finetune.config.objectives import L3Settings
-from finetune.config.sections import ConfigError, FinetuneConfig, Metric
+from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.config.tasks import Metric
 from finetune.data.batches import Tensors, TrainingRows
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, response_labels
+from finetune.objectives.encoder_decoder import decoder_losses, replies_apart
 from finetune.objectives.log_probs import LinearCrossEntropy
 from finetune.objectives.objective import (
     Evaluator,
@@ -158,12 +162,14 @@ class ReplyObjective(Objective):
 class L3(ReplyObjective):
     """L2 of the responses plus λ times L1, computed only with the language-model head.
 
-    aux_weight: λ. aux_norm: see `l3_losses`. aux_decays: λ falls linearly to 0.
+    aux_weight: λ. aux_norm: see `l3_losses`. aux_decays: λ falls linearly to 0. encoder_end: of an
+    encoder-decoder model, which has no L1, the tokens after a text that the encoder reads.
     """
 
     aux_weight: float
     aux_norm: AuxNorm = "token"
     aux_decays: bool = False
+    encoder_end: Sequence[int] | None = None
 
     names = ("l3", "l2", "l1", "accuracy")
     curves = ("l2", "l1")
@@ -177,7 +183,10 @@ class L3(ReplyObjective):
     @classmethod
     def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
         settings = cast(L3Settings, config.objective)
-        return cls.of(settings), read_chat_rows(config, text, settings.aux_span)
+        sets = read_chat_rows(config, text, settings.aux_span)
+        if not text.files.is_encoder_decoder:
+            return cls.of(settings), sets
+        return cls.of(settings, encoder_end=encoder_end(text)), _replies_apart(sets)
 
     @property
     def figures(self) -> Mapping[str, str]:
@@ -214,6 +223,10 @@ class L3(ReplyObjective):
     def losses(
         self, call: nn.Module, model: Any, batch: Tensors, counts: Tensor, done: float
     ) -> Tensor:
+        if self.encoder_end is not None:
+            opening, count = decoder_opening(model), float(counts[0].clamp(min=1))
+            l2, accuracy = decoder_losses(call, batch, opening, self.encoder_end, count)
+            return torch.stack([l2, l2.detach(), torch.zeros_like(l2), accuracy])
         head = model.get_output_embeddings()
 
         def compute(hidden: Tensor) -> Tensor:
@@ -266,6 +279,23 @@ class L3(ReplyObjective):
         return metrics | ({"l1": means["l1"]} if self.weight(done) else {})
 
 
+def encoder_end(text: ModelText) -> Sequence[int] | None:
+    """The tokens after a text that a model's encoder reads; None without an encoder."""
+    if not text.files.is_encoder_decoder:
+        return None
+    return open_framed_tokenizer(text.files.tokenizer)[2]
+
+
+def _replies_apart(sets: RowSets) -> RowSets:
+    def apart(rows: TrainingRows) -> Rows:
+        rows = cast(Rows, rows)
+        return Rows(replies_apart(rows.examples), rows.aux_span)
+
+    train = apart(sets.train)
+    held_out = {name: apart(rows) for name, rows in sets.held_out.items()}
+    return replace(sets, train=train, held_out=held_out, examples=len(train), aux_labels=0)
+
+
 @dataclass(frozen=True)
 class ChatEvaluator(Evaluator):
     """Evaluates how well a model predicts the replies of chats, and provides their prompts."""
@@ -278,7 +308,10 @@ class ChatEvaluator(Evaluator):
 
     def read_rows(self) -> tuple[list[Encoded], dict[str, list[Encoded]]]:
         sets = encode_run_chats(self.config, self.text)
-        return sets.train, sets.held_out
+        if not self.text.files.is_encoder_decoder:
+            return sets.train, sets.held_out
+        held_out = {name: replies_apart(rows) for name, rows in sets.held_out.items()}
+        return replies_apart(sets.train), held_out
 
     def is_whole(self, row: Encoded) -> bool:
         return not row.is_window
@@ -290,7 +323,8 @@ class ChatEvaluator(Evaluator):
     def measure(self, model: Any, rows: Sequence[Encoded], tell: Tell) -> Figures:
         """Loss, perplexity and accuracy of the response tokens, and the loss per byte
         of replies."""
-        objective, tokenizer = L3(aux_weight=0.0), self.text.tokenizer
+        objective = L3(aux_weight=0.0, encoder_end=encoder_end(self.text))
+        tokenizer = self.text.tokenizer
         behind_start = Rows(with_start(list(rows), self.text.start), "prompt")
         end = tokenizer.end_id
         means, counts = mean_losses(objective, model, behind_start, end, "loss", tell)

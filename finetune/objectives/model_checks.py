@@ -9,14 +9,18 @@ import torch
 from torch.nn import functional
 
 from chatapp.engine.files.model_files import ModelFiles
+from finetune.config.objectives import L3Settings
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.objectives.objective import model_inputs
 
 
 def check_kind(config: FinetuneConfig, files: ModelFiles) -> None:
-    """Check that the objective fits a masked or a causal model. Raises ConfigError."""
+    """Check that the objective fits the kind of model. Raises ConfigError."""
     kind = config.objective.kind
+    if files.is_encoder_decoder:
+        _check_encoder_decoder(config, files)
+        return
     if files.is_masked and kind != "masked" and config.head is None:
         raise ConfigError(
             f"objective.kind is {kind}, but {config.model} is a masked model ({files.family}), "
@@ -27,6 +31,19 @@ def check_kind(config: FinetuneConfig, files: ModelFiles) -> None:
             f"objective.kind is masked, but {config.model} ({files.family}) is not a masked model; "
             "expected one such as BERT"
         )
+
+
+def _check_encoder_decoder(config: FinetuneConfig, files: ModelFiles) -> None:
+    what = f"{config.model} is an encoder-decoder model ({files.family})"
+    if config.head or not isinstance(config.objective, L3Settings):
+        raise ConfigError(f"{what}, which learns replies; expected objective.kind l3, and no head")
+    if config.objective.aux_weight:
+        raise ConfigError(
+            f"objective.aux_weight is {config.objective.aux_weight:g}, but {what}: its encoder "
+            "reads the prompt in both directions and predicts none of it; set it to 0"
+        )
+    if config.data.packing:
+        raise ConfigError(f"data.packing: {what}, which reads one prompt a row; set it to false")
 
 
 def check_causal(model: Any) -> None:

@@ -97,7 +97,7 @@ def _with_adapter(model: Any, train: Train, adapter: Adapter, files: ModelFiles,
             f"(finetune merge {name} OUT) and train on OUT"
         )
     settings = peft.LoraConfig(
-        task_type="CAUSAL_LM",
+        task_type="SEQ_2_SEQ_LM" if files.is_encoder_decoder else "CAUSAL_LM",
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,

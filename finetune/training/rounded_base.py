@@ -73,16 +73,38 @@ class _Product(torch.autograd.Function):
         return gradient @ context.layer.matrix(gradient.dtype), None
 
 
-def round_base(model: Any, precision: str, whole: Collection[str]) -> None:
-    """Round the matrices of a model's layers, except the output matrix.
+class RoundedBase:
+    """Rounds the matrices of a model's layers, except the output matrix.
 
     whole: names of modules that learn themselves.
     """
-    head = model.get_output_embeddings()
-    for name, parent in list(model.named_modules()):
-        for own, child in list(parent.named_children()):
-            is_whole = any(part in whole for part in (*name.split("."), own))
-            if isinstance(child, nn.Linear | Conv1D) and child is not head and not is_whole:
-                matrix = child.weight.detach()
-                matrix = matrix.t() if isinstance(child, Conv1D) else matrix
-                setattr(parent, own, RoundedLinear(matrix, child.bias, precision))
+
+    def __init__(self, precision: str, whole: Collection[str]) -> None:
+        self._precision, self._whole = precision, whole
+        self._taken: dict[str, RoundedLinear] = {}
+
+    def take(self, empty: Any, name: str, tensor: Tensor) -> bool:
+        """Round a tensor while its model is read, if it is such a matrix; see `Take`."""
+        layer, _, kind = name.rpartition(".")
+        if kind != "weight" or not self._rounds(empty, layer):
+            return False
+        self._taken[layer] = self._rounded(empty.get_submodule(layer), tensor)
+        return True
+
+    def round(self, model: Any) -> None:
+        """Give a model the matrices that were taken, and round the others."""
+        for name, layer in list(model.named_modules()):
+            if self._rounds(model, name):
+                rounded = self._taken.pop(name, None) or self._rounded(layer, layer.weight.detach())
+                rounded.bias = layer.bias
+                model.set_submodule(name, rounded)
+
+    def _rounds(self, model: Any, name: str) -> bool:
+        layer = model.get_submodule(name)
+        is_whole = any(part in self._whole for part in name.split("."))
+        is_head = layer is model.get_output_embeddings()
+        return isinstance(layer, nn.Linear | Conv1D) and not is_head and not is_whole
+
+    def _rounded(self, layer: nn.Module, matrix: Tensor) -> RoundedLinear:
+        matrix = matrix.t() if isinstance(layer, Conv1D) else matrix
+        return RoundedLinear(matrix, None, self._precision)

@@ -11,6 +11,7 @@ import os
 import platform
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,9 @@ from rich.console import Console
 from transformers import set_seed
 
 import chatapp
-from chatapp.engine.backends.transformers_loading import context_of, load_one_stack
+from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
+from chatapp.engine.backends.transformers_loading import context_of, load_network, load_one_stack
+from chatapp.engine.backends.transformers_model import NetworkModel, TransformersModel
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.device import device_for
 from chatapp.engine.model import PieceTokenizer
@@ -31,6 +34,7 @@ from chatapp.prompting.chat_template import Template
 from finetune.config.code import require_permission, withhold_code
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.preparation import choose_template, on_day
+from finetune.objectives.l3 import encoder_end
 from finetune.objectives.model_checks import check_causal, check_head, check_kind, check_packing
 from finetune.objectives.objective import ModelText, Objective, RowSets, objective_class
 from finetune.objectives.reference import REFERENCE_FILE, give_reference
@@ -41,7 +45,7 @@ from finetune.training.adapters import (
     fuse_activations,
     switch_off_dropout,
 )
-from finetune.training.rounded_base import round_base
+from finetune.training.rounded_base import RoundedBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,16 @@ class RunSetup:
     def stops(self) -> tuple[str, ...]:
         """The strings that end a reply: the template's, and those of the objective."""
         return (*self.text.chat_template.stop, *self.config.objective.stops)
+
+    def speaker(self) -> NetworkModel:
+        """The model in training, to generate replies with."""
+        kind: Any = TransformersModel
+        if (end := encoder_end(self.text)) is not None:
+            kind = partial(EncoderDecoderModel, end=end)
+        model: NetworkModel = kind(
+            self.model, self.tokenizer, name=self.config.model, start=self.start
+        )
+        return model
 
     @property
     def precision(self) -> str:
@@ -148,7 +162,7 @@ def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
     """The model, rounded if configured. Raises ConfigError and ModelError."""
     precision, method = config.adapter.base_precision, config.train.method
     if precision == "float32":
-        return load_one_stack(files)
+        return load_network(files)
     if method not in LOW_RANK:
         raise ConfigError(
             f"adapter.base_precision: weights in {precision} cannot learn; train.method is "
@@ -162,8 +176,9 @@ def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
             f"adapter.base_precision is {precision}, and train.method dora needs the lengths of "
             "the base's columns; expected lora or rslora"
         )
-    model = load_one_stack(files)
-    round_base(model, precision, config.adapter.modules_to_save)
+    base = RoundedBase(precision, config.adapter.modules_to_save)
+    model = load_one_stack(files, take=base.take)
+    base.round(model)
     return model
 
 
@@ -225,6 +240,8 @@ def _check_model(
             f"{config.model}: the tokenizer has {tokenizer.size:,} tokens, the model {entries:,}"
         )
     check_kind(config, files)
+    if files.is_encoder_decoder:
+        return
     check_head(model)
     if files.is_masked:
         return

@@ -11,7 +11,6 @@ from itertools import islice
 
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange
-from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.prompting.chat_template import Template
@@ -70,9 +69,7 @@ def sampler(setup: RunSetup) -> Callable[[], Samples] | None:
     settings = setup.config.samples
     if setup.template is None or not setup.objective.replies:
         return None
-    model = TransformersModel(
-        setup.model, setup.tokenizer, name=setup.config.model, start=setup.start
-    )
+    model = setup.speaker()
     prompts = _own_prompts(settings, setup.template, model)
     prompts = prompts or _prompts_of_rows(setup, model)
 
@@ -92,7 +89,7 @@ def sampler(setup: RunSetup) -> Callable[[], Samples] | None:
 
 
 def _own_prompts(
-    settings: SampleSettings, template: Template, model: TransformersModel
+    settings: SampleSettings, template: Template, model: LanguageModel
 ) -> list[Question]:
     """The prompts in the configuration. Raises ConfigError."""
     prompts = []
@@ -107,7 +104,7 @@ def _own_prompts(
     return prompts
 
 
-def _prompts_of_rows(setup: RunSetup, model: TransformersModel) -> list[Question]:
+def _prompts_of_rows(setup: RunSetup, model: LanguageModel) -> list[Question]:
     """The prompts of the first held-out rows."""
     rows = next(iter(setup.data.held_out.values()), None)
     if rows is None:

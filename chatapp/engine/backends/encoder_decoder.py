@@ -70,7 +70,7 @@ class EncoderDecoderModel(NetworkModel):
             start=start,
             end=end,
         )
-        self.opening = _opening(model, name)
+        self.opening = decoder_opening(model)
         self._encoder = encoder
         self._memory = _Memory()
         self._prompt_size: int | None = None
@@ -168,7 +168,7 @@ class EncoderDecoderModel(NetworkModel):
         return 0
 
 
-def _opening(model: Any, name: str) -> list[int]:
+def decoder_opening(model: Any) -> list[int]:
     """The decoder's tokens before a reply, as in transformers' `generate`.
 
     A model that names none begins with the padding token, as T5 in its training. Raises ModelError.
@@ -179,7 +179,7 @@ def _opening(model: Any, name: str) -> list[int]:
             forced = chosen.forced_bos_token_id
             return [id] if forced is None else [id, int(forced)]
     raise ModelError(
-        f"{name}: the model does not say what its decoder begins with; expected "
+        f"{model.name_or_path}: the model does not say what its decoder begins with; expected "
         "decoder_start_token_id in its generation_config.json or config.json"
     )
 

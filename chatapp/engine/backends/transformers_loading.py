@@ -7,10 +7,12 @@ Invariant: weights are safetensors or GGUF, a repository's own code never runs, 
 import math
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from chatapp.engine.decoder.families import FAMILIES
 from chatapp.engine.errors import ModelError, first_line, one_sentence
@@ -68,6 +70,13 @@ def load_causal(files: ModelFiles, **options: Any) -> Any:
     return load_one_stack(files, **options)
 
 
+Take = Callable[[Any, str, Tensor], bool]
+"""Called with a model without memory, the name of one of its tensors, and the tensor.
+
+Returns whether it keeps the tensor itself.
+"""
+
+
 def load_one_stack(files: ModelFiles, **options: Any) -> Any:
     """Load a causal or a masked model; see `load_network`. Raises ModelError."""
     if files.is_encoder_decoder:
@@ -78,14 +87,15 @@ def load_one_stack(files: ModelFiles, **options: Any) -> Any:
     return load_network(files, **options)
 
 
-def load_network(files: ModelFiles, **options: Any) -> Any:
+def load_network(files: ModelFiles, take: Take | None = None, **options: Any) -> Any:
     """Load a model of transformers in float32; an adapter is merged into its base.
 
-    options: of `from_pretrained`, for a folder, such as one to quantize its weights. Raises
-    ModelError.
+    take: sees each tensor of a GGUF file of `FAMILIES` while it is read; in place of those that it
+    keeps, the model has zeros without memory. options: of `from_pretrained`, for a folder, such as
+    one to quantize its weights. Raises ModelError.
     """
     with LOADING:
-        model = _load_whole(files.whole, options)
+        model = _load_whole(files.whole, take, options)
         return _merge_adapter(model, files) if files.is_adapter else model
 
 
@@ -103,7 +113,7 @@ def put_on(device: str, model: Any, files: ModelFiles) -> Any:
         ) from None
 
 
-def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
+def _load_whole(files: ModelFiles, take: Take | None, options: dict[str, Any]) -> Any:
     """Load a complete model: transformers fills missing tensors with noise, which is refused."""
     import transformers
 
@@ -115,7 +125,7 @@ def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
     elif files.is_masked:
         auto = transformers.AutoModelForMaskedLM
     if files.is_gguf and files.family in FAMILIES:
-        model, report = _load_gguf(files)
+        model, report = _load_gguf(files, take)
     elif files.is_gguf:
         model, report = _load(auto, files, files.path.parent, gguf_file=files.path.name)
     else:
@@ -173,7 +183,7 @@ def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> 
     return model, report
 
 
-def _load_gguf(files: ModelFiles) -> tuple[Any, Any]:
+def _load_gguf(files: ModelFiles, take: Take | None) -> tuple[Any, Any]:
     """A model of transformers with the tensors of a GGUF file, and the report on them."""
     from transformers import AutoModelForCausalLM
 
@@ -191,7 +201,11 @@ def _load_gguf(files: ModelFiles) -> tuple[Any, Any]:
                 f"{files.path}: tensor {stored.name!r} has the shape {list(stored.shape)}; "
                 f"expected {list(shapes[stored.name])}"
             )
-        weights[stored.name] = read()
+        tensor = read()
+        check_finite(tensor, files.path, stored.name)
+        if take and take(empty, stored.name, tensor):
+            tensor = torch.zeros(()).expand(tensor.shape)
+        weights[stored.name] = tensor
     return _load(type(empty), files, None, config=config, state_dict=weights)
 
 

@@ -56,6 +56,25 @@ def test_a_row_without_whole_groups_is_int8() -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_file_rounded_while_it_is_read_is_the_folder_rounded_afterwards(
+    tmp_path: Path, precision: str
+) -> None:
+    folder, file = tiny.base(tmp_path / "whole"), tmp_path / "base.gguf"
+    write_gguf(find_model(str(folder)), file, "f32", {}, lambda *at: None)
+    tiny.pairs(tmp_path / "rows.json")
+    sections = {"train": {"method": "lora"}, "adapter": {"base_precision": precision}}
+    afterwards, while_read = (
+        run_setup.set_up_run(
+            tiny.config(tmp_path, model=str(base), data={"template": "chat"}, **sections), "cpu"
+        ).model.state_dict()
+        for base in (folder, file)
+    )
+    assert while_read.keys() == afterwards.keys()
+    for name, tensor in afterwards.items():
+        assert torch.equal(while_read[name], tensor), name
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("is_gguf", [False, True])
 def test_an_adapter_learns_on_it_and_is_chatted_with(
     tmp_path: Path, precision: str, is_gguf: bool
