@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -27,8 +28,7 @@ from transformers import (
 )
 
 from chatapp.common.userfiles import read_json_object, whole_file
-from chatapp.engine.files.model_files import CONFIG
-from chatapp.prompting.messages import END_OF_TEXT
+from chatapp.models.loading import load_model
 from chatapp.prompting.template import DialogueTemplate, named
 from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
 from finetune.data.batches import Windows
@@ -49,9 +49,10 @@ from finetune.data.tables import draw
 from finetune.measuring.learning import WINDOWS, Watch
 from finetune.objectives.masked import Masked
 from finetune.training.architectures import build_network, parameter_formula
+from finetune.training.best_metric import read_tasks
 from finetune.training.callbacks import RunCallback
 from finetune.training.checkpoints import last_checkpoint
-from finetune.training.export import save_chat, whole_model
+from finetune.training.export import whole_model, write_pretrained
 from finetune.training.initial_weights import plant_heads
 from finetune.training.masked_windows import MaskedTrainer
 from finetune.training.record import (
@@ -77,6 +78,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     output = Path(config.output)
     template = named(config.data.template)
     _check_shape(config)
+    _check_tasks(config)
     check_trackers(config.train.report_to)
     precision = products_precision(config.train.precision, training_device("auto"))
     steps = config.train.model_copy(update={"precision": precision})
@@ -101,6 +103,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     checkpoint = last_checkpoint(output)
     if checkpoint:
         console.print(f"resuming from {checkpoint.name}", style="dim")
+    save = partial(_save, config, trainer, tokenizer, template)
     watches = steps.watch and not _is_masked(config)
     display = RunCallback(
         console,
@@ -109,9 +112,10 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
         trainer,
         {"loss": "loss"},
         ("loss",),
-        watch=_watch(config, trainer, tokenizer, template, held_out) if watches else None,
+        watch=_watch(config, save, held_out) if watches else None,
     )
     trainer.add_callback(display)
+    trainer.answer_figures = _task_figures(config, save, template, held_out)
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
@@ -148,6 +152,15 @@ def _check_shape(config: PretrainConfig) -> None:
             f"train.window is {config.train.window}; expected 2 to shape.positions "
             f"({config.shape.positions}), or 0 for as many"
         )
+
+
+def _check_tasks(config: PretrainConfig) -> None:
+    metric, known = config.train.metric_for_best_model, ["loss"]
+    known += [task.name for task in config.tasks]
+    if metric not in known:
+        raise ConfigError(f"train.metric_for_best_model is {metric}; expected {', '.join(known)}")
+    if config.tasks and _is_masked(config):
+        raise ConfigError("tasks are for models that reply; shape.architecture is bert")
 
 
 def _digest(documents: Sequence[Document]) -> str:
@@ -243,20 +256,41 @@ _LONG = 10
 """A document of more windows than these is long: its own end is held out."""
 
 
-def _watch(
+Save = Callable[[Path], None]
+"""Writes the model as it is now, whole, into a folder."""
+
+
+def _save(
     config: PretrainConfig,
     trainer: FiniteTrainer,
     tokenizer: Tokenizer,
     template: DialogueTemplate,
-    held_out: Ids,
-) -> Watch:
-    def save(folder: Path) -> None:
-        model = trainer.model
-        with trainer.averaged():
-            halves = {name: weight.half() for name, weight in model.state_dict().items()}
-            _write_model(folder, model, halves, config, template)
-        tokenizer.save(str(folder / "tokenizer.json"))
+    folder: Path,
+) -> None:
+    model = trainer.model
+    with trainer.averaged():
+        halves = {name: weight.half() for name, weight in model.state_dict().items()}
+        write_pretrained(folder, model, halves, config, template)
+    tokenizer.save(str(folder / "tokenizer.json"))
 
+
+def _task_figures(
+    config: PretrainConfig, save: Save, template: DialogueTemplate, held_out: Ids
+) -> list[Callable[[], dict[str, float]]]:
+    """Measure the tasks of a run with the model as chats load it. Raises ConfigError."""
+    if not config.tasks:
+        return []
+    measure = read_tasks(config.tasks, has_held_out=len(held_out) > 0)
+
+    def figures() -> dict[str, float]:
+        with TemporaryDirectory() as folder:
+            save(Path(folder))
+            return measure(load_model(folder), template)
+
+    return [figures]
+
+
+def _watch(config: PretrainConfig, save: Save, held_out: Ids) -> Watch:
     samples = config.samples
     windows = held_out[:WINDOWS].tolist()
     return Watch(Path(config.output), save, windows, samples.prompts, samples.max_tokens)
@@ -285,8 +319,8 @@ def _arguments(config: PretrainConfig, *, has_held_out: bool) -> TrainingArgumen
         save_steps=settings.save_every,
         save_total_limit=2,
         disable_tqdm=True,
-        metric_for_best_model="loss" if has_held_out else None,
-        greater_is_better=False if has_held_out else None,
+        metric_for_best_model=settings.metric_for_best_model if has_held_out else None,
+        greater_is_better=settings.metric_for_best_model != "loss" if has_held_out else None,
         restore_callback_states_from_checkpoint=True,
         report_to=settings.report_to,
         seed=config.seed,
@@ -340,12 +374,14 @@ def _finish(
 ) -> None:
     """Write the complete model: weights in float16, tokenizer, template, and its held-out loss.
 
-    With early_stop the weights are those of the best measurement.
+    With early_stop, or the figure of a task that selects them, the weights are those of the best
+    measurement.
     """
-    best = trainer.load_best() if config.train.early_stop else trainer.state.global_step
+    selects = config.train.early_stop or config.train.metric_for_best_model != "loss"
+    best = trainer.load_best() if selects else trainer.state.global_step
     loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
     with trainer.averaged(), whole_model(output) as aside:
-        _write_model(aside, trainer.model.half(), None, config, template)
+        write_pretrained(aside, trainer.model.half(), None, config, template)
     result = {
         "steps": trainer.state.global_step,
         "best_step": best,
@@ -355,32 +391,3 @@ def _finish(
         "held_out_perplexity": math.exp(loss) if loss is not None else None,
     }
     write_json(output / RESULT_FILE, result)
-
-
-def _write_model(
-    folder: Path,
-    model: Any,
-    weights: Mapping[str, torch.Tensor] | None,
-    config: PretrainConfig,
-    template: DialogueTemplate,
-) -> None:
-    """Write a model's files except the tokenizer's own. weights: in place of the model's."""
-    end = END_OF_TEXT.text
-    tokenizer_config: dict[str, Any] = {
-        # The class that uses tokenizer.json unchanged; GPT2Tokenizer would replace its splitting of
-        # digits by GPT-2's.
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": end,
-        "eos_token": end,
-        "unk_token": end,
-        "model_max_length": config.shape.positions,
-        "clean_up_tokenization_spaces": False,
-    }
-    if _is_masked(config):
-        tokenizer_config |= {"mask_token": MASK, "cls_token": end, "sep_token": end}
-    model.save_pretrained(folder, state_dict=weights)
-    settings = read_json_object(folder / CONFIG, ConfigError)
-    # Training works without the cache; other programs need it.
-    write_json(folder / CONFIG, settings | {"use_cache": True, "dtype": "float16"})
-    write_json(folder / "tokenizer_config.json", tokenizer_config)
-    save_chat(template, folder)

@@ -22,6 +22,7 @@ from finetune.config.sections import (
     Source,
     TrainSource,
 )
+from finetune.config.tasks import Task
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true | false"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -90,14 +91,15 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
             yield from _keys_of_kinds(annotation, meaning, table, has_default=default)
             continue
         inner = _section_in(field.annotation)
-        if inner is None or inner in _SOURCES:
+        if inner is None or inner in _LISTED:
             values = _values(field.annotation) + _bounds(field)
             yield Key(prefix + name, values, _default(field), field.description or "")
         if inner is not None and name != "held_out":  # its tables are those of train
-            yield from _keys(inner, f"{prefix}{name}." + ("N." if inner in _SOURCES else ""))
+            yield from _keys(inner, f"{prefix}{name}." + ("N." if inner in _LISTED else ""))
 
 
-_SOURCES = (Source, TrainSource)
+_LISTED = (Source, TrainSource, Task)
+"""Tables of which there may be several."""
 
 _KINDS: dict[str, tuple[Any, str]] = {
     "objective": (Objectives, "the loss to minimize"),
@@ -144,7 +146,9 @@ def _values(annotation: Any) -> str:
         return "table of texts"
     if origin in (Union, types.UnionType):
         return ", or ".join(_values(member) for member in inner if member is not types.NoneType)
-    return "paths and tables" if annotation in _SOURCES else _WORDS[annotation]
+    if annotation is Task:
+        return "tables"
+    return "paths and tables" if annotation in _LISTED else _WORDS[annotation]
 
 
 def _bounds(field: FieldInfo) -> str:

@@ -22,6 +22,7 @@ from chatapp.common import validation
 from chatapp.common.userfiles import UserError, parse_toml, read_required
 from finetune.config.objectives import Head, L3Settings, Objectives
 from finetune.config.table import Section
+from finetune.config.tasks import TASKS, Tasks
 
 
 class ConfigError(UserError, ValueError):
@@ -182,6 +183,11 @@ class PretrainTrain(Steps):
         100, ge=1, description="steps between checkpoints, each with a measurement"
     )
     log_every: int = Field(10, ge=1, description="steps between lines of the loss log")
+    metric_for_best_model: str = Field(
+        "loss",
+        description="loss, or the name of one of the tasks, whose best weights are then kept; "
+        "early_stop looks at the same figure",
+    )
     watch: bool = Field(True, description=_WATCH)
 
 
@@ -203,6 +209,7 @@ class PretrainConfig(Section):
     shape: Shape = Shape.model_validate({})
     train: PretrainTrain = PretrainTrain.model_validate({})
     samples: PretrainSamples = PretrainSamples.model_validate({})
+    tasks: Tasks = Field([], description=TASKS)
 
 
 TooLong = Literal["raise", "drop", "truncate-prompt", "truncate-history"]
@@ -265,7 +272,6 @@ class Data(Section):
     bad_rows: BadRows = Field("raise", description="what to do with a row that cannot be used")
 
 
-Metric = Literal["loss", "accuracy", "macro_f1", "exact_match", "pearson", "spearman"]
 Method = Literal["full", "embeddings-and-head", "last-blocks", "lora", "dora", "rslora"]
 
 
@@ -287,11 +293,11 @@ class Train(Steps):
         description="steps between checkpoints; 0: same as eval_every; the best one is "
         "always saved",
     )
-    metric_for_best_model: Metric = Field(
+    metric_for_best_model: str = Field(
         "loss",
         description="held-out metric that selects the weights to keep: macro_f1 for "
         "classes, pearson and spearman for regression, exact_match for greedy replies of up to "
-        "samples.max_tokens tokens",
+        "samples.max_tokens tokens, or the name of one of the tasks",
     )
 
 
@@ -350,6 +356,7 @@ class FinetuneConfig(Section):
     train: Train = Train.model_validate({})
     adapter: Adapter = Adapter.model_validate({})
     samples: Samples = Samples.model_validate({})
+    tasks: Tasks = Field([], description=TASKS)
     head: Head | None = Field(None, description="a classifier instead of a model that replies")
 
 

@@ -44,7 +44,8 @@ from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.prompting.calls import CALCULATOR
 from chatapp.prompting.template import DialogueTemplate
 from finetune.config.objectives import GrpoSettings
-from finetune.config.sections import ConfigError, FinetuneConfig, Metric
+from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.config.tasks import Metric
 from finetune.data.batches import Tensors, TrainingRows, collate
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows

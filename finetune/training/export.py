@@ -6,9 +6,12 @@ last, so a folder that looks like a model is one.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from chatapp.common.paths import CHAT_TEMPLATE
 from chatapp.common.userfiles import read_json_object, write_whole
@@ -16,7 +19,10 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, CONFIG
 from chatapp.models.resolving import BUNDLED
 from chatapp.prompting.chat_template import Template
+from chatapp.prompting.messages import END_OF_TEXT
 from chatapp.prompting.template import DialogueTemplate, as_jinja, save_template
+from finetune.config.sections import ConfigError, PretrainConfig
+from finetune.data.corpus import MASK
 from finetune.training.adapters import copy_companions
 from finetune.training.checkpoints import UNFINISHED, flush
 from finetune.training.record import write_json
@@ -75,6 +81,35 @@ def save_chat(template: Template, folder: Path, start: str = "") -> None:
     save_template(template, folder)
     if isinstance(template, DialogueTemplate):
         write_whole(folder / CHAT_TEMPLATE, as_jinja(template, start))
+
+
+def write_pretrained(
+    folder: Path,
+    model: Any,
+    weights: Mapping[str, torch.Tensor] | None,
+    config: PretrainConfig,
+    template: DialogueTemplate,
+) -> None:
+    """Write a model's files except the tokenizer's own. weights: in place of the model's."""
+    end = END_OF_TEXT.text
+    tokenizer_config: dict[str, Any] = {
+        # The class that uses tokenizer.json unchanged; GPT2Tokenizer would replace its splitting of
+        # digits by GPT-2's.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": end,
+        "eos_token": end,
+        "unk_token": end,
+        "model_max_length": config.shape.positions,
+        "clean_up_tokenization_spaces": False,
+    }
+    if config.shape.architecture == "bert":
+        tokenizer_config |= {"mask_token": MASK, "cls_token": end, "sep_token": end}
+    model.save_pretrained(folder, state_dict=weights)
+    settings = read_json_object(folder / CONFIG, ConfigError)
+    # Training works without the cache; other programs need it.
+    write_json(folder / CONFIG, settings | {"use_cache": True, "dtype": "float16"})
+    write_json(folder / "tokenizer_config.json", tokenizer_config)
+    save_chat(template, folder)
 
 
 def _name_base(path: Path, setup: RunSetup) -> None:

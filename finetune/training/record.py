@@ -102,6 +102,10 @@ def configuration_of(folder: Path, record: dict[str, Any]) -> FinetuneConfig:
             "model": model,
             "data": config.data.model_copy(update=data),
             "objective": config.objective.relocated(there),
+            "tasks": [
+                task.model_copy(update={"prompt": there(task.prompt), "test": there(task.test)})
+                for task in config.tasks
+            ],
         }
     )
 

@@ -53,7 +53,7 @@ class FiniteTrainer(CheckpointingTrainer):
 
     steps: the optimizer and its schedule. average: the decay of an average of the weights, which is
     measured and saved in their place; 0 for none. tokens_seen: training tokens of this process in
-    this session, without padding.
+    this session, without padding. answer_figures: return held-out figures that no loss gives.
     """
 
     optimizer: torch.optim.Optimizer | None
@@ -66,6 +66,7 @@ class FiniteTrainer(CheckpointingTrainer):
         if self.average:
             self.add_callback(self.average)
         self.tokens_seen = 0
+        self.answer_figures: Sequence[Callable[[], dict[str, float]]] = ()
         self._step_batches: Sequence[Tensors] = ()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -121,6 +122,15 @@ class FiniteTrainer(CheckpointingTrainer):
         with self.averaged():
             metrics: dict[str, float] = super().evaluate(*arguments, **settings)
         return metrics
+
+    def evaluation_loop(self, *arguments: Any, **settings: Any) -> Any:
+        output = super().evaluation_loop(*arguments, **settings)
+        output.metrics.update(self._answers(settings["metric_key_prefix"]))
+        return output
+
+    def _answers(self, prefix: str) -> dict[str, float]:
+        figures = (figure for answered in self.answer_figures for figure in answered().items())
+        return {f"{prefix}_{key}": value for key, value in figures}
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -191,8 +201,8 @@ class ObjectiveTrainer(FiniteTrainer):
 
     order: of the training rows. Create it for all rows of an optimizer step together, so that a
     step has the same rows however they are cut. held_out: row sets by name; `HELD_OUT`, else the
-    first, selects the best checkpoint. answer_figures: returns figures of that set that no loss
-    gives; None for none. draws: makes replies to prompts, if rows are prompts; else None.
+    first, selects the best checkpoint. draws: makes replies to prompts, if rows are prompts; else
+    None.
     """
 
     loss_is_scaled_for_ga = True
@@ -214,7 +224,6 @@ class ObjectiveTrainer(FiniteTrainer):
         self.order = order
         self.collate = collate
         self.stop_requested = False
-        self.answer_figures: Callable[[], dict[str, float]] | None = None
         self.draws: Draws | None = None
         self._step_done = 0.0
         self._losses: list[Tensor] = []
@@ -326,9 +335,7 @@ class ObjectiveTrainer(FiniteTrainer):
             ending = "" if name == main else f"_{name}"
             for key, value in self.measure(rows).items():
                 metrics[f"{prefix}_{key}{ending}"] = value
-        if self.answer_figures:
-            metrics |= {f"{prefix}_{key}": value for key, value in self.answer_figures().items()}
-        return metrics
+        return metrics | self._answers(prefix)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Whether these weights are the best so far, which are then saved at any step."""

@@ -22,7 +22,7 @@ from finetune.objectives.distillation import Distillation
 from finetune.objectives.grpo import Grpo
 from finetune.objectives.objective import Objective, RowSets
 from finetune.training.adapters import trained_parameters
-from finetune.training.best_metric import best_figure
+from finetune.training.best_metric import best_figure, task_figures
 from finetune.training.display import peak_memory
 from finetune.training.export import complete
 from finetune.training.own_replies import OwnReplies
@@ -134,13 +134,13 @@ def build_trainer(setup: RunSetup, output: Path, *, probe: bool = False) -> Obje
                 "FSDP cuts it; use data-parallel processes"
             )
         trainer.draws = _DRAWS[type(setup.objective)](setup)
-    if metric := best_figure(setup):
-        if trainer.is_fsdp_enabled:
-            raise ConfigError(
-                f"train.metric_for_best_model: {settings.metric_for_best_model} needs the whole "
-                "model, and FSDP cuts it; use loss or accuracy"
-            )
-        trainer.answer_figures = metric if measures else None
+    answered = [figures for figures in (best_figure(setup), task_figures(setup)) if figures]
+    if answered and trainer.is_fsdp_enabled:
+        raise ConfigError(
+            f"train.metric_for_best_model {settings.metric_for_best_model} and tasks need the "
+            "whole model, and FSDP cuts it; use loss or accuracy, without tasks"
+        )
+    trainer.answer_figures = answered if measures else []
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -1,0 +1,41 @@
+"""The tables [[tasks]]: what a model is asked while it learns.
+
+Invariant: a task has no name that another figure of held-out rows has.
+"""
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import AfterValidator, Field
+
+from finetune.config.table import Section
+
+Metric = Literal["loss", "accuracy", "macro_f1", "exact_match", "pearson", "spearman"]
+"""The figures of held-out rows."""
+
+
+class Task(Section):
+    """What a model is asked at each measurement: a prompt file with rows, or last words."""
+
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="the name of its figure, which train.metric_for_best_model may choose",
+    )
+    prompt: str = Field(
+        "",
+        description="a prompt file, whose first metric is the figure; without one the last word "
+        "of each text of test is predicted",
+    )
+    test: str = Field(min_length=1, description="a file of rows with their answers, or of texts")
+    limit: int = Field(100, ge=1, description="the most rows, drawn from the file")
+
+
+def _no_name_twice(tasks: list[Task]) -> list[Task]:
+    names = [task.name for task in tasks]
+    for name in names:
+        if name in get_args(Metric) or names.count(name) > 1:
+            raise ValueError(f"{name!r} is the name of another figure")
+    return tasks
+
+
+Tasks = Annotated[list[Task], AfterValidator(_no_name_twice)]
+TASKS = "what the model is asked at each measurement of held-out rows, each a table of its own"
