@@ -139,7 +139,7 @@ class Sampling:
         high=1,
         below_high=True,
         off=0,
-        meaning="drop tokens below this fraction of the top probability",
+        meaning="drop tokens below this share of the top one",
         request_fields=("min_p",),
         is_extension=True,
         config_field="min_p",

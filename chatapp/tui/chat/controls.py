@@ -254,7 +254,7 @@ class ChatControls:
         """Give back the user's text of a failed turn that is no longer shown."""
         if submitted is not None:
             self.widgets.prompt.give_back(submitted.text)
-            self.widgets.show_problem(reason)
+            self.widgets.show_problem(reason, submitted.text)
 
     def use_title(self, event: "TitleSuggested") -> None:
         """Use the title that the model has written, unless the chat has got another one."""

@@ -82,7 +82,7 @@ class MessageActions(Screen[None]):
             return
         with self.controls.widgets.store_errors():
             self.controls.conversation.chat.store.edit_reply(reply.id, text)
-            await self.controls.open(reply.chat_id)
+            await self.controls.open_at(reply.id)
 
     async def action_fork(self, message: "StoredMessage") -> None:
         await self.controls.fork(message.id)

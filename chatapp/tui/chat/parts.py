@@ -126,6 +126,7 @@ class ChatWidgets:
         self._title = Static(id="title", markup=False)
         self._welcome = Welcome()
         self._problem = Static(id="problem", markup=False)
+        self._refused = ""
         self.transcript = Transcript()
         self.approval = Approval()
         self.find = FindBar()
@@ -169,10 +170,19 @@ class ChatWidgets:
         with self.store_errors():
             self._title.update(printable(self._conversation.chat.title()).replace("\n", " "))
 
-    def show_problem(self, problem: str) -> None:
-        """Show a problem above the prompt, until the next message is sent."""
+    def show_problem(self, problem: str, refused: str = "") -> None:
+        """Show a problem above the prompt, until the next message is sent.
+
+        refused: the text that is back in the prompt because of it, and goes with it.
+        """
+        self._refused = refused
         self._problem.update(printable(problem))
         self._problem.display = bool(problem)
+
+    def follow_prompt(self) -> None:
+        """Remove a problem whose text is no longer in the prompt; what mends it begins alike."""
+        if self._refused and self.prompt.text[:1] != self._refused[:1]:
+            self.show_problem("")
 
     def show_markdown(self, markdown: bool) -> None:
         """Show the chat's replies as Markdown or as plain text, now and when reopened."""
@@ -194,7 +204,7 @@ class ChatWidgets:
         self.show_welcome(not self.transcript.path)
         if submitted is not None:
             self.prompt.give_back(submitted.text, submitted.editing, submitted.in_place)
-        self.show_problem(reason)
+        self.show_problem(reason, "" if submitted is None else submitted.text)
 
     def withdraw_question(self) -> None:
         """Remove the question about a tool, and return the focus."""

@@ -207,6 +207,7 @@ class ChatScreen(MessageActions):
     @on(Prompt.Changed)
     def _prompt_changed(self) -> None:
         self.controls.keep_draft()
+        self.widgets.follow_prompt()
         self.attachments.show(self.widgets.prompt.text)
 
     @on(events.Pasted)
@@ -232,7 +233,7 @@ class ChatScreen(MessageActions):
             event.contents = await self.attachments.contents(event.text)
         except UserError as error:
             self.widgets.prompt.give_back(event.text, event.editing)
-            self.widgets.show_problem(str(error))
+            self.widgets.show_problem(str(error), event.text)
         else:
             await self.controls.send(event)
 

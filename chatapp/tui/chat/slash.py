@@ -327,4 +327,4 @@ class SlashCommands:
             yield
         except (UserError, OSError) as error:
             self._chat.widgets.prompt.give_back_command(text)
-            self._chat.widgets.show_problem(invalid_path(error) or str(error))
+            self._chat.widgets.show_problem(invalid_path(error) or str(error), text)

@@ -84,6 +84,7 @@ class AttentionView(CloserView):
 
     def on_resize(self) -> None:
         self._arrange()
+        self._draw()
 
     def action_lines(self) -> None:
         self._has_lines = not self._has_lines
@@ -161,16 +162,20 @@ class AttentionView(CloserView):
         is_pinned = self._held is not None
         target = text.cursor if is_pinned and text.cursor <= source else attention.target
         heat.show(attention.on(target))
-        most = Content(" ").join(
-            Content.assemble(quoted(texts[position]), f" {percent(weights[position]).strip()} ")
-            for position in attention.order[:4]
+        most = Content.assemble(
+            quoted(texts[source]), " pinned" if is_pinned else "", (" attends to", "dim")
         )
+        for position in attention.order[:4]:
+            weight = f" {percent(weights[position]).strip()}"
+            longer = Content.assemble(most, "  ", quoted(texts[position]), weight)
+            if longer.cell_length > self.size.width:
+                break
+            most = longer
         detail = Content.assemble(
             (attention.sentence + "\n", "dim"),
-            quoted(texts[source]), " pinned" if is_pinned else "",
-            (" attends to ", "dim"), most, ("\n" + attention.chosen, "$text-accent"),
+            most, ("\n" + attention.chosen, "$text-accent"),
             (f": {percent(weights[target]).strip()} on ", "dim"), quoted(texts[target]),
-            ("; the map: % of each head", "dim"),
+            ("; map: % of each head", "dim"),
         )  # fmt: skip
         self.query_one("#attention-detail", Static).update(detail)
         lines = line_rows(Lines(texts, weights, source=source), _MOST_LINES)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len, chop_cells
 from rich.style import Style
+from rich.table import Table
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -41,6 +42,18 @@ _NOTHING = (
     "Which states carry the difference of two texts? Enter writes another token in place of the "
     "chosen one; v takes the reply's next version."
 )
+_STEPS = (
+    ("1", "← → choose a token above, such as the name of a city."),
+    ("2", "Enter, then another name that is one token: the second text differs in it alone."),
+    ("3", "Each state of one text is put into the other: a row a token, a column a layer. Orange "
+     "brings the answer back."),
+    ("4", "The map below does it for each head. Tab, then the arrows choose one."),
+    ("", ""),
+    ("d", "puts the states in the other direction."),
+    ("e", "measures the answer after the chosen token."),
+    ("v", "takes the reply's next version as the second text."),
+    ("", "Backspace takes the text's own token again."),
+)  # fmt: skip
 
 
 class CompareView(View):
@@ -61,6 +74,8 @@ class CompareView(View):
     CompareView Field { height: 1; border: none; padding: 0 1; display: none; }
     CompareView #compare-scroll { height: 5fr; border-top: solid $border-blurred; }
     CompareView ShareMap { height: 4fr; min-height: 3; border-top: solid $border-blurred; }
+    CompareView.-single TokenText { max-height: 50%; }
+    CompareView.-single ShareMap { display: none; }
     """
     hint = "Enter: another token here · v: the next version · d: direction · e: measure after this"
     formula = (
@@ -113,6 +128,10 @@ class CompareView(View):
             return
         if not self._other:
             self._failed(_NOTHING)
+            steps = Table.grid(padding=(0, 1))
+            for step in _STEPS:
+                steps.add_row(*step)
+            self.query_one("#compare-table", Static).update(steps)
             return
         clean = look.tokens.ids[: self._end + 1]
         corrupt = [self._other.get(position, id) for position, id in enumerate(clean)]
@@ -152,8 +171,8 @@ class CompareView(View):
     def _failed(self, reason: str) -> None:
         self._wanted = None
         self._detail(reason)
+        self.add_class("-single")
         self.query_one("#compare-table", Static).update("")
-        self.query_one(ShareMap).show([])
 
     def _detail(self, words: str) -> None:
         self.query_one("#compare-detail", Static).update(Content.styled(printable(words), "dim"))
@@ -244,6 +263,7 @@ class CompareView(View):
         patches = self._patches
         if patches is None:
             return
+        self.remove_class("-single")
         streams, heads = patches.result.grids
         heat = self.query_one(ShareMap)
         if heat.cell and not (

@@ -77,8 +77,8 @@ class HeadsView(CloserView):
         self._steps: _Steps | None = None
 
     def legend(self) -> Content:
-        letters = "I induction, P previous token, D duplicate token · "
-        return Content(letters) + weight_legend(self.app.native_ansi_color, "score")
+        letters = " · I induction, P previous, D duplicate"
+        return weight_legend(self.app.native_ansi_color, "score") + Content(letters)
 
     def compose(self) -> ComposeResult:
         yield Static(id="heads-detail", markup=False)

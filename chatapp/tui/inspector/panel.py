@@ -34,6 +34,7 @@ from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.inspector.view import Compute, Look, Opening, Target, View, look
 from chatapp.tui.inspector.why import WhyView
 from chatapp.tui.platform.runtime import in_words
+from chatapp.tui.widgets.rendered import in_rows
 
 BESIDE_FROM = 120
 """The least number of terminal columns for the inspector next to the chat."""
@@ -280,6 +281,8 @@ class Inspector(RunSteps, Vertical, can_focus=True):
             keys += f" · {view.closer_hint}"
         if not isinstance(view, CloseUpView):
             keys += " · Esc closes"
+        if not self.has_class("-low"):  # where each row counts
+            keys = in_rows(keys, line.size.width)
         self.query_one("#inspector-keys", Static).update(keys)
         self.query_one("#inspector-formula", Static).update(self._view.formula)
         self._show_legend()

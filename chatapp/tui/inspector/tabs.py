@@ -7,8 +7,10 @@ character that the model reads, and no other.
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.text import Text
 from textual import on
@@ -18,7 +20,7 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
-from chatapp.common.shading import bar, percent
+from chatapp.common.shading import bar, percent, visible
 from chatapp.lab.figures.console import drawn, drawn_blocks
 from chatapp.lab.figures.of_texts import prompt_blocks
 from chatapp.lab.findings import Finding, Layers, PromptText, state_name
@@ -281,6 +283,8 @@ class LayersView(CloserView):
         return Content("\n").join(rows)
 
 
+_MOST_NUMBERS = 300
+"""Tokens of a prompt whose numbers are listed."""
 _SERVED = "These are sent as messages; the server applies its model's own template."
 _OUTDATED = "The reply was generated from another prompt. Below is the current one."
 
@@ -289,6 +293,7 @@ class PromptView(CloserView):
     """The exact string, coloured by the origin of its parts."""
 
     hint = "↑ ↓ scroll the prompt · p: what in it mattered"
+    closer_hint = CloserView.closer_hint.removeprefix("p what mattered · ")
     DEFAULT_CSS = """
     PromptView #prompt-outdated { color: $text-warning; margin-bottom: 1; }
     PromptView #prompt-legend { margin-bottom: 1; }
@@ -332,11 +337,20 @@ class PromptView(CloserView):
         self._list_parts()
 
     def _list_parts(self) -> None:
-        """A row for each part, in the room below the text."""
+        """A row for each part in the room below the text, and the numbers of a short one."""
         if self._prompt is not None:
             width = max(1, self.size.width - 2)
-            rows = drawn_blocks(prompt_blocks(self._prompt)[-1:], width)
+            rows = [*drawn_blocks(prompt_blocks(self._prompt)[-1:], width)]
+            tokens = self._look.tokens
+            if len(tokens.ids) <= _MOST_NUMBERS:
+                rows += [Text(), Text("What the model gets: the numbers of the tokens", "dim")]
+                rows.append(Columns(starmap(_numbered, zip(tokens.ids, tokens.texts, strict=True))))
             self.query_one("#prompt-parts", Static).update(Group(*rows))
+
+
+def _numbered(id: int, text: str) -> Text:
+    """A token after its number."""
+    return Text.assemble(f"{id:>5} ", (f"│{visible(text)}│", "dim"))
 
 
 def _notes(reading: "Reading") -> list[Content]:

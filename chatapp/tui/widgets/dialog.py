@@ -66,6 +66,10 @@ class Options(OptionList):
             super().action_page_down()  # type: ignore[no-untyped-call]
 
 
+_INDENT = " " * 4
+"""Before the rows in which a long line goes on: they stand below its text, not below its signs."""
+
+
 class MarkedOptions(Options):
     """Lines to choose from. A mark shows the chosen one on terminals without colours."""
 
@@ -84,7 +88,12 @@ class MarkedOptions(Options):
     def on_option_list_option_highlighted(self) -> None:
         self._mark_chosen()
 
+    def on_resize(self) -> None:
+        self._mark_chosen()
+
     def _mark_chosen(self) -> None:
+        width = max(1, self.size.width - 1 - len(_INDENT))  # and a scrollbar
         for index, line in enumerate(self._contents):
             mark = Content("› " if index == self.highlighted else "  ")
-            self.replace_option_prompt_at_index(index, mark + line)
+            rows = Content(f"\n{_INDENT}").join(line.wrap(width)) if self.size.width else line
+            self.replace_option_prompt_at_index(index, mark + rows)

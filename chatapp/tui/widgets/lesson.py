@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
+from chatapp.tui.widgets.rendered import in_rows
 
 _LONGEST = 200
 
@@ -94,6 +95,9 @@ class LessonPanel(Vertical, can_focus=True):
         self.query_one(VerticalScroll).scroll_home(animate=False)
         self._show_guess()
 
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._show_guess)
+
     @property
     def waits(self) -> bool:
         """Whether the outcome waits for a guess."""
@@ -116,7 +120,8 @@ class LessonPanel(Vertical, can_focus=True):
         guess.display = bool(lines)
         keys = "Type a guess, Enter shows what happens" if self._waits else "→ next step"
         words = f"{keys} · ← back · F6 the live screen · Esc Esc leaves"
-        self.query_one("#lesson-keys", Static).update(words)
+        line = self.query_one("#lesson-keys", Static)
+        line.update(in_rows(words, line.size.width))
 
     def on_key(self, event: Key) -> None:
         if self._waits and event.is_printable and event.character:

@@ -27,6 +27,7 @@ from textual.widget import Widget
 from chatapp.common.foreign import printable
 
 if TYPE_CHECKING:
+    from markdown_it.rules_core import StateCore
     from markdown_it.token import Token as MarkdownToken
     from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -107,7 +108,17 @@ class _Layout(Markdown):
 
 def _parser() -> MarkdownIt:
     # An entity could encode a character that a terminal obeys.
-    return MarkdownIt("gfm-like", {"html": False}).disable("entity")
+    parser = MarkdownIt("gfm-like", {"html": False}).disable("entity")
+    parser.core.ruler.push("breaks", _keep_breaks)
+    return parser
+
+
+def _keep_breaks(state: "StateCore") -> None:
+    """Keep the ends of lines: a model ends a line where a poem, an address or a list does."""
+    for token in state.tokens:
+        for inline in token.children or ():
+            if inline.type == "softbreak":
+                inline.type = "hardbreak"
 
 
 def _split(tokens: "Sequence[MarkdownToken]") -> "Iterator[list[MarkdownToken]]":

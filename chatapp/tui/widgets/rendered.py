@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, NamedTuple
 
+from rich.cells import cell_len
 from textual.content import Content
 
 from chatapp.common.foreign import printable
@@ -39,6 +40,18 @@ _KINDS = {
 _FIELDS = tuple(map(_on, ("example", "user", "document", "assistant", "tool")))
 """The colours of named fields, in the order in which the prompt first holds them."""
 _LINE = 200
+
+
+def in_rows(keys: str, columns: int) -> str:
+    """Keys with their words, between dots, in rows of so many columns: none is in two rows."""
+    rows = [""]
+    for key in keys.split(" · "):
+        longer = f"{rows[-1]} · {key}" if rows[-1] else key
+        if cell_len(longer) <= columns or not rows[-1]:
+            rows[-1] = longer
+        else:
+            rows.append(key)
+    return "\n".join(rows)
 
 
 def legend(segments: "Sequence[Segment]") -> Content:

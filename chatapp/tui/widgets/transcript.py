@@ -171,6 +171,7 @@ class Transcript(VerticalScroll, can_focus=False):
         ids = [shown.id for shown in self.path]
         if message_id not in ids:
             return
+        self._unmark()
         index = ids.index(message_id)
         self.anchor(False)  # it may be far above the end
         if not self._first <= index < self._last:

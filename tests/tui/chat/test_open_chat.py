@@ -103,6 +103,7 @@ async def test_a_search_goes_through_the_open_chat(open_app: OpenApp, store: Sto
         await driver.press("up", "up")
         await driver.until(lambda: "4 of 6" in driver.screen_text)
         assert driver.transcript.marked.message.text == "Whale number 30"
+        assert len(driver.transcript.query("MessageView.-marked")) == 1
         await driver.press("down", "enter", "enter")
         await driver.until(lambda: "1 of 6" in driver.screen_text)
         await driver.until(lambda: "Whale number 0" in driver.screen_text)
@@ -158,6 +159,7 @@ async def test_a_reply_edited_in_place_is_marked_everywhere(
         await driver.press("enter")
         await driver.until(lambda: driver.texts[-1] == "The sea is [b]wet.")
         assert driver.notes[-1] == "edited"
+        assert driver.transcript.marked is driver.transcript.views[-1], "the reply is to be seen"
         await driver.press("ctrl+up", "plus", "escape")
         await driver.say("Really?")
         assert "wet" in model.prompts[-1]

@@ -167,6 +167,20 @@ async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -
         assert driver.problem == ""
 
 
+async def test_the_reason_of_a_failure_goes_with_the_command(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await order(driver, "/sistem x")
+        await driver.press("end", "backspace")
+        assert "there is no command /sistem" in driver.problem
+        await driver.press("escape", "escape")
+        assert driver.prompt.text == ""
+        assert driver.problem == ""
+        await order(driver, "/sistem x")
+        await driver.press("h")
+        assert driver.prompt.text == "h"
+        assert driver.problem == ""
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

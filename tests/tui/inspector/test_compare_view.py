@@ -17,6 +17,8 @@ async def test_it_patches_between_the_text_and_another(open_app: OpenApp, gpt2: 
         await driver.press_and_rest("f3", "7")
         view = driver.chat.query_one(CompareView)
         assert "Enter writes another token" in words(driver, "compare-detail")
+        assert "1 ← → choose a token" in driver.screen_text
+        assert not view.query_one(ShareMap).display
         look, place = view._look, 2
         clean = list(look.tokens.ids[: look.start])
         other = next(i for i in range(40, 90) if i != clean[place])
@@ -28,6 +30,7 @@ async def test_it_patches_between_the_text_and_another(open_app: OpenApp, gpt2: 
         corrupt = [*clean[:place], other, *clean[place + 1 :]]
         expected = compare(gpt2, clean, corrupt)
         assert expected.sentence in words(driver, "compare-detail")
+        assert view.query_one(ShareMap).display
         assert view.query_one(ShareMap)._cells == expected.result.grids[1].values
         rows = words(driver, "compare-table").split("\n")[2:]
         assert [int(row.split()[0]) for row in rows] == list(range(place, len(clean)))

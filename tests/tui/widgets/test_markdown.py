@@ -45,6 +45,17 @@ async def order(driver: Driver, text: str) -> None:
     await driver.press("enter")
 
 
+async def test_the_lines_of_a_poem_stay_lines(open_app: OpenApp) -> None:
+    poem = "Roses are red,\nviolets are *blue*\n\n- one\n  and more\n"
+    async with open_app(ScriptedModel([poem]), markdown="on") as driver:
+        await driver.say("Hello")
+        rows = [row.strip() for row in driver.screen_text.split("\n")]
+        place = rows.index("Roses are red,")
+        assert rows[place : place + 5] == [
+            "Roses are red,", "violets are blue", "", "• one", "and more",
+        ]  # fmt: skip
+
+
 async def test_it_is_opt_in_and_remembered(open_app: OpenApp, store: Store) -> None:
     async with open_app(ScriptedModel([REPLY])) as driver:
         await driver.say("Hello")

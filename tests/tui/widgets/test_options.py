@@ -1,9 +1,10 @@
-"""A list to choose from keeps still where there is nothing to see of it."""
+"""Lists to choose from: paging without room, and lines that are too long."""
 
 import pytest
 from textual.app import App, ComposeResult
+from textual.content import Content
 
-from chatapp.tui.widgets.dialog import Options
+from chatapp.tui.widgets.dialog import MarkedOptions, Options
 
 
 class Lists(App[None]):
@@ -30,3 +31,23 @@ async def test_a_page_down_turns_only_what_is_seen(height: int, last: int) -> No
         assert options.highlighted == last
         await pilot.press("pageup")
         assert options.highlighted == 0
+
+
+class Marked(App[None]):
+    """A list with a line that is longer than its width."""
+
+    def compose(self) -> ComposeResult:
+        options = MarkedOptions()
+        options.styles.width = 24
+        options.show(
+            [("one", Content("● pirate  answers as a pirate would")), ("two", Content("x"))]
+        )
+        yield options
+
+
+async def test_a_long_line_goes_on_below_its_text() -> None:
+    app = Marked()
+    async with app.run_test() as pilot:
+        await pilot.pause()
+        rows = [app.query_one(MarkedOptions).render_line(y).text.rstrip() for y in range(4)]
+        assert rows == ["› ● pirate  answers", "    as a pirate would", "  x", ""]
