@@ -215,7 +215,12 @@ class CountedDocument(WrappedDocument):
 
 
 class LongTextArea(TextArea):
-    """A TextArea that stays fast with a long text."""
+    """A TextArea that stays fast with a long text, and leaves the function keys to the app."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for key in ("f6", "f7"):  # with which a TextArea selects
+            self._bindings.key_to_bindings.pop(key)
 
     def _set_document(self, text: str, language: str | None) -> None:
         super()._set_document(text, language)

@@ -217,8 +217,17 @@ async def test_ctrl_c_neither_quits_nor_loses_text(open_app: OpenApp) -> None:
         assert not driver.notices
         await driver.press("ctrl+z")
         assert driver.prompt.text == "Hello"
-        await driver.press("f7", "ctrl+c")
+        await driver.press("ctrl+a", "shift+end", "ctrl+c")
         assert driver.app.clipboard == "Hello"
+
+
+async def test_f7_presents_also_while_a_message_is_written(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press(*"Hello", "f7")
+        assert "^Q" not in driver.screen_text
+        await driver.press("f7", "!")
+        assert "^Q" in driver.screen_text
+        assert driver.prompt.text == "Hello!"
 
 
 async def test_ctrl_c_stops_a_reply_and_a_second_one_says_how_to_leave(

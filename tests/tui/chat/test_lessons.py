@@ -143,6 +143,8 @@ async def test_the_screen_stays_live_and_the_chat_untouched(
         lecture = await opened(driver, tmp_path)
         model = driver.chat.conversation.model
         assert lecture.screen.conversation.model is model, "one model in memory"
+        await driver.press("f6", "f6")
+        assert lecture.screen.query_one(LessonPanel).has_focus, "and back"
         await driver.press("f6", *"Hi.", "enter")
         await driver.until(lambda: len(lecture.replies) == 2)
         await lecture.rest()
