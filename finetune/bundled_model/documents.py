@@ -47,7 +47,6 @@ from finetune.bundled_model.sources import (
     schema_guided,
 )
 from finetune.bundled_model.stories import stories, talks
-from finetune.bundled_model.storyteller import read_stories
 from finetune.bundled_model.teacher import chats, read_answers
 
 Rows = Iterable[dict[str, Any]]
@@ -70,7 +69,7 @@ def build(
     data: Annotated[Path, typer.Argument(help="folder of the source data", exists=True)],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
     taught: Annotated[
-        Path | None, typer.Option(help="what `teacher` and `storyteller` wrote", exists=True)
+        Path | None, typer.Option(help="answers that `teacher` wrote", exists=True)
     ] = None,
     seed: int = 0,
     scale: Annotated[float, typer.Option(min=0.001, help="how much of each generator")] = 1.0,
@@ -124,8 +123,7 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
         dialogues.question_rows(in_most_words(tasks), count(80000), seed + 6, loosely=True),
     )
     yield "calls", calls.rows(count(30000), seed)
-    if taught and (taught_stories := read_stories(taught)):
-        yield "subjects", subjects.rows(taught_stories, asides, question_tasks, count(12000), seed)
+    yield "subjects", subjects.rows(asides, question_tasks, count(24000), seed)
     yield "everyday", everyday.rows(ABOUT_ITSELF, count(20000), seed)
     begun = [row["messages"][0]["content"] for name in TALKS for row in talks_and_stories[name]]
     yield "openers", openers.rows(begun, asides, count(20000), seed)

@@ -6,7 +6,6 @@ The questions stand in `generators/tables/questions.toml`; reading the model nee
 gguf. OUT receives one line an answer that is kept: question, answer, the thing it tells what it is
 ("" for other questions), and the mean log-probability of its tokens under the model. Answers are
 greedy, so the same model gives the same file; questions that OUT holds already are not asked again.
-`storyteller` appends stories to the same file.
 
 Invariant: an answer is a whole sentence that is likely under the model itself, or it is left out.
 """
@@ -68,63 +67,34 @@ def first_good_sentence(reply: str, logprob: float) -> str:
 
 
 class Teacher:
-    """A chat model in a GGUF file, read by transformers. precision: of its weights and products."""
+    """A chat model in a GGUF file, read by transformers."""
 
-    def __init__(self, path: Path, precision: str = "float32") -> None:
+    def __init__(self, path: Path) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         where = {"gguf_file": path.name}
         self._tokenizer = AutoTokenizer.from_pretrained(path.parent, padding_side="left", **where)
         self._model = AutoModelForCausalLM.from_pretrained(
-            path.parent, dtype=getattr(torch, precision), **where
+            path.parent, dtype=torch.float32, **where
         ).eval()
-
-    def _batch(self, instruction: str, texts: Sequence[str]) -> Any:
-        """Chats of the instruction and one message, padded on the left."""
-        prompts = [
-            self._tokenizer.apply_chat_template(
-                [
-                    {"role": "system", "content": instruction},
-                    {"role": "user", "content": text},
-                ],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-            for text in texts
-        ]
-        return self._tokenizer(prompts, return_tensors="pt", padding=True)
-
-    def drawn(
-        self, instruction: str, texts: Sequence[str], *, most_tokens: int, seed: int
-    ) -> list[str]:
-        """A reply to each text, drawn at temperature 0.8 and top-p 0.95; one that does not end
-        within `most_tokens` is "".
-        """
-        import torch
-
-        batch = self._batch(instruction, texts)
-        end: Any = self._tokenizer.eos_token_id
-        torch.manual_seed(seed)
-        with torch.inference_mode():
-            ids = self._model.generate(
-                **batch,
-                max_new_tokens=most_tokens,
-                do_sample=True,
-                temperature=0.8,
-                top_p=0.95,
-                pad_token_id=end,
-            )[:, batch["input_ids"].shape[1] :]
-        return [
-            self._tokenizer.decode(row, skip_special_tokens=True) if (row == end).any() else ""
-            for row in ids
-        ]
 
     def answers(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         """A greedy reply to each question and the mean log-probability of its tokens."""
         import torch
 
-        batch = self._batch(_INSTRUCTION, texts)
+        prompts = [
+            self._tokenizer.apply_chat_template(
+                [
+                    {"role": "system", "content": _INSTRUCTION},
+                    {"role": "user", "content": question},
+                ],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+            for question in texts
+        ]
+        batch = self._tokenizer(prompts, return_tensors="pt", padding=True)
         end: Any = self._tokenizer.eos_token_id
         with torch.inference_mode():
             made = self._model.generate(
@@ -162,8 +132,9 @@ def read_answers(path: Path) -> list[TeacherAnswer]:
     """The contents of a file of answers; empty when there is none."""
     if not path.exists():
         return []
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [TeacherAnswer(**row) for row in rows if "question" in row]
+    return [
+        TeacherAnswer(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def chats(taught: Sequence[TeacherAnswer], count: int, seed: int) -> Iterator[dict[str, Any]]:

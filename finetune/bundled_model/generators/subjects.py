@@ -1,36 +1,36 @@
 """Short stories that stay with their subject, and chats that ask for one.
 
-A larger model writes them (see `teacher`). In half of the rows another subject of the same kind
-takes the place of the story's own, so that the subject is copied from the request.
+A story is a plot of tables/plots.toml, a version of each of its sentences drawn.
 
-Invariant: a story names its subject at its beginning and at least three times, and ends.
+Invariant: a story names its subject at least three times, and no subject of tables/last_look.toml.
 """
 
 import random
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from finetune.bundled_model.generators.dialogues import Asides, Turns, aside, chat_row, typed
-from finetune.bundled_model.generators.tasks import QuestionTask, filled
+from finetune.bundled_model.generators.tasks import Fields, QuestionTask, filled
 from finetune.bundled_model.generators.words import table
 
-_WORDS = (35, 150)
 _NAMED = 3
-_REPLACED = 0.5
-# A list, a heading, a placeholder, or the writer's own voice.
-_BAD = re.compile(r"[*#\[\]<>|]|\b(?:Title|Here is|Here's|As an AI|assistant)\b")
-
-
-@dataclass(frozen=True, slots=True)
-class TaughtStory:
-    """A story about a subject of a kind, as in tables/subjects.toml."""
-
-    subject: str
-    kind: str
-    story: str
+_PRONOUNS = {
+    "animal": [("it", "it", "its")],
+    "person": [("he", "him", "his"), ("she", "her", "her")],
+}
+_SHE = {"queen", "princess", "witch", "fairy", "girl", "grandmother", "farm girl", "old woman"}
+_HE = {
+    "king",
+    "prince",
+    "knight",
+    "wizard",
+    "boy",
+    "grandfather",
+    "postman",
+    "fisherman",
+    "old man",
+}
 
 
 @cache
@@ -48,40 +48,56 @@ def with_article(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" and not noun.startswith("uni") else f"a {noun}"
 
 
-def good_story(text: str, subject: str) -> str:
-    """A larger model's whole reply as one paragraph; "" if it is not good enough for training."""
-    story = " ".join(text.split())
-    sentences = re.split(r"(?<=[.!?])\s", story)
-    names = len(re.findall(rf"\b{subject}(?:e?s)?\b", story, re.IGNORECASE))
-    begins_with_it = any(subject in sentence.lower() for sentence in sentences[:2])
-    right_length = _WORDS[0] <= len(story.split()) <= _WORDS[1]
-    ends = story.endswith((".", "!", '."', '!"'))
-    good = names >= _NAMED and begins_with_it and right_length and ends and len(sentences) >= 4
-    return story if good and not _BAD.search(story) else ""
+def story(draw: random.Random, kind: str, subject: str) -> str:
+    """A story about a subject of a kind."""
+    plots = table("plots")
+    lines = draw.choice(plots["thing" if kind == "thing" else "living"])["lines"]
+    fields = _fields(draw, kind, subject)
+    while True:
+        text = " ".join(draw.choice(versions) for versions in lines)
+        if text.count("{x}") >= _NAMED:
+            return draw.choice(plots["title"]) + filled(_with_articles(text, fields), fields)
 
 
-def about(story: str, subject: str, other: str) -> str:
-    """The story with another subject in the place of its own, capitals and articles kept right."""
+def _fields(draw: random.Random, kind: str, subject: str) -> Fields:
+    plots = table("plots")
+    time = draw.choice(plots["times"])
+    it, him, his = draw.choice(_pronouns(kind, subject))
+    friends = [friend for friend in plots["friends"] if friend != subject]
+    return {
+        "x": subject,
+        "s": it,
+        "S": it.capitalize(),
+        "o": him,
+        "h": his,
+        "n": draw.choice(plots["names"]),
+        "f": draw.choice(friends),
+        "p": draw.choice(plots["places"]),
+        "t": draw.choice(plots["things"]),
+        "w": time,
+        "W": time.capitalize(),
+        "q": draw.choice(plots["qualities"]),
+    }
 
-    def replaced(match: re.Match[str]) -> str:
-        noun = other.capitalize() if match["noun"][0].isupper() else other
-        article = match["article"]
-        if article:
-            right = with_article(other).split()[0]
-            noun = f"{right.capitalize() if article[0].isupper() else right} {noun}"
-        plural = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
-        return noun + (plural if match["plural"] else "")
 
-    pattern = rf"\b(?:(?P<article>an?) )?(?P<noun>{subject})(?P<plural>e?s)?\b"
-    return re.sub(pattern, replaced, story, flags=re.IGNORECASE)
+def _pronouns(kind: str, subject: str) -> list[tuple[str, str, str]]:
+    pronouns = _PRONOUNS.get(kind, _PRONOUNS["person"])
+    if subject in _HE:
+        return pronouns[:1]
+    return pronouns[1:] if subject in _SHE else pronouns
+
+
+def _with_articles(text: str, fields: Fields) -> str:
+    """The text with the right indefinite article in front of each field."""
+    for name in "xfq":
+        article = with_article(fields[name]).split()[0]
+        text = text.replace(f"a {{{name}}}", f"{article} {{{name}}}")
+        text = text.replace(f"A {{{name}}}", f"{article.capitalize()} {{{name}}}")
+    return text
 
 
 def rows(
-    stories: Sequence[TaughtStory],
-    asides: Asides,
-    tasks: Sequence[QuestionTask],
-    count: int,
-    seed: int,
+    asides: Asides, tasks: Sequence[QuestionTask], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Yield `count` chats of one story or two, some after a turn on something else."""
     draw = random.Random(seed)
@@ -89,11 +105,9 @@ def rows(
     for _ in range(count):
         turns: Turns = aside(draw, asides, tasks) if draw.random() < 0.15 else []
         for number in range(draw.choice((1, 1, 1, 2))):
-            row = draw.choice(stories)
-            subject, story = row.subject, row.story
-            if draw.random() < _REPLACED:
-                subject = draw.choice(subjects()[row.kind])
-                story = about(story, row.subject, subject)
-            ask = wordings["again" if number else "ask"]
-            turns += [typed(draw, filled(draw.choice(ask), {"x": with_article(subject)})), story]
+            kind = draw.choice(sorted(subjects()))
+            subject = draw.choice(subjects()[kind])
+            ask = draw.choice(wordings["again" if number else "ask"])
+            question = filled(ask, {"x": with_article(subject)})
+            turns += [typed(draw, question), story(draw, kind, subject)]
         yield chat_row(turns)

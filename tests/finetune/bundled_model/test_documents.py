@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
         build(data, tmp_path / name, seed=3, scale=0.001)
     first = tmp_path / "first"
     files = sorted(str(path.relative_to(first)) for path in first.rglob("*.jsonl"))
-    assert len(files) == 36
+    assert len(files) == 37
     for name in files:
         text = (tmp_path / "first" / name).read_text()
         assert text == (tmp_path / "second" / name).read_text()
@@ -103,8 +103,7 @@ def test_sentences_are_grouped(tmp_path: Path) -> None:
 def test_every_stage_is_valid_and_learns_from_files_that_are_written(tmp_path: Path) -> None:
     taught = tmp_path / "taught.jsonl"
     row = {"question": "What is tea?", "answer": "A drink.", "thing": "tea", "logprob": -0.5}
-    story = {"subject": "fox", "kind": "animal", "story": "A fox ran.", "round": 0}
-    taught.write_text("".join(json.dumps(line) + "\n" for line in (row, story)))
+    taught.write_text(json.dumps(row) + "\n")
     build(sources(tmp_path / "data"), tmp_path / "out", taught, scale=0.001)
     written = {f"data/{path.name}" for path in (tmp_path / "out").glob("*.jsonl")}
     stages = sorted((Path(__file__).parents[3] / "finetune" / "bundled_model").rglob("*.toml"))
