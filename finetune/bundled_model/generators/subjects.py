@@ -56,7 +56,8 @@ def story(draw: random.Random, kind: str, subject: str) -> str:
     while True:
         text = " ".join(draw.choice(versions) for versions in lines)
         if text.count("{x}") >= _NAMED:
-            return draw.choice(plots["title"]) + filled(_with_articles(text, fields), fields)
+            opening: str = draw.choice(plots["title"])
+            return opening + filled(_with_articles(text, fields), fields)
 
 
 def _fields(draw: random.Random, kind: str, subject: str) -> Fields:
