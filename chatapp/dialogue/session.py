@@ -7,7 +7,7 @@ growing reply at least once a second.
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices, seeded
@@ -51,7 +51,8 @@ class _Plan:
 
     path: the messages before it, from the chat's first. text: a new message of the user; None to
     answer the last one. beginning: a reply whose text up to its last call begins this one, with its
-    calls; goes_on: it is that reply. forced: its first tokens.
+    calls; goes_on: it is that reply. forced: its first tokens. is_another: it is to differ from the
+    versions beside it.
     """
 
     path: list[StoredMessage]
@@ -59,6 +60,7 @@ class _Plan:
     beginning: StoredMessage | None = None
     goes_on: bool = False
     forced: Sequence[int] = ()
+    is_another: bool = False
 
 
 class Session:
@@ -142,13 +144,15 @@ class Session:
     def regenerate(
         self, message_id: int, cancel: threading.Event | None = None
     ) -> Iterator[SessionEvent]:
-        """Generate another reply beside the reply `message_id`.
+        """Generate another reply beside the reply `message_id`, from another seed where the same
+        would draw the same reply.
 
         Given a user's message, it generates a reply to it.
         """
         message = self.message(message_id, "user", "assistant")
-        user_id = message.id if message.role == "user" else message.parent_id
-        yield from self._reply(_Plan(self.chat.path_to(user_id)), cancel)
+        is_another = message.role == "assistant"
+        path = self.chat.path_to(message.parent_id if is_another else message.id)
+        yield from self._reply(_Plan(path, is_another=is_another), cancel)
 
     def branch(
         self, message_id: int, begin: Sequence[int], cancel: threading.Event | None = None
@@ -187,7 +191,8 @@ class Session:
         user, reply = self._store(plan, prompt)
         self.chat.messages = [*plan.path, *([user] if user else []), reply]
         with self._recording(reply) as recorder:
-            request = self._request(prompt, plan.forced, reply.text, cancel)
+            sampling = self._unused(reply, prompt) if plan.is_another else seeded(self.sampling)
+            request = self._request(prompt, sampling, plan.forced, reply.text, cancel)
             self._begin(recorder, prompt, request.sampling)
             dropped = messages_in(prompt.dropped, self.chat.messages)
             yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
@@ -292,8 +297,29 @@ class Session:
             ids = (token.id for token in tokens if token.thought is None and token.id != end_id)
             self.writer.remember(reply.text, [*self.writer.reply_ids(before.text), *ids])
 
+    def _unused(self, reply: StoredMessage, prompt: Prompt) -> Sampling:
+        """The sampling, from the first seed of which no version beside a reply was drawn."""
+        sampling, store = self.sampling, self.chat.store
+        if sampling.seed is None:
+            return seeded(sampling)
+        versions = {version.id: version.changes for version in store.siblings(reply.id)}
+        now = self.model.name, prompt.text, self.chat.interventions.words
+        used = [
+            generation.sampling
+            for generation in store.generations(reply.chat_id)
+            if (generation.model, generation.prompt, versions.get(generation.message_id)) == now
+        ]
+        while sampling.seed is not None and asdict(sampling) in used:
+            sampling = replace(sampling, seed=sampling.seed + 1)
+        return sampling
+
     def _request(
-        self, prompt: Prompt, forced: Sequence[int], begun: str, cancel: threading.Event | None
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        forced: Sequence[int],
+        begun: str,
+        cancel: threading.Event | None,
     ) -> Request:
         """begun: the reply's text so far."""
         constraint = self.constraint
@@ -303,7 +329,7 @@ class Session:
             constraint = replace(constraint, begun=begun)
         return Request(
             prompt.ids,
-            seeded(self.sampling),
+            sampling,
             self.writer.stop,
             cancel,
             top,

@@ -347,6 +347,20 @@ def test_regenerating_adds_a_sibling(session_of: MakeSession, store: Store) -> N
     assert [message.text for message in store.siblings(first.id)] == ["first", "second"]
 
 
+def test_another_reply_is_drawn_from_another_seed_where_the_same_would_draw_the_same(
+    session_of: MakeSession,
+) -> None:
+    model = ScriptedModel([" a", " b", " c", " d"])
+    session = session_of(model)
+    session.sampling = Sampling(seed=7)
+    list(session.say("Q"))
+    list(session.regenerate(session.chat.messages[1].id))
+    list(session.regenerate(session.chat.messages[1].id))
+    session.sampling = Sampling(seed=7, temperature=0.1)  # whose effect alone is to be seen
+    list(session.regenerate(session.chat.messages[1].id))
+    assert [sampling.seed for sampling in model.samplings] == [7, 8, 9, 7]
+
+
 def test_a_message_without_reply_can_be_answered(session_of: MakeSession, store: Store) -> None:
     chat_id = store.create_chat()
     question = store.add_message(chat_id, None, "user", "Q").id

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
@@ -44,6 +44,7 @@ class LessonScreen(ChatScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         OTHER_SIDE,
+        Binding("ctrl+up", "focus_last_message", "Go to the messages", show=False, id="messages"),
     ]
 
     def __init__(
@@ -153,6 +154,7 @@ class LessonScreen(ChatScreen):
         self.controls.models.show()
         if step.off:
             await self.commands.run(f"/ablate {step.off}")
+            self.app.clear_notifications()  # the step says it, and so does the status line
         if waits or not step.reply:
             self.widgets.prompt.give_back(step.input)
         if waits:
@@ -193,14 +195,16 @@ class LessonScreen(ChatScreen):
     # Keys
 
     def action_other_side(self) -> None:
-        """Go from the lesson to the live screen: the open inspector, else the prompt; or back."""
+        """Go from the lesson to the open inspector, from there to the prompt, and back."""
         inspector = self.widgets.inspector
-        if not self._panel.has_focus:
-            self._panel.focus()
-        elif inspector is not None:
+        if self._panel.has_focus and inspector is not None:
             inspector.focus_view()
-        else:
+        elif self._panel.has_focus or (
+            inspector is not None and inspector.has_focus_within and not inspector.is_over
+        ):
             self.widgets.prompt.focus()
+        else:
+            self._panel.focus()
 
     async def action_stop(self) -> None:
         """Stop what runs; from the live screen go back to the lesson; twice there, leave it."""
