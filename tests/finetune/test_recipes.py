@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from fakes import WordTokenizer
 from typer.testing import CliRunner
@@ -27,7 +28,17 @@ from finetune.data.phrasings import load_phrasings
 from finetune.data.preparation import ExampleSets, encode_chats
 from finetune.data.prompts import detect_prompt
 from finetune.data.tables import Row
-from finetune.recipes import arithmetic, calculator, flan, instructions, run, sentiment, subtraction
+from finetune.recipes import (
+    arithmetic,
+    calculator,
+    flan,
+    induction,
+    instructions,
+    run,
+    sentiment,
+    subtraction,
+)
+from finetune.training.architectures import ARCHITECTURES, build_network
 
 RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"
 RUNS = [
@@ -107,6 +118,32 @@ def test_instructions_begin_from_a_base_that_has_read_none() -> None:
     read = {Path(source.path).stem for source in base.data.train}
     assert read == {"books", "short_stories", "persona_chat", "topical_chat", "self_dialogue"}
     assert not re.search(r'"(/|~|[A-Z]:)', (RECIPES / "base.toml").read_text(encoding="utf-8"))
+
+
+def test_passages_come_twice_at_many_distances(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text(" ".join(f"word{n}" for n in range(500)))
+    induction.build(tmp_path, tmp_path / "data", rows=200)
+    lines = (tmp_path / "data" / "repeated.jsonl").read_text().splitlines()
+    pairs = [json.loads(line)["text"].split("\n") for line in lines]
+    assert len(pairs) == 200
+    assert all(first == second for first, second in pairs)
+    assert {len(first.split()) for first, _ in pairs} == set(range(3, 10))
+    settings = load_config(PretrainConfig, RECIPES / "induction.toml", [])
+    assert settings.data.train[0].path == "data/repeated.jsonl"
+
+
+def test_passages_need_text(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected text files of at least 9 words"):
+        induction.build(tmp_path, tmp_path / "data")
+
+
+def test_architectures_have_about_five_million_parameters() -> None:
+    settings = load_config(PretrainConfig, RECIPES / "architectures.toml", [])
+    for name in ARCHITECTURES:
+        shape = settings.shape.model_copy(update={"architecture": name})
+        with torch.device("meta"):
+            size = build_network(shape, shape.vocabulary, 0).num_parameters()
+        assert size == pytest.approx(5e6, rel=0.08)
 
 
 def test_seed_tasks_become_rows_to_measure_on(tmp_path: Path) -> None:
