@@ -47,14 +47,15 @@ from finetune.data.corpus import (
 )
 from finetune.data.tables import draw
 from finetune.measuring.learning import WINDOWS, Watch
+from finetune.objectives.l3 import L3
 from finetune.objectives.masked import Masked
+from finetune.objectives.objective import Objective
 from finetune.training.architectures import build_network, parameter_formula
 from finetune.training.best_metric import read_tasks
 from finetune.training.callbacks import RunCallback
 from finetune.training.checkpoints import last_checkpoint
 from finetune.training.export import whole_model, write_pretrained
 from finetune.training.initial_weights import plant_heads
-from finetune.training.masked_windows import MaskedTrainer
 from finetune.training.record import (
     LOSSES_FILE,
     PRETRAIN_RECORD,
@@ -67,6 +68,7 @@ from finetune.training.run_setup import processes, products_precision, training_
 from finetune.training.trainer import FiniteTrainer
 from finetune.training.trainer_factory import check_trackers, quiet_transformers
 from finetune.training.transformer_xl import SegmentTrainer
+from finetune.training.windows import WindowTrainer
 
 
 def pretrain(config: PretrainConfig, console: Console) -> Path:
@@ -337,18 +339,17 @@ def _trainer(
 ) -> FiniteTrainer:
     """The trainer of the architecture. Raises ConfigError for too little text."""
     settings = config.train
-    kind: Callable[..., FiniteTrainer] = FiniteTrainer
-    if config.shape.architecture == "transformer-xl":
-        kind, windows = SegmentTrainer, in_lanes(windows, settings.batch_size)
-        if not len(windows):
-            raise ConfigError("data.train: there are fewer windows than train.batch_size")
+    objective: Objective = L3(aux_weight=0.0)  # the L2 of every token is L1
     if _is_masked(config):
         mask, vocabulary = tokenizer.token_to_id(MASK), tokenizer.get_vocab_size()
         assert mask is not None, "a masked model's vocabulary is made with it"
         special = frozenset({mask, end_id(tokenizer)})
-        kind = partial(
-            MaskedTrainer, objective=Masked(_MASKED, config.seed, mask, special, vocabulary)
-        )
+        objective = Masked(_MASKED, config.seed, mask, special, vocabulary)
+    kind: Callable[..., FiniteTrainer] = partial(WindowTrainer, objective=objective)
+    if config.shape.architecture == "transformer-xl":
+        kind, windows = SegmentTrainer, in_lanes(windows, settings.batch_size)
+        if not len(windows):
+            raise ConfigError("data.train: there are fewer windows than train.batch_size")
     trainer = kind(
         steps=settings,
         average=settings.ema,

@@ -35,7 +35,6 @@ from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.data.packing import Rows
 from finetune.objectives.l3 import ReplyObjective, count_labels, perplexity
-from finetune.objectives.log_probs import CHUNK_LOGITS
 from finetune.objectives.model_checks import check_causal, check_head, check_packing
 from finetune.objectives.objective import (
     ModelText,
@@ -46,7 +45,7 @@ from finetune.objectives.objective import (
 from finetune.objectives.previews import show_lengths, show_masks
 from finetune.objectives.rows import read_chat_rows
 
-_CHUNK_LOGITS = CHUNK_LOGITS // 4
+_CHUNK_LOGITS = 2**22
 """Logits of one model that exist at one time; a divergence needs about eight such tensors."""
 
 

@@ -70,10 +70,11 @@ def count_labels(batches: Iterable[Tensors], aux_norm: AuxNorm) -> Tensor:
     """
     counts = torch.zeros(2, dtype=torch.float64)
     for batch in batches:
-        aux = batch["aux_mask"]
+        # The first token of a sequence is never predicted.
+        response, aux = batch["response_mask"][:, 1:], batch["aux_mask"][:, 1:]
         if aux_norm == "sequence":
             aux = _labels_of_example(batch)[:, 1:] > 0
-        counts += torch.stack([batch["response_mask"].sum(), aux.sum()]).to(counts)
+        counts += torch.stack([response.sum(), aux.sum()]).to(counts)
     return counts
 
 

@@ -14,8 +14,11 @@ from torch.nn import functional
 
 from finetune.data.batches import Tensors
 
-# Logits that exist at one time: 64 MiB in float32.
-CHUNK_LOGITS = 2**24
+# The most logits that exist at one time: 256 MiB in float32.
+CHUNK_LOGITS = 2**26
+
+# Few enough rows that a small vocabulary's logits stay in the processor's cache.
+_LEAST_ROWS = 256
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -43,9 +46,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         d_bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         nll = torch.empty(len(labels), device=hidden.device)
         hits = torch.empty(len(labels), dtype=torch.bool, device=hidden.device)
-        rows = max(1, CHUNK_LOGITS // len(head))
-        for start in range(0, len(labels), rows):
-            chunk = slice(start, start + rows)
+        for chunk in _chunks(len(labels), head):
             states, label = hidden[chunk], labels[chunk, None]
             outputs = functional.linear(states, head, bias)
             logits = outputs.float()
@@ -94,7 +95,7 @@ class LinearLogProbs(torch.autograd.Function):
         """hidden (n, width), labels (n,) -> log p of each label, (n,) float32."""
         logps = torch.empty(len(labels), device=hidden.device)
         normalisers = torch.empty_like(logps)
-        for chunk in _chunks(len(labels), len(head)):
+        for chunk in _chunks(len(labels), head):
             outputs = functional.linear(hidden[chunk], head, bias)
             logits = outputs.float()
             normalisers[chunk] = logits.logsumexp(1)
@@ -112,7 +113,7 @@ class LinearLogProbs(torch.autograd.Function):
         d_bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         weights = head.to(ctx.dtype) if len(labels) else head
         offset = bias if bias is None or not len(labels) else bias.to(ctx.dtype)
-        for chunk in _chunks(len(labels), len(head)):
+        for chunk in _chunks(len(labels), head):
             states, label = hidden[chunk].to(ctx.dtype), labels[chunk, None]
             logits = functional.linear(states, weights, offset).float()
             d_logits = logits.sub_(normalisers[chunk, None]).exp_().neg_()
@@ -128,8 +129,12 @@ class LinearLogProbs(torch.autograd.Function):
         return d_hidden, None if d_head is None else d_head.to(head.dtype), d_bias, None
 
 
-def _chunks(rows: int, vocabulary: int) -> list[slice]:
-    size = max(1, CHUNK_LOGITS // vocabulary)
+def _chunks(rows: int, head: Tensor) -> list[slice]:
+    """As many rows at a time as make the sum of the head's gradient, which each chunk reads and
+    writes whole, cost no more than the chunk's logits: the width of the states.
+    """
+    vocabulary, width = head.shape
+    size = max(1, min(max(_LEAST_ROWS, width), CHUNK_LOGITS // vocabulary))
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 

@@ -1,7 +1,8 @@
-"""Masked pretraining (Devlin et al. 2019) on windows of text; see `finetune.objectives.masked`.
+"""Pretraining on windows of text by an objective's losses.
 
-Invariant: a loss is that of the chosen tokens, seen from both sides. It compares with no loss of a
-token given those before.
+Invariant: every token of a window is a label, or may be chosen as one. The masked loss (Devlin et
+al. 2019) is that of the chosen tokens, seen from both sides; it compares with no loss of a token
+given those before.
 """
 
 from typing import Any
@@ -9,17 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from finetune.data.batches import Tensors
-from finetune.objectives.masked import Masked
+from finetune.data.batches import MASKS, Tensors
+from finetune.objectives.objective import Objective
 from finetune.training.trainer import FiniteTrainer
 
 
-class MaskedTrainer(FiniteTrainer):
-    """Trains a masked model on windows; other tokens are chosen in each step."""
+class WindowTrainer(FiniteTrainer):
+    """Trains on windows of equal length, each of which counts the same."""
 
     loss_is_scaled_for_ga = False
 
-    def __init__(self, *, objective: Masked, **trainer: Any) -> None:
+    def __init__(self, *, objective: Objective, **trainer: Any) -> None:
         super().__init__(**trainer)
         self.objective = objective
 
@@ -31,8 +32,8 @@ class MaskedTrainer(FiniteTrainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         ids = inputs["input_ids"]
-        everything = torch.ones_like(ids)
-        batch = {"input_ids": ids, "aux_mask": everything.bool(), "example_ids": everything}
+        example = torch.ones_like(ids)
+        batch = {"input_ids": ids, "example_ids": example} | dict.fromkeys(MASKS, example.bool())
         whole = self.accelerator.unwrap_model(model)
         counts = self.objective.count([batch], model, whole)
         step = float(self.state.global_step)
