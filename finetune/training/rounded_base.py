@@ -73,6 +73,22 @@ class _Product(torch.autograd.Function):
         return gradient @ context.layer.matrix(gradient.dtype), None
 
 
+class _Room:
+    """Memory for tensors that stay, in one piece.
+
+    Between floats that come and go, they would leave gaps in which no other matrix finds place.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._bytes, self._used = torch.empty(size, dtype=torch.uint8), 0
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        size = tensor.numel() * tensor.element_size()
+        place = self._bytes[self._used : self._used + size].view(tensor.dtype).view(tensor.shape)
+        self._used += -(-size // 16) * 16
+        return place.copy_(tensor)
+
+
 class RoundedBase:
     """Rounds the matrices of a model's layers, except the output matrix.
 
@@ -82,13 +98,19 @@ class RoundedBase:
     def __init__(self, precision: str, whole: Collection[str]) -> None:
         self._precision, self._whole = precision, whole
         self._taken: dict[str, RoundedLinear] = {}
+        self._room: _Room | None = None
 
     def take(self, empty: Any, name: str, tensor: Tensor) -> bool:
         """Round a tensor while its model is read, if it is such a matrix; see `Take`."""
         layer, _, kind = name.rpartition(".")
         if kind != "weight" or not self._rounds(empty, layer):
             return False
-        self._taken[layer] = self._rounded(empty.get_submodule(layer), tensor)
+        if self._room is None:  # two bytes a weight are enough, and take memory once they are used
+            self._room = _Room(2 * sum(weight.numel() for weight in empty.parameters()))
+        rounded = self._rounded(empty.get_submodule(layer), tensor)
+        for part in (rounded.weight, *rounded.buffers()):
+            part.data = self._room.copy(part.data)
+        self._taken[layer] = rounded
         return True
 
     def round(self, model: Any) -> None:
