@@ -26,6 +26,7 @@ from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.model import Generate, LanguageModel, Sampling
 from chatapp.fewshot.answering import sampling_of
 from chatapp.prompting.files.promptfile import Persona, PromptFile
+from chatapp.prompting.template import in_a_sentence
 
 _TEXTS = ("model", "precision", "template")
 
@@ -195,9 +196,9 @@ def preview(
         template_name = chosen.template if chosen is not None else ""
         template = choose_template(model, f"{session.template.name}{INSIST}", template_name)
         writer = writer_for(model, template)
-        about = f"A persona: instructions for the chat, in template {template.name}."
+        about = f"A persona: instructions for the chat, in {in_a_sentence(template.name)}."
         if chosen is None:
-            about = f"A chat in template {template.name}, with the template's instructions."
+            about = f"A chat in {in_a_sentence(template.name)}, with the template's instructions."
     message = message.strip() or _ANY_MESSAGE
     system = basis_of(name, chosen).system
     prompt = writer.write(system, [Exchange(message)], max_tokens=sampling.max_tokens)

@@ -202,6 +202,11 @@ def named(name: str) -> DialogueTemplate:
         raise TemplateError(f"there is no template {name!r}; there are {known}") from None
 
 
+def in_a_sentence(name: str) -> str:
+    """A template, by its name."""
+    return "the model's own template" if name == OWN else f"template {name}"
+
+
 def save_template(template: Saveable, folder: Path) -> None:
     """Write the template that a model was trained with next to its weights."""
     text = json.dumps(template.to_dict(), indent=2, ensure_ascii=False)

@@ -16,6 +16,7 @@ from textual.message import Message
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.lab.findings import Finding, Tokens
 from chatapp.prompting.messages import Segment
+from chatapp.prompting.template import in_a_sentence
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
@@ -165,7 +166,7 @@ def _reading(session: "Session", target: Target) -> "Reading | None":
 def _layout(session: "Session") -> str:
     if prompt := session.chat.basis.prompt:
         return f"prompt file {os.path.basename(prompt)}"
-    return f"template {session.layout}"
+    return in_a_sentence(session.layout)
 
 
 @dataclass

@@ -100,7 +100,7 @@ class StatusLine(Widget, can_focus=False):
         return Content(printable(short).replace("\n", " "))
 
 
-_ALWAYS = ("help", "quit", "stop")
+_ALWAYS = ("help", "quit", "stop", "screen.other_side")
 """Actions whose keys stay."""
 
 
