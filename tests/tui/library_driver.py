@@ -48,6 +48,8 @@ def rows(driver: Driver) -> list[str]:
 
 async def type_in(driver: Driver, text: str) -> None:
     driver.app.screen.query_one(Field).value = text
+    await driver.settle()
+    await driver.worked()  # a file is looked for on a thread
     await driver.rest()
 
 

@@ -80,7 +80,7 @@ class Inspector(RunSteps, Vertical, can_focus=True):
     #inspector-tabs { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     #inspector-about, #inspector-legend { height: auto; max-height: 2; }
     #inspector-about, #inspector-legend, #inspector-keys { color: $text-muted; }
-    #inspector-keys { height: auto; max-height: 3; }
+    #inspector-keys { height: auto; max-height: 4; }
     #inspector-formula { height: auto; max-height: 8; display: none; }
     Inspector.-low #inspector-legend { max-height: 1; }
     Inspector.-failed > #inspector-about { max-height: 100%; margin-top: 1; }

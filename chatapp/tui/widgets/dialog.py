@@ -10,8 +10,12 @@ from typing import Any
 
 from textual.await_complete import AwaitComplete
 from textual.content import Content
+from textual.css.styles import RulesMap
 from textual.events import Event, Mount
 from textual.screen import ModalScreen, Screen, ScreenResultType
+from textual.strip import Strip
+from textual.style import Style
+from textual.visual import RenderOptions, Visual
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
@@ -70,6 +74,32 @@ _INDENT = " " * 4
 """Before the rows in which a long line goes on: they stand below its text, not below its signs."""
 
 
+class _Indented(Visual):
+    """A line of a list, with an indent where it is too long for one row."""
+
+    def __init__(self, line: Content) -> None:
+        self._line = line
+
+    def __str__(self) -> str:
+        return self._line.plain
+
+    def _rows(self, width: int) -> list[Content]:
+        is_long = self._line.cell_length > width
+        return self._line.wrap(max(1, width - len(_INDENT))) if is_long else [self._line]
+
+    def get_optimal_width(self, rules: RulesMap, container_width: int) -> int:
+        return self._line.get_optimal_width(rules, container_width)
+
+    def get_height(self, rules: RulesMap, width: int) -> int:
+        return len(self._rows(width))
+
+    def render_strips(
+        self, width: int, height: int | None, style: Style, options: RenderOptions
+    ) -> list[Strip]:
+        rows = Content(f"\n{_INDENT}").join(self._rows(width))
+        return rows.render_strips(width, height, style, options)
+
+
 class MarkedOptions(Options):
     """Lines to choose from. A mark shows the chosen one on terminals without colours."""
 
@@ -81,19 +111,14 @@ class MarkedOptions(Options):
         """Show other lines, each with an id; one of them is highlighted."""
         self.clear_options()
         self._contents = [line for _, line in lines]
-        self.add_options(Option(Content("  ") + line, id=id) for id, line in lines)
+        self.add_options(Option(_Indented(Content("  ") + line), id=id) for id, line in lines)
         self.highlighted = min(highlighted, len(lines) - 1) if lines else None
         self._mark_chosen()
 
     def on_option_list_option_highlighted(self) -> None:
         self._mark_chosen()
 
-    def on_resize(self) -> None:
-        self._mark_chosen()
-
     def _mark_chosen(self) -> None:
-        width = max(1, self.size.width - 1 - len(_INDENT))  # and a scrollbar
         for index, line in enumerate(self._contents):
             mark = Content("› " if index == self.highlighted else "  ")
-            rows = Content(f"\n{_INDENT}").join(line.wrap(width)) if self.size.width else line
-            self.replace_option_prompt_at_index(index, mark + rows)
+            self.replace_option_prompt_at_index(index, _Indented(mark + line))
