@@ -57,9 +57,16 @@ class HeatMap(ScrollView, can_focus=True):
         self._cells = cells
         self._fit()
         self.refresh()
+        self.call_after_refresh(self._show_cell)
 
     def on_resize(self) -> None:
         self._fit()
+        self.call_after_refresh(self._show_cell)
+
+    def _show_cell(self) -> None:
+        """Scroll to the chosen cell."""
+        if self.cell is not None:
+            self.scroll_to_region(self._row(self.cell[0]), animate=False, force=True)
 
     def _fit(self) -> None:
         """Let cells be as tall as there is room."""
@@ -121,8 +128,7 @@ class HeatMap(ScrollView, can_focus=True):
     def _choose(self, cell: tuple[int, int] | None) -> None:
         if cell != self.cell:
             self.cell = cell
-            if cell is not None:
-                self.scroll_to_region(self._row(cell[0]), animate=False, force=True)
+            self._show_cell()
             self.refresh()
             self.post_message(self.Chosen())
 

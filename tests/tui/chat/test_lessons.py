@@ -165,6 +165,8 @@ async def test_the_steps_fit_small_screens(open_app: OpenApp, tmp_path: Path) ->
             panel = lecture.screen.query_one(LessonPanel)
             inspector = lecture.screen.query_one(Inspector)
             assert not panel.region.overlaps(inspector.region)
+            await driver.settle()
+            assert "95" in driver.screen_text, "the weight of the chosen head"
             await lecture.press("right")
             assert "Off" in driver.screen_text, "its keys go on"
 
