@@ -79,10 +79,16 @@ def pasted_path(text: str) -> str:
 
 
 def files_in(text: str) -> list[Path]:
-    """The files that a message names, each once."""
+    """The files that a message names, each once, without those whose contents it holds: it is
+    edited."""
     names = dict.fromkeys(match[1] or match[2] for match in _NAMED.finditer(text))
     paths = [Path(name).expanduser() for name in [*names][:_MOST_NAMED] if _is_file(name)]
-    return paths
+    return [path for path in paths if _heading(path) not in text]
+
+
+def _heading(path: Path) -> str:
+    """What stands above a file's contents in a message."""
+    return f"\n\n{path.name}:\n"
 
 
 def _is_file(name: str) -> bool:
@@ -97,7 +103,7 @@ def read_all(text: str) -> str:
 
     Raises UserError for a file that cannot be read as text.
     """
-    return "".join(f"\n\n{path.name}:\n{read_attachment(path)}" for path in files_in(text))
+    return "".join(f"{_heading(path)}{read_attachment(path)}" for path in files_in(text))
 
 
 def read_attachment(path: Path) -> str:

@@ -104,6 +104,8 @@ def test_a_long_first_message_makes_a_short_title(store: Store) -> None:
         (["Hello!", "What is attention?"], "What is attention?"),
         (["Hello!", "hi", "good morning"], "good morning"),
         (["Hello World", "More"], "Hello World"),
+        (["See @sea.md\n\nsea.md:\n# The sea"], "See @sea.md"),
+        (["Hello!\n\nWhat is a prompt? Tell me."], "Hello! What is a prompt?"),
         ([" \n "], ""),
     ],
 )

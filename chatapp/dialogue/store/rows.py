@@ -302,11 +302,14 @@ class Hit:
 
 def title_after(title: str, text: str) -> str:
     """A chat's title after a user's message. An existing title that is no greeting stays; otherwise
-    it is the first sentence of the message on one line, cut after a word.
+    it is the first sentence of the message's first paragraph, cut after a word.
     """
     if title and title.strip(" .,!?").lower() not in _GREETINGS:
         return title
-    line = " ".join(text[: 8 * _TITLE_LENGTH].split())
+    paragraph, _, rest = text.strip().partition("\n\n")
+    if paragraph.strip(" .,!?").lower() in _GREETINGS:
+        paragraph = f"{paragraph} {rest}"
+    line = " ".join(paragraph[: 8 * _TITLE_LENGTH].split())
     if (sentence := _SENTENCE.match(line)) is not None:
         line = sentence[0].removesuffix(".")
     if len(line) <= _TITLE_LENGTH:

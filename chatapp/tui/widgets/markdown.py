@@ -107,8 +107,8 @@ class _Layout(Markdown):
 
 
 def _parser() -> MarkdownIt:
-    # An entity could encode a character that a terminal obeys.
-    parser = MarkdownIt("gfm-like", {"html": False}).disable("entity")
+    # An entity could encode a character that a terminal obeys; notes.md is no address.
+    parser = MarkdownIt("gfm-like", {"html": False, "linkify": False}).disable("entity")
     parser.core.ruler.push("breaks", _keep_breaks)
     return parser
 

@@ -136,6 +136,8 @@ def test_only_regular_files_of_bounded_size_are_read(
         assert files_in("@pipe") == []
         assert pasted_path(f"{here}/pipe") == ""
     assert files_in('a@notes/sea.md @nothing @notes "@x" @"my file.txt"') == [Path("my file.txt")]
+    edited = '@"my file.txt" again\n\nmy file.txt:\ntext'
+    assert files_in(edited) == [], "a message that is edited holds its files"
     assert pasted_path(f"file://{here}/my%20file.txt") == f'@"{here}/my file.txt"'
     assert pasted_path("notes/sea.md") == ""
     monkeypatch.setattr(attachments, "MOST_BYTES", 5)

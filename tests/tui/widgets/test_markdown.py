@@ -46,13 +46,13 @@ async def order(driver: Driver, text: str) -> None:
 
 
 async def test_the_lines_of_a_poem_stay_lines(open_app: OpenApp) -> None:
-    poem = "Roses are red,\nviolets are *blue*\n\n- one\n  and more\n"
+    poem = "Roses are red,\nviolets are *blue*\n\n- one\n  and more\n\nnotes.md"
     async with open_app(ScriptedModel([poem]), markdown="on") as driver:
         await driver.say("Hello")
         rows = [row.strip() for row in driver.screen_text.split("\n")]
         place = rows.index("Roses are red,")
-        assert rows[place : place + 5] == [
-            "Roses are red,", "violets are blue", "", "• one", "and more",
+        assert rows[place : place + 7] == [
+            "Roses are red,", "violets are blue", "", "• one", "and more", "", "notes.md",
         ]  # fmt: skip
 
 
