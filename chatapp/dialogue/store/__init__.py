@@ -401,6 +401,10 @@ class Store:
                 "turns", message_id=message_id, created=time.time(), **origin
             )
 
+    def set_model(self, chat_id: int, model: str) -> None:
+        """Name the model that goes on with a chat, until another one replies."""
+        self._database.update("chats", chat_id, model=model)
+
     def finish_generation(self, generation_id: int, **ending: Unpack[Ending]) -> None:
         """Record how a generation ended."""
         self._database.update("turns", generation_id, **ending)

@@ -114,6 +114,8 @@ class MessageActions(Screen[None]):
             screen = CompareScreen(conversation, self.controls.scoring, message, change)
             compared = await self.app.push_screen_wait(screen)
             if compared.chat_id is not None:
+                # The chat goes on with the model that it had, not with the other side's.
+                conversation.chat.store.set_model(compared.chat_id, widgets.status.model)
                 await self.controls.open(compared.chat_id)
             elif compared.text:
                 widgets.prompt.give_back(compared.text)

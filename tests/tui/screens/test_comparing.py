@@ -276,6 +276,7 @@ async def test_another_model_on_the_right(
         assert problem(driver) == ""
         await left_behind(driver, "2")
         assert driver.texts == ["Tea?", "Other."]
+        assert driver.status.model == store.chat(1).model == "scripted"
         for _ in range(2):  # it is loaded once
             await open_compare(driver, *"/compare model=runs/other", "enter")
             await driver.press(*"More?", "enter")
