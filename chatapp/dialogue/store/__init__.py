@@ -402,7 +402,7 @@ class Store:
             )
 
     def set_model(self, chat_id: int, model: str) -> None:
-        """Name the model that goes on with a chat, until another one replies."""
+        """Name the model of a chat, until another one replies."""
         self._database.update("chats", chat_id, model=model)
 
     def finish_generation(self, generation_id: int, **ending: Unpack[Ending]) -> None:
