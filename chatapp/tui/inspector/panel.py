@@ -94,7 +94,7 @@ class Inspector(RunSteps, Vertical, can_focus=True):
         scrollbar-color: $border-blurred;
     }
     #tokens-detail, #layers-detail, #step-parameters {
-        height: auto; max-height: 4; border-top: solid $border-blurred;
+        height: auto; max-height: 6; border-top: solid $border-blurred;
     }
     Inspector OptionList { height: 1fr; overflow-x: hidden;
         background: $background; background-tint: transparent; }
