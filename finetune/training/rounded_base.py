@@ -48,9 +48,11 @@ class RoundedLinear(nn.Linear):
         """The weights (out, in) in floating point."""
         if self.least is None:
             return self.weight.to(dtype) * self.scale[:, None].to(dtype)
-        numbers = torch.stack((self.weight & 15, self.weight >> 4), -1)
-        groups = numbers.view(self.out_features, -1, GROUP).float() * self.scale + self.least
-        return groups.to(dtype).flatten(1)
+        matrix = torch.empty(self.out_features, self.in_features, device=self.weight.device)
+        pairs = matrix.view(*self.weight.shape, 2)
+        pairs[..., 0], pairs[..., 1] = self.weight & 15, self.weight >> 4
+        matrix.view(self.out_features, -1, GROUP).mul_(self.scale).add_(self.least)
+        return matrix.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         device = x.device.type
