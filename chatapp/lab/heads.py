@@ -5,7 +5,7 @@ head's weight of token i on token j, and each score is a mean of such weights; `
 and `spread` have other units. Scores on random tokens and on text disagree; both are shown.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,16 +176,20 @@ def score_heads(
     length: int = 50,
     draws: int = 4,
     seed: int = 0,
+    among: Collection[int] = (),
     sorted_by: str = "induction",
     progress: Progress = no_progress,
 ) -> HeadScores:
     """All measures of all heads. Formulas and sources are in `MEASURES`.
 
     texts: natural text, the bundled sample by default. length: the number of random tokens,
-    which come twice in a row. draws: how often they are drawn, with this seed. Raises UserError for
-    a model that is not computed by this program's decoder, and for texts of one token.
+    which come twice in a row. draws: how often they are drawn, with this seed. among: the tokens
+    that they are drawn from, by default all. Raises UserError for a model that is not computed by
+    this program's decoder, and for texts of one token.
     """
-    steps = scoring_steps(model, texts, length=length, draws=draws, seed=seed, sorted_by=sorted_by)
+    steps = scoring_steps(
+        model, texts, length=length, draws=draws, seed=seed, among=among, sorted_by=sorted_by
+    )
     while True:
         try:
             progress(*next(steps))
@@ -201,6 +205,7 @@ def scoring_steps(
     length: int = 50,
     draws: int = 4,
     seed: int = 0,
+    among: Collection[int] = (),
     sorted_by: str = "induction",
 ) -> Steps:
     """`score_heads` in steps of one text, for whoever has other work in between."""
@@ -210,7 +215,7 @@ def scoring_steps(
     if not rows:
         raise UserError("there is no text of at least two tokens to score heads on")
     length = min(length, model.context // 2)
-    repeated = [[*start, *ids] for ids in random_repeats(model, length, draws, seed)]
+    repeated = [[*start, *ids] for ids in random_repeats(model, length, draws, seed, among)]
     sums = Sums(decoder)
     total = len(rows) + draws + 1
     for done, row in enumerate([*repeated, *rows]):
@@ -249,13 +254,16 @@ def texts_as_ids(model: LocalModel, texts: Sequence[str]) -> list[list[int]]:
     return [model.tokenizer.encode(text)[: model.context] for text in texts]
 
 
-def random_repeats(model: LocalModel, length: int, draws: int, seed: int) -> list[list[int]]:
-    """Rows of random tokens that come twice; none of them is special."""
+def random_repeats(
+    model: LocalModel, length: int, draws: int, seed: int, among: Collection[int] = ()
+) -> list[list[int]]:
+    """Rows of random tokens, of those in `among` if any are, that come twice; none is special."""
     special = set(model.tokenizer.special.values()) | {model.tokenizer.end_id}
     size = min(model.tokenizer.size, model.vocabulary)
-    known = torch.tensor([id for id in range(size) if id not in special])
+    known = [id for id in range(size) if id not in special]
+    choice = torch.tensor([id for id in known if id in among] or known)
     generator = torch.Generator().manual_seed(seed)
-    drawn = known[torch.randint(len(known), (draws, length), generator=generator)]
+    drawn = choice[torch.randint(len(choice), (draws, length), generator=generator)]
     return [row * 2 for row in drawn.tolist()]
 
 

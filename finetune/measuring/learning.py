@@ -83,9 +83,9 @@ def measure_learning(
     tenth) minus that early in it (between 5 and 15 % of it), as Olsson et al. (2022) take the
     500th token of 512 minus the 50th; negative where what was read helps. last_word: the fraction
     of windows, each cut to 64 tokens, whose last word is predicted (LAMBADA's measure). heads:
-    name of a measure of `HEAD_MEASURES` -> (layers, heads), see `chatapp.lab.heads`, and under the
-    measure's own name the largest of them; absent for a model that this program's decoder does not
-    compute. samples: [{prompt, reply}], greedy.
+    name of a measure of `HEAD_MEASURES` -> (layers, heads), see `chatapp.lab.heads`, on random
+    tokens of the windows, and under the measure's own name the largest of them; absent for a model
+    that this program's decoder does not compute. samples: [{prompt, reply}], greedy.
     """
     row: dict[str, Any] = {}
     windows = [window for window in windows[:WINDOWS] if len(window) > 1]
@@ -96,7 +96,9 @@ def measure_learning(
         if "last_word" in word:
             row["last_word"] = word["last_word"].accuracy
     try:
-        scores = score_heads(model, draws=2).values
+        # Of tokens that the text never has, a model learns nothing that it could look for.
+        known = {token for window in windows for token in window}
+        scores = score_heads(model, draws=2, among=known).values
         row["heads"] = {name: scores[name].round(4).tolist() for name in HEAD_MEASURES}
         row |= {name: float(scores[name].max()) for name in HEAD_MEASURES}
     except UserError:

@@ -145,6 +145,8 @@ def test_random_tokens_are_no_special_ones(local: LocalModel) -> None:
     assert all(row[:12] == row[12:] for row in rows)
     assert local.tokenizer.end_id not in {id for row in rows for id in row}
     assert rows == random_repeats(local, 12, 3, 0) != random_repeats(local, 12, 3, 1)
+    few = {local.tokenizer.end_id, 5, 7}
+    assert {id for row in random_repeats(local, 12, 3, 0, few) for id in row} == {5, 7}
 
 
 def test_all_heads_of_a_model_by_all_measures(local: LocalModel) -> None:
