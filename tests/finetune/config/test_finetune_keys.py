@@ -11,10 +11,15 @@ from finetune.config.keys import Key, keys, lines
 from finetune.config.objectives import OBJECTIVES
 from finetune.config.sections import ConfigError, FinetuneConfig, PretrainConfig, lay_over
 
+TASKS = [{"name": "last_words", "test": "passages.jsonl"}]
 CONFIG = FinetuneConfig.model_validate(
-    {"output": "run", "data": {"train": "rows.json"}, "head": {"task": "classification"}}
+    {
+        "output": "run",
+        "data": {"train": "rows.json"},
+        "head": {"task": "classification"},
+        "tasks": TASKS,
+    }
 )
-
 
 REQUIRED = {
     "regex": {"pattern": "e"},
@@ -38,7 +43,7 @@ def objective(key: Key) -> dict[str, Any]:
 def test_every_key_says_what_it_does_and_can_be_set(key: Key) -> None:
     assert key.values
     assert key.meaning
-    config = CONFIG
+    config = CONFIG.model_copy(update={"tasks": []}) if key.name == "tasks" else CONFIG
     if key.kind:
         plain = {**CONFIG.model_dump(exclude={"objective"}), "objective": objective(key)}
         config = FinetuneConfig.model_validate(plain)
@@ -91,7 +96,13 @@ def test_the_command() -> None:
 
 @pytest.mark.parametrize("key", keys("pretrain"), ids=lambda key: key.name)
 def test_every_key_of_pretrain_can_be_set(key: Key) -> None:
-    config = PretrainConfig.model_validate({"output": "run", "data": {"train": "book.txt"}})
+    config = PretrainConfig.model_validate(
+        {
+            "output": "run",
+            "data": {"train": "book.txt"},
+            "tasks": TASKS if key.name.startswith("tasks.") else [],
+        }
+    )
     assert key.values
     assert key.meaning
     if key.default:
