@@ -93,10 +93,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     windows, held_out = _windows(config, tokenizer, sources, console)
 
     quiet_transformers()
-    set_seed(config.seed)
-    model = build_network(config.shape, tokenizer.get_vocab_size(), end_id(tokenizer))
-    if config.shape.start == "planted":
-        plant_heads(model)
+    model = _network(config, tokenizer)
     console.print(
         f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
         f"{windows.shape[1]} tokens an epoch; products in {precision}"
@@ -124,6 +121,15 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
         display.stop()
     _finish(output, config, trainer, template)
     return output
+
+
+def _network(config: PretrainConfig, tokenizer: Tokenizer) -> Any:
+    """The model before its first step."""
+    set_seed(config.seed)
+    model = build_network(config.shape, tokenizer.get_vocab_size(), end_id(tokenizer))
+    if config.shape.start == "planted":
+        plant_heads(model)
+    return model
 
 
 def _is_masked(config: PretrainConfig) -> bool:
