@@ -265,7 +265,7 @@ _LONG = 10
 
 
 Save = Callable[[Path], None]
-"""Writes the model as it is now, whole, into a folder."""
+"""Writes the whole model, with its current weights, into a folder."""
 
 
 def _save(

@@ -140,11 +140,11 @@ def test_pretraining_is_as_fast_as_a_plain_loop(precision: str, data: None) -> N
     rates: dict[str, list[float]] = {}
     for _ in range(TURNS):
         for who in SIDES:
-            told = figures(who, precision) if is_tiny() else by_itself(__file__, who, precision)
-            check_finite(*told.values())
-            rates.setdefault(who, []).append(told["tokens_per_second"])
-            print(f"\n{who} {precision}: {told['tokens_per_second']:,.0f} tokens/s, "
-                  f"peak {told['peak'] / 2**30:.2f} GiB", end="")  # fmt: skip
+            row = figures(who, precision) if is_tiny() else by_itself(__file__, who, precision)
+            check_finite(*row.values())
+            rates.setdefault(who, []).append(row["tokens_per_second"])
+            print(f"\n{who} {precision}: {row['tokens_per_second']:,.0f} tokens/s, "
+                  f"peak {row['peak'] / 2**30:.2f} GiB", end="")  # fmt: skip
     if is_tiny():
         return
     ratio = median(rates["ours"]) / median(rates["loop"])

@@ -180,7 +180,7 @@ class ChatWidgets:
         self._problem.display = bool(problem)
 
     def follow_prompt(self) -> None:
-        """Remove a problem whose text is no longer in the prompt; what mends it begins alike."""
+        """Remove a problem once its text has left the prompt. A correction begins like the text."""
         if self._refused and self.prompt.text[:1] != self._refused[:1]:
             self.show_problem("")
 

@@ -220,7 +220,7 @@ class LongTextArea(TextArea):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         for key in ("f6", "f7"):  # with which a TextArea selects
-            self._bindings.key_to_bindings.pop(key)
+            self._bindings.key_to_bindings.pop(key, None)
 
     def _set_document(self, text: str, language: str | None) -> None:
         super()._set_document(text, language)

@@ -107,7 +107,8 @@ class _Layout(Markdown):
 
 
 def _parser() -> MarkdownIt:
-    # An entity could encode a character that a terminal obeys; notes.md is no address.
+    # An entity could encode a character that a terminal obeys. Linkify would take notes.md, a file,
+    # for a web address.
     parser = MarkdownIt("gfm-like", {"html": False, "linkify": False}).disable("entity")
     parser.core.ruler.push("breaks", _keep_breaks)
     return parser

@@ -359,7 +359,7 @@ def in_most_words(tasks: Sequence[QuestionTask]) -> list[QuestionTask]:
 
 
 def _framed(wordings: tuple[str, ...], frames: Sequence[str]) -> tuple[str, ...]:
-    """The wordings, each three times as it is and once in one of the frames."""
+    """The wordings, each three times alone and once in one of the frames."""
     pairs = zip(wordings, cycle(frames), strict=False)
     return (*(wordings * 3), *(filled(frame, {"q": wording}) for wording, frame in pairs))
 

@@ -67,8 +67,8 @@ def test_pretraining_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path: Pa
     assert max(words.values()) > 0
     best = json.loads((run / "result.json").read_text())["best_step"]
     assert words[best] == max(words.values())
-    told = measured("--lambada", str(tmp_path / "words.txt"), "--model", str(run))
-    assert told["last_word"]["accuracy"] == pytest.approx(words[best])
+    alone = measured("--lambada", str(tmp_path / "words.txt"), "--model", str(run))
+    assert alone["last_word"]["accuracy"] == pytest.approx(words[best])
 
 
 def test_fine_tuning_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_fine_tuning_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path: Pa
     assert after[best["best_step"]] == max(after.values()) == best["eval_after"]
     assert figures(run / "log.jsonl", "words").keys() == after.keys()
     task = (str(tmp_path / "after.toml"), "--test", str(tmp_path / "after.jsonl"))
-    told = measured(*task, "--limit", "8", "--model", str(run))
-    assert told["results"][0]["mean"] == pytest.approx(max(after.values()))
+    alone = measured(*task, "--limit", "8", "--model", str(run))
+    assert alone["results"][0]["mean"] == pytest.approx(max(after.values()))
 
 
 def test_a_metric_of_no_task_and_no_held_out_rows_are_refused(tmp_path: Path) -> None:
