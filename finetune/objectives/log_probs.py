@@ -131,10 +131,13 @@ class LinearLogProbs(torch.autograd.Function):
 
 def _chunks(rows: int, head: Tensor) -> list[slice]:
     """As many rows at a time as make the sum of the head's gradient, which each chunk reads and
-    writes whole, cost no more than the chunk's logits: the width of the states.
+    writes whole, cost no more than the chunk's logits: the width of the states. A GPU, which waits
+    for each chunk's start, takes as many as its memory may hold.
     """
     vocabulary, width = head.shape
-    size = max(1, min(max(_LEAST_ROWS, width), CHUNK_LOGITS // vocabulary))
+    size = max(1, CHUNK_LOGITS // vocabulary)
+    if not head.is_cuda:
+        size = min(size, max(_LEAST_ROWS, width))
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 

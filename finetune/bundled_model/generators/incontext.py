@@ -82,6 +82,17 @@ def grouped(
     return Classes(f"text: {name}: " + ", ".join(chosen), texts)
 
 
+def longer(task: Classes, sentences: int) -> Classes:
+    """Texts of so many sentences of a class each, as news have; classes with few stay short."""
+    texts = [
+        [" ".join(group[at : at + sentences]) for at in range(0, len(group), sentences)]
+        if len(group) >= 4 * sentences
+        else group
+        for group in task.texts
+    ]
+    return replace(task, texts=texts)
+
+
 def look_up(draw: random.Random, words: Sequence[str], classes: int) -> Classes:
     """Things to remember: every class is one thing, repeated unchanged."""
     things = draw.sample(words, classes)
@@ -179,7 +190,7 @@ def training_rows(
         elif kind < 0.6:
             task = variations(draw, sentences, classes, 6)
         else:
-            task = grouped(draw, groupings, classes, per_class)
+            task = longer(grouped(draw, groupings, classes, per_class), draw.choice((1, 1, 2, 3)))
             selection = draw.choice(("random", "nearest", "nearest"))
         labels = draw_labels(draw, len(task.texts))
         k = draw.randint(2, most)
