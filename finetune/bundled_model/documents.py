@@ -1,23 +1,26 @@
 """The documents that the bundled model is trained on, one file a source or generator.
 
-    python -m finetune.bundled_model DATA OUT [--taught FILE] [--seed N] [--scale S]
+    python -m finetune.bundled_model DATA OUT [--teacher MODEL.gguf] [--seed N] [--scale S]
 
 DATA is a folder that holds the sources named in chatapp/bundled/README.md: books/*.txt,
 books/{fairytale_qa,short_stories}.jsonl.gz, dialogue/{sgd_train,self_dialogue,persona_chat,
 topical_chat}.jsonl.gz, dialogue/personality_chat, dialogue/chatterbot_corpus, instruct/* and
 gsm8k/train.jsonl. OUT receives one JSONL file a source or generator, `text`, `messages` or
-`parts` a line, and in OUT/kept_out what serves measuring alone.
+`parts` a line, and in OUT/kept_out what serves measuring alone. The teacher's answers, from which
+taught.jsonl is made, are kept in OUT/answers.jsonl; that is no file of documents.
 
-Invariant: the same data, seed and scale give the same files, byte for byte.
+Invariant: the same data, answers, seed and scale give the same files, byte for byte, and a file is
+there whole or not at all.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from chatapp.common.userfiles import write_whole
 from chatapp.evaluation.gpt3_tasks import own_words
 from finetune.bundled_model.generators import (
     abstention,
@@ -47,43 +50,40 @@ from finetune.bundled_model.sources import (
     schema_guided,
 )
 from finetune.bundled_model.stories import stories, talks
-from finetune.bundled_model.teacher import chats, read_answers
+from finetune.bundled_model.teacher import TeacherAnswer, ask_teacher, chats, read_answers
 
 Rows = Iterable[dict[str, Any]]
 
 TALKS = ("self_dialogue", "persona_chat", "topical_chat")
 
-# The composition of words, which tokens hide, takes more rows to learn than other tasks.
-LETTERS = {
-    "spell",
-    "reverse",
-    "unscramble",
-    "first_letter",
-    "last_letter",
-    "upper",
-    "count_letters",
-}
-
 
 def build(
     data: Annotated[Path, typer.Argument(help="folder of the source data", exists=True)],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
-    taught: Annotated[
-        Path | None, typer.Option(help="answers that `teacher` wrote", exists=True)
+    teacher: Annotated[
+        Path | None,
+        typer.Option(help="a chat model (GGUF) to ask what OUT has no answer to", exists=True),
     ] = None,
     seed: int = 0,
     scale: Annotated[float, typer.Option(min=0.001, help="how much of each generator")] = 1.0,
 ) -> None:
     """Write the training documents of the bundled model."""
     (out / "kept_out").mkdir(parents=True, exist_ok=True)
-    for name, rows in _files(data, taught, seed, scale):
+    answers = out / "answers.jsonl"
+    if teacher:
+        ask_teacher(teacher, answers)
+    elif not answers.exists():
+        print(f"{out / 'taught.jsonl'}: is not written, as there are no answers; use --teacher")
+    for name, rows in _files(data, read_answers(answers), seed, scale):
         path = out / f"{name}.jsonl"
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        path.write_text("".join(lines), encoding="utf-8")
-        print(f"{path}: {len(lines):,} documents")
+        write_whole(path, "".join(lines))
+        print(f"{path}: {len(lines):,} documents", flush=True)
 
 
-def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator[tuple[str, Rows]]:
+def _files(
+    data: Path, taught: Sequence[TeacherAnswer], seed: int, scale: float
+) -> Iterator[tuple[str, Rows]]:
     """Each file's name and its rows."""
 
     def count(rows: int) -> int:
@@ -101,27 +101,18 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
     yield "grade_school", grade_school(data / "gsm8k" / "train.jsonl")
     yield "smalltalk", small_talk(data / "dialogue", count(16000), seed)
     if taught:
-        yield "taught", chats(read_answers(taught), count(12000), seed)
+        yield "taught", chats(taught, count(12000), seed)
 
     words, tasks = own_words(), all_tasks()
     groups = groupings(data)
     sentences = [sentence for group in groups["source"].values() for sentence in group]
     spelt = in_more_words(letter_tasks(sorted({*words, *common_words(sentences, 4000)})))
     question_tasks = in_more_words(tasks)
-    letters = [task for task in tasks if task.name in LETTERS]
-    yield "questions", dialogues.question_rows(tasks, count(40000), seed)
-    yield "letters", dialogues.question_rows(letters, count(30000), seed + 1)
-    yield "spelling", dialogues.question_rows(spelt, count(50000), seed + 2, loosely=True)
-    yield (
-        "more_questions",
-        dialogues.question_rows(question_tasks, count(40000), seed + 4, loosely=True),
-    )
-    yield "close", dialogues.close_rows(count(20000), seed + 3)
     asides = [*ABOUT_ITSELF, *everyday.talks()]
-    yield (
-        "phrased_questions",
-        dialogues.question_rows(in_most_words(tasks), count(80000), seed + 6, loosely=True),
-    )
+    phrased_tasks = in_most_words(tasks)
+    yield "spelling", dialogues.question_rows(spelt, count(50000), seed + 2)
+    yield "close", dialogues.close_rows(count(20000), seed + 3)
+    yield "phrased_questions", dialogues.question_rows(phrased_tasks, count(80000), seed + 6)
     yield "calls", calls.rows(count(30000), seed)
     yield "subjects", subjects.rows(asides, question_tasks, count(24000), seed)
     yield "everyday", everyday.rows(ABOUT_ITSELF, count(20000), seed)
@@ -131,8 +122,7 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
     yield "people", people.rows(asides, tasks, count(20000), seed + 5)
     yield "follow_ups", dialogues.rows(asides, tasks, count(12000), seed)
     yield "repetition", patterns.rows(words, sentences, count(16000), seed)
-    yield "arithmetic", arithmetic.rows(count(40000), seed, arithmetic.SHARES)
-    yield "more_arithmetic", arithmetic.rows(count(40000), seed + 1, arithmetic.SHORT)
+    yield "more_arithmetic", arithmetic.rows(count(40000), seed + 1)
 
     noises = (0.1, 0.3, 0.45)
     short = incontext.training_rows(groups, words, count(20000), seed, 6)

@@ -1,30 +1,26 @@
-"""Let a larger model answer short questions on common things, in a sentence each.
+"""A larger model answers short questions on common things, in a sentence each.
 
-    python -m finetune.bundled_model.teacher MODEL.gguf OUT.jsonl [--limit N]
+The questions stand in `generators/tables/questions.toml`; reading the model needs the package gguf.
+A file of answers has one line a question: question, answer, the thing it tells what it is ("" for
+other questions), and the mean log-probability of the reply's tokens under the model. Answers are
+greedy, so the same model gives the same file.
 
-The questions stand in `generators/tables/questions.toml`; reading the model needs the package
-gguf. OUT receives one line an answer that is kept: question, answer, the thing it tells what it is
-("" for other questions), and the mean log-probability of its tokens under the model. Answers are
-greedy, so the same model gives the same file; questions that OUT holds already are not asked again.
-
-Invariant: an answer is a whole sentence that is likely under the model itself, or it is left out.
+Invariant: an answer is a whole sentence that is likely under the model itself, or it is empty; no
+question is asked twice.
 """
 
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from chatapp.evaluation.journal import Journal, read_rows
 from finetune.bundled_model.generators.dialogues import Turns, chat_row, typed
 from finetune.bundled_model.generators.tasks import filled
 from finetune.bundled_model.generators.words import table
 from finetune.bundled_model.sources import clean
-from finetune.recipes import run
 
 _INSTRUCTION = "Answer in one short, simple sentence."
 _BATCH, _MOST_TOKENS = 16, 48
@@ -39,7 +35,10 @@ _BAD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TeacherAnswer:
-    """A question with the teacher's answer. thing: the thing that it defines, or ""."""
+    """A question with the teacher's answer, "" where that is not good enough for training.
+
+    thing: the thing that the answer defines, or "". logprob: mean of the reply's tokens, in nats.
+    """
 
     question: str
     answer: str
@@ -118,23 +117,34 @@ class Teacher:
 
 def teach(
     teacher: Teacher, questions_and_things: Sequence[tuple[str, str]]
-) -> Iterator[TeacherAnswer]:
-    """Yield the answers that are good enough, batch by batch. questions_and_things: pairs."""
+) -> Iterator[list[TeacherAnswer]]:
+    """Yield a batch of answers after the other. questions_and_things: pairs."""
     for start in range(0, len(questions_and_things), _BATCH):
         batch = questions_and_things[start : start + _BATCH]
         replies = teacher.answers([question for question, _ in batch])
-        for (question, thing), (reply, logprob) in zip(batch, replies, strict=True):
-            if answer := first_good_sentence(reply, logprob):
-                yield TeacherAnswer(question, answer, thing, round(logprob, 3))
+        yield [
+            TeacherAnswer(question, first_good_sentence(reply, logprob), thing, round(logprob, 3))
+            for (question, thing), (reply, logprob) in zip(batch, replies, strict=True)
+        ]
+
+
+def ask_teacher(model: Path, out: Path) -> None:
+    """Append the answers to the questions that a file of answers does not contain yet, batch by
+    batch. model: a chat model as a GGUF file. Raises PromptError when the file is no such file.
+    """
+    with Journal(out) as journal:
+        known = {row["question"] for row in journal.rows()}
+        missing = [question for question in questions() if question[0] not in known]
+        for answers in teach(Teacher(model), missing) if missing else ():
+            journal.append(map(asdict, answers))
+    print(f"{out}: {len(read_answers(out)):,} good answers to {len(questions()):,} questions")
 
 
 def read_answers(path: Path) -> list[TeacherAnswer]:
-    """The contents of a file of answers; empty when there is none."""
+    """The answers in a file that are good enough; empty when there is no file."""
     if not path.exists():
         return []
-    return [
-        TeacherAnswer(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()
-    ]
+    return [answer for row in read_rows(path) if (answer := TeacherAnswer(**row)).answer]
 
 
 def chats(taught: Sequence[TeacherAnswer], count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -147,24 +157,3 @@ def chats(taught: Sequence[TeacherAnswer], count: int, seed: int) -> Iterator[di
             question = filled(draw.choice(ask), {"x": row.thing}) if row.thing else row.question
             turns += [typed(draw, question), row.answer]
         yield chat_row(turns)
-
-
-def write(
-    model: Annotated[Path, typer.Argument(help="a chat model as a GGUF file", exists=True)],
-    out: Annotated[Path, typer.Argument(help="the file of answers")],
-    limit: Annotated[int, typer.Option(min=0, help="questions to ask; 0: all")] = 0,
-) -> None:
-    """Answer the questions that OUT does not contain yet."""
-    known = {answer.question for answer in read_answers(out)}
-    questions_and_things = [question for question in questions() if question[0] not in known]
-    taught = 0
-    with out.open("a", encoding="utf-8") as file:
-        for row in teach(Teacher(model), questions_and_things[: limit or None]):
-            file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
-            file.flush()
-            taught += 1
-    print(f"{out}: {taught:,} answers kept of {len(questions_and_things[: limit or None]):,} asked")
-
-
-if __name__ == "__main__":
-    run(write)

@@ -257,12 +257,11 @@ def close_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
 _TO_THE_LETTER = {"copy", "quote", "first_word", "last_word", "grammar", "summary", "made_up"}
 
 
-def question_rows(
-    tasks: Sequence[QuestionTask], count: int, seed: int, *, loosely: bool = False
-) -> Iterator[dict[str, Any]]:
+def question_rows(tasks: Sequence[QuestionTask], count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield `count` chats of one to six questions of the tasks, each task equally often.
 
-    loosely: some questions in lower case or without a mark at the end, as people type them.
+    Except of tasks that return their input, some are in lower case or without a mark at the end, as
+    people type them.
     """
     draw = random.Random(seed)
     for _ in range(count):
@@ -270,8 +269,8 @@ def question_rows(
         for _ in range(draw.choice((1, 1, 2, 3, 6))):
             task = draw.choice(tasks)
             problem = task.training(draw)
-            loose = loosely and task.name not in _TO_THE_LETTER
-            turns += [typed(draw, problem.question) if loose else problem.question, problem.answer]
+            exact = task.name in _TO_THE_LETTER
+            turns += [problem.question if exact else typed(draw, problem.question), problem.answer]
         yield chat_row(turns)
 
 

@@ -2,8 +2,7 @@
 
 Invariant: nobody here has a held-out name (questions in between may contain one). Half of the names
 are made up, so that a name must be copied from the chat. `dialogues.name` and `dialogues.liking`
-are the same talks with the few names of the stories; they stay because the earlier stages were
-trained on them.
+are the same talks with the few names of the stories.
 """
 
 import random

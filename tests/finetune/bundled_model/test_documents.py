@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from finetune.bundled_model import documents
 from finetune.bundled_model.documents import build
 from finetune.bundled_model.sources import groupings
 from finetune.config.sections import FinetuneConfig, PretrainConfig, load_config
@@ -70,7 +73,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
         build(data, tmp_path / name, seed=3, scale=0.001)
     first = tmp_path / "first"
     files = sorted(str(path.relative_to(first)) for path in first.rglob("*.jsonl"))
-    assert len(files) == 37
+    assert len(files) == 33
     for name in files:
         text = (tmp_path / "first" / name).read_text()
         assert text == (tmp_path / "second" / name).read_text()
@@ -100,19 +103,36 @@ def test_sentences_are_grouped(tmp_path: Path) -> None:
     assert "What the baring saw was a river in the valley." in groups["source"]["books"]
 
 
-def test_every_stage_is_valid_and_learns_from_files_that_are_written(tmp_path: Path) -> None:
-    taught = tmp_path / "taught.jsonl"
+def test_both_stages_are_valid_and_learn_from_all_that_is_written(tmp_path: Path) -> None:
+    answers = tmp_path / "out" / "answers.jsonl"
+    answers.parent.mkdir()
     row = {"question": "What is tea?", "answer": "A drink.", "thing": "tea", "logprob": -0.5}
-    taught.write_text(json.dumps(row) + "\n")
-    build(sources(tmp_path / "data"), tmp_path / "out", taught, scale=0.001)
-    written = {f"data/{path.name}" for path in (tmp_path / "out").glob("*.jsonl")}
-    stages = sorted((Path(__file__).parents[3] / "finetune" / "bundled_model").rglob("*.toml"))
-    stages = [stage for stage in stages if stage.parent.name != "tables"]
-    assert len(stages) == 12 + 2
-    for stage in stages:
-        kind = PretrainConfig if stage.stem in ("base", "pretrain") else FinetuneConfig
-        config = load_config(kind, stage, [])
-        assert {source.path for source in config.data.train} <= written
+    answers.write_text(json.dumps(row) + "\n")
+    build(sources(tmp_path / "data"), answers.parent, scale=0.001)
+    written = {f"data/{path.name}" for path in answers.parent.glob("*.jsonl") if path != answers}
+    recipe = Path(__file__).parents[3] / "finetune" / "bundled_model"
+    first = load_config(PretrainConfig, recipe / "pretrain.toml", [])
+    second = load_config(FinetuneConfig, recipe / "tune.toml", [])
+    assert {source.path for source in first.data.train} == written
+    assert {source.path for source in second.data.train} <= written
+    assert len(list(recipe.iterdir())) <= 20
+
+
+def test_without_answers_of_a_teacher_nothing_is_made_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = sources(tmp_path / "data"), tmp_path / "out"
+    build(data, out, scale=0.001)
+    assert "taught.jsonl: is not written" in capsys.readouterr().out
+    assert not (out / "taught.jsonl").exists()
+
+    def answer(model: Path, answers: Path) -> None:
+        row = {"question": "What is tea?", "answer": "A drink.", "thing": "tea", "logprob": -0.5}
+        answers.write_text(json.dumps(row) + "\n")
+
+    monkeypatch.setattr(documents, "ask_teacher", answer)
+    build(data, out, tmp_path / "model.gguf", scale=0.001)
+    assert "A drink." in (out / "taught.jsonl").read_text()
 
 
 IMPORTS = """

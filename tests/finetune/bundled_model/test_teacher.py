@@ -43,18 +43,26 @@ class Scripted:
         return [("It is a thing.", -0.5 if each.startswith("What is") else -2.0) for each in asked]
 
 
-def test_what_was_answered_is_not_asked_again(
+def test_a_question_is_asked_once_whatever_stops_the_teacher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scripted, out = Scripted(), tmp_path / "taught.jsonl"
+    scripted, out = Scripted(), tmp_path / "answers.jsonl"
     monkeypatch.setattr(teacher, "Teacher", lambda path: scripted)
-    teacher.write(tmp_path, out, limit=20)
-    assert "20 answers kept of 20 asked" in capsys.readouterr().out
-    teacher.write(tmp_path, out, limit=0)
-    assert len(scripted.asked) == len(set(scripted.asked)) == len(teacher.questions())
-    rows = teacher.read_answers(out)
-    assert {row.question for row in rows} == {q for q in scripted.asked if q.startswith("What is")}
+    teacher.ask_teacher(tmp_path, out)
+    whole, count = out.read_bytes(), len(teacher.questions())
+    assert len(scripted.asked) == len(set(scripted.asked)) == count
+    good = [question for question in scripted.asked if question.startswith("What is")]
+    assert [row.question for row in teacher.read_answers(out)] == good
+    assert f"{len(good)} good answers to {count} questions" in capsys.readouterr().out
     assert json.loads(out.read_text().splitlines()[0])["thing"] == "a river"
+
+    out.write_bytes(b"".join(whole.splitlines(keepends=True)[:32]) + b'{"question": "What')
+    scripted.asked.clear()
+    teacher.ask_teacher(tmp_path, out)
+    assert len(scripted.asked) == count - 32
+    assert out.read_bytes() == whole
+    monkeypatch.setattr(teacher, "Teacher", None)  # needed no more
+    teacher.ask_teacher(tmp_path, out)
     assert not teacher.read_answers(tmp_path / "none")
 
 

@@ -64,5 +64,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_recipe_of_the_bundled_model_is_valid() -> None:
-    recipe = Path(__file__).parents[3] / "finetune" / "bundled_model" / "base.toml"
+    recipe = Path(__file__).parents[3] / "finetune" / "bundled_model" / "pretrain.toml"
     assert load_config(PretrainConfig, recipe, []).shape.positions == 1024
