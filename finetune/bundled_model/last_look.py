@@ -18,20 +18,19 @@ from typing import Annotated, Any
 
 import typer
 
-from chatapp.common.parameters import Choices
 from chatapp.dialogue.writers.choosing import choose_template
-from chatapp.engine.files.generation_config import read_generation_config
 from chatapp.engine.model import LanguageModel
+from chatapp.evaluation.evaluate import Task
 from chatapp.evaluation.journal import Journal
 from chatapp.models.loading import load_model
 from chatapp.prompting.examples import Pool
 from chatapp.prompting.files.promptfile import PromptFile
-from finetune.bundled_model.generators.incontext import HeldOut
+from finetune.bundled_model.few_shot import GRID, as_task, curve, few_shot_rows
 from finetune.bundled_model.generators.subjects import with_article
 from finetune.bundled_model.generators.tasks import QuestionTask, all_tasks, filled
 from finetune.bundled_model.generators.words import table
-from finetune.bundled_model.report import curve, exact, in_context_rows
-from finetune.bundled_model.talk import Reply, replies, share
+from finetune.bundled_model.report import exact
+from finetune.bundled_model.talk import Reply, own_sampling, replies, share
 from finetune.recipes import run
 
 _PROBLEMS = 5  # of each task
@@ -74,7 +73,7 @@ def calls() -> list[tuple[str, str]]:
     return rows
 
 
-def label_tasks() -> list[HeldOut]:
+def label_tasks() -> list[Task]:
     """The label tasks; every text but the query may be shown."""
     made = []
     for task in table("last_look")["labels"]:
@@ -88,13 +87,13 @@ def label_tasks() -> list[HeldOut]:
             output_prefix="Label:",
             pool=Pool([text for text, _ in shots], [label for _, label in shots]),
         )
-        made.append(HeldOut(task["name"], prompt, shots))
+        made.append(as_task(task["name"], prompt, shots))
     return made
 
 
 def evaluate(model: LanguageModel, out: Path) -> tuple[dict[str, Any], list[Reply]]:
     """The figures by name, fractions with their n, and the replies drawn for them."""
-    sampling = Choices().of("model", read_generation_config(model.files).sampling).sampling
+    sampling = own_sampling(model)
     template, look = choose_template(model, ""), table("last_look")
 
     def drawn(messages: Sequence[str]) -> list[Reply]:
@@ -106,7 +105,8 @@ def evaluate(model: LanguageModel, out: Path) -> tuple[dict[str, Any], list[Repl
     problems = [task.held_out(_PROBLEMS, _SEED, unseen=True) for task in tasks()]
     called = drawn([question for question, _ in calls()])
     with Journal(out / "answers.jsonl") as journal:
-        labels = curve(in_context_rows(model, label_tasks(), journal))
+        settings = [(task, GRID) for task in label_tasks()]
+        labels = curve(few_shot_rows(model, settings, journal))
     stayed = [
         stays_with(subject, story) for (_, subject), story in zip(requests, stories, strict=True)
     ]

@@ -1,24 +1,32 @@
-"""Measure the bundled model on what its generators keep out of training.
+"""Measure the bundled model: everything that its card shows, except what its own commands print.
 
-    python -m finetune.bundled_model.report DATA OUT [--model M] [--items N] [--beside OTHER]
+    python -m finetune.bundled_model.report DATA data OUT [--model M] [--judge J] [--items N]
+        [--beside OTHER]
 
-OUT receives tasks.json (exact match of greedy replies to each generated task, in wordings that
-training has and in others), in_context.json (accuracy on the twenty held-out tasks with label
-words drawn at random, by the number of demonstrations), both as tables in report.md, and
-chats.md (a scripted chat, sampled three times). The answers to the in-context tasks are kept in
-OUT/answers.jsonl: a second start goes on.
+DATA and data are what `documents` reads and writes, and DATA/classify has TREC and movie reviews.
+OUT receives one JSON file a part, and all of them as tables in report.md:
 
-What the program measures itself is measured with it: `chatapp eval --task 2D+,…` for the
-arithmetic of the GPT-3 paper, `chatapp eval PROMPT --test FILE` for TREC and MR, `chatapp
-perplexity FILE` for WikiText-2.
+    in_context, labels, arithmetic      see `few_shot`; curve.png draws the first
+    tasks       exact match of greedy replies to each generated task, in wordings that training has
+                and in others
+    talk        see `talk`; its replies are in talk.md
+    replies     ten of them, drawn at random
+    chat        a scripted chat, sampled three times
+    stories     of continuations of beginnings of stories, the share that becomes a chat or a prompt
+
+A second start goes on: parts that are there are not measured again. `chatapp perplexity FILE` and
+`chatapp bench` print the rest.
 
 Invariant: a generation that fails is no wrong answer. It ends the measurement with its reason; in
 the scripted chat it follows the replies before it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -26,28 +34,25 @@ from typing import Annotated, Any
 
 import typer
 
-from chatapp.common.userfiles import UserError, quoted
+from chatapp.common.userfiles import quoted, read_required, write_whole
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan
-from chatapp.evaluation.gpt3_tasks import own_words
-from chatapp.evaluation.inputs import Item
+from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.evaluation.journal import NONE, Journal
-from chatapp.evaluation.report import results
 from chatapp.models.loading import load_model
 from chatapp.prompting.chat_template import Template
-from finetune.bundled_model.generators.incontext import HeldOut, held_out_tasks
+from finetune.bundled_model import talk
+from finetune.bundled_model.few_shot import GRID, Row, curve, few_shot_rows, few_shot_settings
 from finetune.bundled_model.generators.tasks import Problem, all_tasks
-from finetune.bundled_model.sources import groupings
+from finetune.bundled_model.generators.words import table as texts_table
+from finetune.bundled_model.talk import ReplyFailed
 from finetune.recipes import run
 from finetune.training.sample_replies import whole_reply
 
-GRID = Grid(shots=(0, 1, 2, 4, 8, 16), select=("random", "knn"))
 TURNS = (
     "Hello!",
     "What is your name?",
@@ -71,23 +76,30 @@ TURNS = (
     "Goodbye!",
 )
 _SEEDS = 3
+_TASK_ITEMS, _CONTINUATIONS, _REPLIES = 200, 30, 10
+_CONTINUED = 60  # tokens
 _GREEDY = Sampling(temperature=0.0, max_tokens=64)
 
 
-class ReplyFailed(UserError):
-    """A measured reply failed; says which and why."""
-
-
-def chat(model: LanguageModel, template: Template, sampling: Sampling) -> str:
-    """The complete scripted chat: the user's messages and the model's replies."""
-    lines = []
+def chat(model: LanguageModel, template: Template, sampling: Sampling) -> list[str]:
+    """The replies to the complete scripted chat."""
+    replies = []
     with TemporaryDirectory() as folder, closing(Store(Path(folder) / "chat.sqlite")) as store:
         session = Session(Chat(store), model, template=template, sampling=sampling)
         for message in TURNS:
             events = session.say(message)
             reply = whole_reply(event for event in events if isinstance(event, Token | Finished))
-            lines.append(f"**User:** {message}\n\n**Model:** {reply}\n")
-    return "\n".join(lines)
+            replies.append(str(reply))
+    return replies
+
+
+def chat_rows(model: LanguageModel, template: Template) -> list[Row]:
+    """Each message of the scripted chat, and the reply with each seed."""
+    chats = [chat(model, template, Sampling(seed=seed)) for seed in range(_SEEDS)]
+    return [
+        {"message": message, **{f"seed {seed}": chats[seed][turn] for seed in range(_SEEDS)}}
+        for turn, message in enumerate(TURNS)
+    ]
 
 
 def exact(model: LanguageModel, template: Template, problems: Sequence[Problem]) -> float:
@@ -105,11 +117,11 @@ def exact(model: LanguageModel, template: Template, problems: Sequence[Problem])
     return right / len(problems)
 
 
-def task_rows(model: LanguageModel, template: Template, items: int) -> list[dict[str, Any]]:
+def task_rows(model: LanguageModel, template: Template, items: int) -> list[Row]:
     """Exact match of each generated task: held-out problems, in training and held-out wordings."""
     rows = []
     for task in all_tasks():
-        row: dict[str, Any] = {"task": task.name}
+        row: Row = {"task": task.name}
         for unseen in (False, True):
             problems = task.held_out(items, seed=0, unseen=unseen)
             side = "unseen" if unseen else "seen"
@@ -119,46 +131,43 @@ def task_rows(model: LanguageModel, template: Template, items: int) -> list[dict
     return rows
 
 
-def in_context_rows(
-    model: LanguageModel, held_out: Sequence[HeldOut], journal: Journal
-) -> list[dict[str, Any]]:
-    """Accuracy on each held-out task by number of demonstrations and selection.
+def becomes_no_story(text: str) -> bool:
+    """Whether a continuation of a story turns into a chat or into a prompt with demonstrations."""
+    layouts = texts_table("layouts")
+    prefixes = {prefix.strip() for prefix in [*layouts["inputs"], *layouts["outputs"]]} - {""}
+    return bool(re.search(rf"\b(?:{'|'.join({'User:', 'Assistant:', *prefixes})})", text))
 
-    With the vote of the demonstrations and the most common label, as in `chatapp eval`.
+
+def story_rows(model: LanguageModel, count: int) -> list[Row]:
+    """The share of `count` sampled continuations of each beginning that become no story.
+
+    Raises ReplyFailed.
     """
-    tasks = [
-        Task(task.name, task.prompt, [Item(*shot, line) for line, shot in enumerate(task.items, 1)])
-        for task in held_out
-    ]
-    cells = [(task, cell) for task in tasks for cell in plan(task, GRID)]
-    selectors = {task.name: Selectors(task, model, None) for task in tasks}
-    rows = evaluate(model, cells, selectors, journal=journal)
-    votes = {name: selector.voted for name, selector in selectors.items()}
-    columns = ("task", "shots", "selection", "mean", "vote", "majority", "n")
-    report_rows = results(tasks, rows, (), votes)
-    return [{name: getattr(result, name) for name in columns} for result in report_rows]
+    own = talk.own_sampling(model)
+    rows = []
+    for beginning in texts_table("beginnings")["stories"]:
+        ids = model.tokenizer.encode(beginning)
+        samplings = [replace(own, seed=seed, max_tokens=_CONTINUED) for seed in range(count)]
+        requests = (Request(ids, sampling) for sampling in samplings)
+        broken = []
+        for text, finished in whole_replies(model.generate_many(requests)):
+            if finished.reason == "error":
+                raise ReplyFailed(f"{quoted(beginning)} was not continued: {finished.message}")
+            broken.append(becomes_no_story(text))
+        rows.append({"beginning": beginning, "broken_off": talk.share(broken), "n": count})
+    return rows
 
 
-def curve(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The mean over tasks for each number of demonstrations and selection."""
-    settings = dict.fromkeys((row["shots"], row["selection"]) for row in rows)
-    means = []
-    for shots, selection in settings:
-        group = [row for row in rows if (row["shots"], row["selection"]) == (shots, selection)]
-        voted = [row["vote"] for row in group if row["vote"] is not None]
-        means.append(
-            {
-                "shots": shots,
-                "selection": selection,
-                "mean": fmean(row["mean"] for row in group),
-                "vote": fmean(voted) if voted else None,
-                "tasks": len(group),
-            }
-        )
-    return means
+def reply_rows(model: LanguageModel, data: Path) -> list[Row]:
+    """Replies to some first messages of `talk`, drawn at random: those of its first seed."""
+    messages = talk.first_messages(data, talk.MESSAGES, seed=0)
+    drawn = random.Random(0).sample(messages, _REPLIES)
+    sampling = replace(talk.own_sampling(model), seed=0)
+    replies = talk.replies(model, choose_template(model, ""), drawn, sampling)
+    return [{"message": reply.message, "reply": reply.text} for reply in replies]
 
 
-def draw_curves(reports: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
+def draw_curves(reports: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Write a PNG of the `curve` of one or more models, with the vote of the nearest."""
     from matplotlib.figure import Figure
 
@@ -181,7 +190,7 @@ def draw_curves(reports: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> 
     figure.savefig(path, dpi=150)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """Rows as a Markdown table; proportions in per cent."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|"]
     for row in rows:
@@ -189,38 +198,79 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"{100 * value:.1f}" if isinstance(value, float) else "" if value is None else value
             for value in row.values()
         )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        texts = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells)
+        lines.append("| " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"
 
 
+def by_shots(rows: Sequence[Row]) -> list[Row]:
+    """A row for each number of demonstrations, a column for each task."""
+    shots = dict.fromkeys(row["shots"] for row in rows)
+    columns = [
+        {"shots": k, **{row["task"]: row["mean"] for row in rows if row["shots"] == k}}
+        for k in shots
+    ]
+    return [*columns, {"shots": "n", **{row["task"]: row["n"] for row in rows}}]
+
+
+def with_mean(rows: Sequence[Row]) -> list[Row]:
+    """The rows, and one of the means of their shares."""
+    means = {
+        name: fmean(row[name] for row in rows) if isinstance(value, float) else None
+        for name, value in rows[0].items()
+    }
+    return [*rows, {**means, next(iter(means)): "mean"}]
+
+
 def measure(
-    data: Annotated[Path, typer.Argument(help="folder of the source data", exists=True)],
+    sources: Annotated[Path, typer.Argument(help="folder of the source data", exists=True)],
+    data: Annotated[Path, typer.Argument(help="folder that `documents` wrote", exists=True)],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
     model: Annotated[str, typer.Option(help="bundled, or a model's folder")] = "bundled",
-    items: Annotated[int, typer.Option(min=1, help="of each task")] = 200,
+    judge: Annotated[str, typer.Option(help=talk.JUDGE_HELP)] = "",
+    items: Annotated[int, typer.Option(min=1, help="the most of each task and kind")] = 500,
     beside: Annotated[Path | None, typer.Option(help="folder of another model's report")] = None,
 ) -> None:
-    """Evaluate a model on held-out tasks and write the results."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Measure a model and write the results, as far as they are not there."""
     loaded = load_model(model)
     template = choose_template(loaded, "")
-    chats = [
-        f"## Seed {seed}\n\n{chat(loaded, template, Sampling(seed=seed))}" for seed in range(_SEEDS)
-    ]
-    (out / "chats.md").write_text("\n".join(chats), encoding="utf-8")
-    held_out = held_out_tasks(groupings(data), own_words(), min(items, 40), seed=0)
+    groups = few_shot_settings(sources, data, items)
+    # Refuses a folder with the answers of another model, or to other items.
     with Journal(out / "answers.jsonl") as journal:
-        in_context = in_context_rows(loaded, held_out, journal)
-    tasks = task_rows(loaded, template, items)
-    for name, rows in (("in_context", in_context), ("tasks", tasks)):
-        (out / f"{name}.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    report = "\n".join(map(table, (curve(in_context), in_context, tasks)))
-    (out / "report.md").write_text(report, encoding="utf-8")
-    reports = {out.name: in_context}
+        settings = [setting for group in groups.values() for setting in group]
+        rows = few_shot_rows(loaded, settings, journal)
+    parts: dict[str, Any] = {}
+    for name, group in groups.items():
+        names = {task.name for task, _ in group}
+        parts[name] = [row for row in rows if row["task"] in names]
+        write_whole(out / f"{name}.json", json.dumps(parts[name], indent=2) + "\n")
+    measured: dict[str, Callable[[], Any]] = {
+        "talk": lambda: talk.write(loaded, data, out, judge, items),
+        "replies": lambda: reply_rows(loaded, data),
+        "chat": lambda: chat_rows(loaded, template),
+        "tasks": lambda: task_rows(loaded, template, min(items, _TASK_ITEMS)),
+        "stories": lambda: story_rows(loaded, min(items, _CONTINUATIONS)),
+    }
+    for name, part in measured.items():
+        path = out / f"{name}.json"
+        if not path.exists():
+            write_whole(path, json.dumps(part(), indent=2) + "\n")
+        parts[name] = json.loads(read_required(path))
+    tables = {
+        **{name: table(rows) for name, rows in parts.items() if name != "talk"},
+        "talk": talk.in_words(parts["talk"]),
+        "in_context": "\n".join(map(table, (curve(parts["in_context"]), parts["in_context"]))),
+        "arithmetic": table(by_shots(parts["arithmetic"])),
+        "tasks": table(with_mean(parts["tasks"])),
+        "stories": table(with_mean(parts["stories"])),
+    }
+    report = "\n".join(f"## {name}\n\n{text}" for name, text in tables.items())
+    write_whole(out / "report.md", report)
+    curves = {out.name: parts["in_context"]}
     if beside is not None:
-        reports[beside.name] = json.loads((beside / "in_context.json").read_text(encoding="utf-8"))
-    draw_curves(reports, out / "curve.png")
-    print(table(curve(in_context)))
+        curves[beside.name] = json.loads(read_required(beside / "in_context.json"))
+    draw_curves(curves, out / "curve.png")
+    print(report)
 
 
 if __name__ == "__main__":

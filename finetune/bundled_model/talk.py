@@ -1,6 +1,6 @@
 """Measure how a model talks: whether its replies end, go round in circles, and admit not knowing.
 
-    python -m finetune.bundled_model.talk DATA OUT [--model M] [--judge J]
+    python -m finetune.bundled_model.talk DATA OUT [--model M] [--judge J] [--items N]
 
 DATA is what `documents` wrote; OUT receives talk.json with the shares and talk.md with every reply
 of the first seed. First messages are those of talks kept out of training and some written for
@@ -23,6 +23,7 @@ from typing import Annotated
 import typer
 
 from chatapp.common.parameters import Choices
+from chatapp.common.userfiles import UserError, quoted, write_whole
 from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange
@@ -36,12 +37,17 @@ from finetune.bundled_model.generators.tasks import all_tasks
 from finetune.bundled_model.generators.words import table
 from finetune.recipes import run
 
-_MESSAGES, _UNKNOWN, _KNOWN = 200, 150, 300
+MESSAGES, _UNKNOWN, _KNOWN = 200, 150, 300
 _SEEDS = 3
+JUDGE_HELP = "model whose likelihood of the replies is measured"
 _NOT_KNOWING = re.compile(
     r"\b(?:don't|do not|can't|cannot|could not|no idea|not sure|too hard|only know|only speak)\b",
     re.IGNORECASE,
 )
+
+
+class ReplyFailed(UserError):
+    """A measured reply failed; says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +72,8 @@ def first_messages(data: Path, count: int, seed: int) -> list[str]:
         for name in ("persona_chat", "topical_chat")
         for line in (data / "kept_out" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     }
-    others = random.Random(seed).sample(list(spoken), min(len(spoken), count - len(own)))
-    return [*others, *own]
+    others = random.Random(seed).sample(list(spoken), min(len(spoken), max(0, count - len(own))))
+    return [*others, *own][-count:]
 
 
 def known_questions(count: int, seed: int) -> list[str]:
@@ -85,11 +91,13 @@ def known_questions(count: int, seed: int) -> list[str]:
 def replies(
     model: LanguageModel, template: Template, messages: Sequence[str], sampling: Sampling
 ) -> Iterator[Reply]:
-    """The reply to each message as the first one of a chat."""
+    """The reply to each message as the first one of a chat. Raises ReplyFailed."""
     for message in messages:
         events = list(ask(model, template, message, sampling=sampling))
         end = events[-1]
         assert isinstance(end, Finished)
+        if end.reason == "error":
+            raise ReplyFailed(f"the reply to {quoted(message)} failed: {end.message}")
         yield Reply(message, "".join(event.text for event in events).strip(), end.reason)
 
 
@@ -114,21 +122,29 @@ def share(kept: Sequence[bool]) -> float:
     return sum(kept) / len(kept)
 
 
+def own_sampling(model: LanguageModel) -> Sampling:
+    """The sampling that the model itself asks for."""
+    return Choices().of("model", read_generation_config(model.files).sampling).sampling
+
+
 def evaluate(
-    model: LanguageModel, data: Path, judge: LanguageModel | None = None
+    model: LanguageModel, data: Path, judge: LanguageModel | None = None, items: int = _KNOWN
 ) -> tuple[dict[str, float], list[Reply]]:
-    """The results by name, and the replies of the first seed to first messages and questions."""
-    own = Choices().of("model", read_generation_config(model.files).sampling).sampling
+    """The results by name, and the replies of the first seed to first messages and questions.
+
+    items: the most messages of a kind.
+    """
+    own = own_sampling(model)
     samplings = [replace(own, seed=seed) for seed in range(_SEEDS)]
 
     def drawn(messages: Sequence[str], sampling: Sampling = samplings[0]) -> list[Reply]:
         return list(replies(model, choose_template(model, ""), messages, sampling))
 
-    messages = first_messages(data, _MESSAGES, seed=0)
+    messages = first_messages(data, min(MESSAGES, items), seed=0)
     talked = [drawn(messages, sampling) for sampling in samplings]
     every = [reply for sample in talked for reply in sample]
-    unknown = drawn(abstention.held_out_questions(_UNKNOWN, 0))
-    known = drawn(known_questions(_KNOWN, 0))
+    unknown = drawn(abstention.held_out_questions(min(_UNKNOWN, items), 0))
+    known = drawn(known_questions(min(_KNOWN, items), 0))
     figures = {
         "repeats_itself": share([reply.reason == "repetition" for reply in every]),
         "ends_by_itself": share([reply.reason == "stop" for reply in every]),
@@ -140,20 +156,35 @@ def evaluate(
     return figures, [*talked[0], *unknown, *known]
 
 
+def write(
+    model: LanguageModel, data: Path, out: Path, judge: str = "", items: int = _KNOWN
+) -> dict[str, float]:
+    """Write the replies of the first seed to talk.md; returns the results by name."""
+    figures, sample = evaluate(model, data, load_model(judge) if judge else None, items)
+    lines = [f"- {reply.message}\n  *{reply.text}* ({reply.reason})\n" for reply in sample]
+    write_whole(out / "talk.md", "".join(lines))
+    return figures
+
+
+def in_words(figures: dict[str, float]) -> str:
+    """A line for each result."""
+    return "".join(
+        f"- {name}: {value:.2f}\n" if name == "logprob" else f"- {name}: {value:.1%}\n"
+        for name, value in figures.items()
+    )
+
+
 def measure(
     data: Annotated[Path, typer.Argument(help="folder that `documents` wrote", exists=True)],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
     model: Annotated[str, typer.Option(help="bundled, or a model's folder")] = "bundled",
-    judge: Annotated[str, typer.Option(help="model whose likelihood of replies is told")] = "",
+    judge: Annotated[str, typer.Option(help=JUDGE_HELP)] = "",
+    items: Annotated[int, typer.Option(min=1, help="the most messages of a kind")] = _KNOWN,
 ) -> None:
     """Evaluate how a model talks."""
-    out.mkdir(parents=True, exist_ok=True)
-    figures, sample = evaluate(load_model(model), data, load_model(judge) if judge else None)
-    (out / "talk.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    lines = [f"- {reply.message}\n  *{reply.text}* ({reply.reason})\n" for reply in sample]
-    (out / "talk.md").write_text("".join(lines), encoding="utf-8")
-    for name, value in figures.items():
-        print(f"{name}: {value:.2f}" if name == "logprob" else f"{name}: {value:.1%}")
+    figures = write(load_model(model), data, out, judge, items)
+    write_whole(out / "talk.json", json.dumps(figures, indent=2) + "\n")
+    print(in_words(figures), end="")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The report on the bundled model: whole chats, counted replies, curves."""
+"""The report on the bundled model: whole chats, counted replies, curves, every part once."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,28 +11,28 @@ from fakes import ScriptedModel
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import Request, Sampling
 from chatapp.evaluation.evaluate import Grid
+from chatapp.evaluation.gpt3_tasks import generate
 from chatapp.evaluation.journal import Journal
 from chatapp.models.loading import load_model
 from chatapp.prompting.examples import Pool
 from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.template import CHAT
-from finetune.bundled_model import report
-from finetune.bundled_model.generators.incontext import HeldOut
+from finetune.bundled_model import few_shot, report, talk
 from finetune.bundled_model.generators.tasks import all_tasks
 
 WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
 
 
-def test_a_scripted_chat_is_printed_whole() -> None:
+def test_a_scripted_chat_is_held_whole() -> None:
     prompts = []
 
     def reply(prompt: str) -> str:
         prompts.append(prompt)
         return f" Reply {len(prompts)}."
 
-    text = report.chat(ScriptedModel(reply), CHAT, Sampling(seed=0))
-    assert text.count("**User:**") == text.count("**Model:**") == len(report.TURNS) == 20
-    assert "**User:** And of Spain?\n\n**Model:** Reply 7.\n" in text
+    replies = report.chat(ScriptedModel(reply), CHAT, Sampling(seed=0))
+    assert replies == [f"Reply {number}." for number in range(1, 21)]
+    assert report.TURNS[6] == "And of Spain?"
     # A follow-up is asked behind what it follows up on.
     assert "What is the capital of France?" in prompts[6]
 
@@ -43,9 +44,7 @@ def test_right_replies_are_counted() -> None:
     assert report.exact(ScriptedModel(replies), CHAT, problems) == 0.75
 
 
-def test_held_out_tasks_are_measured_and_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_shot_tasks_are_measured_and_gone_on_with(tmp_path: Path) -> None:
     shots = [(f"the {word} cow", "moo") for word in WORDS[:9]]
     shots += [(f"one {word} duck", "quack") for word in WORDS[20:29]]
     prompt = PromptFile(
@@ -54,17 +53,17 @@ def test_held_out_tasks_are_measured_and_gone_on_with(
         metrics=("accuracy",),
         pool=Pool([text for text, _ in shots], [label for _, label in shots]),
     )
-    task = HeldOut("1: animals", prompt, shots[:3] + shots[-3:])
-    monkeypatch.setattr(report, "GRID", Grid(shots=(0, 2), select=("random", "knn:tfidf")))
+    task = few_shot.as_task("1: animals", prompt, shots[:3] + shots[-3:])
+    settings = [(task, Grid(shots=(0, 2), select=("random", "knn:tfidf")))]
     model = load_model("bundled")
     with Journal(tmp_path / "answers.jsonl") as journal:
-        rows = report.in_context_rows(model, [task], journal)
+        rows = few_shot.few_shot_rows(model, settings, journal)
     size = (tmp_path / "answers.jsonl").stat().st_size
     with Journal(tmp_path / "answers.jsonl") as journal:
-        assert report.in_context_rows(model, [task], journal) == rows
+        assert few_shot.few_shot_rows(model, settings, journal) == rows
     assert (tmp_path / "answers.jsonl").stat().st_size == size
-    settings = [(row["shots"], row["selection"], row["n"]) for row in rows]
-    assert settings == [(0, "none", 6), (2, "random", 6), (2, "knn:tfidf", 6)]
+    measured = [(row["shots"], row["selection"], row["n"]) for row in rows]
+    assert measured == [(0, "none", 6), (2, "random", 6), (2, "knn:tfidf", 6)]
     assert [row["vote"] for row in rows][::2] == [None, 1.0]
     assert all(0 <= row["mean"] <= 1 for row in rows)
 
@@ -76,7 +75,7 @@ def test_the_curve_is_the_mean_over_tasks() -> None:
         {"task": "b", "shots": 0, "selection": "none", "mean": 0.25, "vote": None},
         {"task": "b", "shots": 8, "selection": "knn", "mean": 0.5, "vote": 0.25},
     ]
-    found = report.curve(rows)
+    found = few_shot.curve(rows)
     assert [(row["shots"], row["mean"], row["vote"]) for row in found] == [
         (0, 0.375, None),
         (8, 0.75, 0.5),
@@ -115,8 +114,86 @@ def test_a_reply_that_failed_stands_in_the_chat_with_its_last_text_and_is_no_wro
             yield Token(half, " Half", " Half", -1.0)
             yield Finished("error", " a word", message="no memory")
 
-    text = report.chat(Fails([""]), CHAT, Sampling(seed=0))
-    assert "**Model:** Half a word (the reply failed: no memory)\n" in text
+    replies = report.chat(Fails([""]), CHAT, Sampling(seed=0))
+    assert "Half a word (the reply failed: no memory)" in replies
     problems = all_tasks()[0].held_out(1, seed=0, unseen=True)
-    with pytest.raises(report.ReplyFailed, match=r"the reply to '.*' failed: no memory"):
+    with pytest.raises(talk.ReplyFailed, match=r"the reply to '.*' failed: no memory"):
         report.exact(Fails([""]), CHAT, problems)
+    sampling = Sampling(seed=0)
+    with pytest.raises(talk.ReplyFailed, match="no memory"):
+        list(talk.replies(Fails([""]), CHAT, ["Hi!"], sampling))
+    with pytest.raises(talk.ReplyFailed, match=r"was not continued: no memory"):
+        report.story_rows(Fails([""]), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_none"),
+    [
+        (" ran home. The end.", False),
+        (" ran. User: Hello!", True),
+        (" ran.\n\nInput: a cow\nOutput: moo", True),
+        (' said: "Reusers: go!"', False),
+    ],
+)
+def test_a_story_that_becomes_a_chat_or_a_prompt_is_none(text: str, is_none: bool) -> None:
+    assert report.becomes_no_story(text) == is_none
+    rows = report.story_rows(ScriptedModel(lambda prompt: text), 3)
+    assert [row["broken_off"] for row in rows] == [float(is_none)] * 5
+
+
+def test_sums_that_a_training_row_has_are_not_measured(tmp_path: Path) -> None:
+    taught, other = (item.input for item in generate("2D-", 2, 0))
+    row = {"parts": [f"{other} 1\n\n{taught}", " 5"]}
+    (tmp_path / "more_arithmetic.jsonl").write_text(json.dumps(row) + "\n")
+    tasks = {task.name: task for task in few_shot.arithmetic_tasks(tmp_path, 10)}
+    assert len(tasks["2D+"].items) == 10
+    assert len(tasks["2D-"].items) == 8
+    assert not {taught, other} & {item.input for item in tasks["2D-"].items}
+
+
+def test_labels_are_read_and_no_item_may_be_shown(tmp_path: Path) -> None:
+    (tmp_path / "trec_train.txt").write_text("HUM:ind Who was it ?\nNUM:date When was it ?\n")
+    (tmp_path / "trec_test.txt").write_text("LOC:city Where is it ?\n", encoding="latin-1")
+    task = few_shot.trec(tmp_path, 300)
+    assert task.prompt.pool.outputs == ["person", "number"]
+    assert [(item.input, item.output) for item in task.items] == [("Where is it ?", "place")]
+    for label in ("pos", "neg"):
+        lines = [f"a {label} film of {number} hours" for number in range(600)]
+        (tmp_path / f"mr_{label}.txt").write_text("\n".join(lines))
+    task = few_shot.reviews(tmp_path, 300)
+    assert (len(task.items), len(task.prompt.pool)) == (300, 200)
+    assert not {item.input for item in task.items} & set(task.prompt.pool.inputs)
+
+
+def test_every_part_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shots = [(word, "ab"[number % 2]) for number, word in enumerate(WORDS[:8])]
+    prompt = PromptFile(
+        path=Path("letters"),
+        labels=("a", "b"),
+        metrics=("accuracy",),
+        pool=Pool([text for text, _ in shots], [label for _, label in shots]),
+    )
+    groups = {
+        name: [(few_shot.as_task(name, prompt, shots[:2]), Grid(shots=(0, 1)))]
+        for name in ("in_context", "labels", "arithmetic")
+    }
+    row = {"share": 0.5}
+    parts = ("reply_rows", "chat_rows", "task_rows", "story_rows")
+    calls = []
+    for part in parts:
+        monkeypatch.setattr(report, part, lambda *_, part=part: calls.append(part) or [row])
+    monkeypatch.setattr(report, "few_shot_settings", lambda *_: groups)
+    monkeypatch.setattr(report, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(talk, "write", lambda *_: calls.append("talk") or {"logprob": -2.0})
+    for _ in range(2):
+        report.measure(tmp_path, tmp_path, tmp_path / "out", items=3)
+        assert sorted(calls) == sorted([*parts, "talk"])
+    text = (tmp_path / "out" / "report.md").read_text()
+    for name in (*groups, "talk", "replies", "chat", "tasks", "stories"):
+        assert (tmp_path / "out" / f"{name}.json").exists()
+        assert f"## {name}\n" in text
+    assert "- logprob: -2.00\n" in text
+    (tmp_path / "out" / "chat.json").unlink()
+    report.measure(tmp_path, tmp_path, tmp_path / "out", items=3)
+    assert calls[-1] == "chat_rows"
+    assert len(calls) == 6

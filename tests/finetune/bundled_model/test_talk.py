@@ -32,6 +32,7 @@ def test_first_messages_are_those_of_kept_out_talks_and_sixty_more(data: Path) -
     assert len(set(messages)) == 200
     own = table("first_messages")["said"]
     assert messages[-60:] == own
+    assert talk.first_messages(data, 5, seed=0) == own[-5:]
     taught = {said.lower() for some, _ in everyday.talks() for said in some}
     assert not taught & {each.lower() for each in own}
 
@@ -39,7 +40,7 @@ def test_first_messages_are_those_of_kept_out_talks_and_sixty_more(data: Path) -
 def test_shares_are_of_what_was_said_and_how_it_ended(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talk, "_MESSAGES", 70)
+    monkeypatch.setattr(talk, "MESSAGES", 70)
     unknown = set(abstention.held_out_questions(150, 0))
 
     def reply(prompt: str) -> str:

@@ -1,6 +1,4 @@
-"""What the recipe in `again` adds: stories on a subject, calls with large numbers, more wordings,
-and held-out sets that training does not touch.
-"""
+"""The last look at a model, and the generators of what it asks for: stories and calls."""
 
 import random
 import re
