@@ -79,7 +79,7 @@ async def chat(driver: Driver) -> AsyncIterator[float]:
         yield seconds
     yield 2
     await driver.press("escape")
-    for text in ("What is the capital of France?", "/ablate 0.0"):
+    for text in ("What is 48 plus 76?", "/ablate 4.1"):
         async for seconds in write(driver, text):
             yield seconds
         async for seconds in reply(driver):

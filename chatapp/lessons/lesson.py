@@ -80,9 +80,10 @@ class Expect(_Table):
 
     reply, lacks: what the reply contains, and does not. tokens, count: of the text. likeliest,
     probability, entropy, left: of the next token, before sampling parameters; `left` is the number
-    of tokens that they leave. attends: the chosen token's weight on others by the chosen head.
-    layers: the likeliest token after a layer, at the chosen token. induction: of heads, on random
-    tokens. share: of parts in the difference of two logits. examples: in the prompt.
+    of tokens that they leave. attends: the chosen token's weight on others by the chosen head, or
+    the mean of all heads. layers: the likeliest token after a layer, at the chosen token.
+    induction: of heads, on random tokens. share: of parts in the difference of two logits.
+    examples: in the prompt.
     """
 
     reply: list[Text] = []
@@ -210,8 +211,8 @@ class Lesson:
             refuse("head", "has no 'view' beside it that is 'attention' or 'why'")
         if (step.expect.reply or step.expect.lacks) and not step.reply:
             refuse("expect", "is about the reply, and 'reply' is false")
-        if step.expect.attends and (step.token is None or step.head is None):
-            refuse("expect", "has 'attends', and no 'token' and 'head' are beside it")
+        if step.expect.attends and step.token is None:
+            refuse("expect", "has 'attends', and no 'token' is beside it")
         if step.expect.layers and step.token is None:
             refuse("expect", "has 'layers', and no 'token' is beside it")
         if step.prompt_file is not None and self.file(step.prompt_file) != step.prompt_file:

@@ -98,9 +98,11 @@ class Outcome:
         return cast("Candidate", actual).probability
 
     def weight(self, token: str) -> float:
-        """The chosen token's weight on the last token before it that is alike."""
-        layer, _, head = (self._step.head or "").partition(".")
-        attention = Attention.of(self.trace, self.position, int(layer), int(head))
+        """The chosen token's largest weight on a token before it with that text, by the chosen
+        head or as the mean of all.
+        """
+        place = map(int, self._step.head.split(".")) if self._step.head else ()
+        attention = Attention.of(self.trace, self.position, *place)
         places = [at for at, text in enumerate(attention.texts[:-1]) if text == token]
         return max((attention.weights[place] for place in places), default=0.0)
 

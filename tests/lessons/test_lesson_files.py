@@ -59,44 +59,51 @@ def test_a_lesson_needs_steps_and_a_name_that_exists(tmp_path: Path) -> None:
 
 
 load = cache(load_model)
-PARIS = 'prompt = "The capital of France is"\n'
+CAT = 'prompt = "A cat is an"\n'
 
 
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        ('expect = {reply = ["London"]}', "the reply lacks 'London': 'Paris.'"),
-        ('expect = {lacks = ["Paris"]}', "the reply has 'Paris': 'Paris.'"),
-        ('expect = {likeliest = " London"}', "the likeliest token is ' Paris', expected ' London'"),
-        ('expect = {probability = {" Paris" = [0.9, 1]}}', "the probability of ' Paris': 0.5"),
-        ('expect = {probability = {"Paris" = [0, 1]}}', "tokens, not one"),
-        ("expect = {entropy = [0, 1]}", "bits of entropy: 3.8"),
+        ('expect = {reply = ["London"]}', "the reply lacks 'London': 'animal"),
+        ('expect = {lacks = ["animal"]}', "the reply has 'animal': 'animal"),
+        (
+            'expect = {likeliest = " London"}',
+            "the likeliest token is ' animal', expected ' London'",
+        ),
+        ('expect = {probability = {" animal" = [0.9, 1]}}', "the probability of ' animal': 0."),
+        ('expect = {probability = {"zanfo" = [0, 1]}}', "tokens, not one"),
+        ("expect = {entropy = [0, 1]}", "bits of entropy: "),
         ("expect = {left = [2, 9]}", "tokens left: 1, expected 2 to 9"),
-        ("expect = {count = [1, 4]}", "tokens of the text: 5, expected 1 to 4"),
+        ("expect = {count = [1, 3]}", "tokens of the text: 4, expected 1 to 3"),
         ("expect = {examples = [1, 4]}", "examples in the prompt: 0, expected 1 to 4"),
-        ('expect = {tokens = ["The"]}', "the tokens are ['The', ' capital'"),
-        ('expect = {induction = {"4.0" = [0.5, 1]}}', "the induction score of 4.0: 0"),
+        ('expect = {tokens = ["The"]}', "the tokens are ['A', ' cat'"),
+        ('expect = {induction = {"0.0" = [0.5, 1]}}', "the induction score of 0.0: 0"),
         ('expect = {share = {"9.0" = [0, 1]}}', "there is no part '9.0'"),
         ('expect = {share = {"1.mlp" = [99, 100]}}', "the share of 1.mlp: "),
         ('off = "9.0"', "there is no layer 9"),
         ('view = "tokens"\ntoken = "dog"', "the text has no token 'dog'"),
-        ('view = "layers"\ntoken = " is"\nexpect = {layers = {"5" = " a"}}', "is ' Paris'"),
+        ('view = "layers"\ntoken = " an"\nexpect = {layers = {"5" = " a"}}', "is ' animal'"),
         (
-            'view = "attention"\ntoken = " is"\nhead = "0.0"\n'
-            'expect = {attends = {"The" = [0.9, 1]}}',
-            "the weight on 'The': 0",
+            'view = "attention"\ntoken = " an"\nhead = "0.0"\n'
+            'expect = {attends = {"A" = [0.9, 1]}}',
+            "the weight on 'A': 0",
+        ),
+        (
+            'view = "attention"\ntoken = " an"\nexpect = {attends = {" cat" = [0.9, 1]}}',
+            "the weight on ' cat': 0",
         ),
     ],
 )
 def test_each_expectation_can_fail(tmp_path: Path, lines: str, problem: str) -> None:
-    name = write(tmp_path, f"{HEAD}{STEP}{PARIS}{lines}\n")
+    name = write(tmp_path, f"{HEAD}{STEP}{CAT}{lines}\n")
     (checked,) = check_lesson(find_lesson(name), load)
     (found,) = checked.problems
     assert problem in found
 
 
 def test_a_reply_that_ends_a_word_is_read_as_it_was_written(tmp_path: Path) -> None:
-    step = 'prompt = "Anna saw a zelbo. Anna saw a z"\nview = "tokens"\n'
+    step = 'prompt = "Anna saw a zanfo. Anna saw a z"\nsettings = {max_tokens = 3}\n'
     lesson = find_lesson(write(tmp_path, f"{HEAD}{STEP}{step}"))
     texts = Outcome(lesson, lesson.steps[0], load("bundled")).trace.texts
-    assert "".join(texts).endswith("Anna saw a zelbo"), "no space before what the model wrote"
+    assert "".join(texts).endswith("Anna saw a zanfo"), "no space before what the model wrote"

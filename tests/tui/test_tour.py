@@ -1,9 +1,10 @@
-"""The tour is walked: every command of chapter 2, with the files that it has one write.
+"""The tour is walked: every command of chapters 1 and 2, with the files that it has one write.
 
 Invariant: each command has a function here that asserts what the tour promises of it, not how the
 bundled model of today happens to word it.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,25 @@ from chatapp.tui.inspector.panel import Inspector
 
 OUTCOMES = Outcomes()
 after = OUTCOMES.after
+
+
+# 1. A first look inside; the lessons have tests of their own
+
+LESSONS = {f"chatapp lesson {name}" for name in NAMES}
+ZANFO = "Anna saw a zanfo. Anna saw a z"
+
+
+@after(f'chatapp complete "{ZANFO}" --temperature 0 --max-tokens 3')
+def _it_copies_a_word_that_it_never_read(said: Said, walk: Walk) -> None:
+    assert said.out.strip().removeprefix(ZANFO) == "anfo"
+
+
+@after(f'chatapp inspect "{ZANFO}" --attention --layer 4 --head 1')
+def _the_head_looks_at_what_came_next(said: Said, walk: Walk) -> None:
+    weights = dict(re.findall(r"(\d+) │.*?│ .*?<?([\d.]+)%$", said.out, re.MULTILINE))
+    first = max(weights, key=lambda place: float(weights[place]))
+    assert first == "5", "the token after the first z"
+    assert float(weights[first]) > 80
 
 
 # 2. Documents and programs
@@ -62,10 +82,8 @@ def test_every_step_ends_as_the_tour_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    scenes: dict[str, Scene] = {"chatapp": chat_with_documents_and_tools}
-    walk_chapters("2", OUTCOMES, scenes, monkeypatch, capsys)
-    assert commands_in("2") == {*OUTCOMES, *scenes}
-
-
-def test_it_begins_with_the_lessons() -> None:
-    assert commands_in("1") == {f"chatapp lesson {name}" for name in NAMES}
+    scenes: dict[str, Scene | None] = {"chatapp": chat_with_documents_and_tools}
+    scenes |= dict.fromkeys(LESSONS)
+    walk_chapters("12", OUTCOMES, scenes, monkeypatch, capsys)
+    assert commands_in("12") == {*OUTCOMES, *scenes}
+    assert commands_in("1") >= LESSONS

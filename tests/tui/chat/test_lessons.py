@@ -1,6 +1,7 @@
 """A lesson beside the live chat: steps, guesses, the inspector, and the way back."""
 
 import json
+import re
 from pathlib import Path
 
 from tui_driver import Driver, OpenApp
@@ -22,16 +23,16 @@ text = "Only [b]words[/b]."
 [[step]]
 title = "Copying"
 text = "It copies."
-prompt = "Anna saw a zelbo. Anna saw a z"
+prompt = "Anna saw a zanfo. Anna saw a z"
 predict = "What comes?"
 view = "attention"
 token = " z"
-head = "1.0"
+head = "4.1"
 [[step]]
 title = "Off"
 text = "Without a head."
-prompt = "Anna saw a zelbo. Anna saw a z"
-off = "1.0"
+prompt = "Anna saw a zanfo. Anna saw a z"
+off = "4.0 4.1"
 [[step]]
 title = "Read"
 text = "Tokens alone."
@@ -40,6 +41,8 @@ reply = false
 view = "tokens"
 token = "app"
 """
+
+MOST_ON_AN = re.compile(r"layer 4, head 1: ([89]\d|100)\.\d% on │an│")
 
 
 def bundled() -> LanguageModel:
@@ -103,25 +106,27 @@ async def test_a_teacher_steps_through_it(open_app: OpenApp, tmp_path: Path) -> 
         assert "It copies." not in driver.screen_text, "the text would give it away"
         assert lecture.replies == []
         assert not lecture.screen.query(Inspector)
-        await driver.press(*"elbo?", "backspace", "enter")
+        await driver.press(*"anfo?", "backspace", "enter")
         await driver.until(lambda: lecture.replies)
         await lecture.rest()
-        assert lecture.replies[1].startswith("elbo")
-        assert "Your guess: elbo" in driver.screen_text
+        assert lecture.replies[1].startswith("anfo")
+        assert "Your guess: anfo" in driver.screen_text
         assert "It copies." in driver.screen_text
         heat = lecture.screen.query_one("#attention HeatMap", HeatMap)
         text = lecture.screen.query_one("#attention-text", TokenText)
-        assert heat.cell == (1, 0)
+        assert heat.cell == (4, 1)
         assert text.texts[text.cursor] == " z"
-        assert text.cursor == 11
-        assert "layer 1, head 0: 95" in driver.screen_text
+        prompt = text.texts[:13]
+        assert "".join(prompt) == "Anna saw a zanfo. Anna saw a z"
+        assert text.cursor == len(prompt) - 1, "the last one of the prompt"
+        assert MOST_ON_AN.search(driver.screen_text)
         assert lecture.screen.query_one(LessonPanel).has_focus
         (row,) = map(json.loads, guesses_path().read_text("utf-8").splitlines())
-        assert (row["step"], row["guess"]) == ("Copying", "elbo")
+        assert (row["step"], row["guess"]) == ("Copying", "anfo")
 
         await lecture.press("right")
-        assert not lecture.replies[1].startswith("elbo")
-        assert "without 1.0" in driver.screen_text
+        assert not lecture.replies[1].startswith("anfo")
+        assert "without 4.0 4.1" in driver.screen_text
 
         await lecture.press("right")
         assert lecture.replies == []
@@ -130,7 +135,7 @@ async def test_a_teacher_steps_through_it(open_app: OpenApp, tmp_path: Path) -> 
         assert not lecture.screen.conversation.chat.interventions
 
         await lecture.press("left", "left")
-        assert lecture.replies[1].startswith("elbo"), "a step that was guessed at waits no more"
+        assert lecture.replies[1].startswith("anfo"), "a step that was guessed at waits no more"
 
 
 async def test_the_screen_stays_live_and_the_chat_untouched(
@@ -166,7 +171,7 @@ async def test_the_steps_fit_small_screens(open_app: OpenApp, tmp_path: Path) ->
             inspector = lecture.screen.query_one(Inspector)
             assert not panel.region.overlaps(inspector.region)
             await driver.settle()
-            assert "95" in driver.screen_text, "the weight of the chosen head"
+            assert MOST_ON_AN.search(driver.screen_text), "the weight of the chosen head"
             await lecture.press("right")
             assert "Off" in driver.screen_text, "its keys go on"
 
