@@ -17,7 +17,7 @@ from chatapp.tui.platform.keymap import shown_key
 from chatapp.tui.widgets.dialog import Options
 from chatapp.tui.widgets.status import StatusLine
 
-QUESTION = "What should I eat today?"
+QUESTION = "How was your day?"
 """The bundled model is in doubt about it, so F3 shows alternatives."""
 
 
