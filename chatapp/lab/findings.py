@@ -257,6 +257,18 @@ class Attention(Finding):
         return [min(1.0, weight / brightest) for weight in self.weights]
 
     @property
+    def copying_head(self) -> tuple[int, int] | None:
+        """Layer and head with the largest weight on what followed the same token before; None
+        where the token is new.
+        """
+        *before, token = self.texts
+        if token not in before:
+            return None
+        after = len(before) - before[::-1].index(token)
+        best = int(self.by_head[:, :, after].argmax())
+        return divmod(best, self.by_head.shape[1])
+
+    @property
     def order(self) -> list[int]:
         """The positions by falling weight."""
         return sorted(range(len(self.weights)), key=lambda position: -self.weights[position])

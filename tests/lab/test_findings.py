@@ -19,6 +19,8 @@ from chatapp.lab.figures.svg import svg_picture
 from chatapp.lab.findings import FINDINGS, Attention, Finding, Layers, NextToken, Tokens
 from chatapp.lab.inspectable import Inspectable, inspectable
 from chatapp.lab.traces import Trace
+from chatapp.models.loading import load_model
+from chatapp.tui.inspector.view import EXAMPLE
 
 TEXT = "User: he has\x1b[2J [b]it"
 MAKERS: dict[type[Finding], Callable[[Inspectable, Trace], Finding]] = {
@@ -130,3 +132,26 @@ def test_a_server_tells_of_the_tokens_of_its_reply_alone() -> None:
     assert (expected.entropy, expected.candidates[0].id) == (None, lyon)
     assert tokens.expected[start + 1 :] == (None,)
     assert not any(Tokens.of_served([*prompt, lyon, end], start, drawn, tokenizer).expected)
+
+
+def test_the_head_that_copies() -> None:
+    weights = np.zeros((2, 3, 5), np.float32)
+    weights[1, 2, 3] = 0.9  # after the last "a" before the token
+    weights[0, 0, 1] = 1.0  # after an earlier one
+    attention = Attention(("a", "b", "a", "c", "a"), weights, 4)
+    assert attention.copying_head == (1, 2)
+    assert Attention(("a", "b", "c"), weights[:, :, :3], 2).copying_head is None
+
+
+def test_a_head_of_the_bundled_model_copies_in_the_example() -> None:
+    model = load_model("bundled")
+    opened = inspectable(model)
+    assert opened is not None
+    trace = opened.inspect(tuple(model.tokenizer.encode(EXAMPLE)))
+    attention = Attention.of(trace, len(trace.ids) - 1)
+    assert attention.copying_head is not None
+    layer, head = attention.copying_head
+    chosen = Attention.of(trace, attention.position, layer, head)
+    assert trace.texts[-1] == " z"
+    assert trace.texts[chosen.order[0]] == "an"
+    assert max(chosen.weights) > 0.9

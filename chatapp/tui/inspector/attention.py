@@ -53,6 +53,8 @@ class AttentionView(CloserView):
 
     _has_lines = False
     _attention: Attention | None = None
+    _suggested: tuple[int, int] | None = None
+    """Layer and head that the example sentence was opened with."""
 
     def legend(self) -> Content:
         return weight_legend(self.app.native_ansi_color)
@@ -101,17 +103,14 @@ class AttentionView(CloserView):
         self._held: int | None = None
         self._attention = None
         text = self.query_one(TokenText)
-        text.show(look.tokens.texts, self._first_choice(look))
+        text.show(look.tokens.texts, len(look.tokens.texts) - 1)
         heat, trace = self.query_one(HeatMap), look.trace
         self._arrange()
+        if heat.cell == self._suggested:
+            heat.cell = None  # nobody chose it
         if trace and heat.cell and not (heat.cell[0] < trace.layers and heat.cell[1] < trace.heads):
             heat.cell = None  # another model has fewer
         self._choose()
-
-    def _first_choice(self, look: Look) -> int:
-        """The last token, but in the example sentence the pronoun."""
-        texts = look.tokens.texts
-        return texts.index(" he") if not look.template and " he" in texts else len(texts) - 1
 
     @property
     def _source(self) -> int:
@@ -148,6 +147,9 @@ class AttentionView(CloserView):
         self._arrange()
 
     def _computed(self, attention: Attention) -> None:
+        heat = self.query_one(HeatMap)
+        if self._attention is None and self._look.reading is None and heat.cell is None:
+            heat.cell = self._suggested = attention.copying_head
         self._attention = attention
         self._arrange()
         self._draw()

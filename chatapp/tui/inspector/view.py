@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from chatapp.lab.predictions import Limit
     from chatapp.lab.traces import Trace
 
-EXAMPLE = "The manager hired John because he has extensive experience."
-"""The lectures' example of attention: whom does "he" look at?"""
+EXAMPLE = "Anna saw a zanfo. Anna saw a z"
+"""A made-up word begins again: a head that copies looks at what followed its first letter."""
 
 
 ALTERNATIVES = 25

@@ -6,7 +6,7 @@ import threading
 import pytest
 from fakes import ScriptedModel
 from foreign_texts import FOREIGN, shown
-from glass import GlassModel
+from glass import GlassModel, random_gpt2
 from inspector_driver import inspector, notes, text_of, words
 from tui_driver import OpenApp, fill
 
@@ -84,13 +84,24 @@ async def test_without_messages_there_is_an_example(open_app: OpenApp) -> None:
         await driver.press_and_rest("4")
         text = text_of(driver, AttentionView)
         assert "".join(text.texts) == EXAMPLE
-        assert text.texts[text.cursor] == " he"
+        assert text.cursor == len(text.texts) - 1
         await driver.press_and_rest("escape")
         await driver.say("Hello")
         await driver.press_and_rest("f3", "x")
         assert words(driver, "inspector-about") == "An example sentence"
         await driver.press_and_rest("x")
         assert "of reply" in words(driver, "inspector-about")
+
+
+async def test_the_example_is_opened_with_the_head_that_copies(open_app: OpenApp) -> None:
+    settings = Settings(sampling=Sampling(seed=1, max_tokens=4))
+    async with open_app(random_gpt2(), settings=settings) as driver:
+        await driver.press_and_rest("f3", "4")
+        assert driver.app.screen.query_one(AttentionView).cell is not None
+        await driver.press_and_rest("escape")
+        await driver.say("Hello")
+        await driver.press_and_rest("f3", "4")
+        assert driver.app.screen.query_one(AttentionView).cell is None
 
 
 async def test_models_that_are_not_there_or_show_nothing(open_app: OpenApp) -> None:
