@@ -265,8 +265,8 @@ class Attention(Finding):
         if token not in before:
             return None
         after = len(before) - before[::-1].index(token)
-        best = int(self.by_head[:, :, after].argmax())
-        return divmod(best, self.by_head.shape[1])
+        layer, head = divmod(int(self.by_head[:, :, after].argmax()), self.by_head.shape[1])
+        return layer, head
 
     @property
     def order(self) -> list[int]:
