@@ -7,7 +7,7 @@ books/{fairytale_qa,short_stories}.jsonl.gz, dialogue/{sgd_train,self_dialogue,p
 topical_chat}.jsonl.gz, dialogue/personality_chat, dialogue/chatterbot_corpus, instruct/* and
 gsm8k/train.jsonl. OUT receives one JSONL file a source or generator, `text`, `messages` or
 `parts` a line, and in OUT/kept_out what serves measuring alone. The teacher's answers, from which
-taught.jsonl is made, are kept in OUT/answers.jsonl; that is no file of documents.
+taught.jsonl is made, are kept in OUT/answers.jsonl, which holds no documents.
 
 Invariant: the same data, answers, seed and scale give the same files, byte for byte, and a file is
 there whole or not at all.

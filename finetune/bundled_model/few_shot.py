@@ -36,7 +36,7 @@ _ARITHMETIC = Grid(shots=(0, 1, 8))
 _SUMS = ("2D+", "2D-", "3D+", "3D-", "4D+", "4D-", "5D+", "5D-", "2Dx", "1DC")
 _IN_CONTEXT_ITEMS, _LABEL_ITEMS, _SUM_ITEMS = 40, 300, 500
 _REVIEWS = 500  # to choose items from; as many more are not used
-_TREC = {
+TREC_KINDS = {
     "HUM": "person",
     "LOC": "place",
     "NUM": "number",
@@ -89,7 +89,7 @@ def trec(folder: Path, items: int) -> Task:
     """Types of question, with all training questions to show. items: of the 500 for testing."""
     pool, shots = (
         [
-            (text, _TREC[label.split(":")[0]])
+            (text, TREC_KINDS[label.split(":")[0]])
             for label, text in (line.split(" ", 1) for line in _lines(folder / f"trec_{part}.txt"))
         ]
         for part in ("train", "test")

@@ -130,7 +130,8 @@ def teach(
 
 def ask_teacher(model: Path, out: Path) -> None:
     """Append the answers to the questions that a file of answers does not contain yet, batch by
-    batch. model: a chat model as a GGUF file. Raises PromptError when the file is no such file.
+    batch. model: a chat model as a GGUF file. Raises PromptError when the file holds something
+    else.
     """
     with Journal(out) as journal:
         known = {row["question"] for row in journal.rows()}
@@ -141,7 +142,7 @@ def ask_teacher(model: Path, out: Path) -> None:
 
 
 def read_answers(path: Path) -> list[TeacherAnswer]:
-    """The answers in a file that are good enough; empty when there is no file."""
+    """The answers in a file that are good enough; none without a file."""
     if not path.exists():
         return []
     return [answer for row in read_rows(path) if (answer := TeacherAnswer(**row)).answer]

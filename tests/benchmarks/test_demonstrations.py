@@ -19,17 +19,10 @@ import pytest
 from scale import check_finite, is_tiny, sized
 from shared_data import Rows, labelled
 
+from finetune.bundled_model.few_shot import TREC_KINDS
+
 LIMIT, SHOTS = sized((100, 8), (2, 1))
-NAMES = {
-    "HUM": "person",
-    "LOC": "place",
-    "NUM": "number",
-    "DESC": "description",
-    "ENTY": "thing",
-    "ABBR": "abbreviation",
-    "pos": "positive",
-    "neg": "negative",
-}
+NAMES = TREC_KINDS | {"pos": "positive", "neg": "negative"}
 PROMPTS = {
     "trec": """description   = "What kind of answer a question asks for"
 instruction   = "Say what kind of answer each question asks for."

@@ -19,8 +19,6 @@ from chatapp.lab.figures.svg import svg_picture
 from chatapp.lab.findings import FINDINGS, Attention, Finding, Layers, NextToken, Tokens
 from chatapp.lab.inspectable import Inspectable, inspectable
 from chatapp.lab.traces import Trace
-from chatapp.models.loading import load_model
-from chatapp.tui.inspector.view import EXAMPLE
 
 TEXT = "User: he has\x1b[2J [b]it"
 MAKERS: dict[type[Finding], Callable[[Inspectable, Trace], Finding]] = {
@@ -141,17 +139,3 @@ def test_the_head_that_copies() -> None:
     attention = Attention(("a", "b", "a", "c", "a"), weights, 4)
     assert attention.copying_head == (1, 2)
     assert Attention(("a", "b", "c"), weights[:, :, :3], 2).copying_head is None
-
-
-def test_a_head_of_the_bundled_model_copies_in_the_example() -> None:
-    model = load_model("bundled")
-    opened = inspectable(model)
-    assert opened is not None
-    trace = opened.inspect(tuple(model.tokenizer.encode(EXAMPLE)))
-    attention = Attention.of(trace, len(trace.ids) - 1)
-    assert attention.copying_head is not None
-    layer, head = attention.copying_head
-    chosen = Attention.of(trace, attention.position, layer, head)
-    assert trace.texts[-1] == " z"
-    assert trace.texts[chosen.order[0]] == "an"
-    assert max(chosen.weights) > 0.9

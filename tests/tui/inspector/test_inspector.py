@@ -14,6 +14,9 @@ from chatapp.common.settings import Settings
 from chatapp.dialogue.reading import usage
 from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
+from chatapp.lab.findings import Attention
+from chatapp.lab.inspectable import inspectable
+from chatapp.models.loading import load_model
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.inspector.attention import AttentionView
 from chatapp.tui.inspector.panel import Inspector
@@ -102,6 +105,20 @@ async def test_the_example_is_opened_with_the_head_that_copies(open_app: OpenApp
         await driver.say("Hello")
         await driver.press_and_rest("f3", "4")
         assert driver.app.screen.query_one(AttentionView).cell is None
+
+
+def test_a_head_of_the_bundled_model_copies_in_the_example() -> None:
+    model = load_model("bundled")
+    opened = inspectable(model)
+    assert opened is not None
+    trace = opened.inspect(tuple(model.tokenizer.encode(EXAMPLE)))
+    attention = Attention.of(trace, len(trace.ids) - 1)
+    assert attention.copying_head is not None
+    layer, head = attention.copying_head
+    chosen = Attention.of(trace, attention.position, layer, head)
+    assert trace.texts[-1] == " z"
+    assert trace.texts[chosen.order[0]] == "an"
+    assert max(chosen.weights) > 0.9
 
 
 async def test_models_that_are_not_there_or_show_nothing(open_app: OpenApp) -> None:
