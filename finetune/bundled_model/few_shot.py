@@ -7,9 +7,7 @@
 Invariant: no item is in a training row in the wording in which it is measured.
 """
 
-import json
 import random
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -46,9 +44,9 @@ TREC_KINDS = {
 }
 
 
-def few_shot_settings(sources: Path, data: Path, items: int) -> dict[str, Settings]:
-    """The tasks of each group, with what is varied. sources, data: as `documents` reads and writes
-    them. items: the most of a task.
+def few_shot_settings(sources: Path, items: int) -> dict[str, Settings]:
+    """The tasks of each group, with what is varied. sources: as `documents` reads them. items: the
+    most of a task.
     """
     words = own_words()
     held_out = held_out_tasks(groupings(sources), words, min(items, _IN_CONTEXT_ITEMS), seed=0)
@@ -57,9 +55,7 @@ def few_shot_settings(sources: Path, data: Path, items: int) -> dict[str, Settin
     return {
         "in_context": [(as_task(task.name, task.prompt, task.items), GRID) for task in held_out],
         "labels": [(task, _LABELS) for task in labels],
-        "arithmetic": [
-            (task, _ARITHMETIC) for task in arithmetic_tasks(data, min(items, _SUM_ITEMS))
-        ],
+        "arithmetic": [(task, _ARITHMETIC) for task in arithmetic_tasks(min(items, _SUM_ITEMS))],
     }
 
 
@@ -68,19 +64,13 @@ def as_task(name: str, prompt: PromptFile, shots: Sequence[Shot]) -> Task:
     return Task(name, prompt, [Item(*shot, line) for line, shot in enumerate(shots, 1)])
 
 
-def arithmetic_tasks(data: Path, items: int) -> list[Task]:
-    """The paper's tasks, without the items that stand in a training row of another task."""
-    rows = (data / "more_arithmetic.jsonl").read_text(encoding="utf-8").splitlines()
-    taught = {
-        problem
-        for row in rows
-        for problem in re.findall(r"Q: [^?]*\?\n\nA:", "".join(json.loads(row)["parts"]))
-    }
+def arithmetic_tasks(items: int) -> list[Task]:
+    """The paper's tasks."""
     tasks = []
     for name in _SUMS:
         problems = generate(name, 2 * _SUM_ITEMS, 0)
         prompt = task_prompt(name, problems[_SUM_ITEMS:])
-        shots = [(item.input, item.output) for item in problems[:items] if item.input not in taught]
+        shots = [(item.input, item.output) for item in problems[:items]]
         tasks.append(as_task(name, prompt, shots))
     return tasks
 

@@ -33,8 +33,8 @@ from finetune.bundled_model.report import exact
 from finetune.bundled_model.talk import Reply, own_sampling, replies, share
 from finetune.recipes import run
 
-_PROBLEMS = 5  # of each task
-_CALLS = 10  # of each sign
+_PROBLEMS = 15  # of each task
+_CALLS = 15  # of each sign
 _CHAT = re.compile(r"\b(?:User|Assistant):")
 _SEED = 20261125
 

@@ -234,7 +234,7 @@ def measure(
     """Measure a model and write the results, as far as they are not there."""
     loaded = load_model(model)
     template = choose_template(loaded, "")
-    groups = few_shot_settings(sources, data, items)
+    groups = few_shot_settings(sources, items)
     # Refuses a folder with the answers of another model, or to other items.
     with Journal(out / "answers.jsonl") as journal:
         settings = [setting for group in groups.values() for setting in group]

@@ -3,10 +3,9 @@
 Problems in words are worked out with calculator calls: <<48+76=124>>; the answer is computed from
 the numbers in the question.
 
-Invariant: no task draws a problem of its own evaluation (the first ones of seed 0, see
-chatapp.evaluation.gpt3_tasks). Numbers of up to three digits may have two, so a few problems of
-another task's evaluation are drawn, and chats and single questions of other modules contain more in
-other words. The report leaves out what is in a row of this module.
+Invariant: no problem of the paper's evaluations (the first ones of seed 0, see
+chatapp.evaluation.gpt3_tasks) is drawn in its phrasing; chats and single questions of other modules
+may contain it in other words.
 """
 
 import random
@@ -18,22 +17,22 @@ from chatapp.evaluation.gpt3_tasks import generate, task_prompt
 from finetune.bundled_model.generators.fewshot import few_shot_row
 from finetune.bundled_model.generators.words import table
 
-# How often each task of the paper is drawn: those that a model of four million parameters learns.
+# How often each task of the paper is drawn: those that so small a model learns.
 SHARES = {"2D+": 12, "2D-": 12, "2Dx": 4, "1DC": 4, "3D+": 4, "3D-": 4}
 _TESTED = 700
 
 
 @cache
-def tested(name: str) -> frozenset[str]:
-    """The held-out inputs of a task."""
-    return frozenset(item.input for item in generate(name, _TESTED, 0))
+def tested() -> frozenset[str]:
+    """The held-out inputs of all tasks: a problem of "up to three digits" may be one of two."""
+    return frozenset(item.input for name in SHARES for item in generate(name, _TESTED, 0))
 
 
 def problem(name: str, draw: random.Random) -> tuple[str, str]:
     """A training problem of a task of the paper, and its answer."""
     while True:
         item = generate(name, 1, draw.randrange(1, 2**32))[0]
-        if item.input not in tested(name):
+        if item.input not in tested():
             return item.input, item.output
 
 

@@ -258,16 +258,15 @@ _TO_THE_LETTER = {"copy", "quote", "first_word", "last_word", "grammar", "summar
 
 
 def question_rows(tasks: Sequence[QuestionTask], count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield `count` chats of one to six questions of the tasks, each task equally often.
+    """Yield `count` chats of one to six questions of the tasks, facts half as often as others.
 
     Except of tasks that return their input, some are in lower case or without a mark at the end, as
     people type them.
     """
-    draw = random.Random(seed)
+    draw, weights = random.Random(seed), [1 if task.taught else 2 for task in tasks]
     for _ in range(count):
         turns: Turns = []
-        for _ in range(draw.choice((1, 1, 2, 3, 6))):
-            task = draw.choice(tasks)
+        for task in draw.choices(tasks, weights, k=draw.choice((1, 1, 2, 3, 6))):
             problem = task.training(draw)
             exact = task.name in _TO_THE_LETTER
             turns += [problem.question if exact else typed(draw, problem.question), problem.answer]

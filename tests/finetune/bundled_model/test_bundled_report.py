@@ -1,6 +1,5 @@
 """The report on the bundled model: whole chats, counted replies, curves, every part once."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from fakes import ScriptedModel
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import Request, Sampling
 from chatapp.evaluation.evaluate import Grid
-from chatapp.evaluation.gpt3_tasks import generate
 from chatapp.evaluation.journal import Journal
 from chatapp.models.loading import load_model
 from chatapp.prompting.examples import Pool
@@ -139,16 +137,6 @@ def test_a_story_that_becomes_a_chat_or_a_prompt_is_none(text: str, is_none: boo
     assert report.becomes_no_story(text) == is_none
     rows = report.story_rows(ScriptedModel(lambda prompt: text), 3)
     assert [row["broken_off"] for row in rows] == [float(is_none)] * 5
-
-
-def test_sums_that_a_training_row_has_are_not_measured(tmp_path: Path) -> None:
-    taught, other = (item.input for item in generate("2D-", 2, 0))
-    row = {"parts": [f"{other} 1\n\n{taught}", " 5"]}
-    (tmp_path / "more_arithmetic.jsonl").write_text(json.dumps(row) + "\n")
-    tasks = {task.name: task for task in few_shot.arithmetic_tasks(tmp_path, 10)}
-    assert len(tasks["2D+"].items) == 10
-    assert len(tasks["2D-"].items) == 8
-    assert not {taught, other} & {item.input for item in tasks["2D-"].items}
 
 
 def test_labels_are_read_and_no_item_may_be_shown(tmp_path: Path) -> None:

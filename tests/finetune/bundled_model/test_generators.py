@@ -143,10 +143,11 @@ def test_values_are_put_in_once() -> None:
 # --- sums of the GPT-3 paper -------------------------------------------------------------
 
 
-def test_no_task_teaches_a_problem_of_its_evaluation() -> None:
-    draw = random.Random(0)
+def test_no_row_has_a_problem_of_an_evaluation() -> None:
+    text = "".join("".join(row["parts"]) for row in arithmetic.rows(1000, 0))
+    taught = set(re.findall(r"Q: [^?]*\?\n\nA:", text))
+    assert len(taught) > 5000
     for name in arithmetic.SHARES:
-        taught = {arithmetic.problem(name, draw)[0] for _ in range(300)}
         assert not taught & {item.input for item in generate(name, 500, 0)}
 
 
