@@ -64,7 +64,12 @@ from finetune.training.record import (
     check_same_data,
     write_json,
 )
-from finetune.training.run_setup import processes, products_precision, training_device
+from finetune.training.run_setup import (
+    is_first_process,
+    processes,
+    products_precision,
+    training_device,
+)
 from finetune.training.trainer import FiniteTrainer
 from finetune.training.trainer_factory import check_trackers, quiet_transformers
 from finetune.training.transformer_xl import SegmentTrainer
@@ -103,7 +108,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     if checkpoint:
         console.print(f"resuming from {checkpoint.name}", style="dim")
     save = partial(_save, config, trainer, tokenizer, template)
-    watches = steps.watch and not _is_masked(config)
+    watches = steps.watch and not _is_masked(config) and is_first_process()
     display = RunCallback(
         console,
         RunLog(output / LOSSES_FILE, ("loss",)),
@@ -387,6 +392,8 @@ def _finish(
     selects = config.train.early_stop or config.train.metric_for_best_model != "loss"
     best = trainer.load_best() if selects else trainer.state.global_step
     loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
+    if not is_first_process():
+        return
     with trainer.averaged(), whole_model(output) as aside:
         write_pretrained(aside, trainer.model.half(), None, config, template)
     result = {
