@@ -12,16 +12,21 @@ import torch
 from rich.console import Console
 
 from chatapp.prompting.template import CHAT, load_template
+from finetune.config.sections import PretrainConfig, load_config
 from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT
+from finetune.measuring.learning import step_folder
+from finetune.pretrain import pretrain
 from finetune.run import train
 
+QUIET = Console(stderr=True, quiet=True)
 LENGTHS = [12, 5, 9, 20, 7, 16, 6, 11, 8, 13, 10]
 """In steps of eight rows: the second has three for two processes."""
 
-# Both tests' work, because a process takes longer to import what it needs than to do it.
+# The work of all tests, because a process takes longer to import what it needs than to do it.
 PROGRAM = """
 import json, runpy, sys
+from contextlib import suppress
 from pathlib import Path
 import torch
 import tiny_finetune as tiny
@@ -39,9 +44,37 @@ if made.is_world_process_zero():
     clean = {name.removeprefix("module."): value for name, value in gradients.items()}
     torch.save((logs, clean), folder / "step.pt")
 
-sys.argv = ["finetune", "train", str(folder / "config.toml")]
-runpy.run_module("finetune", run_name="__main__")
+for command, name in (("train", "config"), ("pretrain", "pretrain")):
+    sys.argv = ["finetune", command, str(folder / f"{name}.toml")]
+    with suppress(SystemExit):
+        runpy.run_module("finetune", run_name="__main__")
 """
+
+PRETRAIN = """
+output = "{folder}/pretrained"
+shape  = {{ vocabulary = 280, layers = 2, heads = 2, hidden = 16, positions = 32 }}
+
+[train]
+batch_size = {batch}
+max_steps  = 4
+log_every  = 1
+save_every = 2
+watch      = true
+precision  = "float32"
+
+[data]
+train    = [{{ path = "{folder}/corpus.jsonl" }}]
+held_out = 0.1
+"""
+
+
+def write_pretraining(folder: Path, batch: int) -> Path:
+    """The configuration of a short run on a few sentences, which stand beside it."""
+    rows = [{"text": f"The number {i} comes after the number {i - 1}."} for i in range(320)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / "pretrain.toml"
+    path.write_text(PRETRAIN.format(folder=folder, batch=batch))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         samples={"prompts": ["What comes after 3?"], "max_tokens": 4},
     )
     tiny.written(config, folder / "config.toml")
+    write_pretraining(folder, batch=4)
     (folder / "program.py").write_text(PROGRAM)
     return folder
 
@@ -88,8 +122,26 @@ def test_the_command_writes_the_run_of_one(
     folder: Path, done: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{folder / 'run'}\n"
+    assert done.stdout == f"{folder / 'run'}\n{folder / 'pretrained'}\n"
     assert "processes 2" in done.stderr
-    one = train(tiny.config(tmp_path, train={"batch_size": 4}), Console(quiet=True))
+    one = train(tiny.config(tmp_path, train={"batch_size": 4}), QUIET)
     assert tiny.trace(folder / "run") == pytest.approx(tiny.trace(one), rel=1e-4)
     assert load_template(folder / "run") == CHAT
+
+
+def test_pretraining_writes_the_run_of_one(
+    folder: Path, done: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    assert done.returncode == 0, done.stderr
+    one = pretrain(load_config(PretrainConfig, write_pretraining(tmp_path, batch=8), ()), QUIET)
+    assert pretraining_losses(folder / "pretrained") == pytest.approx(
+        pretraining_losses(one), rel=1e-4
+    )
+    for written in (one, folder / "pretrained"):
+        assert step_folder(written, 4).is_dir()
+        assert load_template(written) == CHAT
+
+
+def pretraining_losses(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "losses.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
