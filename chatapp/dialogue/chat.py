@@ -171,7 +171,7 @@ class Chat:
             self.store.rename_chat(id, self.store.unique_title(id, row.title))
             self.store.set_tags(id, row.tags)
             path = self.messages if message_id is None else self.path_to(message_id)
-            self.store.add_messages(id, path)
+            self.store.copy_messages(id, [message.id for message in path])
         return id
 
     def _create(self, template: str, model: str) -> int:

@@ -3,22 +3,31 @@
 Invariant: a task has no name that another figure of held-out rows has.
 """
 
+import re
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
+from chatapp.common.userfiles import quoted, shown
 from finetune.config.table import Section
 
 Metric = Literal["loss", "accuracy", "macro_f1", "exact_match", "pearson", "spearman"]
 """The figures of held-out rows."""
 
 
+def _checked_name(name: str) -> str:
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise ValueError(
+            f"is {shown(name)}, expected small letters, digits and _, beginning with a letter"
+        )
+    return name
+
+
 class Task(Section):
     """What a model is asked at each measurement: a prompt file with rows, or last words."""
 
-    name: str = Field(
-        pattern=r"^[a-z][a-z0-9_]*$",
-        description="the name of its figure, which train.metric_for_best_model may choose",
+    name: Annotated[str, AfterValidator(_checked_name)] = Field(
+        description="the name of its figure, which train.metric_for_best_model may choose"
     )
     prompt: str = Field(
         "",
@@ -33,7 +42,10 @@ def _no_name_twice(tasks: list[Task]) -> list[Task]:
     names = [task.name for task in tasks]
     for name in names:
         if name in get_args(Metric) or names.count(name) > 1:
-            raise ValueError(f"{name!r} is the name of another figure")
+            raise ValueError(
+                f"has a task named {quoted(name)}, which is the name of another figure; "
+                "choose another name"
+            )
     return tasks
 
 

@@ -239,6 +239,20 @@ class Store:
             self._database.update("chats", chat_id, title=title, updated=now)
             self._end_path(chat_id, last, added)
 
+    def copy_messages(self, chat_id: int, message_ids: Sequence[int]) -> None:
+        """Copy messages with their times and generations into an empty chat, each below the one
+        before; the path ends in the last. Raises Gone when a message does not exist.
+        """
+        with self.transaction():
+            last: int | None = None
+            for message_id in message_ids:
+                message = self._database.row("messages", queries.MESSAGE_ROW, message_id)
+                place = {"id": None, "chat_id": chat_id, "parent_id": last}
+                last = self._database.insert("messages", **{**message, **place})
+                for turn in self._database.rows(queries.TURN_ROWS, message_id):
+                    self._database.insert("turns", **{**turn, "id": None, "message_id": last})
+            self._end_path(chat_id, last, len(message_ids))
+
     @contextmanager
     def indexed_together(self) -> Iterator[Callable[[], None]]:
         """A transaction whose new messages enter the index at the end, and whenever the function

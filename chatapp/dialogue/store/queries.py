@@ -53,6 +53,9 @@ LATEST_LEAF = """
         SELECT id FROM messages JOIN below ON parent_id = below_id
     ) SELECT below_id FROM below ORDER BY below_id DESC LIMIT 1"""
 
+MESSAGE_ROW = "SELECT * FROM messages WHERE id = ?"
+TURN_ROWS = "SELECT * FROM turns WHERE message_id = ? ORDER BY id"
+
 _BELOW = """WITH RECURSIVE below (id) AS (
     SELECT ? UNION ALL SELECT messages.id FROM messages JOIN below ON parent_id = below.id
 )"""

@@ -82,7 +82,6 @@ class Inspector(RunSteps, Vertical, can_focus=True):
     #inspector-about, #inspector-legend, #inspector-keys { color: $text-muted; }
     #inspector-keys { height: auto; max-height: 4; }
     #inspector-formula { height: auto; max-height: 8; display: none; }
-    Inspector.-low #inspector-legend { max-height: 1; }
     Inspector.-failed > #inspector-about { max-height: 100%; margin-top: 1; }
     Inspector ContentSwitcher { height: 1fr; }
     Inspector View { height: 100%; }

@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from chatapp.cli import app
-from finetune.config.sections import ConfigError, PretrainConfig
+from finetune.config.sections import ConfigError, FinetuneConfig, PretrainConfig, load_config
 from finetune.pretrain import pretrain
 from finetune.run import train
 
@@ -94,5 +94,16 @@ def test_a_metric_of_no_task_and_no_held_out_rows_are_refused(tmp_path: Path) ->
 
 def test_names_of_other_figures_are_refused(tmp_path: Path) -> None:
     for name in ("loss", "after"):
-        with pytest.raises(ValueError, match="is the name of another figure"):
+        with pytest.raises(ValueError, match=f"'{name}', which is the name of another figure"):
             tiny.config(tmp_path, tasks=[*tasks(tmp_path), {"name": name, "test": "rows.txt"}])
+
+
+def test_a_name_that_no_metric_can_have_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('output = "run"\n[data]\ntrain = "x"\n[[tasks]]\nname = "A b"\ntest = "x"\n')
+    with pytest.raises(ConfigError) as error:
+        load_config(FinetuneConfig, path, ())
+    assert str(error.value) == (
+        f"{path}, line 5: 'tasks[1].name' is the string 'A b', expected small "
+        "letters, digits and _, beginning with a letter"
+    )

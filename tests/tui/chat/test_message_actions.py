@@ -28,6 +28,7 @@ async def test_a_message_is_deleted_and_brought_back(open_app: OpenApp, store: S
         await driver.until(lambda: driver.texts == ["One"])
         await driver.press("u")
         await driver.until(lambda: driver.texts == ["One", "Two"])
+        assert not driver.notices, "what is undone is not announced any more"
         await order(driver, "/undo")
         await driver.until(lambda: driver.texts == ["One", "Two", "Three", "Four"])
         await order(driver, "/undo")
