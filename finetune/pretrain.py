@@ -174,6 +174,8 @@ def _check_tasks(config: PretrainConfig) -> None:
         raise ConfigError(f"train.metric_for_best_model is {metric}; expected {', '.join(known)}")
     if config.tasks and _is_masked(config):
         raise ConfigError("tasks are for models that reply; shape.architecture is bert")
+    # What cannot be read is refused before the run folder is claimed.
+    read_tasks(config.tasks, has_held_out=config.data.held_out > 0)
 
 
 def _digest(documents: Sequence[Document]) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from chatapp.cli import app
+from chatapp.common.userfiles import UserError
 from finetune.config.sections import ConfigError, FinetuneConfig, PretrainConfig, load_config
 from finetune.pretrain import pretrain
 from finetune.run import train
@@ -69,6 +70,14 @@ def test_pretraining_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path: Pa
     assert words[best] == max(words.values())
     alone = measured("--lambada", str(tmp_path / "words.txt"), "--model", str(run))
     assert alone["last_word"]["accuracy"] == pytest.approx(words[best])
+
+
+def test_a_task_that_cannot_be_read_claims_no_run_folder(tmp_path: Path) -> None:
+    config = pretraining(tmp_path)
+    (tmp_path / "words.txt").unlink()
+    with pytest.raises(UserError, match=r"words\.txt"):
+        pretrain(config, QUIET)
+    assert not (tmp_path / "run").exists()
 
 
 def test_fine_tuning_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path: Path) -> None:
