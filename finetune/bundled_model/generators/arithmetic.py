@@ -18,7 +18,7 @@ from finetune.bundled_model.generators.fewshot import few_shot_row
 from finetune.bundled_model.generators.words import table
 
 # How often each task of the paper is drawn: those that so small a model learns.
-SHARES = {"2D+": 10, "2D-": 14, "2Dx": 6, "1DC": 4, "3D+": 8, "3D-": 12}
+SHARES = {"2D+": 12, "2D-": 12, "2Dx": 4, "1DC": 4, "3D+": 4, "3D-": 4}
 _TESTED = 700
 
 
