@@ -94,7 +94,7 @@ async def chat(driver: Driver) -> AsyncIterator[float]:
 
 async def tokens(driver: Driver) -> AsyncIterator[float]:
     for text in (
-        "Hello! Who are you?",
+        "Who are you?",
         "What is the capital of France?",
         "And of Spain?",
         "What is 48 plus 76?",
