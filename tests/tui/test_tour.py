@@ -21,7 +21,7 @@ after = OUTCOMES.after
 # 1. A first look inside; the lessons have tests of their own
 
 LESSONS = {f"chatapp lesson {name}" for name in NAMES}
-ZANFO = "Anna saw a zanfo. Anna saw a z"
+ZANFO = "Anna has a zanfo. Anna likes the z"
 
 
 @after(f'chatapp complete "{ZANFO}" --temperature 0 --max-tokens 3')
@@ -34,7 +34,7 @@ def _the_head_looks_at_what_came_next(said: Said, walk: Walk) -> None:
     weights = dict(re.findall(r"(\d+) │.*?│ .*?<?([\d.]+)%$", said.out, re.MULTILINE))
     first = max(weights, key=lambda place: float(weights[place]))
     assert first == "5", "the token after the first z"
-    assert float(weights[first]) > 80
+    assert float(weights[first]) > 90
 
 
 # 2. Documents and programs

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chatapp.lab.predictions import Limit
     from chatapp.lab.traces import Trace
 
-EXAMPLE = "Anna saw a zanfo. Anna saw a z"
+EXAMPLE = "Anna has a zanfo. Anna likes the z"
 """A made-up word begins again: a head that copies looks at what followed its first letter."""
 
 
