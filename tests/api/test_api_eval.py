@@ -94,8 +94,9 @@ def test_a_server_that_is_killed_halfway_loses_no_item(folder: Path) -> None:
     assert whole.exit_code == 0, whole.output
     assert rows(folder, "served")[: len(known)] == known
     for own, expected in zip(rows(folder, "served"), rows(folder, "local"), strict=True):
+        # Items are computed together with others there, and sums of floats depend on their order.
         assert own["log_likelihoods"]["direct"] == pytest.approx(
-            expected["log_likelihoods"]["direct"], abs=1e-4
+            expected["log_likelihoods"]["direct"], abs=3e-4
         )
         for name in ("line", "input", "gold", "output", "examples", "tokens"):
             assert own[name] == expected[name]
