@@ -93,8 +93,8 @@ class Section(NamedTuple):
 
     def table(self, is_narrow: bool) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0))
-        # The same in all sections; where there is room, every command is on one line.
-        table.add_column(width=18 if is_narrow else 23, style="bold")
+        width = 18 if is_narrow else None  # where there is room, keys are on one line
+        table.add_column(width=width, min_width=18 if is_narrow else 23, style="bold")
         table.add_column()
         for row in self.rows:
             table.add_row(*row)

@@ -1,6 +1,5 @@
 """F1: what it lists, where it begins, and its search."""
 
-import pytest
 from textual.binding import Binding
 from textual.widgets import Static
 from tui_driver import OpenApp, fill
@@ -30,17 +29,6 @@ async def test_f1_lists_every_key(open_app: OpenApp) -> None:
         assert "Quit the program" in shown
         await driver.press("escape")
         assert driver.app.screen is driver.chat
-
-
-@pytest.mark.parametrize("columns", [60, 100])
-async def test_f1_lines_up_all_sections(open_app: OpenApp, columns: int) -> None:
-    async with open_app(size=(columns, 500)) as driver:
-        await driver.press("f1")
-        await driver.until(lambda: "Delete left to start of word" in driver.screen_text)
-        rows = ("show all keys and commands", "Message above", "Delete left to start of word")
-        lines = driver.screen_text.splitlines()
-        starts = {line.index(words) for words in rows for line in lines if words in line}
-        assert len(starts) == 1
 
 
 async def test_f1_begins_with_where_one_is(open_app: OpenApp, store: Store) -> None:
