@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 from chatapp.cli import app
 from chatapp.models.loading import load_model
 
+# Not the bundled model, which was tuned from this one: in it, float32 rounds by more than 1e-4.
+MODEL = str(Path(__file__).parents[2] / "finetune" / "bundled_model" / "first_stage")
 QUESTIONS = {
     "person": "Who wrote {} ?",
     "place": "Where can I see {} ?",
@@ -71,13 +73,13 @@ def kill_halfway(server: "subprocess.Popen[str]", folder: Path) -> None:
 def test_a_server_that_is_killed_halfway_loses_no_item(folder: Path) -> None:
     port = closed_port()
     url = f"http://127.0.0.1:{port}/v1"
-    command = [sys.executable, "-m", "chatapp", "api", "--port", str(port)]
+    command = [sys.executable, "-m", "chatapp", "api", "--model", MODEL, "--port", str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
-            local = evaluate(folder, "bundled", "local")
+            local = evaluate(folder, MODEL, "local")
             assert local.exit_code == 0, local.output
             assert server.stderr is not None
-            while "Serving bundled" not in (line := server.stderr.readline()):
+            while f"Serving {MODEL}" not in (line := server.stderr.readline()):
                 assert line, server.poll()
             killer = threading.Thread(target=kill_halfway, args=(server, folder))
             killer.start()
@@ -89,14 +91,13 @@ def test_a_server_that_is_killed_halfway_loses_no_item(folder: Path) -> None:
     assert 6 <= len(known) < len(rows(folder, "local"))
     assert broken.exit_code != 0
     assert url in f"{broken.stderr} {broken.exception}"
-    with on_a_thread(load_model("bundled", precision="float32"), name="bundled", port=port):
+    with on_a_thread(load_model(MODEL, precision="float32"), name=MODEL, port=port):
         whole = evaluate(folder, url, "served")
     assert whole.exit_code == 0, whole.output
     assert rows(folder, "served")[: len(known)] == known
     for own, expected in zip(rows(folder, "served"), rows(folder, "local"), strict=True):
-        # Items are computed together with others there, and sums of floats depend on their order.
         assert own["log_likelihoods"]["direct"] == pytest.approx(
-            expected["log_likelihoods"]["direct"], abs=3e-4
+            expected["log_likelihoods"]["direct"], abs=1e-4
         )
         for name in ("line", "input", "gold", "output", "examples", "tokens"):
             assert own[name] == expected[name]

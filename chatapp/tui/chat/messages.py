@@ -226,7 +226,7 @@ class MessageActions(Screen[None]):
             with self.controls.widgets.store_errors():
                 self.controls.conversation.chat.store.restore_messages(self._deleted[-1])
                 await self.controls.open(self._deleted.pop().chat_id)
-                self.app.clear_notifications()  # "Message deleted" is no longer true
+                self.app.clear_notifications()  # of the deletion
                 self.action_focus_last_message()
 
     # Verdicts
