@@ -35,7 +35,7 @@ def write_average(models: list[str], output: Path, share: float | None = None) -
     import torch
 
     from chatapp.engine.backends.transformers_loading import load_causal
-    from chatapp.models.resolving import find_model
+    from chatapp.engine.models.resolving import find_model
     from finetune.config.sections import ConfigError
     from finetune.training.adapters import copy_companions, require_new_folder
     from finetune.training.export import whole_model

@@ -45,7 +45,7 @@ def errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
 def _verdict(error: BaseException) -> tuple[int, str]:
     """Exit status and sentence of an error."""
     from chatapp.common.userfiles import UserError, invalid_path
-    from chatapp.evaluation.journal import NotWritten
+    from chatapp.tasks.evaluation.journal import NotWritten
     from finetune.config.sections import Interrupted
 
     if isinstance(error, UserError):
@@ -64,7 +64,7 @@ def _verdict(error: BaseException) -> tuple[int, str]:
 
 def print_made(folder: Path) -> None:
     """Print a model's folder on standard output, and add it to `chatapp models list`."""
-    from chatapp.models.resolving import note_model
+    from chatapp.engine.models.resolving import note_model
 
     note_model(folder)
     print_answer(str(folder))

@@ -12,9 +12,9 @@ import torch
 
 from chatapp.engine.backends.transformers_loading import load_network
 from chatapp.engine.model import LanguageModel, PieceTokenizer
-from chatapp.evaluation.metrics import estimate
-from chatapp.models.loading import load_model
-from chatapp.prompting.files.keys import Measure
+from chatapp.engine.models.loading import load_model
+from chatapp.tasks.evaluation.metrics import estimate
+from chatapp.tasks.files.keys import Measure
 from finetune.measuring.evaluated_models import EvaluatedModel, on_shared_rows, open_evaluated
 from finetune.measuring.results import Answer, Evaluation, SetResult
 from finetune.objectives.objective import Question

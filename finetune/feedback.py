@@ -15,7 +15,7 @@ from typing import Any
 from chatapp.common.userfiles import write_whole
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.store import Store
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.resolving import find_model
 from finetune.config.sections import ConfigError
 
 Rows = Sequence[dict[str, Any]]

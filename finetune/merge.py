@@ -12,7 +12,7 @@ import torch
 from chatapp.engine.backends.head import HEAD_FILE, HEAD_WEIGHTS
 from chatapp.engine.backends.transformers_loading import load_network
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.resolving import find_model
 from finetune.config.sections import ConfigError
 from finetune.training.adapters import copy_companions, require_new_folder
 from finetune.training.export import whole_model

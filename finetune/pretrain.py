@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from chatapp.common.userfiles import read_json_object, whole_file
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import DialogueTemplate, named
 from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
 from finetune.data.batches import Windows

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from chatapp.engine.backends.head import HEAD_FILE
 from chatapp.engine.errors import first_line
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, COMPANIONS, CONFIG, ModelFiles
-from chatapp.models.resolving import BUNDLED, find_model
+from chatapp.engine.models.resolving import BUNDLED, find_model
 from finetune.config.sections import ConfigError
 from finetune.training.record import CARD_FILE
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object, write_whole
 from chatapp.engine.errors import ModelError
-from chatapp.models.resolving import find_model, note_model
+from chatapp.engine.models.resolving import find_model, note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
 from finetune.measuring.learning import WINDOWS, Watch
 from finetune.measuring.report import header, write_card, write_report

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from chatapp.common.foreign import printable
-from chatapp.evaluation.language_modelling import perplexity
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
+from chatapp.tasks.evaluation.language_modelling import perplexity
 from finetune.config.sections import ConfigError
 from finetune.measuring.influence import (
     FIRST,

@@ -9,13 +9,13 @@ from typing import Any
 
 from aiohttp import ClientResponse, ClientSession, web
 
-from chatapp.api import server as api
-from chatapp.api.served import Served
-from chatapp.api.server import Access, Server
-from chatapp.api.service import Service
 from chatapp.common.parameters import Choices
 from chatapp.engine.model import LanguageModel
 from chatapp.prompting.template import PLAIN
+from chatapp.server import server as api
+from chatapp.server.served import Served
+from chatapp.server.server import Access, Server
+from chatapp.server.service import Service
 
 TOKEN = "the secret of this user"
 """Of the server at `address`."""

@@ -139,9 +139,9 @@ def answer(path: str) -> Iterator[str]:
     """How it ends to load a model and draw two tokens: "loaded", or the kind of an error."""
     from chatapp.common.userfiles import UserError
     from chatapp.engine.model import Request, Sampling
-    from chatapp.models.description import describe
-    from chatapp.models.loading import load_model
-    from chatapp.models.resolving import find_local_model
+    from chatapp.engine.models.description import describe
+    from chatapp.engine.models.loading import load_model
+    from chatapp.engine.models.resolving import find_local_model
 
     with suppress(UserError):
         describe(find_local_model(path))

@@ -23,7 +23,7 @@ from tui_driver import Driver  # noqa: E402
 from chatapp.common.settings import Settings  # noqa: E402
 from chatapp.dialogue.store import Store  # noqa: E402
 from chatapp.engine.model import LanguageModel, Sampling  # noqa: E402
-from chatapp.models.loading import load_model  # noqa: E402
+from chatapp.engine.models.loading import load_model  # noqa: E402
 from chatapp.tui.app import ChatApp  # noqa: E402
 
 ASSETS = HERE.parent / ".assets"

@@ -8,7 +8,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.files.documents import DocumentSet
+from chatapp.tasks.files.documents import DocumentSet
 
 
 def session_with(

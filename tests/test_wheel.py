@@ -31,7 +31,7 @@ def metadata(wheel: ZipFile) -> Message:
         ("prompts", "chatapp/prompts"),
         ("chatapp/docs", "chatapp/docs"),
         ("chatapp/bundled", "chatapp/bundled"),
-        ("chatapp/lessons/shipped", "chatapp/lessons/shipped"),
+        ("chatapp/dialogue/lessons/shipped", "chatapp/dialogue/lessons/shipped"),
         ("finetune/recipes", "finetune/recipes"),
     ],
 )

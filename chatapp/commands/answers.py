@@ -20,10 +20,10 @@ from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
+    from chatapp.dialogue.documents.sources import Source
     from chatapp.dialogue.events import ReplyEvent
     from chatapp.engine.events import Event, Finished, Token
     from chatapp.engine.model import Sampling
-    from chatapp.passages.sources import Source
     from chatapp.prompting.messages import Call, Message
 
 _INTERRUPTED = 130
@@ -143,7 +143,7 @@ def _token(token: "Token") -> dict[str, Any]:
 
 def _call_in_words(call: "Call") -> str:
     """A call and the first line of its result."""
-    from chatapp.tools.tool import call_in_words
+    from chatapp.dialogue.tools.tool import call_in_words
 
     first, *more = call.result.splitlines() or [""]
     return f"{call_in_words(call.name, call.arguments)}: {first}{' …' if more else ''}"

@@ -51,6 +51,7 @@ from chatapp.commands.serving.ask_served import ServedQuestion, ask_served
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.documents.sources import Source
     from chatapp.dialogue.events import ReplyEvent
     from chatapp.dialogue.store.rows import StoredChat
     from chatapp.dialogue.tool_calls import Toolbox
@@ -58,10 +59,9 @@ if TYPE_CHECKING:
     from chatapp.engine.decoder.interventions import Interventions
     from chatapp.engine.events import Event
     from chatapp.engine.model import Generate, LanguageModel, Sampling
-    from chatapp.passages.sources import Source
     from chatapp.prompting.chat_template import Template
-    from chatapp.prompting.files.documents import DocumentSet
     from chatapp.prompting.messages import Message
+    from chatapp.tasks.files.documents import DocumentSet
 
 
 QuestionArgument = Annotated[
@@ -245,7 +245,7 @@ def _documents(
     paths: "Sequence[str] | None", method: str, chat: "StoredChat | None"
 ) -> "DocumentSet | None":
     """The documents of `--docs`, with absolute paths for a chat. Raises DocumentsError."""
-    from chatapp.prompting.files.documents import DocumentSet
+    from chatapp.tasks.files.documents import DocumentSet
 
     if not paths:
         return None
@@ -256,7 +256,7 @@ def _documents(
 
 def _read(documents: "DocumentSet") -> None:
     """Read documents, with progress on a terminal. Raises DocumentsError."""
-    from chatapp.passages.search import Documents
+    from chatapp.dialogue.documents.search import Documents
 
     try:
         Documents(documents).renew(show_reading)
@@ -274,7 +274,7 @@ def _sources(
 ) -> "list[Source]":
     """The passages for a question; a terminal shows the progress."""
     from chatapp.dialogue import oneshot
-    from chatapp.passages.sources import NO_PASSAGE
+    from chatapp.dialogue.documents.sources import NO_PASSAGE
 
     if documents is None:
         return []

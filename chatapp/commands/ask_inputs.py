@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from chatapp.dialogue.chat import Ask, Decision
     from chatapp.dialogue.store.rows import StoredChat
     from chatapp.dialogue.tool_calls import Toolbox
+    from chatapp.dialogue.tools.permission import PermissionRequest
     from chatapp.dialogue.writers.prompt import ToolChoice
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
-    from chatapp.tools.permission import PermissionRequest
 
 
 def message_of(question: str | None, files: Sequence[Path]) -> str:
@@ -59,8 +59,8 @@ def instructions(
         return (None if system is None else _text_or_file(system)), ""
     if system is not None:
         raise UserError("use either --system or --persona, not both")
-    from chatapp.prompting.files.library import personas
-    from chatapp.prompting.files.promptfile import Persona, load_for_chat
+    from chatapp.tasks.files.library import personas
+    from chatapp.tasks.files.promptfile import Persona, load_for_chat
 
     known = personas()
     if persona not in known:
@@ -119,7 +119,7 @@ def allowed_names(names: Collection[str], tools: Collection[str]) -> Collection[
     """
     if not names:
         return names
-    from chatapp.tools.registry import find_tools
+    from chatapp.dialogue.tools.registry import find_tools
 
     known = find_tools().tools
     for name in names:
@@ -169,9 +169,9 @@ def toolbox_of(
     tool that does not exist, or that the model cannot call.
     """
     from chatapp.dialogue.tool_calls import Toolbox, chooser_of, out_of_reach
+    from chatapp.dialogue.tools.permission import PermissionRequest
+    from chatapp.dialogue.tools.registry import find_tools
     from chatapp.dialogue.writers.choosing import writer_for
-    from chatapp.tools.permission import PermissionRequest
-    from chatapp.tools.registry import find_tools
 
     registry = find_tools()
     tools = registry.chosen(names)

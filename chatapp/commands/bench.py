@@ -28,7 +28,7 @@ def bench(
 
         from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
         from chatapp.engine.generation import LocalGenerator
-        from chatapp.evaluation.speed import measure
+        from chatapp.tasks.evaluation.speed import measure
 
         if not isinstance(language_model, LocalGenerator):
             raise UserError(f"{settings.model}: does not run on this machine")

@@ -133,7 +133,7 @@ def progress(text: str) -> Iterator[ProgressReport]:
 @contextmanager
 def interruptible(sentence: str) -> Iterator[None]:
     """Convert Ctrl+C to a sentence and exit status 130, and a full disk to another and 1."""
-    from chatapp.evaluation.journal import NotWritten
+    from chatapp.tasks.evaluation.journal import NotWritten
 
     try:
         yield

@@ -27,8 +27,8 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Find the passages of documents that are nearest to a query, the nearest first."""
-    from chatapp.passages.search import Documents
-    from chatapp.prompting.files.documents import DocumentSet
+    from chatapp.dialogue.documents.search import Documents
+    from chatapp.tasks.files.documents import DocumentSet
 
     documents = Documents(DocumentSet(tuple(paths), method, limit))
     try:

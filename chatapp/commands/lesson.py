@@ -13,8 +13,8 @@ from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
+    from chatapp.dialogue.lessons.lesson import Lesson
     from chatapp.engine.model import LanguageModel
-    from chatapp.lessons.lesson import Lesson
 
 CHECK = "check"
 
@@ -35,7 +35,7 @@ def lesson(
     shows what its text says.
     """
     from chatapp.common.settings import load_settings
-    from chatapp.lessons.lesson import NAMES, find_lesson
+    from chatapp.dialogue.lessons.lesson import NAMES, find_lesson
 
     match words or []:
         case []:
@@ -62,8 +62,8 @@ def _show(lesson: "Lesson", settings: "Settings") -> None:
 
 
 def _check(lesson: "Lesson", settings: "Settings") -> None:
-    from chatapp.lessons.checking import check_lesson
-    from chatapp.models.loading import load_model
+    from chatapp.dialogue.lessons.checking import check_lesson
+    from chatapp.engine.models.loading import load_model
 
     def load(name: str) -> "LanguageModel":
         return load_model(name, precision=settings.precision, device=settings.device, say=complain)

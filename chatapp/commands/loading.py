@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
     from chatapp.prompting.examples import Pool
-    from chatapp.prompting.files.promptfile import PromptFile
+    from chatapp.tasks.files.promptfile import PromptFile
 
 
 def prompt_path(name: str) -> Path:
@@ -31,7 +31,7 @@ def prompt_path(name: str) -> Path:
     Raises UserError for a name that is in neither place.
     """
     from chatapp.common.userfiles import did_you_mean, is_path
-    from chatapp.prompting.files.library import files, tasks
+    from chatapp.tasks.files.library import files, tasks
 
     path, prompts = Path(name), tasks()
     if name in prompts:
@@ -92,14 +92,14 @@ def load(
     be that of a `chatapp api` that runs.
     """
     if may_be_served:
-        from chatapp.models.background import load_served
+        from chatapp.engine.models.background import load_served
 
         if (served := load_served(name, precision, device)) is not None:
             return served
     from chatapp.engine.backends.remote.completions import RemoteModel
     from chatapp.engine.files.generation_config import read_generation_config
-    from chatapp.models.loading import load_model
-    from chatapp.models.resolving import note_model
+    from chatapp.engine.models.loading import load_model
+    from chatapp.engine.models.resolving import note_model
 
     def say(sentence: str) -> None:
         status("")

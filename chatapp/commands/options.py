@@ -65,8 +65,8 @@ def _for_lists(offer: Callable[[str], Names]) -> Callable[[str], Names]:
 @_offered
 def models() -> Iterable[str]:
     """Models on this machine, and servers with a name."""
-    from chatapp.models.resolving import local_models
-    from chatapp.models.servers import named_servers
+    from chatapp.engine.models.resolving import local_models
+    from chatapp.engine.models.servers import named_servers
 
     return [*local_models(), *named_servers()]
 
@@ -74,7 +74,7 @@ def models() -> Iterable[str]:
 @_offered
 def known() -> Iterable[tuple[str, str]]:
     """Models with a short name, which `models get` downloads."""
-    from chatapp.models.known_models import known_models
+    from chatapp.engine.models.known_models import known_models
 
     return [(model.name, model.purpose) for model in known_models().values()]
 
@@ -82,7 +82,7 @@ def known() -> Iterable[tuple[str, str]]:
 @_offered
 def fetched() -> Iterable[str]:
     """Models that `models get` has downloaded."""
-    from chatapp.models.fetched import fetched_models
+    from chatapp.engine.models.fetched import fetched_models
 
     return [model.name for model in fetched_models()]
 
@@ -106,7 +106,7 @@ def precisions() -> Iterable[str]:
 @_offered
 def prompts() -> Iterable[str]:
     """Prompt files by name."""
-    from chatapp.prompting.files.library import tasks
+    from chatapp.tasks.files.library import tasks
 
     return tasks()
 
@@ -114,7 +114,7 @@ def prompts() -> Iterable[str]:
 @_offered
 def personas() -> Iterable[str]:
     """Personas by name."""
-    from chatapp.prompting.files.library import personas
+    from chatapp.tasks.files.library import personas
 
     return personas()
 
@@ -122,7 +122,7 @@ def personas() -> Iterable[str]:
 @_offered
 def methods() -> Iterable[tuple[str, str]]:
     """Methods to choose demonstrations."""
-    from chatapp.prompting.selection.installed import usable_methods
+    from chatapp.tasks.selection.installed import usable_methods
 
     return [(name, method.summary) for name, method in usable_methods().items()]
 
@@ -134,7 +134,7 @@ lists_of_methods = _for_lists(methods)
 @_offered
 def paper_tasks() -> Iterable[str]:
     """Tasks of the GPT-3 paper."""
-    from chatapp.evaluation.gpt3_tasks import TASKS
+    from chatapp.tasks.evaluation.gpt3_tasks import TASKS
 
     return TASKS
 

@@ -34,7 +34,7 @@ def perplexity(
 ) -> None:
     """Measure the perplexity of a text over a sliding window."""
     from chatapp.common.settings import load_settings
-    from chatapp.evaluation import language_modelling as measure
+    from chatapp.tasks.evaluation import language_modelling as measure
 
     text = read_required(file)
     settings = load_settings({"model": model, "precision": precision})

@@ -28,9 +28,9 @@ def render(
     """Print the exact prompt of a chat, in the template that a model is chatted with."""
     from chatapp.common.settings import load_settings
     from chatapp.dialogue.writers.choosing import template_of
-    from chatapp.encoding import ids_of
+    from chatapp.engine.encoding import ids_of
+    from chatapp.engine.models.resolving import find_model
     from chatapp.engine.tokenizers import chat_tokenizer
-    from chatapp.models.resolving import find_model
     from chatapp.prompting.messages import text_of
 
     chat = _read_messages(messages)

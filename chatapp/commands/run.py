@@ -32,14 +32,14 @@ from chatapp.commands.options import (
     StrictOption,
 )
 from chatapp.common.userfiles import UserError
-from chatapp.prompting.selection.methods import help_on_methods
+from chatapp.tasks.selection.methods import help_on_methods
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from chatapp.engine.model import LanguageModel, Sampling
-    from chatapp.fewshot.answering import Answer, Answerer, Answering, LookUp, Question
-    from chatapp.prompting.files.promptfile import PromptFile
+    from chatapp.tasks.answering import Answer, Answerer, Answering, LookUp, Question
+    from chatapp.tasks.files.promptfile import PromptFile
 
 _HOW = ("shots", "select", "order", "score", "style", "instruction")
 """The options on the prompt for an input."""
@@ -131,8 +131,8 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Answer inputs as a prompt file says: by a label, or by generated text."""
-    from chatapp.fewshot.options import changed
-    from chatapp.prompting.files.promptfile import load_prompt
+    from chatapp.tasks.files.promptfile import load_prompt
+    from chatapp.tasks.options import changed
 
     if file is None:
         if text is not None or inputs is not None:
@@ -154,8 +154,8 @@ def run(
 def _list(*, as_json: bool) -> None:
     """The prompts of the library, each with what it is for."""
     from chatapp.prompting.examples import PromptError
-    from chatapp.prompting.files.library import tasks
-    from chatapp.prompting.files.promptfile import load_prompt
+    from chatapp.tasks.files.library import tasks
+    from chatapp.tasks.files.promptfile import load_prompt
 
     rows: list[dict[str, str]] = []
     for name, path in tasks().items():
@@ -199,10 +199,10 @@ def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
 def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering, str]":
     """The answerer, and a text that identifies it."""
     from chatapp.common.settings import load_settings
-    from chatapp.evaluation.journal import prompt_identity
-    from chatapp.fewshot.answering import sampling_of
-    from chatapp.fewshot.heads import HeadAnswerer, head_of
-    from chatapp.models.resolving import model_identity
+    from chatapp.engine.models.resolving import model_identity
+    from chatapp.tasks.answering import sampling_of
+    from chatapp.tasks.evaluation.journal import prompt_identity
+    from chatapp.tasks.heads import HeadAnswerer, head_of
 
     settings = load_settings({"model": options["model"]})
     sampling = sampling_of(prompt)
@@ -231,8 +231,8 @@ def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering
 def _prompted(
     prompt: "PromptFile", language_model: "LanguageModel", sampling: "Sampling"
 ) -> "Answerer":
-    from chatapp.fewshot.answering import Answerer
-    from chatapp.fewshot.options import selector_for
+    from chatapp.tasks.answering import Answerer
+    from chatapp.tasks.options import selector_for
 
     with progress("Reading the pool") as show:
         selector = selector_for(prompt, language_model, show)
@@ -250,8 +250,8 @@ def look_up_for(prompt: "PromptFile", model: "LanguageModel") -> "LookUp | None"
     """Finds the passages for a prompt file; None if it uses no documents."""
     if prompt.documents is None:
         return None
-    from chatapp.passages.search import Documents
-    from chatapp.passages.sources import fitting, texts_in_prompt
+    from chatapp.dialogue.documents.search import Documents
+    from chatapp.dialogue.documents.sources import fitting, texts_in_prompt
 
     documents = Documents(prompt.documents, model)
 
@@ -268,8 +268,8 @@ def look_up_for(prompt: "PromptFile", model: "LanguageModel") -> "LookUp | None"
 def _one(prompt: "PromptFile", options: dict[str, Any]) -> None:
     """Answer one input. Raises typer.Exit(1) when the answer breaks off."""
     from chatapp.engine.events import REPEATED
-    from chatapp.evaluation.batch import document
-    from chatapp.evaluation.inputs import query_of
+    from chatapp.tasks.evaluation.batch import document
+    from chatapp.tasks.evaluation.inputs import query_of
 
     text = options["text"] or ""
     query = text if prompt.text is not None else query_of(text, prompt.columns, "--input")
@@ -302,9 +302,9 @@ def _many(prompt: "PromptFile", options: dict[str, Any], inputs: str, output: Pa
     """Answer every input. Raises typer.Exit(1) at the end when one of them was bad."""
     from contextlib import ExitStack
 
-    from chatapp.evaluation.batch import answer_all
-    from chatapp.evaluation.inputs import read_inputs, read_stream
-    from chatapp.evaluation.journal import Journal
+    from chatapp.tasks.evaluation.batch import answer_all
+    from chatapp.tasks.evaluation.inputs import read_inputs, read_stream
+    from chatapp.tasks.evaluation.journal import Journal
 
     is_stream = inputs == "-"
     columns = prompt.columns

@@ -17,11 +17,11 @@ from chatapp.commands.options import JsonOption, ModelOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.documents.reading import Piece
     from chatapp.engine.model import LanguageModel
-    from chatapp.fewshot.answering import Answerer
-    from chatapp.fewshot.summaries import Summary, TracedSentence
-    from chatapp.passages.reading import Piece
-    from chatapp.prompting.files.promptfile import PromptFile
+    from chatapp.tasks.answering import Answerer
+    from chatapp.tasks.files.promptfile import PromptFile
+    from chatapp.tasks.summaries import Summary, TracedSentence
 
 _PASSAGE = 400
 """Tokens of a passage at most: in one sentence, a small model can say little about more."""
@@ -46,8 +46,8 @@ def summarize(
 ) -> None:
     """Summarize a document longer than the window: its passages, then the summaries."""
     from chatapp.common.settings import load_settings
-    from chatapp.fewshot.summaries import summarize, trace_sentences
-    from chatapp.prompting.files.promptfile import load_prompt
+    from chatapp.tasks.files.promptfile import load_prompt
+    from chatapp.tasks.summaries import summarize, trace_sentences
 
     task = load_prompt(prompt_path(prompt))
     if task.labels or task.choices or task.text is not None or len(task.form.query_fields) != 1:
@@ -72,7 +72,7 @@ def summarize(
 
 
 def _warn_of_size(model: "LanguageModel") -> None:
-    from chatapp.models.sizes import read_sizes
+    from chatapp.engine.models.sizes import read_sizes
 
     count = read_sizes(model.files).parameters if model.files else None
     if count and count < _TOO_SMALL:
@@ -84,8 +84,8 @@ def _warn_of_size(model: "LanguageModel") -> None:
 
 def _pieces(file: Path, model: "LanguageModel") -> "list[Piece]":
     """Passages of a third of the window or less. Raises UserError for a file without text."""
-    from chatapp.passages.reader import DocumentReader
-    from chatapp.passages.reading import Unreadable
+    from chatapp.dialogue.documents.reader import DocumentReader
+    from chatapp.dialogue.documents.reading import Unreadable
 
     reader = DocumentReader()
 
@@ -104,8 +104,8 @@ def _pieces(file: Path, model: "LanguageModel") -> "list[Piece]":
 
 
 def _answerer(task: "PromptFile", model: "LanguageModel") -> "Answerer":
-    from chatapp.fewshot.answering import Answerer
-    from chatapp.fewshot.options import selector_for
+    from chatapp.tasks.answering import Answerer
+    from chatapp.tasks.options import selector_for
 
     template = template_for([task], model)
     return Answerer(model, task, selector_for(task, model), template=template)

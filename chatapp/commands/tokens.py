@@ -48,7 +48,7 @@ def tokens(
     With --learn, no model is used: it shows which tokens BPE or WordPiece would make of a file.
     """
     from chatapp.common.settings import load_settings
-    from chatapp.models.loading import read_tokenizer
+    from chatapp.engine.models.loading import read_tokenizer
 
     if learn is not None:
         if text is not None or file is not None or steps:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from chatapp.common.parameters import Choices, known_values
 from chatapp.common.userfiles import UserError
+from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import Gone
 from chatapp.dialogue.store.rows import Basis, StoredMessage
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.interventions import UNCHANGED
-from chatapp.passages.sources import Source
-from chatapp.prompting.files.documents import DocumentSet
+from chatapp.tasks.files.documents import DocumentSet
 
 if TYPE_CHECKING:
-    from chatapp.tools.mcp_servers import ServerPrompt, Servers
-    from chatapp.tools.permission import PermissionRequest
-    from chatapp.tools.registry import Registry
-    from chatapp.tools.tool import Arguments, Tool
+    from chatapp.dialogue.tools.mcp_servers import ServerPrompt, Servers
+    from chatapp.dialogue.tools.permission import PermissionRequest
+    from chatapp.dialogue.tools.registry import Registry
+    from chatapp.dialogue.tools.tool import Arguments, Tool
 
 Decision = Literal["once", "chat", "always", "no"]
 """For this call, for this chat, for this tool in every chat, or not at all."""
@@ -272,7 +272,7 @@ class Chat:
     @property
     def servers(self) -> "Servers":
         """The servers of the chat's tools, which run until the chat is closed."""
-        from chatapp.tools.mcp_servers import Servers
+        from chatapp.dialogue.tools.mcp_servers import Servers
 
         self._servers = self._servers or Servers()
         return self._servers
@@ -285,7 +285,7 @@ class Chat:
         """The available tools. documents: those of the prompt file, searched by a tool if the chat
         has none of its own.
         """
-        from chatapp.tools.registry import find_tools
+        from chatapp.dialogue.tools.registry import find_tools
 
         return find_tools(self.documents or documents, self.servers)
 
@@ -294,7 +294,7 @@ class Chat:
 
         An answer that cannot be stored applies to this call only.
         """
-        from chatapp.tools.permission import (
+        from chatapp.dialogue.tools.permission import (
             PermissionRequest,
             allow_for_good,
             allowed_for_good,

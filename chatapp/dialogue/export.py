@@ -51,9 +51,9 @@ from itertools import pairwise
 from typing import Any
 
 from chatapp.dialogue.store.rows import StoredChat, StoredMessage
+from chatapp.dialogue.tools.tool import call_in_words
 from chatapp.engine.events import THINKING
 from chatapp.prompting.messages import Call
-from chatapp.tools.tool import call_in_words
 
 _NAMES = {"user": "User", "assistant": "Assistant"}
 

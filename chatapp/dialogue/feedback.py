@@ -34,7 +34,7 @@ from enum import StrEnum
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
-from chatapp.passages.sources import texts_in_prompt
+from chatapp.dialogue.documents.sources import texts_in_prompt
 from chatapp.prompting.messages import Message
 
 if TYPE_CHECKING:

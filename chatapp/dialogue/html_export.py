@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from chatapp.common.foreign import printable
 from chatapp.dialogue.store.rows import StoredChat, StoredMessage
-from chatapp.tools.tool import call_in_words
+from chatapp.dialogue.tools.tool import call_in_words
 
 _NAMES = {"user": "You", "assistant": "Assistant"}
 

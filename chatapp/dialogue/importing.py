@@ -23,9 +23,9 @@ from typing import Any, TypeVar, cast, get_args
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import UserError, quoted, read_text, reason, shown
+from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Status
-from chatapp.passages.sources import Source
 from chatapp.prompting.calls import DEEPEST, depth
 from chatapp.prompting.messages import Call, Role
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from chatapp.common.progress import Progress
+from chatapp.dialogue.documents.sources import Source, texts_in_prompt
 from chatapp.dialogue.events import Called, ReplyEvent
 from chatapp.dialogue.rendering import Grounding
 from chatapp.dialogue.reply import ALTERNATIVES, reply_events
@@ -19,9 +20,8 @@ from chatapp.dialogue.writers.prompt import Exchange, Prompt, trimmed, with_cons
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
-from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.files.documents import DocumentSet
+from chatapp.tasks.files.documents import DocumentSet
 
 
 def ask(

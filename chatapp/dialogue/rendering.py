@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from chatapp.common.progress import Progress
+from chatapp.dialogue.documents.search import Documents
+from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.store.rows import StoredMessage
 from chatapp.dialogue.writers.prompt import Exchange, Writer
 from chatapp.engine.model import LanguageModel
-from chatapp.passages.search import Documents
-from chatapp.passages.sources import Source
-from chatapp.prompting.files.documents import DocumentsError, DocumentSet
+from chatapp.tasks.files.documents import DocumentsError, DocumentSet
 
 
 def exchanges_of(path: Iterable[StoredMessage]) -> list[Exchange]:

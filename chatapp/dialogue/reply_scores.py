@@ -14,13 +14,13 @@ from chatapp.dialogue.feedback import answered_messages, conditions_of
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import StoredMessage
 from chatapp.dialogue.writers.choosing import own_template
-from chatapp.encoding import ids_of, without_start
 from chatapp.engine.backends.head import RewardModel
 from chatapp.engine.batch import MOST_AT_ONCE
+from chatapp.engine.encoding import ids_of, without_start
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Sampling
-from chatapp.models.loading import load_reward_model
+from chatapp.engine.models.loading import load_reward_model
 from chatapp.prompting.chat_template import ChatTemplate, Template
 from chatapp.prompting.messages import END_OF_TEXT, Message, Segment
 

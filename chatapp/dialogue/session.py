@@ -13,6 +13,7 @@ from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices, seeded
 from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.documents.sources import NO_PASSAGE, Source, texts_in_prompt
 from chatapp.dialogue.events import PARAGRAPH, ReplyEvent, SessionEvent, Started
 from chatapp.dialogue.rendering import (
     Grounding,
@@ -25,6 +26,8 @@ from chatapp.dialogue.rendering import (
 from chatapp.dialogue.reply import ALTERNATIVES, ReplyRecorder, reply_events, with_remark
 from chatapp.dialogue.store.rows import Conditions, StoredMessage
 from chatapp.dialogue.tool_calls import Toolbox, chooser_of, events_with_calls, out_of_reach
+from chatapp.dialogue.tools.registry import Registry
+from chatapp.dialogue.tools.tool import ToolError
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import (
     Exchange,
@@ -37,12 +40,9 @@ from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
-from chatapp.passages.sources import NO_PASSAGE, Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.files.documents import DocumentSet
 from chatapp.prompting.messages import Message, Role
-from chatapp.tools.registry import Registry
-from chatapp.tools.tool import ToolError
+from chatapp.tasks.files.documents import DocumentSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from chatapp.dialogue.events import PARAGRAPH, Called, Calling, ReplyEvent
 from chatapp.dialogue.reply import reply_events
+from chatapp.dialogue.tools.tool import STOPPED, Arguments, Outcome, Tool, failed, misfit_of, run
 from chatapp.dialogue.writers.prompt import MessageTooLong, Prompt, Writer
 from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
@@ -22,7 +23,6 @@ from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request
 from chatapp.prompting.calls import LLAMA, CallFilter
 from chatapp.prompting.messages import Call, CallPattern, InlineCalls, Requested
-from chatapp.tools.tool import STOPPED, Arguments, Outcome, Tool, failed, misfit_of, run
 
 MOST_CALLS = 10
 """In one reply."""
@@ -69,7 +69,7 @@ def chooser_of(model: LanguageModel, writer: Writer, tools: Mapping[str, Tool]) 
     """`Toolbox.choose` for a model; None for one that opens calls by itself."""
     if writer.tool_choice == "own":
         return None
-    from chatapp.tools.choosing import Chooser
+    from chatapp.dialogue.tools.choosing import Chooser
 
     return Chooser(model, tools).choose
 

@@ -24,9 +24,9 @@ from chatapp.dialogue.writers.choosing import (
 from chatapp.dialogue.writers.fewshot import FewShotWriter
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.model import Generate, LanguageModel, Sampling
-from chatapp.fewshot.answering import sampling_of
-from chatapp.prompting.files.promptfile import Persona, PromptFile
 from chatapp.prompting.template import in_a_sentence
+from chatapp.tasks.answering import sampling_of
+from chatapp.tasks.files.promptfile import Persona, PromptFile
 
 _TEXTS = ("model", "precision", "template")
 

@@ -30,8 +30,8 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.safetensors import open_weights
 from chatapp.engine.model import LanguageModel
+from chatapp.engine.models.resolving import BUNDLED_FOLDER, BUNDLED_LENS
 from chatapp.lab.heads import own_decoder
-from chatapp.models.resolving import BUNDLED_FOLDER, BUNDLED_LENS
 
 SKIPPED = 16
 """First positions that are left out: much attention goes to them."""

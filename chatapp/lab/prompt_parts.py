@@ -26,9 +26,9 @@ from torch import Tensor
 
 from chatapp.common.progress import Progress, no_progress
 from chatapp.common.shading import visible
-from chatapp.encoding import segment_ids
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
+from chatapp.engine.encoding import segment_ids
 from chatapp.engine.model import LanguageModel, Tokenizer
 from chatapp.lab.findings import Finding
 from chatapp.lab.heads import own_decoder

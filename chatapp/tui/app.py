@@ -42,8 +42,8 @@ from chatapp.tui.widgets.prompt import Prompt
 if TYPE_CHECKING:
     from textual.command import Provider
 
+    from chatapp.dialogue.lessons.lesson import Lesson
     from chatapp.engine.model import LanguageModel
-    from chatapp.lessons.lesson import Lesson
 
 _PATIENCE = 0.3
 """Seconds that a running turn has to store its reply when the user quits."""
@@ -181,11 +181,11 @@ class ChatApp(FailingApp[int]):
         return written(binding.key)
 
     def _load_by_name(self) -> "LanguageModel":
-        from chatapp.models.loading import load_model
+        from chatapp.engine.models.loading import load_model
 
         chosen = self._settings
         if self._may_be_served:
-            from chatapp.models.background import load_served
+            from chatapp.engine.models.background import load_served
 
             served = load_served(chosen.model, chosen.precision, chosen.device)
             if served is not None:
@@ -267,7 +267,7 @@ class ChatApp(FailingApp[int]):
 
         Raises UserError for a lesson that does not exist.
         """
-        from chatapp.lessons.lesson import find_lesson
+        from chatapp.dialogue.lessons.lesson import find_lesson
         from chatapp.tui.chat.lesson import LessonScreen
 
         lesson, model = find_lesson(name), self.chat.conversation.model

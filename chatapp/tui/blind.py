@@ -17,7 +17,7 @@ from chatapp.tui.platform.textual_internals import FailingApp
 from chatapp.tui.theme import CALM, readable
 
 if TYPE_CHECKING:
-    from chatapp.evaluation.blind_test import Trial, Verdict
+    from chatapp.tasks.evaluation.blind_test import Trial, Verdict
 
 
 _KEYS: "Mapping[str, Verdict]" = {"h": "human", "m": "machine", "d": "unknown"}

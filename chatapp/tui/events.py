@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from chatapp.dialogue.reading import Usage
     from chatapp.dialogue.session import Session
     from chatapp.dialogue.store.rows import StoredMessage
-    from chatapp.models.catalogue import ListedModel
-    from chatapp.models.known_models import KnownModel
+    from chatapp.engine.models.catalogue import ListedModel
+    from chatapp.engine.models.known_models import KnownModel
 
 
 @dataclass

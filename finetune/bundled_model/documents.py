@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from chatapp.common.userfiles import write_whole
-from chatapp.evaluation.gpt3_tasks import own_words
+from chatapp.tasks.evaluation.gpt3_tasks import own_words
 from finetune.bundled_model.generators import (
     abstention,
     arithmetic,

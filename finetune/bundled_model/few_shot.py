@@ -14,13 +14,13 @@ from statistics import fmean
 from typing import Any
 
 from chatapp.engine.model import LanguageModel
-from chatapp.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan, subset
-from chatapp.evaluation.gpt3_tasks import generate, own_words, task_prompt
-from chatapp.evaluation.inputs import Item
-from chatapp.evaluation.journal import Journal
-from chatapp.evaluation.report import results
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan, subset
+from chatapp.tasks.evaluation.gpt3_tasks import generate, own_words, task_prompt
+from chatapp.tasks.evaluation.inputs import Item
+from chatapp.tasks.evaluation.journal import Journal
+from chatapp.tasks.evaluation.report import results
+from chatapp.tasks.files.promptfile import PromptFile
 from finetune.bundled_model.generators.fewshot import Shot
 from finetune.bundled_model.generators.incontext import held_out_tasks
 from finetune.bundled_model.sources import groupings

@@ -20,11 +20,11 @@ import typer
 
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.model import LanguageModel
-from chatapp.evaluation.evaluate import Task
-from chatapp.evaluation.journal import Journal
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.tasks.evaluation.evaluate import Task
+from chatapp.tasks.evaluation.journal import Journal
+from chatapp.tasks.files.promptfile import PromptFile
 from finetune.bundled_model.few_shot import GRID, as_task, curve, few_shot_rows
 from finetune.bundled_model.generators.subjects import with_article
 from finetune.bundled_model.generators.tasks import QuestionTask, all_tasks, filled

@@ -6,9 +6,9 @@ need no download. What is interrupted goes on when it is started again.
 
 from chatapp.engine.events import Token
 from chatapp.engine.model import LanguageModel, Request, Sampling
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import BUNDLED, BUNDLED_FOLDER, BUNDLED_LENS
 from chatapp.lab.lens import LONGEST, compute_lens
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import BUNDLED, BUNDLED_FOLDER, BUNDLED_LENS
 
 TEXTS = 53
 

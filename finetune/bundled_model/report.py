@@ -42,9 +42,9 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
-from chatapp.evaluation.journal import NONE, Journal
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.chat_template import Template
+from chatapp.tasks.evaluation.journal import NONE, Journal
 from finetune.bundled_model import talk
 from finetune.bundled_model.few_shot import GRID, Row, curve, few_shot_rows, few_shot_settings
 from finetune.bundled_model.generators.tasks import Problem, all_tasks

@@ -30,7 +30,7 @@ from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Finished, FinishReason
 from chatapp.engine.files.generation_config import read_generation_config
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.chat_template import Template
 from finetune.bundled_model.generators import abstention
 from finetune.bundled_model.generators.tasks import all_tasks

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from chatapp.evaluation.journal import Journal, read_rows
+from chatapp.tasks.evaluation.journal import Journal, read_rows
 from finetune.bundled_model.generators.dialogues import Turns, chat_row, typed
 from finetune.bundled_model.generators.tasks import filled
 from finetune.bundled_model.generators.words import table

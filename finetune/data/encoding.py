@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatapp.encoding import in_order, segment_ids, without_start
+from chatapp.engine.encoding import in_order, segment_ids, without_start
 from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Template
 from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of

@@ -15,8 +15,8 @@ from chatapp.dialogue.writers.choosing import own_template
 from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec
 from chatapp.engine.backends.transformers_loading import context_of, read_config
 from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.models.resolving import find_model, model_folder
 from chatapp.engine.tokenizers import chat_tokenizer
-from chatapp.models.resolving import find_model, model_folder
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.preparation import LONGEST, choose_template, on_day
 from finetune.objectives.objective import EvaluationRow, Evaluator, ModelText, objective_class

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chatapp.lab.prompt_parts import rank_correlation
-from chatapp.prompting.selection.similarity import TfidfIndex
+from chatapp.tasks.selection.similarity import TfidfIndex
 from finetune.data.encoding import Span
 from finetune.measuring.retraining import Retraining
 

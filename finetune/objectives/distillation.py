@@ -28,8 +28,8 @@ from torch.utils.checkpoint import checkpoint
 from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.backends.transformers_loading import context_of, load_causal
 from chatapp.engine.model import PieceTokenizer
+from chatapp.engine.models.resolving import find_model
 from chatapp.engine.tokenizers import chat_tokenizer
-from chatapp.models.resolving import find_model
 from finetune.config.objectives import DistillationSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors

@@ -41,8 +41,8 @@ from chatapp.engine.backends.head import (
 )
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import PieceTokenizer, Tokenizer
-from chatapp.evaluation.metrics import macro_f1
 from chatapp.lab.prompt_parts import rank_correlation
+from chatapp.tasks.evaluation.metrics import macro_f1
 from finetune.config.objectives import L3Settings
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.config.tasks import Metric

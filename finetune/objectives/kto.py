@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.model import PieceTokenizer, Tokenizer
-from chatapp.evaluation.metrics import wilson
+from chatapp.tasks.evaluation.metrics import wilson
 from finetune.config.objectives import KtoSettings
 from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import Tensors, TrainingRows

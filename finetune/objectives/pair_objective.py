@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from chatapp.engine.backends.head import HEAD_FILE, in_place_of
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.model import PieceTokenizer, Tokenizer
-from chatapp.evaluation.metrics import wilson
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.resolving import find_model
+from chatapp.tasks.evaluation.metrics import wilson
 from finetune.config.objectives import SupervisedSpan
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import ByLength, Tensors, TrainingRows, collate, loader

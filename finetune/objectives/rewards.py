@@ -22,8 +22,8 @@ from typing import Any
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError, quoted
 from chatapp.dialogue.reply_scores import ReplyScorer
-from chatapp.evaluation.metrics import exact_match
-from chatapp.tools.process import Supervision, end_program
+from chatapp.dialogue.tools.process import Supervision, end_program
+from chatapp.tasks.evaluation.metrics import exact_match
 from finetune.config.rewards import (
     Check,
     ExactMatch,

@@ -5,8 +5,8 @@
 OUT receives subtraction_train.jsonl and subtraction_test.jsonl, a problem and its answer a line, in
 the wording of the GPT-3 paper.
 
-Invariant: no problem is in both; the test is that of `chatapp.evaluation.gpt3_tasks`, none of which
-the bundled model has seen.
+Invariant: no problem is in both; the test is that of
+`chatapp.tasks.evaluation.gpt3_tasks`, none of which the bundled model has seen.
 """
 
 import json
@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from chatapp.common.userfiles import write_whole
-from chatapp.evaluation.gpt3_tasks import generate
 from chatapp.prompting.examples import Example
+from chatapp.tasks.evaluation.gpt3_tasks import generate
 from finetune.recipes import run
 
 TASK = "3D-"

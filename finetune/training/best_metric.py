@@ -10,14 +10,14 @@ from itertools import islice
 from pathlib import Path
 
 from chatapp.engine.model import LanguageModel
-from chatapp.evaluation.evaluate import Grid, Selectors, evaluate, plan, subset
-from chatapp.evaluation.evaluate import Task as Evaluated
-from chatapp.evaluation.inputs import read_test
-from chatapp.evaluation.language_modelling import lambada, read_passages
-from chatapp.evaluation.metrics import exact_match
-from chatapp.evaluation.report import results
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.files.promptfile import load_prompt
+from chatapp.tasks.evaluation.evaluate import Grid, Selectors, evaluate, plan, subset
+from chatapp.tasks.evaluation.evaluate import Task as Evaluated
+from chatapp.tasks.evaluation.inputs import read_test
+from chatapp.tasks.evaluation.language_modelling import lambada, read_passages
+from chatapp.tasks.evaluation.metrics import exact_match
+from chatapp.tasks.evaluation.report import results
+from chatapp.tasks.files.promptfile import load_prompt
 from finetune.config.sections import ConfigError
 from finetune.config.tasks import Task
 from finetune.data.batches import TrainingRows

@@ -17,7 +17,7 @@ from chatapp.common.paths import CHAT_TEMPLATE
 from chatapp.common.userfiles import read_json_object, write_whole
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, CONFIG
-from chatapp.models.resolving import BUNDLED
+from chatapp.engine.models.resolving import BUNDLED
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import END_OF_TEXT
 from chatapp.prompting.template import DialogueTemplate, as_jinja, save_template

@@ -48,7 +48,7 @@ from typing import Any
 
 from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object, write_whole
-from chatapp.models.resolving import BUNDLED
+from chatapp.engine.models.resolving import BUNDLED
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, validated
 
 RESULT_FILE = "result.json"

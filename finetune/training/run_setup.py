@@ -28,8 +28,8 @@ from chatapp.engine.backends.transformers_model import NetworkModel, Transformer
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.device import device_for
 from chatapp.engine.model import PieceTokenizer
+from chatapp.engine.models.resolving import find_model
 from chatapp.engine.tokenizers import chat_tokenizer
-from chatapp.models.resolving import find_model
 from chatapp.prompting.chat_template import Template
 from finetune.config.code import require_permission, withhold_code
 from finetune.config.sections import ConfigError, FinetuneConfig

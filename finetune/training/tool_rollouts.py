@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from chatapp.dialogue.tool_calls import MOST_CALLS, Toolbox, inline_result
+from chatapp.dialogue.tools.registry import find_tools
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Token
 from chatapp.engine.model import Request, Tokenizer
 from chatapp.prompting.calls import CALCULATOR, CallFilter
 from chatapp.prompting.messages import Requested
-from chatapp.tools.registry import find_tools
 from finetune.objectives.rewards import DrawnReply
 
 

@@ -26,7 +26,7 @@ from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.constraint.matching import Allowed, Matcher
 from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 sys.path.append(str(Path(__file__).parents[1]))
 from random_constraints import random_constraint

@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from chatapp.passages.index import Passage
-from chatapp.passages.search import Documents
-from chatapp.prompting.files.documents import DocumentSet
+from chatapp.dialogue.documents.index import Passage
+from chatapp.dialogue.documents.search import Documents
+from chatapp.tasks.files.documents import DocumentSet
 
 SIZES = (3, 20, 200)
 QUESTIONS = 100

@@ -16,10 +16,10 @@ from collections import Counter
 from pathlib import Path
 
 from chatapp.commands.inspecting.prompt_parts import explain_answer
-from chatapp.fewshot.answering import Answerer
-from chatapp.fewshot.options import changed, selector_for
-from chatapp.models.loading import load_model
-from chatapp.prompting.files.promptfile import load_prompt
+from chatapp.engine.models.loading import load_model
+from chatapp.tasks.answering import Answerer
+from chatapp.tasks.files.promptfile import load_prompt
+from chatapp.tasks.options import changed, selector_for
 
 DATA = Path(os.environ.get("SHARED_DATA", "../shared/data")) / "classify"
 NAMES = {

@@ -112,7 +112,7 @@ def test_beside_busy_programs(model: str, busy: int, tmp_path: Path) -> None:
 def _measure(name: str) -> dict[str, float]:
     from chatapp.engine.backends.local import LocalModel
     from chatapp.engine.model import Request, Sampling
-    from chatapp.models.loading import load_model
+    from chatapp.engine.models.loading import load_model
 
     model = load_model(name)
     assert isinstance(model, LocalModel)
@@ -154,7 +154,7 @@ def _training(name: str, vocabulary: int) -> Timed:
     import torch
 
     from chatapp.engine.backends.transformers_loading import load_causal
-    from chatapp.models.resolving import find_model
+    from chatapp.engine.models.resolving import find_model
     from finetune.training.adapters import fuse_activations
 
     network: Any = load_causal(find_model(name))

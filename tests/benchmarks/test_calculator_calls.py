@@ -18,10 +18,10 @@ from tool_questions import sum_question
 
 from chatapp.dialogue.oneshot import ask, ask_with_tools
 from chatapp.dialogue.tool_calls import Toolbox, chooser_of
+from chatapp.dialogue.tools.registry import find_tools
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.engine.model import Sampling
-from chatapp.models.loading import load_model
-from chatapp.tools.registry import find_tools
+from chatapp.engine.models.loading import load_model
 
 PROBLEMS = sized(100, 1)
 DIGITS = sized((1, 2, 3, 4, 5, 6), (1, 6))

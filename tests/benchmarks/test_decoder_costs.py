@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 pytestmark = pytest.mark.benchmark
 

@@ -16,12 +16,12 @@ from scale import check_finite, sized
 from tool_questions import TOOLS, questions
 
 from chatapp.dialogue.tool_calls import call_constraint
+from chatapp.dialogue.tools.registry import find_tools
 from chatapp.engine.continuation import Continuation
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import LanguageModel, Request, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.calls import HERMES
-from chatapp.tools.registry import find_tools
 
 MODELS = os.environ.get("CHATAPP_MODELS", "bundled").split(",")
 QUESTIONS = sized(20, 2)

@@ -125,7 +125,7 @@ def test_beside_busy_processes(busy: int, folder: Path) -> None:
     models = [(name, kind) for name in MODELS[:1] for kind in sized(["int8", "int4"], ["int8"])]
     if models[0][0] == "SmolLM2" and not SMOLLM2.is_file():
         pytest.skip("SMOLLM2_GGUF names no file")
-    from chatapp.models.resolving import BUNDLED, model_folder
+    from chatapp.engine.models.resolving import BUNDLED, model_folder
 
     files = {kind: file_of(folder, name, KINDS[kind]) for name, kind in models}
     files["float32"] = model_folder(BUNDLED)

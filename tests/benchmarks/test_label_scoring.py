@@ -15,12 +15,12 @@ from statistics import median
 import pytest
 from scale import check_finite, is_tiny, sized
 
-from chatapp.fewshot.answering import Answerer
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import model_folder
-from chatapp.prompting.files.promptfile import load_prompt
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import model_folder
 from chatapp.prompting.messages import text_of
-from chatapp.prompting.selection.select import build_selector
+from chatapp.tasks.answering import Answerer
+from chatapp.tasks.files.promptfile import load_prompt
+from chatapp.tasks.selection.select import build_selector
 
 PROMPT = Path(__file__).parents[2] / "prompts" / "question_type.toml"
 ITEMS = sized(300, 4)

@@ -24,13 +24,13 @@ from api_server import on_a_thread
 from shared_data import shared_data
 from test_demonstrations import write
 
-from chatapp.evaluation.inputs import Item, read_test
-from chatapp.fewshot.answering import Answerer
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import model_folder
-from chatapp.prompting.files.promptfile import PromptFile, load_prompt
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import model_folder
 from chatapp.prompting.messages import text_of
-from chatapp.prompting.selection.select import build_selector
+from chatapp.tasks.answering import Answerer
+from chatapp.tasks.evaluation.inputs import Item, read_test
+from chatapp.tasks.files.promptfile import PromptFile, load_prompt
+from chatapp.tasks.selection.select import build_selector
 
 PYTHON = os.environ.get("LM_EVAL_PYTHON", "")
 PROMPTS = Path(__file__).parents[2] / "prompts" / "papers"

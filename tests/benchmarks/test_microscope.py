@@ -20,6 +20,7 @@ from scale import check_finite, is_tiny, sized
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import Part
 from chatapp.engine.model import Sampling
+from chatapp.engine.models.loading import load_model
 from chatapp.lab.architectures.positions import Positions
 from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
 from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, Why, ask, compare
@@ -32,7 +33,6 @@ from chatapp.lab.inspectable import inspectable
 from chatapp.lab.prompt_parts import Span, attribute_prompt
 from chatapp.lab.reruns import LabError
 from chatapp.lab.steering import make_direction
-from chatapp.models.loading import load_model
 
 pytestmark = pytest.mark.benchmark
 

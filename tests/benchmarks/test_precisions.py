@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.kernels.precision import has_kernels
 from chatapp.engine.model import Request, Sampling
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import BUNDLED
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import BUNDLED
 
 pytestmark = pytest.mark.benchmark
 

@@ -15,7 +15,7 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.cache import prompt_lookup
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import Request, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 pytestmark = pytest.mark.benchmark
 

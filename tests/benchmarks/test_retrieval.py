@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from scale import check_finite, is_tiny, sized
 
-from chatapp.models.encoders import CachedEncoder
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.selection.methods import Selector
-from chatapp.prompting.selection.select import Select, build_selector
-from chatapp.prompting.selection.similarity import Embeddings
+from chatapp.tasks.selection.encoders import CachedEncoder
+from chatapp.tasks.selection.methods import Selector
+from chatapp.tasks.selection.select import Select, build_selector
+from chatapp.tasks.selection.similarity import Embeddings
 
 ROWS, QUERIES = sized((100_000, 200), (200, 3))
 DIMENSIONS = 384

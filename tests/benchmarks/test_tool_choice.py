@@ -22,13 +22,13 @@ from tool_questions import TOOLS, ToolQuestion, questions
 from chatapp.dialogue.events import Called
 from chatapp.dialogue.oneshot import ask_with_tools
 from chatapp.dialogue.tool_calls import Toolbox
+from chatapp.dialogue.tools.choosing import Chooser
+from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.tools.tool import Tool, run
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.messages import Call, CallPattern, InlineCalls
-from chatapp.tools.choosing import Chooser
-from chatapp.tools.registry import find_tools
-from chatapp.tools.tool import Tool, run
 
 MODELS = os.environ.get("CHATAPP_MODELS", "bundled").split(",")
 EVERY = 50 if is_tiny() else int(os.environ.get("CHATAPP_EVERY", "1"))

@@ -1,6 +1,6 @@
 """Questions that one of five tools answers, and questions that none does.
 
-Their sentences and words are other ones than those of `chatapp/tools/examples.toml`.
+Their sentences and words are other ones than those of `chatapp/dialogue/tools/examples.toml`.
 """
 
 import random

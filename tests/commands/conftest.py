@@ -11,7 +11,7 @@ from tiny import write_tiny_gpt2
 
 from chatapp.cli import main
 from chatapp.engine.errors import ModelError
-from chatapp.models import loading
+from chatapp.engine.models import loading
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from chatapp.commands import console
 from chatapp.common.paths import settings_path
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Sampling
-from chatapp.models import loading
+from chatapp.engine.models import loading
 from chatapp.prompting.template import CHAT, save_template
 
 ROOT = Path(__file__).parent.parent.parent
@@ -264,7 +264,7 @@ def test_an_interrupt_while_loading_ends_quietly(run, monkeypatch: pytest.Monkey
 TALKER = """
 import sys
 from chatapp.cli import main
-from chatapp.models import loading
+from chatapp.engine.models import loading
 from fakes import ScriptedModel
 from thinking_model import thinking_model
 

@@ -10,8 +10,8 @@ from program import UseModel
 
 from chatapp.common.paths import database_path, prompts_dir
 from chatapp.dialogue.store import Store
-from chatapp.models import loading
-from chatapp.prompting.files.documents import DocumentSet
+from chatapp.engine.models import loading
+from chatapp.tasks.files.documents import DocumentSet
 
 
 @pytest.fixture

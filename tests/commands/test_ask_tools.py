@@ -16,8 +16,8 @@ from tool_server import add_server
 
 from chatapp.commands.ask_inputs import asking
 from chatapp.common.paths import tools_dir
-from chatapp.tools.permission import PermissionRequest
-from chatapp.tools.registry import find_tools
+from chatapp.dialogue.tools.permission import PermissionRequest
+from chatapp.dialogue.tools.registry import find_tools
 
 
 def call(name: str, **arguments: object) -> str:

@@ -13,7 +13,7 @@ from chatapp import __version__
 from chatapp.common.paths import database_path, log_dir, settings_path
 from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
-from chatapp.models import loading
+from chatapp.engine.models import loading
 
 ROOT = Path(__file__).parent.parent.parent
 

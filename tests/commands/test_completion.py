@@ -10,7 +10,7 @@ import pytest
 from chatapp.commands import options
 from chatapp.common.paths import database_path
 from chatapp.dialogue.store import Store
-from chatapp.models import resolving
+from chatapp.engine.models import resolving
 
 ROOT = Path(__file__).parent.parent.parent
 

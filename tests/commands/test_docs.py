@@ -7,7 +7,7 @@ import pytest
 from fakes import ScriptedModel
 from program import Run, UseModel
 
-from chatapp.passages import index
+from chatapp.dialogue.documents import index
 
 
 @pytest.fixture

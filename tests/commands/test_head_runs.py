@@ -12,8 +12,8 @@ from tiny import write_tiny_gpt2
 
 import finetune
 from chatapp.engine.backends.head import HEAD_FILE, HEAD_WEIGHTS, HeadModel, HeadSpec
-from chatapp.models.loading import read_tokenizer
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.loading import read_tokenizer
+from chatapp.engine.models.resolving import find_model
 
 LABELS = ("ham", "spam")
 TASK = """

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from program import Run
 
-from chatapp.lessons.lesson import NAMES
+from chatapp.dialogue.lessons.lesson import NAMES
 
 LESSON = """title = "Mine"
 [[step]]

@@ -16,7 +16,7 @@ from program import Run, UseModel
 from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
-from chatapp.models import loading
+from chatapp.engine.models import loading
 
 SPAM = """
 instruction   = "Classify each email."

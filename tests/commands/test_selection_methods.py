@@ -10,7 +10,7 @@ from fakes import ScriptedModel
 from program import Run, UseModel
 
 from chatapp.commands import options
-from chatapp.prompting.selection.methods import METHODS, Selector, with_encoder
+from chatapp.tasks.selection.methods import METHODS, Selector, with_encoder
 
 ROOT = Path(__file__).parent.parent.parent
 

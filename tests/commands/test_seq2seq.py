@@ -13,7 +13,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 SPAM = """instruction = "Say."
 input_prefix = "In: "

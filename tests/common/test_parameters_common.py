@@ -19,8 +19,8 @@ from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.backends.remote.server import Server
 from chatapp.engine.files.generation_config import read_generation_config
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.fewshot.answering import sampling_of
-from chatapp.prompting.files.promptfile import load_prompt
+from chatapp.tasks.answering import sampling_of
+from chatapp.tasks.files.promptfile import load_prompt
 from chatapp.tui.chat.slash_actions import differences, parameter_names
 from chatapp.tui.screens.parameters import HINTS, _texts
 

@@ -18,9 +18,9 @@ from chatapp.common.userfiles import (
     suggestion,
 )
 from chatapp.engine.errors import ModelError
-from chatapp.evaluation import inputs, journal
-from chatapp.models.resolving import model_folder
+from chatapp.engine.models.resolving import model_folder
 from chatapp.prompting.examples import PromptError
+from chatapp.tasks.evaluation import inputs, journal
 
 SOURCE = '''\
 # top_k = 1
@@ -110,7 +110,7 @@ def test_no_hub_is_asked_for_a_misspelt_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    monkeypatch.setattr("chatapp.models.hub.downloaded_folder", pytest.fail)
+    monkeypatch.setattr("chatapp.engine.models.hub.downloaded_folder", pytest.fail)
     with pytest.raises(ModelError, match="no such folder; did you mean 'mine'"):
         model_folder("runs/mien")
 

@@ -13,7 +13,7 @@ from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import CHAT, PLAIN
 
 

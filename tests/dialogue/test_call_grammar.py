@@ -3,12 +3,12 @@
 import threading
 
 from chatapp.dialogue.tool_calls import call_constraint
+from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.tools.tool import misfit_of
 from chatapp.engine.model import Request, Sampling
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import BUNDLED
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import BUNDLED
 from chatapp.prompting.calls import CALCULATOR, HERMES, CallFilter
-from chatapp.tools.registry import find_tools
-from chatapp.tools.tool import misfit_of
 
 
 def test_what_follows_the_mark_of_a_call_is_a_call() -> None:

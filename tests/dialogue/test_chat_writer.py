@@ -14,7 +14,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
 from chatapp.engine.model import Request, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.chat_template import ChatTemplate
 
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")

@@ -10,16 +10,16 @@ from sessions import session_with
 
 from chatapp.dialogue import export
 from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.documents import index
+from chatapp.dialogue.documents.sources import NO_PASSAGE, Source
 from chatapp.dialogue.events import Started
 from chatapp.dialogue.reading import draft, read, usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.prompt import MessageTooLong
 from chatapp.engine.events import Finished
-from chatapp.passages import index
-from chatapp.passages.sources import NO_PASSAGE, Source
-from chatapp.prompting.files.documents import DocumentsError, DocumentSet
 from chatapp.prompting.template import CHAT
+from chatapp.tasks.files.documents import DocumentsError, DocumentSet
 
 
 @pytest.fixture(autouse=True)

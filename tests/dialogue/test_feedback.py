@@ -11,13 +11,13 @@ from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import APPLICATION_ID, StoreError
 from chatapp.dialogue.store.migrations import MIGRATIONS
 from chatapp.dialogue.store.rows import Basis, Comparison, Conditions, Feedback
-from chatapp.passages.sources import Source
 from chatapp.prompting.messages import Call
 from chatapp.prompting.template import PLAIN
 

@@ -26,12 +26,12 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.fewshot.answering import Answerer
-from chatapp.fewshot.options import selector_for
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.files.promptfile import load_prompt
 from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, save_template
+from chatapp.tasks.answering import Answerer
+from chatapp.tasks.files.promptfile import load_prompt
+from chatapp.tasks.options import selector_for
 
 COLOURS = [("red rose", "warm"), ("blue sea", "cold"), ("red fire", "hot"), ("white ice", "icy")]
 DIALOGUE = [("Hello.", "Welcome to Caracas."), ("Is it big?", "Yes, very big.")]
@@ -414,7 +414,7 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
 def test_a_real_model_answers_and_reuses_what_it_read(
     store: Store, file: WriteFile, tmp_path: Path
 ) -> None:
-    from chatapp.models.loading import load_model
+    from chatapp.engine.models.loading import load_model
 
     model = load_model(str(write_tiny_gpt2(tmp_path)))
     assert isinstance(model, LocalModel)

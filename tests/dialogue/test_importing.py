@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.export import to_json, to_training_rows
 from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
 from chatapp.dialogue.store import Store
-from chatapp.passages.sources import Source
 from chatapp.prompting.calls import DEEPEST
 from chatapp.prompting.messages import Call
 

@@ -14,9 +14,9 @@ from thinking_model import thinking_model
 from chatapp.dialogue.chat import Chat, Decision
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.prompting.files.documents import DocumentSet
-from chatapp.tools.permission import PermissionRequest, allow_for_good
-from chatapp.tools.registry import find_tools
+from chatapp.dialogue.tools.permission import PermissionRequest, allow_for_good
+from chatapp.dialogue.tools.registry import find_tools
+from chatapp.tasks.files.documents import DocumentSet
 
 
 def call(name: str, **arguments: object) -> str:

@@ -18,7 +18,7 @@ from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.dialogue.writers.template import SERVED
 from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import ALPACA, PLAIN
 
 LOGPROBS = {

@@ -27,16 +27,16 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.tool_calls import MOST_CALLS, NO_CALL, Toolbox
+from chatapp.dialogue.tools import permission
+from chatapp.dialogue.tools.permission import PermissionRequest
+from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.tools.tool import ToolError
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Request, Sampling
-from chatapp.prompting.files.documents import DocumentSet
 from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import CHAT
-from chatapp.tools import permission
-from chatapp.tools.permission import PermissionRequest
-from chatapp.tools.registry import find_tools
-from chatapp.tools.tool import ToolError
+from chatapp.tasks.files.documents import DocumentSet
 
 TEMPLATE = """\
 {%- if tools %}{{- '<|im_start|>system\\n' }}

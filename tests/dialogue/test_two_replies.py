@@ -19,9 +19,9 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import BUNDLED
-from chatapp.prompting.files.documents import DocumentSet
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import BUNDLED
+from chatapp.tasks.files.documents import DocumentSet
 
 SHORT = Variant("own", "auto", "", Sampling(temperature=1.0, seed=1, max_tokens=6))
 LONG = Variant("own", "auto", "", Sampling(temperature=0.7, seed=2, max_tokens=30))

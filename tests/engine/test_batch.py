@@ -18,8 +18,8 @@ from chatapp.engine.batch import Batch
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import LanguageModel, PieceTokenizer, Request, Sampling, whole_replies
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import BUNDLED
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import BUNDLED
 
 PROMPT = [40, 71, 300, 12, 99]
 GREEDY = Sampling(temperature=0, max_tokens=20, max_repeats=0)

@@ -27,10 +27,10 @@ from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.gguf.vocabulary import gguf_tokenizer
 from chatapp.engine.model import Request, Sampling, whole_replies
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import BUNDLED
 from chatapp.engine.tokenizers.byte_level import BPETokenizer, NotByteLevel
 from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import BUNDLED
 
 PET = {
     "type": "object",

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from chatapp.engine.backends.head import REWARD, HeadModel, HeadSpec
 from chatapp.engine.backends.masked import MaskedModel
-from chatapp.models.loading import load_model, load_reward_model
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.loading import load_model, load_reward_model
+from chatapp.engine.models.resolving import find_model
 from finetune.check import examine, show
 from finetune.config.objectives import (
     OBJECTIVES,

@@ -15,7 +15,7 @@ from chatapp.common.paths import database_path
 from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.dialogue.reply_scores import ReplyScorer
 from chatapp.dialogue.store import Store
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.messages import Message
 from finetune.check import examine
 from finetune.cli import app

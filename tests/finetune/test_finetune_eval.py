@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import LanguageModel, Request, one_after_another
-from chatapp.evaluation.metrics import rouge_l
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.messages import Message, Segment
 from chatapp.prompting.template import ALPACA, CHAT
+from chatapp.tasks.evaluation.metrics import rouge_l
 from finetune.cli import app
 from finetune.config.sections import ConfigError
 from finetune.data.corpus import train_tokenizer

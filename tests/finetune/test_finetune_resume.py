@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from chatapp.engine.errors import ModelError
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import CHAT
 from finetune.config.sections import ConfigError, Interrupted
 from finetune.evaluation import compare

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from chatapp.dialogue.oneshot import ask
 from chatapp.engine.model import Sampling
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import used_models
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import used_models
 from chatapp.prompting.template import ALPACA, load_template
 from finetune.cli import app
 from finetune.config.sections import ConfigError

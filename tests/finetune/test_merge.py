@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import CHAT, load_template
 from finetune import predict
 from finetune.config.sections import ConfigError

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from finetune.cli import app
 from finetune.config.sections import ConfigError
 from finetune.data.packing import Rows

@@ -12,12 +12,12 @@ from torch import Tensor
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import BUNDLED, BUNDLED_FOLDER, BUNDLED_LENS
 from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.lab.divergence import Divergence
 from chatapp.lab.inspectable import inspectable
 from chatapp.lab.lens import SKIPPED, compute_lens, find_lens, lens_path
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import BUNDLED, BUNDLED_FOLDER, BUNDLED_LENS
 
 Pair = tuple[LocalModel, Any]
 

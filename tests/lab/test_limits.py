@@ -8,11 +8,11 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import Request, Sampling
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import BUNDLED
 from chatapp.lab.findings import NextToken, Tokens
 from chatapp.lab.inspectable import inspectable
 from chatapp.lab.limits import limits_of
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import BUNDLED
 
 CONSTRAINT = Constraint.of_pattern(r" (red|green) apples, [0-9]{2}\.")
 

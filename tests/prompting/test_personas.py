@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.files import library
-from chatapp.prompting.files.promptfile import (
+from chatapp.tasks.files import library
+from chatapp.tasks.files.promptfile import (
     Persona,
     PromptFile,
     describe,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from chatapp.evaluation.inputs import read_test
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.files.layout import render
-from chatapp.prompting.files.promptfile import PromptFile, load_prompt
 from chatapp.prompting.messages import text_of
+from chatapp.tasks.evaluation.inputs import read_test
+from chatapp.tasks.files.layout import render
+from chatapp.tasks.files.promptfile import PromptFile, load_prompt
 
 PAPERS = Path(__file__).parents[2] / "prompts" / "papers"
 

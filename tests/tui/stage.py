@@ -13,10 +13,10 @@ from textual.widgets import Input, TextArea
 from chatapp.common.paths import tools_dir
 from chatapp.common.progress import Progress
 from chatapp.engine.events import Finished
-from chatapp.models import catalogue, fetching
-from chatapp.models.catalogue import ListedModel
-from chatapp.models.description import OWN, ModelInfo
-from chatapp.models.known_models import known_models
+from chatapp.engine.models import catalogue, fetching
+from chatapp.engine.models.catalogue import ListedModel
+from chatapp.engine.models.description import OWN, ModelInfo
+from chatapp.engine.models.known_models import known_models
 from chatapp.tui.chat import screen as chat_screen
 from chatapp.tui.conversation.turn import Reply
 from chatapp.tui.screens import history

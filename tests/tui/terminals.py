@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, {str(HERE.parent)!r})
 from fakes import ScriptedModel
 from thinking_model import thinking_model
-import chatapp.models.loading
+import chatapp.engine.models.loading
 from chatapp.common.settings import Settings
 from chatapp.tui.app import run
 from chatapp.tui.platform import leaving
@@ -28,10 +28,11 @@ def halt(*_, **__):
 
 mode = sys.argv[1]
 if mode.startswith("hanging"):
-    import chatapp.models.fetching, chatapp.passages.search, chatapp.tui.chat.slash_actions
+    import chatapp.engine.models.fetching, chatapp.dialogue.documents.search
+    import chatapp.tui.chat.slash_actions
     from chatapp.tui.chat import screen
-    chatapp.models.fetching.fetch = halt
-    chatapp.passages.search.Documents.renew = halt
+    chatapp.engine.models.fetching.fetch = halt
+    chatapp.dialogue.documents.search.Documents.renew = halt
     def write_for_ever(*_):
         print("writes a file", file=sys.__stderr__, flush=True)
         halt()
@@ -67,7 +68,7 @@ if sys.argv[1] == "slow terminal":
     import textual.drivers._writer_thread
     textual.drivers._writer_thread.MAX_QUEUED_WRITES = 1
 
-chatapp.models.loading.load_model = load_model
+chatapp.engine.models.loading.load_model = load_model
 code = run(Settings(), chat_id=int(sys.argv[2]) if sys.argv[2:] else None)
 print("LEFT", code)
 sys.exit(code)

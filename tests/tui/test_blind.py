@@ -2,7 +2,7 @@
 
 import asyncio
 
-from chatapp.evaluation.blind_test import Trial
+from chatapp.tasks.evaluation.blind_test import Trial
 from chatapp.tui.blind import BlindTestApp
 
 TRIALS = [

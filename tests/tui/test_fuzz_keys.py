@@ -26,7 +26,7 @@ from tui_driver import Driver, OpenApp, fill
 from chatapp.dialogue.store import Store
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel
-from chatapp.models import loading, resolving
+from chatapp.engine.models import loading, resolving
 from chatapp.tui.app import ChatApp
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

@@ -20,8 +20,8 @@ from tui_driver import OpenApp
 from chatapp.common.paths import database_path, tools_dir
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
-from chatapp.tools.permission import allow_for_good
-from chatapp.tools.registry import find_tools
+from chatapp.dialogue.tools.permission import allow_for_good
+from chatapp.dialogue.tools.registry import find_tools
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tour_walk import Outcomes, Said, Scene, Walk, commands_in, walk_chapters
 from tui_driver import Driver
 
-from chatapp.lessons.lesson import NAMES
+from chatapp.dialogue.lessons.lesson import NAMES
 from chatapp.tui.inspector.panel import Inspector
 
 OUTCOMES = Outcomes()

@@ -135,7 +135,7 @@ def walk_chapters(
         return 0
 
     # The figures are those of the README's installation, which has no encoder.
-    monkeypatch.setattr("chatapp.models.encoders.minilm_folder", lambda: None)
+    monkeypatch.setattr("chatapp.tasks.selection.encoders.minilm_folder", lambda: None)
     monkeypatch.setattr(chatapp.tui.app, "run", open_chat)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     for language, name, text in blocks(chapters):

@@ -60,7 +60,7 @@ def find_masked(
 def _masked_files(name: str) -> "ModelFiles | None":
     """The files of a masked model on this machine; None for any other model."""
     from chatapp.engine.errors import ModelError
-    from chatapp.models.resolving import find_model, local_folder
+    from chatapp.engine.models.resolving import find_model, local_folder
 
     try:
         files = find_model(name) if local_folder(name) is not None else None

@@ -11,8 +11,8 @@ from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
-    from chatapp.fewshot.answering import Answer, Answering
     from chatapp.lab.prompt_parts import PromptParts
+    from chatapp.tasks.answering import Answer, Answering
 
 
 def explain_answer(answerer: "Answering", answer: "Answer") -> "PromptParts":
@@ -21,8 +21,8 @@ def explain_answer(answerer: "Answering", answer: "Answer") -> "PromptParts":
 
     Raises UserError for answers that no single prompt was scored for.
     """
-    from chatapp.fewshot.answering import Answerer
     from chatapp.lab.prompt_parts import attribute_prompt, parts_of_segments
+    from chatapp.tasks.answering import Answerer
 
     likelihoods = answer.likelihoods
     is_direct = likelihoods is None or not likelihoods.channel

@@ -18,12 +18,12 @@ from chatapp.commands.loading import load
 from chatapp.commands.measuring.tasks import TEST_HELP, measure_model, print_table, read_tasks
 from chatapp.commands.options import ConcurrencyOption, JsonOption, StrictOption
 from chatapp.common.userfiles import UserError, reason, write_whole
-from chatapp.prompting.selection.methods import help_on_methods
+from chatapp.tasks.selection.methods import help_on_methods
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
-    from chatapp.evaluation.evaluate import Grid, Task
-    from chatapp.evaluation.report import Result
+    from chatapp.tasks.evaluation.evaluate import Grid, Task
+    from chatapp.tasks.evaluation.report import Result
 
 # Items of a generated task: to answer, and to show as demonstrations.
 _ITEMS = 500
@@ -180,8 +180,8 @@ def _config(options: dict[str, Any], settings: "Settings", grid: "Grid") -> dict
 
 
 def _grid(options: dict[str, Any]) -> "Grid":
-    from chatapp.evaluation.evaluate import Grid
-    from chatapp.fewshot.options import ORDERS, SCORINGS, STYLES, SWITCHES, method_of, one_of
+    from chatapp.tasks.evaluation.evaluate import Grid
+    from chatapp.tasks.options import ORDERS, SCORINGS, STYLES, SWITCHES, method_of, one_of
 
     def among(name: str, known: tuple[_Name, ...]) -> tuple[_Name, ...]:
         return tuple(one_of(value, known, f"--{name}") for value in _split_list(options[name]))
@@ -215,10 +215,10 @@ def _number(value: str) -> int:
 
 def _generated(names: Sequence[str], words: Path | None, n: int, seed: int) -> "list[Task]":
     """The paper's tasks; the test items and the pool are disjoint."""
-    from chatapp.evaluation import gpt3_tasks
-    from chatapp.evaluation.evaluate import Task
-    from chatapp.evaluation.gpt3_tasks import read_words
-    from chatapp.evaluation.inputs import Item
+    from chatapp.tasks.evaluation import gpt3_tasks
+    from chatapp.tasks.evaluation.evaluate import Task
+    from chatapp.tasks.evaluation.gpt3_tasks import read_words
+    from chatapp.tasks.evaluation.inputs import Item
 
     own = read_words(words) if words else ()
     tasks = []
@@ -230,7 +230,7 @@ def _generated(names: Sequence[str], words: Path | None, n: int, seed: int) -> "
 
 
 def _write_items(tasks: "Sequence[Task]", folder: Path) -> None:
-    from chatapp.evaluation.gpt3_tasks import published_row
+    from chatapp.tasks.evaluation.gpt3_tasks import published_row
 
     for task in tasks:
         lines = [json.dumps(published_row(item)) + "\n" for item in task.items]
@@ -253,7 +253,7 @@ def _evaluate_tasks(
     """The results of one model, or of several, each with a folder of its own in the report."""
     from dataclasses import replace
 
-    from chatapp.models.sizes import read_sizes
+    from chatapp.engine.models.sizes import read_sizes
 
     names = _split_list(settings.model)
     if len(names) == 1:
@@ -275,8 +275,8 @@ def _tell(
     results: "Sequence[Result]", config: dict[str, Any], folder: Path | None, *, as_json: bool
 ) -> None:
     """Write the results to standard output, and into the folder."""
-    from chatapp.evaluation.plot import plot
-    from chatapp.evaluation.report import document
+    from chatapp.tasks.evaluation.plot import plot
+    from chatapp.tasks.evaluation.report import document
 
     report = document(config, results)
     if folder:
@@ -302,8 +302,8 @@ def _lambada(
 ) -> None:
     from dataclasses import asdict
 
-    from chatapp.evaluation.evaluate import subset
-    from chatapp.evaluation.language_modelling import lambada, read_passages
+    from chatapp.tasks.evaluation.evaluate import subset
+    from chatapp.tasks.evaluation.language_modelling import lambada, read_passages
 
     passages = subset(read_passages(path), limit, seed)
     model = load(settings.model, "float32", settings.device, concurrency)

@@ -20,10 +20,10 @@ from chatapp.commands.options import JsonOption, ModelOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.evaluation.blind_test import Trial
-    from chatapp.evaluation.evaluate import Task
-    from chatapp.evaluation.report import Result
-    from chatapp.evaluation.text_pairs import Preference
+    from chatapp.tasks.evaluation.blind_test import Trial
+    from chatapp.tasks.evaluation.evaluate import Task
+    from chatapp.tasks.evaluation.report import Result
+    from chatapp.tasks.evaluation.text_pairs import Preference
 
 app = typer.Typer(no_args_is_help=True, help="Find what the answers to a prompt depend on.")
 
@@ -51,7 +51,7 @@ def order(
     as_json: JsonOption = False,
 ) -> None:
     """Show the same examples in different orders: how much do the measures vary?"""
-    from chatapp.evaluation.variants import order_variants
+    from chatapp.tasks.evaluation.variants import order_variants
 
     (task,) = read_tasks([file], test, limit, seed, strict=False)
     results = _measure(order_variants(task, shots, orders, seed), model)
@@ -79,7 +79,7 @@ def labels(
     as_json: JsonOption = False,
 ) -> None:
     """Give the examples random, wrong or renamed labels: does the model learn from them?"""
-    from chatapp.evaluation.variants import label_variants
+    from chatapp.tasks.evaluation.variants import label_variants
 
     (task,) = read_tasks([file], test, limit, seed, strict=False)
     results = _measure(label_variants(task, shots, seed), model)
@@ -95,7 +95,7 @@ def labels(
 
 def _measure(variants: "Sequence[Task]", model: str | None) -> "list[Result]":
     from chatapp.common.settings import load_settings
-    from chatapp.evaluation.evaluate import Grid
+    from chatapp.tasks.evaluation.evaluate import Grid
 
     with interruptible("interrupted"):
         return measure_model(variants, Grid(), load_settings({"model": model}), None)[0]
@@ -122,7 +122,7 @@ def pairs(
 ) -> None:
     """Compare texts that differ in a word: which does the model find more likely?"""
     from chatapp.common.settings import load_settings
-    from chatapp.evaluation.text_pairs import (
+    from chatapp.tasks.evaluation.text_pairs import (
         preference,
         preferences_by_kind,
         read_text_pairs,
@@ -170,9 +170,9 @@ def blind(
     as_json: JsonOption = False,
 ) -> None:
     """Read continuations in the terminal: can you tell the model's from the passages' own?"""
-    from chatapp.evaluation.blind_test import recognitions
-    from chatapp.evaluation.evaluate import subset
-    from chatapp.evaluation.language_modelling import read_passages
+    from chatapp.tasks.evaluation.blind_test import recognitions
+    from chatapp.tasks.evaluation.evaluate import subset
+    from chatapp.tasks.evaluation.language_modelling import read_passages
     from chatapp.tui.blind import BlindTestApp
 
     passages = [item.input for item in subset(read_passages(file), limit, seed)]
@@ -200,7 +200,7 @@ def blind(
 def _trials(passages: Sequence[str], words: int, seed: int, model: str | None) -> "list[Trial]":
     """What the reader gets to see, written by the model in the precision of the settings."""
     from chatapp.common.settings import load_settings
-    from chatapp.evaluation.blind_test import make_trials
+    from chatapp.tasks.evaluation.blind_test import make_trials
 
     settings = load_settings({"model": model})
     writer = load(settings.model, settings.precision, settings.device)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from chatapp.common.settings import Settings
     from chatapp.engine.files.model_files import ModelFiles
     from chatapp.engine.model import LanguageModel
-    from chatapp.evaluation.evaluate import Grid, Task
-    from chatapp.evaluation.report import Result
+    from chatapp.tasks.evaluation.evaluate import Grid, Task
+    from chatapp.tasks.evaluation.report import Result
 
 TEST_HELP = "Test items with their gold answers (.jsonl, .csv)."
 
@@ -29,9 +29,9 @@ def read_tasks(
     files: Sequence[str], test: Path | None, limit: int | None, seed: int, *, strict: bool
 ) -> "list[Task]":
     """Prompt files with at most `limit` of the test items, drawn by the seed. Raises UserError."""
-    from chatapp.evaluation.evaluate import Task, subset
-    from chatapp.evaluation.inputs import read_test
-    from chatapp.prompting.files.promptfile import load_prompt
+    from chatapp.tasks.evaluation.evaluate import Task, subset
+    from chatapp.tasks.evaluation.inputs import read_test
+    from chatapp.tasks.files.promptfile import load_prompt
 
     if test is None:
         raise UserError("there are no test items; pass a file of them with --test")
@@ -55,9 +55,9 @@ def measure_model(
     concurrency: int | None = None,
 ) -> "tuple[list[Result], ModelFiles | None]":
     """The results of a model, and its files; a server's model has none."""
-    from chatapp.evaluation.evaluate import Selectors, evaluate, plan, prompt_of
-    from chatapp.evaluation.journal import Journal
-    from chatapp.evaluation.report import results
+    from chatapp.tasks.evaluation.evaluate import Selectors, evaluate, plan, prompt_of
+    from chatapp.tasks.evaluation.journal import Journal
+    from chatapp.tasks.evaluation.report import results
 
     if grid.scoring and not any(task.prompt.labels or task.prompt.choices for task in tasks):
         raise UserError("--score needs labels or choices, and none of these tasks has any")
@@ -81,7 +81,7 @@ def measure_model(
 
 def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[str]]:
     """The answers of the model's head to the items of each task that has its labels."""
-    from chatapp.fewshot.heads import HeadAnswerer, head_of
+    from chatapp.tasks.heads import HeadAnswerer, head_of
 
     head = head_of(model)
     if head is None:
@@ -103,7 +103,7 @@ def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[
 def print_table(results: "Sequence[Result]") -> None:
     from rich.console import Console
 
-    from chatapp.evaluation.report import explanation, table
+    from chatapp.tasks.evaluation.report import explanation, table
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     shown = table(results, width)

@@ -45,7 +45,7 @@ def export(
 ) -> None:
     """Write a model as a GGUF file, which llama.cpp, Ollama and LM Studio load, or as a Hugging
     Face folder, which transformers loads."""
-    from chatapp.models.resolving import find_model
+    from chatapp.engine.models.resolving import find_model
 
     is_file = output.suffix.lower() == ".gguf"
     if not is_file and os.path.lexists(output):

@@ -34,7 +34,7 @@ def get(
     as_json: JsonOption = False,
 ) -> None:
     """Download a model, or what is missing of it."""
-    from chatapp.models.fetching import fetch
+    from chatapp.engine.models.fetching import fetch
 
     if name is None:
         _list_known(as_json=as_json)
@@ -62,7 +62,7 @@ def remove(
 ) -> None:
     """Delete a model that `models get` has downloaded, and nothing else."""
     from chatapp.common.shading import size_in_words
-    from chatapp.models import fetched
+    from chatapp.engine.models import fetched
 
     model = fetched.find_fetched(name)
     if model is not None and not yes:
@@ -77,8 +77,8 @@ def remove(
 def _list_known(*, as_json: bool) -> None:
     """The models with a short name, each with its purpose and what it would need here."""
     from chatapp.common.shading import size_in_words
-    from chatapp.evaluation.speed import estimate
-    from chatapp.models.known_models import known_models
+    from chatapp.engine.models.known_models import known_models
+    from chatapp.tasks.evaluation.speed import estimate
 
     models = known_models().values()
     estimates = estimate(models)

@@ -20,8 +20,8 @@ from chatapp.common.userfiles import UserError
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
     from chatapp.engine.backends.remote.server import Server
-    from chatapp.models.catalogue import ListedModel
-    from chatapp.models.description import ModelInfo
+    from chatapp.engine.models.catalogue import ListedModel
+    from chatapp.engine.models.description import ModelInfo
 
 _TOOL_CHOICE = {
     "own": "the model opens calls itself, in the format of its template",
@@ -42,7 +42,7 @@ app.command()(export)
 def list_models(as_json: JsonOption = False) -> None:
     """List the models on this machine, and the servers that have a name."""
     from chatapp.common.settings import load_settings
-    from chatapp.models import catalogue
+    from chatapp.engine.models import catalogue
 
     settings = load_settings()
     models = catalogue.on_this_machine(settings.precision, settings.device)
@@ -95,7 +95,7 @@ def info(
 
 def _show_shape(shape: str, *, as_json: bool) -> None:
     """The parameters of a GPT of a shape, by the formulas. Raises UserError."""
-    from chatapp.models.description import (
+    from chatapp.engine.models.description import (
         GPT2_FORMULA,
         GPT_FORMULA,
         gpt2_parameters,
@@ -125,11 +125,11 @@ def _show_model(name: str, *, as_json: bool) -> None:
     from chatapp.dialogue.writers.choosing import tool_choice_of
     from chatapp.engine.files.generation_config import read_generation_config
     from chatapp.engine.kernels.native import kernels
-    from chatapp.models.description import describe
-    from chatapp.models.loading import usual_precision
-    from chatapp.models.resolving import BUNDLED, find_model
-    from chatapp.models.servers import server_of
-    from chatapp.models.sizes import memory_needed
+    from chatapp.engine.models.description import describe
+    from chatapp.engine.models.loading import usual_precision
+    from chatapp.engine.models.resolving import BUNDLED, find_model
+    from chatapp.engine.models.servers import server_of
+    from chatapp.engine.models.sizes import memory_needed
 
     if name != BUNDLED and (server := server_of(name)) is not None:
         _show_server(server, name, as_json=as_json)
@@ -167,7 +167,7 @@ def _show_model(name: str, *, as_json: bool) -> None:
 def _facts(described: "ModelInfo") -> dict[str, str]:
     """The facts of a model by their labels."""
     from chatapp.common.shading import size_in_words
-    from chatapp.models.description import GPT2_FORMULA
+    from chatapp.engine.models.description import GPT2_FORMULA
 
     by_formula = described.parameters_by_formula
     left_out = described.formula == GPT2_FORMULA

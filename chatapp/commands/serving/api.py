@@ -21,11 +21,11 @@ from chatapp.commands.options import PrecisionOption, TemplateOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.api.served import Served
-    from chatapp.api.server import Access
-    from chatapp.api.service import Service
     from chatapp.common.settings import Settings
-    from chatapp.models.background import ServedModel
+    from chatapp.engine.models.background import ServedModel
+    from chatapp.server.served import Served
+    from chatapp.server.server import Access
+    from chatapp.server.service import Service
 
 _FAILED = 1
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -90,7 +90,7 @@ def api(
     if background:
         detached.start()
         return
-    from chatapp.api.server import Access
+    from chatapp.server.server import Access
 
     access = Access(
         frozenset() if not is_local else _LOOPBACK | {host}, key, frozenset(origins or ())
@@ -110,8 +110,8 @@ def _key(variable: str | None) -> str:
 
 def _service(settings: "Settings") -> "Service":
     """Load a model for the server. Raises UserError."""
-    from chatapp.api.service import Service
     from chatapp.dialogue.writers.choosing import choose_template
+    from chatapp.server.service import Service
 
     model = load(settings.model, settings.precision, settings.device)
     try:
@@ -123,7 +123,7 @@ def _service(settings: "Settings") -> "Service":
 
 def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM."""
-    from chatapp.models import background
+    from chatapp.engine.models import background
 
     is_first = background.running() is None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -145,9 +145,9 @@ def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> 
 
 def _served(settings: "Settings", may_leave: bool) -> "tuple[Served, ServedModel]":
     """A loaded model, and what other commands have to know of it. Raises UserError."""
-    from chatapp.api.served import Served
     from chatapp.engine.files.generation_config import read_generation_config
-    from chatapp.models.background import describe
+    from chatapp.engine.models.background import describe
+    from chatapp.server.served import Served
 
     service = _service(settings)
     first = [service]
@@ -168,12 +168,12 @@ def _run(
     """Serve until a signal. described: for the user's file, or empty."""
     from aiohttp import web
 
-    from chatapp.api.server import BACKLOG, SILENCE, Server
     from chatapp.engine.backends.background import Address
-    from chatapp.models.background import Background, forget, note
+    from chatapp.engine.models.background import Background, forget, note
+    from chatapp.server.server import BACKLOG, SILENCE, Server
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("chatapp.api").setLevel(logging.INFO)
+    logging.getLogger("chatapp.server").setLevel(logging.INFO)
     _allow_connections()
     host, port = listening.getsockname()[:2]
     token = secrets.token_urlsafe(32) if access.hosts and described else ""

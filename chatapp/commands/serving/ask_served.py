@@ -33,7 +33,7 @@ def ask_served(question: ServedQuestion, settings: "Settings", *, as_json: bool)
 
     Raises typer.Exit, UserError for a question that cannot be answered.
     """
-    from chatapp.models import background
+    from chatapp.engine.models import background
 
     match = background.find(settings.model, settings.precision, settings.device)
     if match is None:

@@ -16,7 +16,7 @@ import typer
 from chatapp.commands.console import complain, status
 from chatapp.common.paths import log_dir
 from chatapp.common.userfiles import UserError
-from chatapp.models import background
+from chatapp.engine.models import background
 
 _POLL_SECONDS = 0.05
 _END_SECONDS = 30.0

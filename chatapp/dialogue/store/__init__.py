@@ -14,6 +14,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Unpack
 
+from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.store import queries
 from chatapp.dialogue.store.database import Database, Gone, StoreError
 from chatapp.dialogue.store.rows import (
@@ -34,9 +35,8 @@ from chatapp.dialogue.store.rows import (
     Verdict,
     title_after,
 )
-from chatapp.passages.sources import Source
-from chatapp.prompting.files.documents import DocumentSet
 from chatapp.prompting.messages import Call, Role
+from chatapp.tasks.files.documents import DocumentSet
 
 _SECONDS_IN_BIN = 24 * 60 * 60.0
 

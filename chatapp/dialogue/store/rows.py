@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
-from chatapp.passages.sources import Source
-from chatapp.prompting.files.documents import DocumentSet
+from chatapp.dialogue.documents.sources import Source
 from chatapp.prompting.messages import Call, Role
+from chatapp.tasks.files.documents import DocumentSet
 
 Status = Literal["complete", "partial", "stopped", "error"]
 Verdict = Literal["left", "right", "equal", "both bad"]

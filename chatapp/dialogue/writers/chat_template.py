@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
-from chatapp.encoding import without_start
+from chatapp.engine.encoding import without_start
 from chatapp.engine.model import LanguageModel
 from chatapp.prompting.calls import as_text
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
-from chatapp.prompting.files.documents import set_apart
 from chatapp.prompting.messages import Message, Segment, fit
 from chatapp.prompting.thinking import ends_in_thought
+from chatapp.tasks.files.documents import set_apart
 
 
 class ChatWriter(Writer):

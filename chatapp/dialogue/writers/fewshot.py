@@ -14,22 +14,22 @@ from functools import partial
 
 from chatapp.common.shading import percent
 from chatapp.dialogue.writers.prompt import Exchange, Label, Prompt, Shot, Writer
-from chatapp.encoding import without_start
+from chatapp.engine.encoding import without_start
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.fewshot.answering import Answerer, Question, constraint_of, sampling_of
-from chatapp.fewshot.options import selector_for
 from chatapp.prompting import messages
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.examples import Example, PromptError, item_of
-from chatapp.prompting.files.documents import set_apart
-from chatapp.prompting.files.layout import Demonstration, Fitted, demonstrations
-from chatapp.prompting.files.library import find
-from chatapp.prompting.files.promptfile import Persona, PromptFile, load_for_chat
-from chatapp.prompting.files.turns import Layout, TurnsLayout, layout_of
 from chatapp.prompting.messages import Message, Segment
-from chatapp.prompting.selection.methods import Selector
 from chatapp.prompting.template import PLAIN
+from chatapp.tasks.answering import Answerer, Question, constraint_of, sampling_of
+from chatapp.tasks.files.documents import set_apart
+from chatapp.tasks.files.layout import Demonstration, Fitted, demonstrations
+from chatapp.tasks.files.library import find
+from chatapp.tasks.files.promptfile import Persona, PromptFile, load_for_chat
+from chatapp.tasks.files.turns import Layout, TurnsLayout, layout_of
+from chatapp.tasks.options import selector_for
+from chatapp.tasks.selection.methods import Selector
 
 _MOST_LABELS = 4
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import UserError
+from chatapp.dialogue.documents.sources import Source, fitting
 from chatapp.dialogue.events import PARAGRAPH, Called, ReplyEvent
-from chatapp.encoding import in_order, segment_ids
 from chatapp.engine.constraint.constraint import Constraint
+from chatapp.engine.encoding import in_order, segment_ids
 from chatapp.engine.model import ContextOverflow, LanguageModel
-from chatapp.passages.sources import Source, fitting
 from chatapp.prompting.calls import CALCULATOR, with_calls
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.files.documents import DocumentSet
 from chatapp.prompting.messages import (
     Call,
     CallPattern,
@@ -29,9 +28,10 @@ from chatapp.prompting.messages import (
     text_of,
 )
 from chatapp.prompting.thinking import Marks
+from chatapp.tasks.files.documents import DocumentSet
 
 if TYPE_CHECKING:
-    from chatapp.passages.index import Passage
+    from chatapp.dialogue.documents.index import Passage
 
 
 class MessageTooLong(UserError, ValueError):

@@ -9,10 +9,10 @@ from dataclasses import replace
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.events import CALLING, THINKING
 from chatapp.engine.model import LanguageModel
-from chatapp.prompting.files.documents import set_apart
 from chatapp.prompting.messages import END_OF_TEXT, JSONCalls, Message, Segment, fit
 from chatapp.prompting.template import DialogueTemplate
 from chatapp.prompting.thinking import Marks
+from chatapp.tasks.files.documents import set_apart
 
 
 class PromptWriter(Writer):

@@ -43,7 +43,7 @@ class Attachments:
         """The text with each file that the name at its end may be."""
         if "@" not in text[-202:]:
             return []
-        from chatapp.passages.attachments import begun_name, find_fuzzily, named
+        from chatapp.dialogue.documents.attachments import begun_name, find_fuzzily, named
 
         if (begun := begun_name(text)) is None:
             self._is_listed = False  # the next name sees what is there then
@@ -57,14 +57,14 @@ class Attachments:
     @staticmethod
     def described(text: str, completions: Sequence[str]) -> list[Completion]:
         """The names of the files alone."""
-        from chatapp.passages.attachments import begun_name
+        from chatapp.dialogue.documents.attachments import begun_name
 
         begun = begun_name(text)
         start = 0 if begun is None else begun[0]
         return [Completion(completion[start:]) for completion in completions]
 
     async def _list(self) -> None:
-        from chatapp.passages.attachments import list_here
+        from chatapp.dialogue.documents.attachments import list_here
 
         try:
             self._names = await self._on_thread(list_here)
@@ -80,7 +80,7 @@ class Attachments:
             self._widgets.prompt.run_worker(self._show(text), exclusive=True, group="attached")
 
     async def _show(self, text: str) -> None:
-        from chatapp.passages.attachments import files_in
+        from chatapp.dialogue.documents.attachments import files_in
 
         sizes: dict[Path, str] = {}
         if text:
@@ -92,7 +92,7 @@ class Attachments:
             self._widgets.attached.display = bool(sizes)
 
     def _size(self, path: "Path") -> str:
-        from chatapp.passages.attachments import read_attachment
+        from chatapp.dialogue.documents.attachments import read_attachment
 
         session = self._conversation.session
         try:
@@ -109,7 +109,7 @@ class Attachments:
             self._widgets.prompt.run_worker(self._recognize(pasted))
 
     async def _recognize(self, pasted: str) -> None:
-        from chatapp.passages.attachments import pasted_path
+        from chatapp.dialogue.documents.attachments import pasted_path
 
         named = await self._on_thread(lambda: pasted_path(pasted))
         if named:
@@ -122,7 +122,7 @@ class Attachments:
         """
         if "@" not in text or len(text) > _LONGEST:
             return ""
-        from chatapp.passages.attachments import files_in, read_all
+        from chatapp.dialogue.documents.attachments import files_in, read_all
 
         def read() -> str:
             if unseen := [str(path) for path in files_in(text) if path not in self._seen]:

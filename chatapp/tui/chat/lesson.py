@@ -13,10 +13,10 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from chatapp.dialogue.lessons.guesses import record_guess
+from chatapp.dialogue.lessons.teaching import Workshop
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
-from chatapp.lessons.guesses import record_guess
-from chatapp.lessons.teaching import Workshop
 from chatapp.tui import events
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.conversation.loading import LoadRequest
@@ -26,8 +26,8 @@ from chatapp.tui.widgets.lesson import OTHER_SIDE, LessonPanel
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
+    from chatapp.dialogue.lessons.lesson import Lesson, Step
     from chatapp.engine.model import LanguageModel
-    from chatapp.lessons.lesson import Lesson, Step
 
 _SOON = 1.0
 """Seconds within which a second Esc leaves the lesson."""
@@ -84,7 +84,7 @@ class LessonScreen(ChatScreen):
         """Loads a model, and before that teaches it if the lesson does."""
 
         def load() -> "LanguageModel":
-            from chatapp.models.loading import load_model
+            from chatapp.engine.models.loading import load_model
 
             chosen = self.conversation
             folder = self._workshop.folder(name, self._say)

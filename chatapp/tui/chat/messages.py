@@ -10,7 +10,7 @@ from textual.screen import Screen
 
 from chatapp.dialogue.store.database import StoreError
 from chatapp.engine.errors import ModelError
-from chatapp.models.resolving import local_folder
+from chatapp.engine.models.resolving import local_folder
 from chatapp.tui.platform import programs
 from chatapp.tui.screens.compare import CompareScreen
 from chatapp.tui.screens.ranking import RankScreen

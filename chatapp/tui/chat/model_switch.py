@@ -16,7 +16,7 @@ from chatapp.tui.screens.parameters import Parameters
 
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
-    from chatapp.models.catalogue import ListedModel
+    from chatapp.engine.models.catalogue import ListedModel
     from chatapp.tui.chat.parts import ChatWidgets
     from chatapp.tui.conversation.conversation import Conversation
 
@@ -44,7 +44,7 @@ class ModelSwitch:
         device, say = self._conversation.device, self._widgets.inform
 
         def load() -> "LanguageModel":
-            from chatapp.models.loading import load_model
+            from chatapp.engine.models.loading import load_model
 
             return load_model(name, precision=precision, device=device, say=say)
 

@@ -28,7 +28,7 @@ from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.screens.library import choice_of, choosable_names
 
 if TYPE_CHECKING:
-    from chatapp.prompting.files.documents import DocumentSet
+    from chatapp.tasks.files.documents import DocumentSet
 
 TEMPLATES_OWN = "default"
 NO_DOCUMENTS = "none"
@@ -71,7 +71,7 @@ def differences(chat: ChatControls) -> list[str]:
 
 
 async def give_lesson(chat: ChatControls, argument: str) -> None:
-    from chatapp.lessons.lesson import find_lesson
+    from chatapp.dialogue.lessons.lesson import find_lesson
 
     refuse_while_busy(chat)
     await asyncio.to_thread(find_lesson, argument)  # whose faults are told here
@@ -79,7 +79,7 @@ async def give_lesson(chat: ChatControls, argument: str) -> None:
 
 
 def lesson_names(chat: ChatControls) -> tuple[str, ...]:
-    from chatapp.lessons.lesson import NAMES
+    from chatapp.dialogue.lessons.lesson import NAMES
 
     return NAMES
 
@@ -192,7 +192,7 @@ def prompt_names(chat: ChatControls) -> Iterable[str]:
 
 
 async def use_documents(chat: ChatControls, argument: str) -> Rest | None:
-    from chatapp.prompting.files.documents import DocumentsError
+    from chatapp.tasks.files.documents import DocumentsError
 
     refuse_while_busy(chat)
     if not argument:
@@ -216,8 +216,8 @@ async def _read_documents(
     chat: ChatControls, documents: "DocumentSet", cancel: threading.Event
 ) -> None:
     """Read documents for the next message, showing the progress of what takes long."""
+    from chatapp.dialogue.documents.search import Documents
     from chatapp.dialogue.rendering import until
-    from chatapp.passages.search import Documents
 
     share, go_on = 0.0, until(cancel)
 
@@ -248,7 +248,7 @@ async def _read_documents(
 
 def _documents(argument: str) -> "DocumentSet":
     """Paths in shell syntax, and the search method after `method=`. Raises ValueError."""
-    from chatapp.prompting.files.documents import DocumentSet
+    from chatapp.tasks.files.documents import DocumentSet
 
     words = shlex.split(argument)
     methods = [word for word in words if word.startswith(_METHOD)]

@@ -60,7 +60,7 @@ async def use_reward(chat: ChatControls, argument: str) -> None:
 
 
 def reward_names(chat: ChatControls) -> list[str]:
-    from chatapp.models.loading import scores_replies
+    from chatapp.engine.models.loading import scores_replies
 
     return [*filter(scores_replies, chat.models.names()), NO_REWARD]
 

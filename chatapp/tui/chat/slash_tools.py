@@ -15,8 +15,8 @@ from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.slash_actions import Rest, SlashError, refuse_while_busy
 
 if TYPE_CHECKING:
-    from chatapp.tools.mcp_servers import ServerPrompt
-    from chatapp.tools.registry import Registry
+    from chatapp.dialogue.tools.mcp_servers import ServerPrompt
+    from chatapp.dialogue.tools.registry import Registry
 
 NO_TOOLS = "none"
 

@@ -225,7 +225,12 @@ class Conversation:
         listener = listener or self._listener
 
         def run() -> None:
-            from chatapp.models.catalogue import on_servers, on_this_machine, to_get, unfinished
+            from chatapp.engine.models.catalogue import (
+                on_servers,
+                on_this_machine,
+                to_get,
+                unfinished,
+            )
 
             models, others = on_this_machine(self.precision, self.device), to_get()
             offered = {model.name for model in others}
@@ -311,7 +316,7 @@ class Conversation:
         if self.model is not None and (name, precision) == (self.model.name, self.precision):
             return self.model
         if self._compared is None or self._compared[0] != (name, precision):
-            from chatapp.models.loading import load_model
+            from chatapp.engine.models.loading import load_model
 
             self._compared = None  # before the next one takes its place in memory
             model = load_model(name, precision=precision, device=self.device)

@@ -33,7 +33,7 @@ class LoadRequest:
 
         note: whether to remember the model's folder.
         """
-        from chatapp.models.resolving import note_model
+        from chatapp.engine.models.resolving import note_model
 
         try:
             model = self.load()
@@ -105,7 +105,7 @@ class Getting:
 
     def run(self) -> None:
         """Download the model. Called on a thread."""
-        from chatapp.models.fetching import fetch
+        from chatapp.engine.models.fetching import fetch
 
         problem = ""
         try:

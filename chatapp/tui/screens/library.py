@@ -30,7 +30,7 @@ from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines
 if TYPE_CHECKING:
     from chatapp.dialogue.session import Session
     from chatapp.dialogue.variants import Preview
-    from chatapp.prompting.files.promptfile import Persona, PromptFile
+    from chatapp.tasks.files.promptfile import Persona, PromptFile
 
 NONE = "none"
 _HINT = "↑ ↓ choose · PgUp PgDn preview · Enter uses it · Esc closes"
@@ -57,7 +57,7 @@ class _Item:
 def choice_of(name: str) -> PromptChoice:
     """The basis for a chat by this name. Raises PromptError when the file cannot be used."""
     from chatapp.dialogue.variants import basis_of
-    from chatapp.prompting.files.library import name_of
+    from chatapp.tasks.files.library import name_of
 
     if name == NONE:
         return PromptChoice(name, Basis())
@@ -68,8 +68,8 @@ def choice_of(name: str) -> PromptChoice:
 def persona_of(system: str | None) -> str:
     """The name of the persona with these instructions; "" when there is none."""
     from chatapp.prompting.examples import PromptError
-    from chatapp.prompting.files.library import personas
-    from chatapp.prompting.files.promptfile import Persona, load_for_chat
+    from chatapp.tasks.files.library import personas
+    from chatapp.tasks.files.promptfile import Persona, load_for_chat
 
     if system is None:
         return ""
@@ -83,14 +83,14 @@ def persona_of(system: str | None) -> str:
 
 def choosable_names() -> list[str]:
     """The names that can be chosen. Raises PromptError."""
-    from chatapp.prompting.files.library import for_chats
+    from chatapp.tasks.files.library import for_chats
 
     return [NONE, *for_chats()]
 
 
 def _load(name: str) -> "PromptFile | Persona | None":
-    from chatapp.prompting.files.library import find
-    from chatapp.prompting.files.promptfile import load_for_chat
+    from chatapp.tasks.files.library import find
+    from chatapp.tasks.files.promptfile import load_for_chat
 
     return None if name == NONE else load_for_chat(find(name))
 
@@ -98,8 +98,8 @@ def _load(name: str) -> "PromptFile | Persona | None":
 def _rows(basis: Basis) -> list[_Item]:
     """All entries. Raises PromptError when a folder cannot be read."""
     from chatapp.prompting.examples import PromptError
-    from chatapp.prompting.files.library import for_chats, personas
-    from chatapp.prompting.files.promptfile import Persona, describe, load_for_chat
+    from chatapp.tasks.files.library import for_chats, personas
+    from chatapp.tasks.files.promptfile import Persona, describe, load_for_chat
 
     rows = [_Item(NONE, "no persona and no prompt file", in_use=basis == Basis())]
     own = personas()

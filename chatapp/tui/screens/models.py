@@ -15,14 +15,14 @@ from textual.widgets import Input, OptionList, ProgressBar, Static
 from textual.widgets.option_list import Option
 
 from chatapp.common.foreign import printable
-from chatapp.models.known_models import KnownModel, advice
+from chatapp.engine.models.known_models import KnownModel, advice
 from chatapp.tui.conversation.loading import GetEnded, GetProgress, GetSaid, Getting
 from chatapp.tui.events import ModelsFound
 from chatapp.tui.platform.keymap import HELP
 from chatapp.tui.widgets.dialog import Dialog, Field, Options
 
 if TYPE_CHECKING:
-    from chatapp.models.catalogue import ListedModel
+    from chatapp.engine.models.catalogue import ListedModel
     from chatapp.tui.conversation.conversation import Conversation
 
 _HINT = "● is in use · Enter switches to a model · Esc closes"

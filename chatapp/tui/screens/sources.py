@@ -20,7 +20,7 @@ from chatapp.tui.widgets.dialog import Dialog, Options
 from chatapp.tui.widgets.rendered import source_place
 
 if TYPE_CHECKING:
-    from chatapp.passages.sources import Source
+    from chatapp.dialogue.documents.sources import Source
 
 
 class SourceScreen(Dialog[None]):

@@ -20,7 +20,7 @@ from chatapp.tui.widgets.dialog import Options
 
 if TYPE_CHECKING:
     from chatapp.dialogue.chat import Decision
-    from chatapp.tools.permission import PermissionRequest
+    from chatapp.dialogue.tools.permission import PermissionRequest
 
 _POLL_SECONDS = 0.05
 

@@ -213,7 +213,7 @@ class ToolCalls(Vertical):
         self._lines.update(printable("\n".join(map(self._describe_call, self._calls))))
 
     def _describe_call(self, call: "Call") -> str:
-        from chatapp.tools.tool import call_in_words
+        from chatapp.dialogue.tools.tool import call_in_words
 
         status = _WORDS[call.status]
         line = call_in_words(call.name, call.arguments) + (f" · {status}" if status else "")

@@ -15,8 +15,8 @@ from textual.content import Content
 from chatapp.common.foreign import printable
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.documents.sources import Source
     from chatapp.dialogue.writers.prompt import Shot
-    from chatapp.passages.sources import Source
     from chatapp.prompting.messages import Segment
 
 

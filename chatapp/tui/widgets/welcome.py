@@ -11,8 +11,8 @@ from textual.content import Content
 from textual.widgets import Static
 from textual.widgets.option_list import Option
 
-from chatapp.models.known_models import larger
-from chatapp.models.resolving import BUNDLED
+from chatapp.engine.models.known_models import larger
+from chatapp.engine.models.resolving import BUNDLED
 from chatapp.tui.platform.keymap import shown_key
 from chatapp.tui.widgets.dialog import Options
 from chatapp.tui.widgets.status import StatusLine

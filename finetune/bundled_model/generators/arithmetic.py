@@ -4,7 +4,8 @@ Problems in words are worked out with calculator calls: <<48+76=124>>; the answe
 the numbers in the question.
 
 Invariant: no problem of the paper's evaluations (the first ones of seed 0, see
-chatapp.evaluation.gpt3_tasks) is drawn in its phrasing; chats and single questions of other modules
+chatapp.tasks.evaluation.gpt3_tasks) is drawn in its phrasing;
+chats and single questions of other modules
 may contain it in other words.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from chatapp.evaluation.gpt3_tasks import generate, task_prompt
+from chatapp.tasks.evaluation.gpt3_tasks import generate, task_prompt
 from finetune.bundled_model.generators.fewshot import few_shot_row
 from finetune.bundled_model.generators.words import table
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.files.layout import continuation, render
-from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.messages import Segment
+from chatapp.tasks.files.layout import continuation, render
+from chatapp.tasks.files.promptfile import PromptFile
 from finetune.bundled_model.generators.words import table
 
 Shot = tuple[str, str]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.files.promptfile import PromptFile
-from chatapp.prompting.selection.select import Select, build_selector
+from chatapp.tasks.files.promptfile import PromptFile
+from chatapp.tasks.selection.select import Select, build_selector
 from finetune.bundled_model.generators.fewshot import Shot, draw_layout, few_shot_row
 from finetune.bundled_model.generators.patterns import HELD_OUT, PATTERNS, Pattern
 from finetune.bundled_model.generators.tasks import QuestionTask

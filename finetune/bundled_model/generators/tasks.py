@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle
 
-from chatapp.evaluation.gpt3_tasks import own_words
+from chatapp.tasks.evaluation.gpt3_tasks import own_words
 from finetune.bundled_model.generators import grammar
 from finetune.bundled_model.generators.arithmetic import calculator, difference, product, sum_of_two
 from finetune.bundled_model.generators.words import is_kept_out, made_up_word, table

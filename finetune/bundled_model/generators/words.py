@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from chatapp.evaluation.gpt3_tasks import own_words
+from chatapp.tasks.evaluation.gpt3_tasks import own_words
 from finetune.data.tables import is_held_out, text_key
 
 

@@ -12,7 +12,7 @@ import pytest
 from fakes import ScriptedModel
 from program import Run
 
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 TEXT = "User: he has"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -12,7 +12,7 @@ from program import Run
 from transformers import AutoModelForMaskedLM
 
 from chatapp.engine.errors import ModelError
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 TEXT = "the capital of france is [MASK]."
 IDS = [2, 5, 6, 7, 8, 9, 4, 20, 3]

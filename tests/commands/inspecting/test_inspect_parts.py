@@ -8,7 +8,7 @@ import pytest
 from program import Run
 
 from chatapp.engine.decoder.interventions import parse_parts, switched_off
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 TEXT = "User: he has"
 OTHER = "User: he was"

@@ -8,8 +8,8 @@ import torch
 from tiny import write_tiny_gpt2
 from transformers import AutoModelForCausalLM
 
-from chatapp.models.loading import read_tokenizer
-from chatapp.models.resolving import has_bundled
+from chatapp.engine.models.loading import read_tokenizer
+from chatapp.engine.models.resolving import has_bundled
 from chatapp.prompting.template import CHAT, save_template
 
 

@@ -10,10 +10,10 @@ import pytest
 from hub_server import HubServer
 
 from chatapp.common.paths import fetched_path, models_dir
-from chatapp.models import fetched, fetching
-from chatapp.models.description import gpt2_parameters
-from chatapp.models.fetched import Fetched
-from chatapp.models.known_models import known_models
+from chatapp.engine.models import fetched, fetching
+from chatapp.engine.models.description import gpt2_parameters
+from chatapp.engine.models.fetched import Fetched
+from chatapp.engine.models.known_models import known_models
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -139,7 +139,10 @@ def test_a_hub_that_breaks_off(tmp_path: Path) -> None:
 
         result = python("-m", "chatapp", "models", "get", "org/tiny", "--json")
         requests = hub.requests
-        look = "from chatapp.models.resolving import model_folder; print(model_folder('org/tiny'))"
+        look = (
+            "from chatapp.engine.models.resolving import model_folder;"
+            " print(model_folder('org/tiny'))"
+        )
         found = python("-c", look).stdout.strip()
         assert hub.requests == requests  # what is here is not asked for again
     assert result.stderr == "chatapp: downloading org/tiny (12.0 MB, licence mit) from the hub\n"

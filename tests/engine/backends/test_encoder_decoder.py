@@ -18,8 +18,8 @@ from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.device import Memory
 from chatapp.engine.model import ContextOverflow, Request, Sampling
-from chatapp.models.description import describe
-from chatapp.models.loading import load_model
+from chatapp.engine.models.description import describe
+from chatapp.engine.models.loading import load_model
 
 GREEDY = Sampling(temperature=0, max_tokens=16)
 TEXT = "The quick brown fox jumps over the lazy dog."
@@ -254,7 +254,7 @@ def test_a_model_that_does_not_say_how_replies_begin(tmp_path: Path) -> None:
 
 
 def test_a_huge_one_is_told_before_it_is_loaded(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from chatapp.models import sizes
+    from chatapp.engine.models import sizes
 
     monkeypatch.setattr(sizes, "machine_memory", lambda: Memory(1000, 500))
     with pytest.raises(ModelError, match=r"takes about .* of memory, and this machine has"):

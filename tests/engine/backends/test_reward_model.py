@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from chatapp.engine.backends.head import HEAD_FILE, HEAD_WEIGHTS, HeadSpec
 from chatapp.engine.errors import ModelError
-from chatapp.models.loading import load_reward_model, scores_replies
+from chatapp.engine.models.loading import load_reward_model, scores_replies
 
 
 def test_reward_models_are_told_from_others(tmp_path: Path) -> None:

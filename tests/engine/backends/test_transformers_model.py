@@ -19,10 +19,10 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import LanguageModel, Request, Sampling
+from chatapp.engine.models.description import describe
+from chatapp.engine.models.loading import load_model
 from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
-from chatapp.models.description import describe
-from chatapp.models.loading import load_model
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
 

@@ -25,9 +25,9 @@ from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.native_layers import FEW_ROWS
 from chatapp.engine.kernels.precision import has_kernels
 from chatapp.engine.model import Request, Sampling
+from chatapp.engine.models.description import describe
+from chatapp.engine.models.loading import load_model
 from chatapp.lab.inspectable import inspectable
-from chatapp.models.description import describe
-from chatapp.models.loading import load_model
 
 IDS = torch.randint(0, 340, (300,), generator=torch.Generator().manual_seed(1)).tolist()
 

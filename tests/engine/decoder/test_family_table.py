@@ -13,8 +13,8 @@ from chatapp.engine.decoder.families import FAMILIES
 from chatapp.engine.errors import ModelError
 from chatapp.engine.exporting import write_gguf
 from chatapp.engine.generation import LocalGenerator
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import find_model
 
 IDS = [5, 300, 17, 8, 250, 33, 9, 9, 120, 44]
 TEXT = "The quick café, 12 dogs  <|endoftext|>\n\n— 日本"

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.model import Request, Sampling
-from chatapp.evaluation.language_modelling import perplexity
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
+from chatapp.tasks.evaluation.language_modelling import perplexity
 
 WIDTH, HEADS, SIZE, INNER, LAYERS, MEMORY = 32, 2, 16, 48, 3, 6
 CONFIG = {

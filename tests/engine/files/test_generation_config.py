@@ -10,7 +10,7 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.files.generation_config import GenerationConfig, read_generation_config
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 
 def files(path: Path, says: object) -> ModelFiles:

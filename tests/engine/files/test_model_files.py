@@ -14,8 +14,8 @@ from transformers import GPT2LMHeadModel
 from chatapp.common.paths import TEMPLATE_FILE
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import model_identity
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import model_identity
 
 
 @pytest.fixture

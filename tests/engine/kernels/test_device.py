@@ -17,8 +17,8 @@ from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels import device, precision
 from chatapp.engine.kernels.device import device_for
 from chatapp.engine.model import Request, Sampling
+from chatapp.engine.models.loading import load_model
 from chatapp.lab.traces import DecoderTrace
-from chatapp.models.loading import load_model
 
 IDS = [(7 * n * n + 3) % 340 for n in range(60)]
 LARGE = 124_000_000

@@ -26,8 +26,8 @@ from chatapp.engine.kernels.rounding import GROUP, quantise
 from chatapp.engine.kernels.torch_internals import onednn_int8_takes_eight_bits
 from chatapp.engine.kernels.torch_layers import Int4Linear, Int8Linear, quantise_int4
 from chatapp.engine.model import Request, Sampling
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import BUNDLED, model_folder
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import BUNDLED, model_folder
 
 CPU = torch.device("cpu")
 IDS = [(7 * n * n + 3) % 340 for n in range(60)]

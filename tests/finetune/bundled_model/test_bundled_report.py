@@ -9,12 +9,12 @@ from fakes import ScriptedModel
 
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import Request, Sampling
-from chatapp.evaluation.evaluate import Grid
-from chatapp.evaluation.journal import Journal
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.template import CHAT
+from chatapp.tasks.evaluation.evaluate import Grid
+from chatapp.tasks.evaluation.journal import Journal
+from chatapp.tasks.files.promptfile import PromptFile
 from finetune.bundled_model import few_shot, report, talk
 from finetune.bundled_model.generators.tasks import all_tasks
 

@@ -137,7 +137,8 @@ def test_without_answers_of_a_teacher_nothing_is_made_of_them(
 
 IMPORTS = """
 import pkgutil, sys
-import chatapp.evaluation.gpt3_tasks, chatapp.prompting, pydantic, typer, yaml, tokenizers, torch
+import chatapp.tasks.evaluation.gpt3_tasks, chatapp.prompting, pydantic, typer, yaml
+import tokenizers, torch
 pydantic.create_model("First")  # both look for plugins in the installed packages
 opened = []
 sys.addaudithook(lambda event, found: opened.append(str(found[0])) if event == "open" else None)

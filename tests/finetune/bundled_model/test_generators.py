@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.evaluation.gpt3_tasks import generate, own_words
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.files.layout import continuation, render
-from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.messages import text_of
+from chatapp.tasks.evaluation.gpt3_tasks import generate, own_words
+from chatapp.tasks.files.layout import continuation, render
+from chatapp.tasks.files.promptfile import PromptFile
 from finetune.bundled_model.generators import (
     abstention,
     arithmetic,

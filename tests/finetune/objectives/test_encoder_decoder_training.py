@@ -12,7 +12,7 @@ from rich.console import Console
 from torch.nn.functional import cross_entropy
 
 from chatapp.engine.model import Request, Sampling, whole_replies
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import collate
 from finetune.evaluation import evaluate

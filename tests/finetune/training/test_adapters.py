@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from chatapp.engine.exporting import write_gguf
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import find_model
 from finetune.config.sections import Adapter, ConfigError, Train
 from finetune.evaluation import evaluate
 from finetune.objectives.objective import has_adapter

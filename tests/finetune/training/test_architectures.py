@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from finetune.config.sections import ConfigError, PretrainConfig, Shape
 from finetune.pretrain import pretrain
 from finetune.training.architectures import ARCHITECTURES, build_network, parameter_formula

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from chatapp.dialogue.writers.choosing import choose_template
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from finetune.config.sections import ConfigError
 from finetune.evaluation import compare
 from finetune.run import train

@@ -14,8 +14,8 @@ import transformers
 from rich.console import Console
 from safetensors import safe_open
 
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import find_model
 from finetune.run import train
 from finetune.training import run_setup
 

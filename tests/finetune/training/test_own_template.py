@@ -11,7 +11,7 @@ from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.model import Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.chat_template import ChatTemplate
 from finetune.check import examine, show
 from finetune.config.sections import ConfigError, FinetuneConfig

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from chatapp.engine.exporting import write_gguf
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import find_model
 from finetune.config.sections import ConfigError
 from finetune.run import train
 from finetune.training import run_setup

@@ -7,8 +7,8 @@ import pytest
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import Request, Sampling
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import BUNDLED
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import BUNDLED
 from finetune.objectives.rewards import DrawnReply
 from finetune.training.tool_rollouts import replies_with_calls
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.messages import Message, text_of
 from chatapp.prompting.template import ALPACA, CHAT, DialogueTemplate
 from finetune.config.sections import ConfigError

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from finetune.config.sections import ConfigError, PretrainConfig
 from finetune.data.corpus import in_lanes
 from finetune.pretrain import pretrain

@@ -12,6 +12,7 @@ from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Sampling
+from chatapp.engine.models.loading import load_model
 from chatapp.lab.architectures.encoder_decoder import (
     CrossAttention,
     EncoderDecoderTrace,
@@ -19,7 +20,6 @@ from chatapp.lab.architectures.encoder_decoder import (
 )
 from chatapp.lab.findings import Attention, Layers, Tokens
 from chatapp.lab.inspectable import inspectable
-from chatapp.models.loading import load_model
 
 Pair = tuple[EncoderDecoderModel, EncoderDecoderTrace, Any]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_model import TransformersModel
+from chatapp.engine.models.loading import load_model
 from chatapp.lab.architectures.experts import Experts
-from chatapp.models.loading import load_model
 
 IDS = torch.randint(1, 340, (12,), generator=torch.Generator().manual_seed(2)).tolist()
 _SIZES = {

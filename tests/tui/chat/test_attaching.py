@@ -11,8 +11,13 @@ from textual.widgets import Static
 from tui_driver import OpenApp
 
 from chatapp.common.userfiles import UserError
-from chatapp.passages import attachments
-from chatapp.passages.attachments import files_in, find_fuzzily, pasted_path, read_attachment
+from chatapp.dialogue.documents import attachments
+from chatapp.dialogue.documents.attachments import (
+    files_in,
+    find_fuzzily,
+    pasted_path,
+    read_attachment,
+)
 
 
 @pytest.fixture(autouse=True)

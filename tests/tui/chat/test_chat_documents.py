@@ -9,10 +9,10 @@ from textual.widgets import Static
 from tui_driver import Driver, OpenApp
 
 from chatapp.common.progress import Progress
+from chatapp.dialogue.documents import index
+from chatapp.dialogue.documents.search import Documents
 from chatapp.dialogue.store import Store
-from chatapp.passages import index
-from chatapp.passages.search import Documents
-from chatapp.prompting.files.documents import DocumentSet
+from chatapp.tasks.files.documents import DocumentSet
 from chatapp.tui.chat import slash_actions
 from chatapp.tui.screens.sources import SourceScreen
 

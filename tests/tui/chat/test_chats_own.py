@@ -12,7 +12,7 @@ from chatapp.common.settings import Settings, load_settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel
-from chatapp.models import loading
+from chatapp.engine.models import loading
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from tui_driver import Driver, OpenApp
 
 from chatapp.common.paths import guesses_path
 from chatapp.engine.model import LanguageModel
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.tui.chat.lesson import LessonScreen
 from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.panel import Inspector

@@ -11,7 +11,7 @@ from tui_driver import OpenApp
 
 from chatapp.common.settings import Settings
 from chatapp.engine.backends.local import LocalModel
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 
 @pytest.fixture

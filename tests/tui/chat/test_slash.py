@@ -12,8 +12,8 @@ from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
-from chatapp.models import loading, resolving
-from chatapp.models.catalogue import ListedModel
+from chatapp.engine.models import loading, resolving
+from chatapp.engine.models.catalogue import ListedModel
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.slash import COMMANDS, Command, completions, is_command
 from chatapp.tui.screens.history import HistoryScreen

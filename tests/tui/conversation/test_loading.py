@@ -7,7 +7,7 @@ from fakes import ScriptedModel
 from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
-from chatapp.models import loading
+from chatapp.engine.models import loading
 
 
 class Loader:

@@ -15,7 +15,7 @@ from chatapp.common.paths import TEMPLATE_FILE
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.reply_scores import ReplyScorer
 from chatapp.dialogue.store import Store
-from chatapp.models.resolving import note_model
+from chatapp.engine.models.resolving import note_model
 from chatapp.prompting.messages import Message
 from chatapp.tui.screens.compare import CompareScreen, Side
 from chatapp.tui.screens.ranking import RankScreen

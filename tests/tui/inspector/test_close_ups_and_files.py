@@ -12,12 +12,12 @@ from tui_driver import Driver, OpenApp
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import Part
+from chatapp.engine.models.loading import load_model
 from chatapp.lab.architectures.experts import Experts
 from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
 from chatapp.lab.experiments import SmallestCircuit, ask
 from chatapp.lab.findings import Finding
 from chatapp.lab.prompt_parts import PromptParts, Span, attribute_prompt
-from chatapp.models.loading import load_model
 from chatapp.tui.inspector.attention import AttentionView
 from chatapp.tui.inspector.close_up import CLOSE_UPS, CloserView, CloseUpView
 from chatapp.tui.inspector.heat_map import HeatMap

@@ -9,7 +9,7 @@ from textual.widgets import OptionList, Static
 from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 
 def told(token: str, *others: tuple[str, float]) -> str:

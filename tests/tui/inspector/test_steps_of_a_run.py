@@ -7,8 +7,8 @@ from tiny import write_tiny_gpt2
 from tui_driver import OpenApp
 
 from chatapp.common.settings import Settings
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import used_models
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import used_models
 from chatapp.tui.inspector.tabs import TokensView
 
 

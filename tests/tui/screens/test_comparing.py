@@ -17,7 +17,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis, Comparison
 from chatapp.dialogue.variants import Variant
 from chatapp.engine.model import Sampling
-from chatapp.models import loading
+from chatapp.engine.models import loading
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.screens.compare import CompareScreen, Side
 from chatapp.tui.widgets.dialog import Field

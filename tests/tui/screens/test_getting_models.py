@@ -11,8 +11,8 @@ from tui_driver import Driver, OpenApp
 
 from chatapp.common.progress import Progress
 from chatapp.engine.errors import ModelError
-from chatapp.models import catalogue, fetching, loading
-from chatapp.models.known_models import known_models
+from chatapp.engine.models import catalogue, fetching, loading
+from chatapp.engine.models.known_models import known_models
 from chatapp.tui.screens.models import ModelScreen
 
 

@@ -5,8 +5,8 @@ from textual.widgets import Static
 from tui_driver import OpenApp, fill
 
 from chatapp.common.settings import KeyChoice, Settings
+from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.store import Store
-from chatapp.passages.sources import Source
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.screens.history import ChatList, HistoryScreen

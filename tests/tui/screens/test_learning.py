@@ -8,7 +8,7 @@ from fakes import ScriptedModel
 from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
-from chatapp.models import loading
+from chatapp.engine.models import loading
 from chatapp.tui.chat import screen as chat
 from chatapp.tui.screens import learn as learning
 from chatapp.tui.screens.learn import LearnScreen

@@ -16,8 +16,8 @@ from chatapp import cli
 from chatapp.commands import options
 from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
-from chatapp.models import loading, resolving
-from chatapp.models.resolving import note_model
+from chatapp.engine.models import loading, resolving
+from chatapp.engine.models.resolving import note_model
 from chatapp.tui.app import ChatApp
 from chatapp.tui.screens.models import ModelScreen
 from chatapp.tui.widgets.dialog import Field

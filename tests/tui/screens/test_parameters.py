@@ -15,7 +15,7 @@ from chatapp.common.presets import read_presets, save_preset
 from chatapp.common.settings import Settings
 from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import Sampling
-from chatapp.models import loading
+from chatapp.engine.models import loading
 from chatapp.tui.screens.parameters import ParametersScreen
 from chatapp.tui.widgets.dialog import Field
 

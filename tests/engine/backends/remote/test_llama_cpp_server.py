@@ -26,7 +26,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import PLAIN
 
 pytest.importorskip("llama_cpp.server.app", reason="llama-cpp-python[server] is not installed")

@@ -34,7 +34,7 @@ from chatapp.engine.backends.remote.stream import TextPieces
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Request, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import ALPACA, PLAIN
 
 

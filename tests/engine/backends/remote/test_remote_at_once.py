@@ -13,7 +13,7 @@ from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.backends.remote.http import MOST_AT_ONCE
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Request, Sampling, whole_replies
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 SHORT = Sampling(max_tokens=8)
 

@@ -16,7 +16,7 @@ from chatapp.engine.backends.remote.chat import RemoteChatModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Request, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 HELLO = [{"role": "user", "content": "hi"}]
 

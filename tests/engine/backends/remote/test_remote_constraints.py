@@ -10,7 +10,7 @@ from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 

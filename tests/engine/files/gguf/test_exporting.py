@@ -16,8 +16,8 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.exporting import write_gguf
 from chatapp.engine.files.generation_config import read_generation_config
 from chatapp.engine.files.gguf.reader import GGUFFile
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import find_model
 
 SIZES = {
     "num_hidden_layers": 2,

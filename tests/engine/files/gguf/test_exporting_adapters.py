@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from chatapp.engine.errors import ModelError
 from chatapp.engine.exporting import write_adapter, write_gguf
 from chatapp.engine.files.gguf.reader import GGUFFile
-from chatapp.models.resolving import find_model
+from chatapp.engine.models.resolving import find_model
 
 GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64}
 LLAMA = {

@@ -26,7 +26,7 @@ from chatapp.engine.decoder import decoder
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.gguf.tensors import KINDS, gguf_tensors, groups_of
 from chatapp.engine.kernels.rounding import to_float
-from chatapp.models.loading import load_model
+from chatapp.engine.models.loading import load_model
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
 

@@ -25,8 +25,8 @@ from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.models.loading import load_model
-from chatapp.models.resolving import find_model, model_identity
+from chatapp.engine.models.loading import load_model
+from chatapp.engine.models.resolving import find_model, model_identity
 from chatapp.prompting.messages import Message, text_of
 
 KINDS = ("F32", "F16", "Q8_0", "Q4_1")

@@ -12,7 +12,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.files.gguf.pre_tokenizers import PRE_TOKENIZERS, pre_tokenizer
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.gguf.vocabulary import TokenType, gguf_tokenizer
-from chatapp.models.loading import read_tokenizer
+from chatapp.engine.models.loading import read_tokenizer
 
 LETTERS = [*"abcdehlorstuw", "Ġ", "1", "2", "!"]
 BYTE_LEVEL: dict[str, Any] = {

@@ -1,0 +1,144 @@
+"""A tool, and a call of one from its arguments to the text that the model reads.
+
+Invariant: a call ends in a bounded text without control characters; no ToolError of a tool ends the
+chat.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from chatapp.common.foreign import printable
+from chatapp.common.userfiles import UserError, quoted, suggestion
+from chatapp.dialogue.tools.schemas import misfit
+
+Arguments = Mapping[str, Any]
+Ending = Literal["done", "failed", "refused", "stopped"]
+
+LONGEST_RESULT = 20_000
+"""Characters of a result: more than a small model's window, and few enough for any chat."""
+
+LONGEST_SCHEMA = 10_000
+"""Characters of the schema of a tool's arguments, which the model reads in every prompt."""
+
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~])?")
+"""Terminal control sequences: colours, titles, links."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class ToolError(UserError):
+    """A tool that cannot be used, or a failed call; the model reads the sentence."""
+
+
+class Stopped(Exception):
+    """The user has stopped a running call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallExample:
+    """A question, and the arguments of a tool that answer it."""
+
+    question: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A program that a model may call.
+
+    description: a sentence for the model. parameters: the JSON schema of the arguments, an object.
+    run: returns the result of a call; raises ToolError, and Stopped soon after its event is set.
+    asks: whether it needs the user's permission. asks_each_time: for every call, whatever the user
+    has allowed before. definition: returns everything that determines what would run now, as JSON
+    data. server: the name of its server, if any. examples: for models that do not open calls by
+    themselves. copied: whether their arguments are taken from the question. accepts: for an
+    argument, whether the tool knows a text, if its schema does not say.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    run: Callable[[Arguments, threading.Event], str]
+    asks: bool = False
+    asks_each_time: bool = False
+    definition: Callable[[], Mapping[str, Any]] = dict
+    server: str = ""
+    examples: tuple[CallExample, ...] = ()
+    copied: bool = False
+    accepts: Mapping[str, Callable[[str], bool]] = field(default_factory=dict)
+
+    @property
+    def permission(self) -> str:
+        """The scope of a permission for it, as JSON: the whole current tool."""
+        shown = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return json.dumps(shown | {"program": self.definition()}, sort_keys=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The definition for chat templates and servers."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call ended. text: for the model."""
+
+    ending: Ending
+    text: str
+
+
+STOPPED = Outcome("stopped", "error: it was stopped before it ended")
+
+
+def misfit_of(tools: Mapping[str, Tool], name: str, arguments: Arguments) -> str:
+    """Why a call cannot be run, in words; "" if it can."""
+    if name not in tools:
+        return f"there is no tool {quoted(name)}{suggestion(name, tools)}"
+    tool = tools[name]
+    return misfit(arguments, tool.parameters, is_foreign=bool(tool.server))
+
+
+def run(tool: Tool, arguments: Arguments, cancel: threading.Event) -> Outcome:
+    """Run a tool with arguments that fit its schema."""
+    try:
+        text = tool.run(arguments, cancel)
+    except ToolError as error:
+        return failed(str(error))
+    except Stopped:
+        return STOPPED
+    return Outcome("done", bounded(text))
+
+
+def failed(reason: str) -> Outcome:
+    """The outcome of a failed call."""
+    return Outcome("failed", f"error: {bounded(reason)}")
+
+
+def bounded(text: str, limit: int = LONGEST_RESULT) -> str:
+    """A tool's text for the chat: without what a terminal obeys, and shortened."""
+    if len(text) <= limit:
+        return clean(text)
+    return f"{clean(text[:limit])}\n[cut after {limit:,} characters]"
+
+
+def clean(text: str) -> str:
+    """A text without control characters and sequences, except newline and tab."""
+    lines = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
+    return printable(_CONTROL.sub("", lines)).strip()
+
+
+def call_in_words(name: str, arguments: Arguments) -> str:
+    """A call on one line, for people. name: in the model's spelling."""
+    parts = (
+        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in arguments.items()
+    )
+    return " ".join(printable(f"{name.strip()}({', '.join(parts)})").split())

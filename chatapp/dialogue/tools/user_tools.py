@@ -1,0 +1,198 @@
+"""The user's own tools: TOML files in the folder `tools` next to the settings.
+
+    name        = "weather"
+    description = "The weather in a city."
+    command     = ["python3", "weather.py"]    # never through a shell; arguments as JSON on stdin
+    folder      = "~/scripts"                  # working directory; default: the file's folder
+    timeout     = 30                           # seconds
+    output_limit = 20000                       # characters
+    environment = ["WEATHER_KEY"]              # variables in addition to PATH, HOME, LANG
+
+    [parameters]                               # a JSON schema
+    required = ["city"]
+    [parameters.properties.city]
+    type = "string"
+
+    copied = true                              # arguments are taken from the question, as in:
+    [[examples]]                               # for models that do not open calls by themselves
+    question  = "Is it raining in Oslo?"
+    arguments = {city = "Oslo"}
+
+A file with `server` in place of `command` is for a server of the Model Context Protocol over
+standard input and output, which lists its own tools:
+
+    name         = "notes"                     # prefix of the names of its tools: notes_search
+    server       = ["python3", "notes.py"]     # and folder, timeout … as above
+
+Invariant: an invalid file gives one sentence that names it and the key, and affects no other tool.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chatapp.common.paths import tools_dir
+from chatapp.common.userfiles import parse_toml, quoted, read_required, reason
+from chatapp.dialogue.tools.mcp_transports import Address
+from chatapp.dialogue.tools.process import CommandLine, Program
+from chatapp.dialogue.tools.schemas import fault, misfit
+from chatapp.dialogue.tools.tool import LONGEST_RESULT, LONGEST_SCHEMA, CallExample, Tool, ToolError
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+TIMEOUT, _LONGEST_TIMEOUT = 30.0, 3_600
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFile:
+    """The keys of a tool's file."""
+
+    name: str
+    description: str
+    command: tuple[str, ...]
+    folder: str = ""
+    timeout: float = TIMEOUT
+    output_limit: int = LONGEST_RESULT
+    environment: tuple[str, ...] = ()
+    parameters: dict[str, Any] | None = None
+    examples: tuple[dict[str, Any], ...] = ()
+    copied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFile:
+    """The keys of a server's file."""
+
+    name: str
+    server: tuple[str, ...]
+    folder: str = ""
+    timeout: float = TIMEOUT
+    output_limit: int = LONGEST_RESULT
+    environment: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server whose tools can be called. target: the program, or where it answers. timeout: of a
+    call, in seconds. output_limit: of a result, in characters.
+    """
+
+    name: str
+    target: Program | Address
+    timeout: float
+    output_limit: int
+
+
+def files() -> list[Path]:
+    """The files of the user's tools. Raises ToolError when their folder cannot be read."""
+    folder = tools_dir()
+    try:
+        return sorted(folder.glob("*.toml")) if folder.is_dir() else []
+    except OSError as error:
+        raise ToolError(f"{folder}: cannot be read: {reason(error)}") from None
+
+
+def read(path: Path) -> Tool | Server:
+    """The tool or the server that a file describes. Raises ToolError, naming the file and the
+    key."""
+    from chatapp.common.validation import strict_model, validated
+
+    text = read_required(path, ToolError)
+    table = parse_toml(text, path, ToolError)
+    kind: type[ToolFile] | type[ServerFile] = ServerFile if "server" in table else ToolFile
+    for key in ("command", "server", "environment", "examples"):
+        if isinstance(table.get(key), list):  # TOML has no tuples
+            table[key] = tuple(table[key])
+    model = strict_model(kind)
+    checked = dict(validated(model, table, ToolError, origin=path, what="tool", source=text))
+    keys = kind(**{name: checked[name] for name in table})
+    _check(keys, path, text)
+    folder = _folder(keys, path)
+    if isinstance(keys, ServerFile):
+        program = Program(keys.server, folder, keys.environment)
+        return Server(keys.name, program, keys.timeout, keys.output_limit)
+    program = Program(keys.command, folder, keys.environment)
+    command = CommandLine(program, keys.timeout, keys.output_limit)
+    tool = Tool(
+        keys.name,
+        keys.description.strip(),
+        _schema(keys, path, text),
+        command.run,
+        asks=True,
+        definition=command.definition,
+        copied=keys.copied,
+    )
+    return replace(tool, examples=tuple(_examples(keys, tool, path)))
+
+
+def _examples(keys: ToolFile, tool: Tool, path: Path) -> Iterator[CallExample]:
+    from chatapp.common.validation import strict_model, validated
+
+    model = strict_model(CallExample)
+    for number, given in enumerate(keys.examples, start=1):
+        place = f"{path}, example {number}"
+        example = CallExample(
+            **dict(validated(model, given, ToolError, origin=place, what="example"))
+        )
+        if problem := misfit(example.arguments, tool.parameters):
+            raise ToolError(f"{place}: {problem}")
+        yield example
+
+
+def _check(keys: ToolFile | ServerFile, path: Path, text: str) -> None:
+    """Raises ToolError for an invalid value."""
+    from chatapp.common.validation import located
+
+    problems = {
+        "name": "" if NAME.fullmatch(keys.name) else "may have letters, digits, _ and - only",
+        "timeout": ""
+        if 0 < keys.timeout <= _LONGEST_TIMEOUT
+        else f"is {keys.timeout:g}, expected more than 0 and at most {_LONGEST_TIMEOUT:,} seconds",
+        "output_limit": ""
+        if 0 < keys.output_limit <= LONGEST_RESULT
+        else f"is {keys.output_limit}, expected 1 to {LONGEST_RESULT:,} characters",
+    }
+    if isinstance(keys, ServerFile):
+        problems["server"] = _no_program(keys.server)
+    else:
+        problems["command"] = _no_program(keys.command)
+        problems["description"] = "" if keys.description.strip() else "is empty"
+    for key, problem in problems.items():
+        if problem:
+            raise ToolError(f"{located(path, text, (key,))} {problem}")
+
+
+def _no_program(command: tuple[str, ...]) -> str:
+    return "" if command and all(command) else "names no program"
+
+
+def _schema(keys: ToolFile, path: Path, text: str) -> dict[str, Any]:
+    from chatapp.common.validation import located
+
+    schema = {"type": "object", "additionalProperties": False, **(keys.parameters or {})}
+    if (length := len(json.dumps(schema))) > LONGEST_SCHEMA:
+        where = located(path, text, ("parameters",))
+        raise ToolError(
+            f"{where} has {length:,} characters as JSON, expected at most {LONGEST_SCHEMA:,}"
+        )
+    place, problem = fault(schema, ("parameters",))
+    if problem:
+        raise ToolError(f"{located(path, text, place)} {problem}")
+    if schema["type"] != "object":
+        where = located(path, text, ("parameters", "type"))
+        raise ToolError(f"{where} is {quoted(str(schema['type']))}, expected 'object'")
+    properties = schema.get("properties", {})
+    absent = [name for name in schema.get("required", ()) if name not in properties]
+    if absent:
+        where = located(path, text, ("parameters", "required"))
+        raise ToolError(f"{where} names {quoted(absent[0])}, which is not a property")
+    return schema
+
+
+def _folder(keys: ToolFile | ServerFile, path: Path) -> Path:
+    try:
+        return path.parent / Path(keys.folder).expanduser()
+    except RuntimeError as error:  # an unknown user's home
+        raise ToolError(f"{path}: 'folder': {error}") from None

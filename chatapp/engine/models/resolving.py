@@ -1,0 +1,226 @@
+"""From a name to a model's files, and the names of the models on this machine.
+
+Invariant: an adapter's base is looked up here, once, when the adapter's files are read. The record
+of used models is a convenience: if it cannot be read or written, models are not remembered, and
+nothing else fails.
+"""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from chatapp.common.paths import RUN_RECORD, models_dir, used_models_path
+from chatapp.common.userfiles import did_you_mean, is_path, missing_path, write_whole
+from chatapp.engine.backends.remote.server import is_address
+from chatapp.engine.decoder.families import DECODERS
+from chatapp.engine.errors import ModelError
+from chatapp.engine.files.model_files import (
+    CONFIG,
+    GGUF_SUFFIX,
+    SEQ_TO_SEQ,
+    ModelFiles,
+    architectures,
+    has_model,
+    is_encoder_decoder,
+    read_config,
+)
+from chatapp.engine.model import LanguageModel
+from chatapp.engine.models.hub import cached_folder, cached_hub_models, downloaded_folder
+from chatapp.engine.models.known_models import known_models
+from chatapp.engine.models.other_programs import (
+    file_of_other_program,
+    files_of_other_programs,
+    is_of_other_program,
+)
+from chatapp.engine.models.run_steps import step_of
+
+_MOST = 200
+
+
+def note_model(name: str | Path) -> None:
+    """Remember the location of a model, if the name is a folder or a file, but no step of a run."""
+    path = os.path.expanduser(name)  # unlike Path, accepts any text without an error
+    if os.path.exists(path) and step_of(path) is None:
+        place = os.path.abspath(path)
+        known = [str(path) for path in used_models()]
+        if place not in known:
+            with suppress(OSError, UnicodeError):
+                write_whole(used_models_path(), json.dumps([place, *known][:_MOST], indent=2))
+
+
+def used_models() -> list[Path]:
+    """The remembered folders and files that still exist, the latest first."""
+    try:
+        names = json.loads(used_models_path().read_bytes())
+        return [Path(name) for name in names if os.path.exists(name)]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+BUNDLED = "bundled"
+BUNDLED_FOLDER = Path(__file__).parents[2] / "bundled"
+BUNDLED_LENS = "lens.safetensors"
+
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""Suffixes of transformers' classes of causal language models."""
+
+
+def find_model(name: str) -> ModelFiles:
+    """The files of a model by name, downloaded if necessary. Raises ModelError."""
+    return ModelFiles.read(model_folder(name), model_folder)
+
+
+def find_local_model(name: str) -> ModelFiles:
+    """The files of a model by name; never downloads. Raises ModelError when it is not here."""
+    return ModelFiles.read(folder_here(name), folder_here)
+
+
+def model_folder(name: str) -> Path:
+    """The folder or GGUF file of a model, downloaded if necessary, without loading it.
+
+    Raises ModelError.
+    """
+    if (folder := local_folder(name)) is not None:
+        return folder
+    known = known_models()
+    try:
+        return downloaded_folder(known[name].hub if name in known else name)
+    except ModelError as error:
+        short = [key for key, model in known.items() if name in (key, model.hub)]
+        if short:
+            raise ModelError(
+                f"{name} is not on this machine; `chatapp models get {short[0]}` downloads it "
+                f"({error})"
+            ) from None
+        hint = did_you_mean(name, [BUNDLED, *known, *_kept_models()])
+        raise ModelError(f"{error}; and there is no such folder{hint}") from None
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder of a model on this machine; None when only the hub may have it.
+
+    Raises ModelError for an impossible name on the hub.
+    """
+    if name == BUNDLED:
+        if not has_bundled():
+            raise ModelError("this installation has no bundled model; choose another one")
+        return BUNDLED_FOLDER
+    if is_address(name):
+        raise ModelError(f"{name}: the files of a model on a server are not on this machine")
+    if is_of_other_program(name):
+        if (file := file_of_other_program(name)) is None:
+            raise ModelError(f"{name}: not found{did_you_mean(name, files_of_other_programs())}")
+        return file
+    if is_known_name(name):
+        return _folder_of_known(name)
+    path = os.path.expanduser(name)  # unlike Path, accepts any text without an error
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.exists(path):
+        if path.endswith(GGUF_SUFFIX):
+            return Path(path)
+        raise ModelError(f"{name}: this is a file; expected the folder of a model, or a GGUF file")
+    if path.endswith(GGUF_SUFFIX):
+        raise ModelError(f"{name}: there is no such file")
+    if problem := missing_path(name, "folder"):
+        raise ModelError(problem)
+    return cached_folder(name)
+
+
+def is_known_name(name: str) -> bool:
+    """Whether a name stands for a model whatever lies in the current folder.
+
+    Such are the names of the models that the user keeps, the short names, and the ids of the models
+    in the hub's cache. A folder of such a name here is meant by ./NAME.
+    """
+    if is_path(name):
+        return False
+    if name == BUNDLED or name in known_models() or name in _kept_models():
+        return True
+    # Without a folder here there is nothing to be told apart from.
+    return os.path.exists(name) and _is_cached(name)
+
+
+def note_on_folder(name: str) -> str:
+    """A sentence on a folder or file here that has the name of a known model; "" without."""
+    if not (is_known_name(name) and os.path.exists(name)):
+        return ""
+    return f"{name} is a known model, which is used; ./{name} is the path in this folder"
+
+
+def _folder_of_known(name: str) -> Path | None:
+    if name in _kept_models():
+        return models_dir() / name
+    known = known_models().get(name)
+    return cached_folder(name) or (cached_folder(known.hub) if known else None)
+
+
+def _is_cached(name: str) -> bool:
+    try:
+        return cached_folder(name) is not None
+    except ModelError:  # no name that a model of the hub could have
+        return False
+
+
+def folder_here(name: str) -> Path:
+    """The folder of a model on this machine. Raises ModelError when it is not here."""
+    if (folder := local_folder(name)) is None:
+        raise ModelError(f"{name}: is not on this machine")
+    return folder
+
+
+def has_bundled() -> bool:
+    """Whether this installation includes the bundled model."""
+    return (BUNDLED_FOLDER / CONFIG).is_file()
+
+
+def local_models() -> list[str]:
+    """Names of the models on this machine, all accepted by `load_model`; reads no weights.
+
+    The bundled one, those in the folder of models, those in ./runs and those trained or used
+    before, including unfinished runs, language models in the hub's cache, and GGUF files of other
+    programs.
+    """
+    names = [BUNDLED] if has_bundled() else []
+    names += _kept_models()
+    by_place: dict[Path, Path] = {}
+    for place in (*sorted(Path("runs").glob("*")), *used_models()):
+        if has_model(place) or (place / RUN_RECORD).is_file():
+            by_place.setdefault(place.resolve(), place)
+    names += map(_short, by_place.values())
+    return [*names, *cached_hub_models(_writes_text), *files_of_other_programs()]
+
+
+def model_identity(model: LanguageModel) -> str:
+    """A short text that differs if a model's answers may differ: twelve hex digits over its files,
+    and its precision. A model without files on this machine is identified by its name.
+    """
+    return model.name if model.files is None else f"{model.files.digest()}-{model.precision}"
+
+
+def _kept_models() -> list[str]:
+    """Names of the models in the folder of models."""
+    return sorted(folder.name for folder in models_dir().glob("[!.]*") if has_model(folder))
+
+
+def _short(path: Path) -> str:
+    """A path relative to the current folder, if it is below it."""
+    here = Path.cwd()
+    short = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return os.path.join(".", short) if is_known_name(short) else short
+
+
+def _writes_text(folder: Path) -> bool:
+    """Whether a snapshot in the hub's cache is a language model with its weights."""
+    try:
+        config = read_config(folder / CONFIG)
+    except (ModelError, OSError):
+        return False
+    names = architectures(config)
+    tasks = (*_CAUSAL, SEQ_TO_SEQ) if is_encoder_decoder(config) else _CAUSAL
+    writes = any(name.endswith(tasks) for name in names) or (
+        not names and config.get("model_type") in DECODERS
+    )
+    return writes and any(folder.glob("*.safetensors"))

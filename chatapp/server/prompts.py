@@ -1,0 +1,259 @@
+"""From a request's fields to what the model continues.
+
+Invariant: no text of a request becomes a special token, and its stop strings, temperature and seed
+mean what they mean everywhere in this program.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.parameters import GREEDY, PARAMETERS, Choices, Sampling
+from chatapp.dialogue.reply import after_thought
+from chatapp.dialogue.tool_calls import call_constraint, call_schema
+from chatapp.dialogue.writers.choosing import writer_for
+from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
+from chatapp.engine.constraint.constraint import Constraint, ConstraintError
+from chatapp.engine.model import LanguageModel, Request
+from chatapp.prompting.calls import LLAMA
+from chatapp.prompting.chat_template import Template
+from chatapp.prompting.messages import Call, CallPattern, JSONCalls
+from chatapp.server.bodies import ChatBody, MessageBody, NamedTool, ToolDefinition, Writing
+
+
+class BadRequestError(Exception):
+    """A mistake in a request: a sentence, and the field; `code` as OpenAI has it."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
+
+
+def sampling_of(body: Writing, choices: Choices, max_tokens: int) -> Sampling:
+    """The sampling of a request: the user's choices, and above them its own fields.
+
+    A temperature of 0 is greedy: without penalties, unless the request names them. Raises
+    BadRequestError.
+    """
+    values: dict[str, Any] = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+        if (value := getattr(body, name)) is not None
+    }
+    if values.get("temperature") == 0:
+        values = {**GREEDY, "max_repeats": 0} | values
+    if values.get("top_k") == -1:  # as vLLM switches it off
+        values["top_k"] = 0
+    if values.get("seed", 0) < 0:
+        values["seed"] += PARAMETERS["seed"].high
+    for name, value in values.items():
+        try:
+            values[name] = PARAMETERS[name].checked(value)
+        except ValueError as error:
+            raise BadRequestError(str(error), name) from None
+    return replace(choices.sampling, **values, max_tokens=max_tokens)
+
+
+def requests_for(
+    body: Writing, choices: Choices, max_tokens: int, request: Request
+) -> list[Request]:
+    """The requests for `n` replies to one prompt, each with a seed of its own.
+
+    request: all but its sampling. Raises BadRequestError.
+    """
+    sampling = sampling_of(body, choices, max_tokens)
+    seed = sampling.seed
+    return [
+        replace(request, sampling=replace(sampling, seed=None if seed is None else seed + which))
+        for which in range(body.n or 1)
+    ]
+
+
+_MOST_CHARACTERS = 1024
+"""Of one token: more than any vocabulary has."""
+
+
+def _refuse_endless(model: LanguageModel, size: int, param: str) -> None:
+    """Raise BadRequestError for so many characters that their tokens need not be counted."""
+    if (least := size // _MOST_CHARACTERS) > model.context:
+        raise BadRequestError(
+            f"the prompt has {size} characters, at least {least} tokens; the model's window has "
+            f"{model.context}",
+            param,
+            "context_length_exceeded",
+        )
+
+
+def ids_of(model: LanguageModel, prompt: Any, param: str) -> list[list[int]]:
+    """The tokens of one text or several, each a string or token ids. Raises BadRequestError."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        prompt = [prompt]
+    texts = []
+    for item in prompt:
+        if isinstance(item, str):
+            _refuse_endless(model, len(item), param)
+        ids = item if isinstance(item, list) else model.tokenizer.encode(without_surrogates(item))
+        if not ids:
+            raise BadRequestError(f"{param} has an empty text", param)
+        if not all(0 <= id < model.tokenizer.size for id in ids):
+            raise BadRequestError(f"{param} has ids that are not in the vocabulary", param)
+        if len(ids) > model.context:
+            raise BadRequestError(
+                f"the prompt is {len(ids)} tokens long; the model's window has {model.context}",
+                param,
+                "context_length_exceeded",
+            )
+        texts.append(ids)
+    if not texts:
+        raise BadRequestError(f"{param} has no text", param)
+    return texts
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat as its model reads it.
+
+    tools: the schemas of their arguments, by the names of those that the reply may call. calls: how
+    it calls them.
+    """
+
+    prompt: Prompt
+    writer: Writer
+    tools: Mapping[str, Mapping[str, Any]]
+    calls: CallPattern
+
+
+def chat_prompt(
+    model: LanguageModel, template: Template, body: ChatBody, max_tokens: int
+) -> ChatPrompt:
+    """The prompt for the reply to a chat. Raises BadRequestError, MessageTooLong."""
+    writer = writer_for(model, template)
+    definitions = [_definition(tool) for tool in _wanted_tools(body)]
+    if definitions:
+        writer.use_tools(definitions)
+    system, exchanges = _exchanges(body.messages)
+    size = sum(len(part.user) + len(part.reply or "") for part in exchanges)
+    _refuse_endless(model, size + len(system or ""), "messages")
+    prompt = writer.write(system, exchanges, max_tokens=max_tokens)
+    functions = [definition["function"] for definition in definitions]
+    tools = {function["name"]: function["parameters"] for function in functions}
+    calls = writer.calls
+    if body.is_call_required:  # the reply is a call from its first character on
+        calls = replace(calls, bare=True) if isinstance(calls, JSONCalls) else LLAMA
+    return ChatPrompt(prompt, writer, tools, calls)
+
+
+def constraint_of(model: LanguageModel, body: ChatBody, chat: ChatPrompt) -> Constraint | None:
+    """What the reply to a chat may look like, after a thought if its prompt ends in one.
+
+    Raises BadRequestError.
+    """
+    form = body.response_format
+    if body.is_call_required:
+        schema, param = call_schema(chat.calls, chat.tools), "tools"
+    elif form is None or form.type == "text":
+        return call_constraint(model, chat.calls, chat.tools) if chat.tools else None
+    elif form.type == "json_schema" and form.json_schema is None:
+        raise BadRequestError("json_schema is missing", "response_format.json_schema")
+    else:
+        schema = {"type": "object"} if form.json_schema is None else form.json_schema.document
+        param = "response_format"
+    try:
+        constraint = Constraint.of_schema(schema, spaced=True)
+    except ConstraintError as error:
+        raise BadRequestError(str(error), param) from None
+    return after_thought(constraint, chat.prompt)
+
+
+def _wanted_tools(body: ChatBody) -> list[ToolDefinition]:
+    """The tools that the reply may call. Raises BadRequestError if it has to, and there is none."""
+    choice = body.tool_choice
+    tools = [] if choice == "none" else body.tools or []
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+    if body.is_call_required and not tools:
+        raise BadRequestError("tool_choice requires a tool that is not in tools", "tool_choice")
+    return tools
+
+
+def _definition(tool: ToolDefinition) -> dict[str, Any]:
+    """A tool as templates read it."""
+    function = tool.function
+    described = {
+        "name": function.name,
+        "description": function.description or "",
+        "parameters": function.parameters or {"type": "object", "properties": {}},
+    }
+    return {"type": "function", "function": described}
+
+
+def _exchanges(messages: Sequence[MessageBody]) -> tuple[str | None, list[Exchange]]:
+    """The instructions, and the chat as pairs of a message and its reply.
+
+    Several messages of a role in a row are one, with an empty line between them.
+    """
+    system: list[str] = []
+    exchanges: list[Exchange] = []
+    for number, message in enumerate(messages):
+        text = _text(message, number)
+        if message.role in ("system", "developer"):
+            system.append(text)
+        elif message.role == "user":
+            last = exchanges[-1] if exchanges else None
+            if last is not None and last.reply is None and not last.calls:
+                exchanges[-1] = replace(last, user=f"{last.user}\n\n{text}")
+            else:
+                exchanges.append(Exchange(text))
+        elif not exchanges:
+            raise BadRequestError("the chat has to begin with a message of the user", "messages")
+        elif message.role == "assistant":
+            exchanges[-1] = _replied(exchanges[-1], text, message, number)
+        else:
+            exchanges[-1] = _with_result(exchanges[-1], text, number)
+    if not exchanges:
+        raise BadRequestError("the chat has no message of the user", "messages")
+    if messages[-1].role == "assistant":
+        raise BadRequestError("the last message has to be the user's or a tool's", "messages")
+    return "\n\n".join(system) if system else None, exchanges
+
+
+def _text(message: MessageBody, number: int) -> str:
+    if not isinstance(message.content, list):
+        return without_surrogates(message.content or "")
+    for part in message.content:
+        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+            raise BadRequestError(
+                f"messages.{number} has a part of type {part.type!r}; only text can be read",
+                "messages",
+            )
+    return without_surrogates("".join(part.text or "" for part in message.content))
+
+
+def _replied(exchange: Exchange, text: str, message: MessageBody, number: int) -> Exchange:
+    reply = "\n\n".join(filter(None, (exchange.reply, text)))
+    calls = []
+    for call in message.tool_calls or ():
+        try:
+            arguments = json.loads(call.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise BadRequestError(
+                f"messages.{number} calls {call.function.name!r} with arguments that are no JSON "
+                "object",
+                "messages",
+            )
+        calls.append(Call(call.function.name, arguments, "", "done", len(reply)))
+    return replace(exchange, reply=reply, calls=(*exchange.calls, *calls))
+
+
+def _with_result(exchange: Exchange, text: str, number: int) -> Exchange:
+    """Give the first call without a result this one."""
+    calls = list(exchange.calls)
+    for place, call in enumerate(calls):
+        if not call.result:
+            calls[place] = replace(call, result=text or " ")
+            return replace(exchange, calls=tuple(calls))
+    raise BadRequestError(f"messages.{number} is the result of no call", "messages")

@@ -1,0 +1,393 @@
+"""The HTTP server: its paths, who may use it, and how its errors look.
+
+Invariant: a mistake of a client is an answer of 400 or more and below 500, in OpenAI's form, and
+contains no path of this machine. Nobody without the key gets more than /health where there is one.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from chatapp import __version__
+from chatapp.common.unforeseen import describe_unforeseen
+from chatapp.common.userfiles import UserError
+from chatapp.engine.backends.background import ASK, GENERATE, PROOF, SCORE, proof_of
+from chatapp.engine.backends.remote.server import host_of
+from chatapp.server import background, bodies
+from chatapp.server.answers import Document, error
+from chatapp.server.description import describe
+from chatapp.server.prompts import BadRequestError
+from chatapp.server.responses import ResponseBody
+from chatapp.server.served import Served
+from chatapp.server.service import Service
+from chatapp.server.worker import BusyError, ModelFailedError
+
+LARGEST_BODY = 16 * 2**20
+_OWN_PATHS = "/background/"
+_RETRY_SECONDS = "1"
+SILENCE = 60.0
+"""Seconds that a client may take to send a request, or to read more of a reply, before its
+connection is closed.
+"""
+
+BACKLOG = 1024
+"""Connections that the system holds until the server takes them. Beyond that some stay half-open,
+unknown to the server, until their clients give up.
+"""
+
+MOST_BYTES = 64 * LARGEST_BODY
+"""Of the bodies of all requests at a time."""
+
+_LEFT = 499
+"""The status in the log of a request whose client has left."""
+
+_INVALID = "invalid_request_error"
+
+_log = logging.getLogger("chatapp.server")
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may use the server.
+
+    hosts: the names of this machine; empty allows any. key: "" needs none. origins: of web pages.
+    """
+
+    hosts: frozenset[str]
+    key: str = ""
+    origins: frozenset[str] = frozenset()
+
+
+class Server:
+    """Serves models by their names."""
+
+    def __init__(self, models: dict[str, Served], access: Access, token: str = "") -> None:
+        """token: of this program's own commands; they cannot use the server without one."""
+        self._models, self._access, self._token = models, access, token
+        self._started, self._bytes = int(time.time()), 0
+        self._description = json.dumps(describe())
+
+    def app(self) -> web.Application:
+        """The application, with every path also without /v1."""
+        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[self._guard])
+        app.on_response_prepare.append(self._let_page_read)
+        answers: list[tuple[str, str, _Handler]] = [
+            ("GET", "/models", self._list),
+            ("GET", "/models/{name:.+}", self._model),
+            ("POST", "/completions", self._completions),
+            ("POST", "/chat/completions", self._chat),
+            ("POST", "/responses", self._responses),
+            ("POST", "/embeddings", self._embeddings),
+            ("POST", "/tokenize", self._tokenize),
+            ("POST", "/detokenize", self._detokenize),
+            ("GET", "/tokenizer_info", self._tokenizer_info),
+            ("GET", "/health", self._health),
+            ("GET", "/openapi.json", self._openapi),
+        ]
+        for method, path, handler in answers:
+            app.router.add_route(method, path, handler)
+            app.router.add_route(method, f"/v1{path}", handler)
+        if self._token:
+            app.router.add_post(PROOF, self._proof)
+            app.router.add_post(ASK, self._ask)
+            app.router.add_post(GENERATE, self._generate)
+            app.router.add_post(SCORE, self._score)
+        return app
+
+    # Access and errors
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        started, status = time.monotonic(), _LEFT
+        try:
+            response = self._refusal(request) or await self._answered(request, handler)
+            status = response.status
+        except ConnectionError:  # the client has left: aiohttp would log where that was noticed
+            response = web.Response(status=_LEFT)
+        finally:
+            seconds = time.monotonic() - started
+            _log.info("%s %s %s %.3f s", request.method, _known_path(request), status, seconds)
+        return response
+
+    async def _let_page_read(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let a page of a known origin read an answer, also one that is streamed."""
+        if (origin := request.headers.get("Origin")) in self._access.origins:
+            wanted = request.headers.get("Access-Control-Request-Headers")
+            response.headers.update(_cors(str(origin), wanted))
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        origin = request.headers.get("Origin")
+        try:
+            host = host_of(request.host)
+        except ValueError:
+            return _failed(400, "the request has no valid Host header")
+        if self._access.hosts and host not in self._access.hosts:
+            return _failed(403, "this server does not use that host name")
+        if origin is not None and origin not in self._access.origins:
+            return _failed(403, "pages of that origin may not use this server")
+        is_open = request.method == "OPTIONS" or request.path in ("/health", "/v1/health")
+        key = self._access.key
+        if request.path.startswith(_OWN_PATHS):
+            key, is_open = self._token, request.path == PROOF
+        if key and not is_open:
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+            if not hmac.compare_digest(given.encode("utf-8", "replace"), key.encode()):
+                return _failed(401, "the API key is missing or wrong", "invalid_api_key")
+        return None
+
+    async def _answered(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if request.method == "OPTIONS":
+            return web.Response(status=204)
+        size = request.content_length
+        size = LARGEST_BODY if size is None and request.can_read_body else size or 0
+        self._bytes += size
+        try:
+            if self._bytes > MOST_BYTES:
+                raise BusyError
+            return await handler(request)
+        except BadRequestError as mistake:
+            status = 404 if mistake.code == "model_not_found" else 400
+            return _failed(status, str(mistake), mistake.code, mistake.param)
+        except (UserError, ValueError) as mistake:
+            return _failed(400, str(mistake))
+        except RecursionError:
+            return _failed(400, "the request has too many lists and objects within each other")
+        except BusyError:
+            response = _failed(503, "the server is busy; try again", "busy")
+            response.headers["Retry-After"] = _RETRY_SECONDS
+            return response
+        except web.HTTPRequestEntityTooLarge:
+            return _failed(413, f"the request has more than {LARGEST_BODY:,} bytes")
+        except web.HTTPException as refused:
+            return _failed(
+                refused.status, f"{request.method} is not possible here: {refused.reason}"
+            )
+        except ModelFailedError as failure:
+            return _failed(500, str(failure), "internal_error")
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception as failure:
+            _log.error("%s", describe_unforeseen(failure))
+            return _failed(500, "the server has failed; its log says why", "internal_error")
+        finally:
+            self._bytes -= size
+
+    async def _read(self, request: web.Request, kind: type[_Body]) -> _Body:
+        """The request's body, on a thread: a large one holds up no other reply.
+
+        Raises BadRequestError, web.HTTPException.
+        """
+        try:
+            async with asyncio.timeout(SILENCE):
+                data = await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+        return await asyncio.to_thread(_body_of, data, kind)
+
+    def _model_called(self, name: str | None) -> Served:
+        """The model with a name; the first one if there is none in the request."""
+        if name is None:
+            return next(iter(self._models.values()))
+        if name not in self._models:
+            known = ", ".join(self._models)
+            raise BadRequestError(
+                f"there is no model {name[:200]!r} here, only {known}", "model", "model_not_found"
+            )
+        return self._models[name]
+
+    def _service(self, name: str | None) -> AbstractAsyncContextManager[Service]:
+        """The model with a name, in memory."""
+        return self._model_called(name).in_use()
+
+    # Answers
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, bodies.CompletionBody)
+        async with self._service(body.model) as service:
+            if body.stream:
+                return await _streamed(request, await service.stream_completion(body))
+            return web.json_response(await service.complete(body))
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, bodies.ChatBody)
+        async with self._service(body.model) as service:
+            if body.stream:
+                return await _streamed(request, await service.stream_chat(body))
+            return web.json_response(await service.chat(body))
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, ResponseBody)
+        async with self._service(body.model) as service:
+            if body.stream:
+                events = await service.stream_response(body)
+                return await _streamed(request, events, is_typed=True)
+            return web.json_response(await service.respond(body))
+
+    async def _embeddings(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, bodies.EmbeddingBody)
+        async with self._service(body.model) as service:
+            return web.json_response(await service.embed(body))
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, bodies.TokenizeBody)
+        async with self._service(body.model) as service:
+            return web.json_response(await asyncio.to_thread(service.tokenize, body))
+
+    async def _detokenize(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, bodies.DetokenizeBody)
+        async with self._service(body.model) as service:
+            return web.json_response(await asyncio.to_thread(service.detokenize, body))
+
+    async def _tokenizer_info(self, request: web.Request) -> web.StreamResponse:
+        async with self._service(request.query.get("model")) as service:
+            return web.json_response(service.tokenizer_info())
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        data = [self._described(name) for name in self._models]
+        return web.json_response({"object": "list", "data": data})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        self._model_called(name)
+        return web.json_response(self._described(name))
+
+    def _described(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "chatapp",
+            "max_model_len": self._models[name].context,
+        }
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"status": "ok", "version": __version__})
+
+    async def _openapi(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=self._description, content_type="application/json")
+
+    # This program's own commands
+
+    async def _proof(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, background.ProofBody)
+        return web.json_response({"proof": proof_of(self._token, body.nonce)})
+
+    async def _ask(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, background.AskBody)
+        async with self._service(body.model) as service:
+            return await _lines(request, await background.answer_question(service, body))
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, background.GenerateBody)
+        async with self._service(body.model) as service:
+            return await _lines(request, await background.generate(service, body))
+
+    async def _score(self, request: web.Request) -> web.StreamResponse:
+        body = await self._read(request, background.ScoreBody)
+        async with self._service(body.model) as service:
+            return web.json_response(await background.score(service, body))
+
+
+def _body_of(data: bytes, kind: type[_Body]) -> _Body:
+    """Raises BadRequestError."""
+    try:
+        document = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        raise BadRequestError("the body is not JSON in UTF-8") from None
+    if not isinstance(document, dict):
+        raise BadRequestError("the body is not a JSON object")
+    try:
+        return kind.model_validate(document)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False, include_input=False)[0]
+        param = ".".join(str(part) for part in first["loc"])
+        raise BadRequestError(f"{param or 'the body'}: {first['msg']}", param or None) from None
+
+
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Send more of an answer. Raises ConnectionError for a client that no longer reads."""
+    try:
+        async with asyncio.timeout(SILENCE):
+            await response.write(data)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client reads no more") from None
+
+
+async def _lines(request: web.Request, documents: AsyncGenerator[Document]) -> web.StreamResponse:
+    """JSON objects, one a line, as they come."""
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    await response.prepare(request)
+    async with aclosing(documents):
+        async for document in documents:
+            await _write(request, response, json.dumps(document).encode() + b"\n")
+    await response.write_eof()
+    return response
+
+
+async def _streamed(
+    request: web.Request, chunks: AsyncGenerator[Document], *, is_typed: bool = False
+) -> web.StreamResponse:
+    """Server-sent events. A mistake found before the first one is an ordinary answer.
+
+    is_typed: each event says its type, and no [DONE] follows the last one, as in responses.
+    """
+    try:
+        first = await anext(chunks)
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
+        await response.prepare(request)
+        await _write(request, response, _event(first))
+        try:
+            async for chunk in chunks:
+                await _write(request, response, _event(chunk))
+        except (BadRequestError, ModelFailedError) as failure:
+            await _write(request, response, _event(error(str(failure), "server_error")))
+        if not is_typed:
+            await _write(request, response, b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+    finally:
+        await chunks.aclose()
+
+
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    kind = f"event: {chunk['type']}\n" if "type" in chunk else ""
+    return f"{kind}data: {json.dumps(chunk)}\n\n".encode()
+
+
+def _failed(
+    status: int, message: str, code: str | None = None, param: str | None = None
+) -> web.Response:
+    kind = _INVALID if status < 500 else "server_error"
+    return web.json_response(error(message, kind, param, code), status=status)
+
+
+def _cors(origin: str, wanted: str | None) -> dict[str, str]:
+    """wanted: the headers that the page would send; clients send more than the protocol has."""
+    return {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Allow-Headers": wanted or "Authorization, Content-Type",
+        "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+        "Vary": "Origin",
+    }
+
+
+def _known_path(request: web.Request) -> str:
+    """The path as this server defines it, so that no foreign text is in the log."""
+    resource = request.match_info.route.resource
+    return "-" if resource is None else resource.canonical

@@ -1,0 +1,157 @@
+"""One model and what it answers: completions, chats, embeddings, tokens.
+
+Invariant: a reply is what `chatapp ask` and `complete` give for the same text, sampling and seed.
+A text is cut into tokens on a thread, so that a long one holds up no other reply.
+"""
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.parameters import Choices
+from chatapp.engine.model import LanguageModel
+from chatapp.prompting.chat_template import Template
+from chatapp.server import answers, bodies
+from chatapp.server.answers import Document
+from chatapp.server.chats import ChatReplies
+from chatapp.server.completions import Completion
+from chatapp.server.prompts import BadRequestError, chat_prompt, ids_of
+from chatapp.server.responses import Response, ResponseBody
+from chatapp.server.worker import Worker
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Service:
+    """Answers requests to one model.
+
+    template: of its chats. choices: the sampling that a request may change. worker: computes.
+    """
+
+    def __init__(
+        self, model: LanguageModel, template: Template, choices: Choices, name: str
+    ) -> None:
+        self.model, self._template, self._choices, self._name = model, template, choices, name
+        self.worker = Worker(model)
+
+    def close(self) -> None:
+        """End all replies."""
+        self.worker.close()
+
+    async def complete(self, body: bodies.CompletionBody) -> Document:
+        """The answer to a request for completions."""
+        completion = await self._completion(body)
+        head = answers.head("cmpl-", "text_completion", self._name)
+        return head | await completion.whole(self.worker)
+
+    async def stream_completion(self, body: bodies.CompletionBody) -> AsyncGenerator[Document]:
+        """The chunks of completions that are written."""
+        completion = await self._completion(body)
+        head = answers.head("cmpl-", "text_completion", self._name)
+        return _chunks(head, completion, self.worker, body)
+
+    async def chat(self, body: bodies.ChatBody) -> Document:
+        """The answer to a chat."""
+        replies = await self._replies(body)
+        head = answers.head("chatcmpl-", "chat.completion", self._name)
+        return head | await replies.whole(self.worker)
+
+    async def stream_chat(self, body: bodies.ChatBody) -> AsyncGenerator[Document]:
+        """The chunks of a chat's reply."""
+        replies = await self._replies(body)
+        head = answers.head("chatcmpl-", "chat.completion.chunk", self._name)
+        return _chunks(head, replies, self.worker, body)
+
+    async def respond(self, body: ResponseBody) -> Document:
+        """The response to a chat, in OpenAI's newer protocol."""
+        response = Response(body, self._name, await self._replies(body.as_chat()))
+        async with aclosing(response.events(self.worker)) as events:
+            async for _ in events:
+                pass
+        return response.document()
+
+    async def stream_response(self, body: ResponseBody) -> AsyncGenerator[Document]:
+        """The events of a response that is written."""
+        response = Response(body, self._name, await self._replies(body.as_chat()))
+        return response.events(self.worker)
+
+    async def _completion(self, body: bodies.CompletionBody) -> Completion:
+        return await asyncio.to_thread(Completion, self.model, self._choices, body)
+
+    async def _replies(self, body: bodies.ChatBody) -> ChatReplies:
+        return await asyncio.to_thread(ChatReplies, self.model, self._template, self._choices, body)
+
+    async def embed(self, body: bodies.EmbeddingBody) -> Document:
+        """Mean hidden states of texts after the final norm, for similarities."""
+        texts = await asyncio.to_thread(ids_of, self.model, body.input, "input")
+        vectors = [
+            await self.worker.call(lambda ids=ids: self.model.embed(ids))  # type: ignore[misc]
+            for ids in texts
+        ]
+        data = [
+            {"object": "embedding", "index": place, "embedding": _vector(vector, body)}
+            for place, vector in enumerate(vectors)
+        ]
+        count = sum(map(len, texts))
+        return {
+            "object": "list",
+            "data": data,
+            "model": self._name,
+            "method": "mean of the hidden states after the final norm",
+            "usage": {"prompt_tokens": count, "total_tokens": count},
+        }
+
+    def tokenize(self, body: bodies.TokenizeBody) -> Document:
+        """The tokens of a text or of a chat's prompt."""
+        if body.messages is not None:
+            chat = bodies.ChatBody(messages=body.messages)
+            ids = list(chat_prompt(self.model, self._template, chat, 1).prompt.ids)
+        elif body.prompt is not None:
+            special = {} if body.parse_special is False else self.model.tokenizer.special
+            id = special.get(body.prompt)
+            text = without_surrogates(body.prompt)
+            ids = self.model.tokenizer.encode(text) if id is None else [id]
+        else:
+            raise BadRequestError("there is neither prompt nor messages", "prompt")
+        return {"tokens": ids, "count": len(ids), "max_model_len": self.model.context}
+
+    def detokenize(self, body: bodies.DetokenizeBody) -> Document:
+        """The text of tokens."""
+        if not all(0 <= id < self.model.tokenizer.size for id in body.tokens):
+            raise BadRequestError("tokens has ids that are not in the vocabulary", "tokens")
+        return {"prompt": self.model.tokenizer.decode(body.tokens)}
+
+    def tokenizer_info(self) -> Document:
+        """What a client has to know about the vocabulary."""
+        tokenizer = self.model.tokenizer
+        names = {id: name for name, id in tokenizer.special.items()}
+        return {
+            "vocab_size": tokenizer.size,
+            "eos_token": names.get(tokenizer.end_id),
+            "eos_token_id": tokenizer.end_id,
+            "bos_token_ids": list(self.model.start),
+            "model_max_length": self.model.context,
+            "special_tokens": dict(tokenizer.special),
+        }
+
+
+async def _chunks(
+    head: Document, written: Completion | ChatReplies, worker: Worker, body: bodies.Writing
+) -> AsyncGenerator[Document]:
+    """The chunks of a stream; the numbers of tokens come last, where the request wants them."""
+    async with aclosing(written.chunks(worker)) as chunks:
+        async for chunk in chunks:
+            yield head | chunk
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield head | {"choices": []} | written.usage
+
+
+def _vector(vector: "NDArray[np.float32]", body: bodies.EmbeddingBody) -> list[float] | str:
+    if body.encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(value) for value in vector]

@@ -1,0 +1,295 @@
+"""Metrics of answers against gold answers, and their confidence intervals.
+
+Invariant: every measure is the one of that name in the literature, as its docstring defines it,
+from 0 to 1, so it can be compared with published values (times 100).
+"""
+
+import math
+import random
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from statistics import fmean, stdev
+from typing import Literal
+
+import numpy as np
+
+from chatapp.tasks.evaluation.inputs import Gold
+from chatapp.tasks.files.keys import Measure
+
+Score = Callable[[Sequence[str], Sequence[Gold]], float]
+"""Maps answers and gold answers, equally many and at least one, to a number."""
+
+_RESAMPLES = 1000
+
+
+def accuracy(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """The fraction of answers that are the gold label or choice."""
+    return _mean_best(lambda answer, gold: float(answer == gold), answers, golds)
+
+
+def macro_f1(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """The unweighted mean of each label's F1, as scikit-learn's `f1_score(average="macro")`.
+
+    Labels are those that occur as an answer or as gold; one that is never answered correctly counts
+    as 0.
+    """
+    firsts = [_alternatives(gold)[0] for gold in golds]
+    pairs = Counter(zip(answers, firsts, strict=True))
+    answer_counts, gold_counts = Counter(answers), Counter(firsts)
+    return fmean(
+        2 * pairs[label, label] / (answer_counts[label] + gold_counts[label])
+        for label in answer_counts.keys() | gold_counts.keys()
+    )
+
+
+def exact_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """The fraction of answers equal to the gold answer, ignoring white space.
+
+    Unlike SQuAD's measure, which drops punctuation: -5 is not 5.
+    """
+    return _mean_best(lambda answer, gold: answer.split() == gold.split(), answers, golds)
+
+
+def squad_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """The fraction of answers equal to the gold answer after SQuAD's normalization (see
+    `token_f1`)."""
+    return _mean_best(
+        lambda answer, gold: _squad_words(answer) == _squad_words(gold), answers, golds
+    )
+
+
+def numeric_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """The fraction of answers whose last number is that of the gold answer.
+
+    Commas between digits are ignored, and 5.0 is 5. An answer without a number is wrong.
+    """
+    return _mean_best(_same_number, answers, golds)
+
+
+def token_f1(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """The mean F1 of the words of answer and gold as bags (SQuAD, Rajpurkar et al. 2016).
+
+    Words are lower-cased, without ASCII punctuation and the articles a, an and the.
+    """
+    return _mean_best(_token_f1, answers, golds)
+
+
+def bleu(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """BLEU of the whole corpus (Papineni et al. 2002) by sacrebleu's defaults (Post 2018).
+
+    On a scale from 0 to 1, where sacrebleu prints 0 to 100.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    firsts = [_alternatives(gold)[0] for gold in golds]
+    return float(BLEU().corpus_score(list(answers), [firsts]).score) / 100
+
+
+def rouge_l(answers: Sequence[str], golds: Sequence[Gold]) -> float:
+    """The mean ROUGE-L F1 (Lin 2004): the longest common subsequence of words.
+
+    Words are runs of letters and digits, case-folded, unstemmed.
+    """
+    return _mean_best(_rouge_l, answers, golds)
+
+
+MEASURES: dict[Measure, Score] = {
+    "accuracy": accuracy,
+    "macro_f1": macro_f1,
+    "exact_match": exact_match,
+    "squad_match": squad_match,
+    "numeric_match": numeric_match,
+    "token_f1": token_f1,
+    "bleu": bleu,
+    "rouge_l": rouge_l,
+}
+
+IntervalMethod = Literal["wilson", "bootstrap", "logit-t"]
+
+_PROPORTIONS = ("accuracy", "exact_match", "squad_match", "numeric_match")
+
+
+def _alternatives(gold: Gold) -> tuple[str, ...]:
+    return (gold,) if isinstance(gold, str) else gold
+
+
+def _mean_best(
+    score: Callable[[str, str], float], answers: Sequence[str], golds: Sequence[Gold]
+) -> float:
+    """The mean score of the answers, each with the gold answer that fits it best."""
+    return fmean(
+        max(score(answer, right) for right in _alternatives(gold))
+        for answer, gold in zip(answers, golds, strict=True)
+    )
+
+
+def _same_number(answer: str, gold: str) -> bool:
+    numbers = [re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", "")) for text in (answer, gold)]
+    first, second = numbers
+    return bool(first and second) and Decimal(first[-1]) == Decimal(second[-1])
+
+
+def _token_f1(answer: str, gold: str) -> float:
+    first, second = _squad_words(answer), _squad_words(gold)
+    return _f1(sum((Counter(first) & Counter(second)).values()), len(first), len(second))
+
+
+def _squad_words(text: str) -> list[str]:
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def _rouge_l(answer: str, gold: str) -> float:
+    first, second = (re.findall(r"[^\W_]+", text.casefold()) for text in (answer, gold))
+    return _f1(_longest_common_subsequence(first, second), len(first), len(second))
+
+
+def _f1(common: int, first: int, second: int) -> float:
+    """Two empty answers agree."""
+    if not first or not second:
+        return float(first == second)
+    return 2 * common / (first + second)
+
+
+def _longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
+    lengths = [0] * (len(second) + 1)
+    for word in first:
+        diagonal = 0
+        for column, other in enumerate(second, start=1):
+            above = lengths[column]
+            lengths[column] = diagonal + 1 if word == other else max(above, lengths[column - 1])
+            diagonal = above
+    return lengths[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A measure over seeds.
+
+    spread: standard deviation over seeds (n - 1 in the denominator); None for one run.
+    interval: of 95 %. interval_of is its kind:
+        `wilson`: one run of a proportion, over the items (Wilson 1927).
+        `bootstrap`: one run of another measure, over the items: percentiles of 1,000
+            resamples (Efron 1979).
+        `logit-t`: several runs, Student's t over the seeds on the scale of log odds. The items
+            are the same in each, so it covers other seeds, not other items.
+    """
+
+    mean: float
+    spread: float | None
+    interval: tuple[float, float]
+    interval_of: IntervalMethod
+
+
+def estimate(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Gold]) -> Estimate:
+    """Estimate a measure from runs over the same items.
+
+    runs: the answers of each seed; at least one seed and one item.
+    """
+    values = [MEASURES[measure](answers, golds) for answers in runs]
+    if len(values) > 1:
+        return Estimate(fmean(values), stdev(values), logit_t_interval(values), "logit-t")
+    if measure in _PROPORTIONS:
+        interval = wilson(round(values[0] * len(golds)), len(golds))
+        return Estimate(values[0], None, interval, "wilson")
+    return Estimate(values[0], None, bootstrap(measure, runs[0], golds), "bootstrap")
+
+
+def wilson(successes: float, n: int) -> tuple[float, float]:
+    """The 95 % score interval of a proportion (Wilson 1927)."""
+    z = 1.959963984540054
+    share = successes / n
+    centre = share + z * z / (2 * n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+def logit_t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of a mean of two or more values from 0 to 1; it lies there as well.
+
+    Student's t on the scale of log odds: logit(m) ± t · e / (m (1 - m)) turned back into
+    shares, with m the mean and e its standard error, which the delta method brings to that
+    scale: the logit interval for a proportion (Brown, Cai and DasGupta 2001), with the
+    standard error and the degrees of freedom of the runs, as R's
+    `survey::svyciprop(method = "xlogit")` takes those of clusters.
+    """
+    mean = fmean(values)
+    error = stdev(values) / math.sqrt(len(values))
+    if not error:  # all values are equal, perhaps 0 or 1, which have no odds
+        return mean, mean
+    odds = mean / (1 - mean)
+    factor = math.exp(t_quantile(len(values) - 1) * error / (mean * (1 - mean)))
+    low, high = odds / factor, odds * factor
+    return low / (1 + low), high / (1 + high)
+
+
+def bootstrap(
+    measure: Measure, answers: Sequence[str], golds: Sequence[Gold]
+) -> tuple[float, float]:
+    """The 95 % percentile interval of a measure over resampled items (Efron 1979)."""
+    n = len(golds)
+    draw = random.Random(0)
+    score = _over_items(measure, answers, golds)
+    values = sorted(score(draw.choices(range(n), k=n)) for _ in range(_RESAMPLES))
+    return values[round(0.025 * (_RESAMPLES - 1))], values[round(0.975 * (_RESAMPLES - 1))]
+
+
+def _over_items(
+    measure: Measure, answers: Sequence[str], golds: Sequence[Gold]
+) -> Callable[[Sequence[int]], float]:
+    """The measure as a function of the item indices, which may repeat."""
+    if measure == "macro_f1":
+        return lambda items: macro_f1([answers[i] for i in items], [golds[i] for i in items])
+    if measure == "bleu":
+        return _bleu_over_items(answers, golds)
+    single = [MEASURES[measure]([a], [g]) for a, g in zip(answers, golds, strict=True)]
+    return lambda items: fmean(single[i] for i in items)
+
+
+def _bleu_over_items(
+    answers: Sequence[str], golds: Sequence[Gold]
+) -> Callable[[Sequence[int]], float]:
+    """BLEU of a corpus is a function of sums of counts; here they are counted once per item."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    scorer = BLEU(effective_order=True)
+    pairs = zip(answers, golds, strict=True)
+    scores = [scorer.sentence_score(answer, [_alternatives(gold)[0]]) for answer, gold in pairs]
+    counts = np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores])
+
+    def score(items: Sequence[int]) -> float:
+        sums = counts[items].sum(axis=0).tolist()
+        result = BLEU.compute_bleu(sums[:4], sums[4:8], sums[8], sums[9], smooth_method="exp")
+        return float(result.score) / 100
+
+    return score
+
+
+def t_quantile(freedom: int) -> float:
+    """The value that Student's t with these degrees of freedom exceeds in 2.5 % of cases."""
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _t_within(middle, freedom) < 0.95:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _t_within(t: float, freedom: int) -> float:
+    """The probability of a value between -t and t (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for step in range(2 + odd, freedom, 2):
+        term *= cosine * cosine * (step - 1) / step
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -1,0 +1,309 @@
+"""The results of an evaluation as data and as a table for a terminal.
+
+Invariant: each figure comes with baselines that need no understanding: the most frequent answer,
+and the vote of the nearest examples; and the result of the model's head, if it has one.
+"""
+
+import platform
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from chatapp import __version__
+from chatapp.tasks.evaluation.evaluate import Cell, Task
+from chatapp.tasks.evaluation.journal import JournalRow, decided, setting_of
+from chatapp.tasks.evaluation.metrics import MEASURES, IntervalMethod, estimate
+from chatapp.tasks.files.keys import CHOICE_SCORINGS, Measure, Scoring
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Vote = Callable[[Cell], list[str] | None]
+"""The majority of the k nearest examples for each item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One measure in one setting.
+
+    task, shots, selection, order, style, instruction, scoring: the setting; selection and
+        order are "none" where there are no demonstrations, style is for a vote. scoring: also
+        "text" (generated) and "vote".
+    mean, spread, interval, interval_of: over seeds, see `metrics.Estimate`.
+    n: items. seeds: runs, one where nothing is drawn.
+    majority: the measure of always giving the most common gold answer of these items; with choices,
+        of a random choice.
+    vote: the measure of the vote of the k nearest examples; None without
+        demonstrations or labels.
+    head: the measure of the answers of the model's head; None where it has none for the task.
+    gold_label_share: of the demonstrations, how many have the item's gold answer; None
+        without demonstrations. gold_in_demonstrations: of the items, how many have a
+        demonstration with their gold answer.
+    dropped: demonstrations an item that did not fit the window. tokens: of a prompt, the
+        mean. seconds_per_item: the mean.
+    model, parameters: where several models are compared; parameters is None for a server's.
+    """
+
+    task: str
+    shots: int
+    selection: str
+    order: str
+    style: str
+    instruction: str
+    scoring: str
+    metric: Measure
+    mean: float
+    spread: float | None
+    interval: tuple[float, float]
+    interval_of: IntervalMethod
+    n: int
+    seeds: int
+    majority: float
+    vote: float | None
+    head: float | None
+    gold_label_share: float | None
+    gold_in_demonstrations: float | None
+    dropped: float
+    tokens: float
+    seconds_per_item: float
+    model: str = ""
+    parameters: int | None = None
+
+
+def results(
+    tasks: Sequence[Task],
+    rows: Iterable[JournalRow],
+    scorings: Sequence[Scoring],
+    votes: Mapping[str, Vote],
+    heads: Mapping[str, Sequence[str]] | None = None,
+) -> list[Result]:
+    """Every measure of every setting, in the order of the rows.
+
+    scorings: decision rules, empty for the prompt files' own. votes: by the task's name. heads: the
+    answers of the model's head to the items, by the task's name.
+    """
+    by_name = {task.name: task for task in tasks}
+    settings: dict[tuple[Any, ...], list[JournalRow]] = defaultdict(list)
+    for row in rows:
+        settings[setting_of(row)].append(row)
+    rows_of_report = []
+    for (name, shots, selection, order, layout, style, instruction), group in settings.items():
+        task = by_name[name]
+        cell = Cell(name, shots, selection, order, layout, group[0]["seed"], style)
+        beside = _beside(task, group, votes[name](cell), (heads or {}).get(name))
+        for scoring in _deciding(layout, scorings or (task.prompt.scoring,)):
+            runs = _runs(group, scoring)
+            for metric in task.prompt.metrics:
+                golds = [item.gold for item in task.items]
+                estimated = estimate(metric, runs, golds)
+                rows_of_report.append(
+                    Result(
+                        name,
+                        shots,
+                        selection,
+                        order,
+                        style,
+                        instruction,
+                        scoring,
+                        metric,
+                        **asdict(estimated),
+                        n=len(golds),
+                        seeds=len(runs),
+                        **beside(metric),
+                    )
+                )
+    return rows_of_report
+
+
+def _deciding(layout: str, scorings: Sequence[Scoring]) -> list[str]:
+    """The requested decision rules that the answers of a layout allow."""
+    allowed = {
+        "direct": ("direct",),
+        "calibrated": ("direct", "calibrated"),
+        "channel": ("channel",),
+        "choices": CHOICE_SCORINGS,
+    }
+    if layout not in allowed:
+        return [layout]
+    return [scoring for scoring in scorings if scoring in allowed[layout]]
+
+
+def _runs(group: Sequence[JournalRow], scoring: str) -> list[list[str]]:
+    """The answers of each seed, in the order of the items."""
+    answers: dict[int, dict[int, str]] = defaultdict(dict)
+    for row in group:
+        answers[row["seed"]][row["item"]] = decided(row, scoring)
+    return [[run[item] for item in sorted(run)] for _, run in sorted(answers.items())]
+
+
+def _beside(
+    task: Task,
+    group: Sequence[JournalRow],
+    voted: Sequence[str] | None,
+    by_head: Sequence[str] | None,
+) -> Callable[[Measure], dict[str, Any]]:
+    """Computes the baselines of a measure of these answers."""
+    golds = [item.gold for item in task.items]
+    commonest = Counter(item.output for item in task.items).most_common(1)[0][0]
+    chances = [1 / len(item.choices) for item in task.items if item.choices]
+    shown = [
+        [task.prompt.pool.outputs[index] == row["gold"] for index in row["examples"]]
+        for row in group
+    ]
+    rights = [right for golden in shown for right in golden]
+
+    def beside(metric: Measure) -> dict[str, Any]:
+        score = MEASURES[metric]
+        return {
+            "majority": fmean(chances) if chances else score([commonest] * len(golds), golds),
+            "vote": None if voted is None else score(voted, golds),
+            "head": None if by_head is None else score(by_head, golds),
+            "gold_label_share": fmean(rights) if rights else None,
+            "gold_in_demonstrations": fmean(map(any, shown)) if rights else None,
+            "dropped": fmean(row["dropped"] for row in group),
+            "tokens": fmean(row["tokens"] for row in group),
+            "seconds_per_item": fmean(row["seconds"] for row in group),
+        }
+
+    return beside
+
+
+def document(config: dict[str, Any], results: Iterable[Result]) -> dict[str, Any]:
+    """The report as plain data, for report.json."""
+    packages = ("torch", "transformers", "tokenizers", "numpy", "bm25s", "sacrebleu")
+    own = {"chatapp": __version__, "python": platform.python_version()}
+    return {
+        "config": config,
+        "versions": own | {package: version(package) for package in packages},
+        "results": [asdict(result) for result in results],
+    }
+
+
+_COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
+    ("model", lambda r: r.model),
+    ("parameters", lambda r: "" if r.parameters is None else f"{r.parameters:,}"),
+    ("task", lambda r: r.task),
+    ("measure", lambda r: r.metric),
+    ("shots", lambda r: str(r.shots)),
+    ("selection", lambda r: r.selection),
+    ("order", lambda r: r.order),
+    ("scoring", lambda r: r.scoring),
+    ("style", lambda r: r.style),
+    ("instruction", lambda r: r.instruction),
+    ("mean", lambda r: f"{r.mean:.3f}"),
+    ("spread", lambda r: "" if r.spread is None else f"{r.spread:.3f}"),
+    ("95 %", lambda r: f"{r.interval[0]:.3f}–{r.interval[1]:.3f}"),
+    ("95 % by", lambda r: r.interval_of),
+    ("seeds", lambda r: str(r.seeds)),
+    ("n", lambda r: str(r.n)),
+    ("majority", lambda r: f"{r.majority:.3f}"),
+    ("vote", lambda r: _or_blank(r.vote)),
+    ("over vote", lambda r: "" if r.vote is None else f"{r.mean - r.vote:+.3f}"),
+    ("head", lambda r: _or_blank(r.head)),
+    ("gold share", lambda r: _or_blank(r.gold_label_share)),
+    ("gold shown", lambda r: _or_blank(r.gold_in_demonstrations)),
+    ("dropped", lambda r: f"{r.dropped:.1f}"),
+    ("tokens", lambda r: f"{r.tokens:.0f}"),
+    ("s/item", lambda r: f"{r.seconds_per_item:.3f}"),
+)
+
+
+_TEXTS = (
+    *("model", "task", "measure", "selection", "order", "style", "instruction", "scoring"),
+    "95 % by",
+)
+
+_LEAVE_OUT = (
+    *("s/item", "tokens", "dropped", "gold shown", "gold share"),
+    *("95 % by", "n", "seeds", "spread", "order"),
+)
+"""The columns that a narrow terminal drops first, the order only if no rows differ by it; the rest
+of the setting, the measure and the baselines stay.
+"""
+
+
+_MEANINGS = {
+    "mean": "mean of the metric over seeds",
+    "spread": "standard deviation over seeds",
+    "95 %": "95 % confidence interval of the metric",
+    "95 % by": "how the interval is computed",
+    "n": "items",
+    "majority": "what always giving the most common answer, or a random choice, scores",
+    "vote": "what a vote of the nearest examples scores, without the model",
+    "over vote": "mean less vote: what the model adds to the nearest examples",
+    "head": "what the model's head scores, without examples",
+    "gold share": "share of the examples shown that have the item's right answer",
+    "gold shown": "share of items for which an example shown has the right answer",
+    "dropped": "examples of an item that did not fit the window",
+    "tokens": "mean length of a prompt",
+    "s/item": "seconds per item",
+}
+
+
+def explanation(shown: "Table") -> str:
+    """The meaning of a table's columns, one line each, for those with an unclear name."""
+    names = [str(column.header) for column in shown.columns]
+    width = max(map(len, names))
+    return "".join(f"{name:<{width}}  {_MEANINGS[name]}\n" for name in names if name in _MEANINGS)
+
+
+def _or_blank(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def table(results: Sequence[Result], width: int | None = None) -> "Table":
+    """The results for a terminal; values equal in all of them are in the title.
+
+    width: in columns; if they do not fit, those of `_LEAVE_OUT` are dropped, and named below.
+    """
+    from rich.console import Console
+
+    console = Console(width=10_000)
+    orders = {(result.selection, result.order) for result in results}
+    is_needed = len(orders) > len({result.selection for result in results})
+    leave_out = _LEAVE_OUT[:-1] if is_needed else _LEAVE_OUT
+    for number in range(len(leave_out) + 1):
+        shown = _table(results, leave_out[:number])
+        if width is None or console.measure(shown).maximum <= width:
+            break
+    return shown
+
+
+def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from chatapp.common.foreign import printable
+
+    cells = {name: [printable(show(result)) for result in results] for name, show in _COLUMNS}
+    for name in ("head", "model", "parameters"):
+        if not any(cells[name]):
+            del cells[name]
+    common = {
+        name: values[0]
+        for name, values in cells.items()
+        if len(results) > 1 and len(set(values)) == 1 and name != "mean"
+    }
+    title = ", ".join(f"{name} {value}" for name, value in common.items() if value)
+    shown = Table(
+        title=Text(title),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    left_out = [name for name in cells if name in leave_out and name not in common]
+    if left_out:
+        shown.caption = Text(f"left out because the terminal is narrow: {', '.join(left_out)}")
+    names = [name for name in cells if name not in common and name not in leave_out]
+    for name in names:
+        is_text = name in _TEXTS
+        shown.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    for row in zip(*(cells[name] for name in names), strict=True):
+        shown.add_row(*map(Text, row))
+    return shown

@@ -1,0 +1,115 @@
+"""A prompt file as turns of a dialogue, its demonstrations as exchanges.
+
+The instruction is the system message, each input with its prefix (or as `query` lays it out) a
+user's message, and each output the reply to it. The other keys of a layout (output prefix,
+separator) do not apply.
+
+Invariant: the text is rendered by the dialogue's template, and fitting counts whole turns.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from chatapp.prompting.chat_template import ChatTemplate, Template
+from chatapp.prompting.examples import Example, PromptError, Query, item_of
+from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of
+from chatapp.prompting.thinking import ends_in_thought
+from chatapp.tasks.files.form import fill
+from chatapp.tasks.files.layout import Fitted, TextLayout, arrange
+from chatapp.tasks.files.promptfile import PromptFile
+
+
+class TurnsLayout:
+    """Lays out a prompt file in turns, with the methods of `layout.TextLayout`.
+
+    template: renders the turns. A thinking model is asked not to think, because the label or output
+    is expected at the beginning of the reply.
+    """
+
+    def __init__(self, prompt: PromptFile, template: Template) -> None:
+        self._prompt = prompt
+        if isinstance(template, ChatTemplate) and template.switch:
+            template = replace(template, thinking=False)
+        self._template = template
+        self.stop = (*prompt.stop, *template.stop)
+
+    def messages(
+        self, ranked: Sequence[int], query: Query, turns: Sequence[Example] = ()
+    ) -> list[Message]:
+        """The chat that asks for the output of `query`; for ranked and turns see
+        `layout.render`."""
+        prompt = self._prompt
+        opens = bool(prompt.instruction) and not prompt.form.places_instruction
+        chat = [Message("system", prompt.instruction)] if opens else []
+        shots = [prompt.pool[index] for index in arrange(ranked, prompt.select)]
+        for example in (*shots, *turns):
+            chat.append(Message("user", self.render_query(example)))
+            chat.append(Message("assistant", example.output.strip()))
+        return [*chat, Message("user", self.render_query(query))]
+
+    def render(
+        self, ranked: Sequence[int], query: Query, turns: Sequence[Example] = ()
+    ) -> list[Segment]:
+        segments = self._template.render(self.messages(ranked, query, turns))
+        if isinstance(self._template, ChatTemplate):
+            marks = self._template.marks
+            if marks is not None and ends_in_thought(segments, marks):
+                segments += [self._mark(marks.end), Segment("marker", "\n\n")]
+        return segments
+
+    def answer(self, output: str) -> list[Segment]:
+        if isinstance(self._template, ChatTemplate):
+            return [Segment("assistant", output.strip())] if output.strip() else []
+        return self._template.render_reply(output, closed=False)
+
+    def after_answer(self) -> Segment:
+        if isinstance(self._template, ChatTemplate):
+            return self._mark(self._template.stop[0]) if self._template.stop else END_OF_TEXT
+        closed = self._template.render_reply("", closed=True)
+        after = self._template.render_user("", after=Segment("assistant", ""))[0]
+        return closed[0] if closed else after
+
+    def render_query(self, query: Query) -> str:
+        form = self._prompt.form
+        parts = fill(form.turn, item_of(query), form, self._prompt.instruction, "user", "assistant")
+        return text_of(parts).strip()
+
+    def fit(
+        self, ranked: Sequence[int], query: Query, count: Callable[[Segment], int], limit: int
+    ) -> Fitted:
+        count = functools.cache(count)
+        possible = item_of(query).choices or self._prompt.labels
+        answers = [self.answer(answer) for answer in possible]
+        longest = max((sum(map(count, answer)) for answer in answers), default=0)
+
+        def size(kept: Sequence[int]) -> int:
+            return longest + sum(map(count, self.render(kept, query)))
+
+        kept = list(ranked)
+        if (tokens := size(kept)) > limit:
+            alone = size([])
+            if alone > limit:
+                raise PromptError(
+                    f"{self._prompt.path}: the instruction and the input alone take {alone} "
+                    f"tokens, and there is room for {limit}"
+                )
+            kept = [index for index in ranked if size([index]) <= limit]
+            while (tokens := size(kept)) > limit:
+                kept.pop()
+        left = set(ranked) - set(kept)
+        return Fitted(kept, [index for index in ranked if index in left], tokens)
+
+    def _mark(self, text: str) -> Segment:
+        """A marker of the template; one token where the tokenizer has one for it."""
+        special = isinstance(self._template, ChatTemplate) and text in self._template.special
+        return Segment("special" if special else "marker", text)
+
+
+Layout = TextLayout | TurnsLayout
+"""The layout for the `style` of a prompt file."""
+
+
+def layout_of(prompt: PromptFile, template: Template) -> Layout:
+    """The layout of a prompt file. template: renders turns."""
+    return TurnsLayout(prompt, template) if prompt.style == "turns" else TextLayout(prompt)

@@ -1,0 +1,140 @@
+"""Clock, calendar, units and the searches, as a model calls them."""
+
+import re
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from chatapp.dialogue.tools import built_in
+from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.tools.tool import Outcome, ToolError, misfit_of, run
+from chatapp.tasks.files.documents import DocumentSet
+
+NOW = datetime(2026, 11, 23, 14, 5, 6, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+
+
+def called(tool: str, **arguments: object) -> str:
+    tools = find_tools().tools
+    problem = misfit_of(tools, tool, arguments)
+    return problem or run(tools[tool], arguments, threading.Event()).text
+
+
+def test_the_clock_tells_day_and_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(built_in, "now", lambda zone=None: NOW)
+    assert called("clock") == "Monday, 23 November 2026 (2026-11-23, week 48), 14:05:06 UTC"
+    monkeypatch.undo()
+    assert called("clock", zone="Asia/Tokyo").endswith("JST")
+    assert called("clock", zone="../etc/passwd").startswith("error: there is no time zone")
+
+
+def test_the_calendar_counts_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(built_in, "now", lambda zone=None: NOW)
+    assert called("calendar", date="today", until="2026-12-24") == (
+        "Monday, 23 November 2026 (2026-11-23, week 48); 31 days until "
+        "Thursday, 24 December 2026 (2026-12-24, week 52)"
+    )
+    assert called("calendar", date="2024-02-28", days=1).startswith("Thursday, 29 February 2024")
+    assert called("calendar", date="2024-02-28", days=10**9) == ("error: the date is too far away")
+    assert called("calendar", date="soon") == (
+        "error: 'soon' is not a date; expected one such as 2026-11-23"
+    )
+    assert called("calendar", date="today", days=1.5) == (
+        "the argument 'days' is the number 1.5, expected integer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "into", "expected"),
+    [
+        ("5", "miles", "km", "5 miles = 8.04672 km"),
+        ("100", "°F", "celsius", "100 °F = 37.7777777777778… (340/9) celsius"),
+        ("-40", "degrees Fahrenheit", "C", "-40 degrees Fahrenheit = -40 C"),
+        ("1", "GiB", "MiB", "1 GiB = 1024 MiB"),
+        ("90", "km/h", "m/s", "90 km/h = 25 m/s"),
+        ("2.5", "square metres", "cm²", "2.5 square metres = 25000 cm²"),
+        ("3", "hours", "minutes", "3 hours = 180 minutes"),
+        ("1", "mile", "kg", "error: 'mile' is length and 'kg' is mass"),
+        ("1/0", "m", "km", "error: '1/0' is not a number"),
+        ("1", "smoots", "m", "error: there is no unit 'smoots'"),
+    ],
+)
+def test_units(value: str, unit: str, into: str, expected: str) -> None:
+    assert called("units", value=value, unit=unit, into=into).startswith(expected)
+
+
+def test_the_manual_is_that_of_this_program() -> None:
+    found = called("manual", query="how do I branch a reply")
+    assert "[1] " in found
+    assert "branch" in found
+
+
+def test_documents_are_searched_where_the_chat_has_some(tmp_path: Path) -> None:
+    (tmp_path / "walrus.txt").write_text("A walrus eats clams.\x1b[31m")
+    tools = find_tools(DocumentSet((str(tmp_path / "walrus.txt"),))).tools
+    outcome = run(tools["documents"], {"query": "walrus"}, threading.Event())
+    assert outcome.ending == "done"
+    assert "A walrus eats clams." in outcome.text
+    assert "\x1b" not in outcome.text
+    nothing = find_tools(DocumentSet((str(tmp_path / "none"),))).tools["documents"]
+    assert run(nothing, {"query": "x"}, threading.Event()).ending == "failed"
+    stopped = threading.Event()
+    stopped.set()
+    assert run(nothing, {"query": "x"}, stopped).ending in ("failed", "stopped")
+
+
+USES: dict[str, tuple[dict[str, object], str, dict[str, object], str]] = {
+    "calculator": ({"expression": "15% of 80"}, "12", {"expression": "1/0"}, "it divides by zero"),
+    "clock": ({"zone": "Europe/Paris"}, "week", {"zone": "Atlantis"}, "there is no time zone"),
+    "calendar": (
+        *({"date": "2026-11-23", "until": "2026-12-24"}, "31 days until"),
+        *({"date": "2026-13-01"}, "'2026-13-01' is not a date"),
+    ),
+    "units": (
+        *({"value": "5", "unit": "miles", "into": "km"}, "= 8.04672 km"),
+        *({"value": "5", "unit": "miles", "into": "kg"}, "'miles' is length"),
+    ),
+    "manual": ({"query": "how do I branch a reply"}, "[1] ", {"query": 5}, "'query' is the number"),
+    "documents": ({"query": "clams"}, "A walrus eats clams.", {}, "'query' is missing"),
+    "python": ({"code": "6 * 7"}, "42", {"code": "x"}, "name 'x' is not defined"),
+}
+"""For each tool that is built in: a call, a part of its text, a wrong call, and a part of why."""
+
+
+def test_each_tool_that_is_built_in_is_called(tmp_path: Path) -> None:
+    (tmp_path / "walrus.txt").write_text("A walrus eats clams.")
+    tools = find_tools(DocumentSet((str(tmp_path / "walrus.txt"),))).tools
+    assert set(tools) == {*USES, "page"}  # which test_page.py calls
+
+    def call(name: str, arguments: dict[str, object]) -> str:
+        if problem := misfit_of(tools, name, arguments):
+            raise ToolError(problem)
+        return tools[name].run(arguments, threading.Event())
+
+    for name, (arguments, text, wrong, reason) in USES.items():
+        assert text in call(name, arguments), name
+        with pytest.raises(ToolError, match=re.escape(reason)):
+            call(name, wrong)
+        with pytest.raises(ToolError, match="there is no argument 'nonsense'"):
+            call(name, arguments | {"nonsense": 1})
+        assert tools[name].asks == tools[name].asks_each_time == (name == "python")
+        assert tools[name].description.endswith(".")
+
+
+def test_a_tool_there_is_not_is_named() -> None:
+    with pytest.raises(ToolError, match="there is no tool 'calculater'; did you mean 'calculator'"):
+        find_tools().chosen(["calculater"])
+    assert misfit_of(find_tools().tools, "calculater", {}).startswith("there is no tool")
+    assert list(find_tools().chosen(["clock", "clock"])) == ["clock"]
+
+
+def test_an_error_is_an_outcome() -> None:
+    tool = find_tools().tools["calculator"]
+    outcome = run(tool, {"expression": "1/0"}, threading.Event())
+    assert outcome == Outcome("failed", "error: it divides by zero")

@@ -1,0 +1,145 @@
+"""The tool `python`: code of a model, kind and hostile."""
+
+import json
+import re
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tool_server import DAEMON
+
+from chatapp.common.foreign import printable
+from chatapp.dialogue.tools import python
+from chatapp.dialogue.tools.permission import PermissionRequest
+from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.tools.tool import LONGEST_RESULT, Outcome, run
+
+
+def outcome(code: str, cancel: threading.Event | None = None) -> Outcome:
+    result = run(find_tools().tools["python"], {"code": code}, cancel or threading.Event())
+    assert result.text == printable(result.text)
+    assert not list(Path(tempfile.gettempdir()).iterdir())
+    return result
+
+
+@pytest.fixture(autouse=True)
+def own_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the folders of calls are made: nothing else is there."""
+    (tmp_path / "calls").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "calls"))
+    return tmp_path / "calls"
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("print('a'); print('b')", "a\nb"),
+        ("x = 6\nx * 7", "42"),
+        ("'é 東'", "'é 東'"),
+        ("print('\\x1b[2Jred\\x9b')", "red"),
+        ("x = 1", "nothing was printed"),
+        ("", "nothing was printed"),
+        ("input()", "EOFError"),
+        ("import sys; print('late'); sys.exit(0)", "late"),
+        ("import os; print(os.listdir())", "[]"),
+        ("print(__name__)", "__main__"),
+    ],
+)
+def test_code_runs_as_in_an_interpreter(code: str, text: str) -> None:
+    result = outcome(code)
+    assert text in result.text
+    assert result.ending == ("failed" if "Error" in text else "done")
+
+
+def test_a_mistake_comes_with_its_line() -> None:
+    result = outcome("def half(x):\n    return x / 0\n\nhalf(3)")
+    assert result.ending == "failed"
+    assert "line 2, in half     return x / 0 " in result.text
+    assert "ZeroDivisionError: division by zero" in result.text
+    assert "python_runner" not in result.text
+    assert "SyntaxError" in outcome("print(").text
+
+
+def test_it_gets_no_variables(monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("PYTHONSTARTUP", "x")
+    given = json.loads(outcome("import json, os; print(json.dumps(dict(os.environ)))").text)
+    assert given.keys() <= {"PATH", "HOME", "LANG", "LC_CTYPE", "CHATAPP_CALL"}
+    assert given["HOME"].startswith(str(own_folder))
+    # Nor do the processes above it, as far as that is the tool's.
+    above = outcome("import os; print(open(f'/proc/{os.getppid()}/environ').read())").text
+    assert "sk-secret" not in above
+
+
+def test_memory_ends_at_its_limit() -> None:
+    assert "MemoryError" in outcome("x = bytearray(2 * 2**30)").text
+    assert "MemoryError" in outcome("x = []\nwhile True: x.append(bytearray(2**26))").text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such filter")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nwhile True: os.fork()",
+        "import ctypes, os\nif ctypes.CDLL(None).fork() < 0: os.open('/', os.O_WRONLY)",
+        f"{DAEMON}\nprint('done')",
+        "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)",
+        "import os; os.posix_spawn('/bin/sleep', ['sleep', '600'], {})",
+        "import multiprocessing; multiprocessing.Pool(2)",
+        "import socket; socket.create_connection(('127.0.0.1', 9))",
+        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9/')",
+        "import os; os.kill(os.getppid(), 0)",
+        "import os, signal; signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0)",
+        "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (9, 9))",
+        "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
+        "if libc.ptrace(16, os.getppid(), 0, 0): print(os.strerror(ctypes.get_errno()))",
+    ],
+)
+def test_it_reaches_no_other_process_and_no_network(code: str, own_folder: Path) -> None:
+    assert re.search("not permitted|Is a directory", outcome(code).text)
+    assert not [
+        process
+        for process in psutil.process_iter(["cwd"])
+        if str(process.info["cwd"]).startswith(str(own_folder))
+    ]
+
+
+def test_threads_and_packages_work() -> None:
+    threads = "import threading\nthread = threading.Thread(target=print, args=('thread',))\n"
+    assert outcome(f"{threads}thread.start(); thread.join()").text == "thread"
+    assert outcome("import numpy\nint(numpy.arange(5).sum())").text == "10"
+    assert outcome("import resource\nresource.getrlimit(resource.RLIMIT_AS)[0]").text == str(2**30)
+
+
+def test_a_hundred_megabytes_are_cut() -> None:
+    text = outcome("while True: print('x' * 10_000)").text
+    assert LONGEST_RESULT < len(text) < LONGEST_RESULT + 100
+    text = outcome("open('big', 'wb').write(bytes(100 * 2**20))").text
+    assert "File too large" in text
+
+
+@pytest.mark.parametrize("ends_by", ["time", "the user"])
+def test_code_without_end_is_ended(monkeypatch: pytest.MonkeyPatch, ends_by: str) -> None:
+    monkeypatch.setattr(python, "_SECONDS", 1.0 if ends_by == "time" else 60.0)
+    cancel = threading.Event()
+    if ends_by == "the user":
+        threading.Timer(0.5, cancel.set).start()
+    started = time.monotonic()
+    result = outcome("import signal\nsignal.signal(15, signal.SIG_IGN)\nwhile True: pass", cancel)
+    assert time.monotonic() - started < 30
+    expected = "it took longer than 1 seconds" if ends_by == "time" else "it was stopped"
+    assert expected in result.text
+
+
+def test_the_whole_code_is_shown() -> None:
+    code = "import os\n" + "print('a line of it')\n" * 40 + "os.remove('\u202e')"
+    request = PermissionRequest(find_tools().tools["python"], {"code": code})
+    lines = request.text().splitlines()
+    assert lines[1:3] == ['  "code": ', "  │ import os"]
+    assert lines.count("  │ print('a line of it')") == 40
+    assert lines[-1] == "  │ os.remove('\\u202e')"
+    assert not request.is_cut

@@ -1,0 +1,261 @@
+"""Mistakes of clients get a sentence in OpenAI's form and a status below 500."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import Client, serving
+from fakes import ScriptedModel
+from jsonschema import Draft202012Validator
+
+from chatapp.engine.models.loading import load_model
+from chatapp.server import worker
+from chatapp.server.description import describe
+from chatapp.server.server import LARGEST_BODY, Access, Server
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "Hi"}
+BROKEN = {"type": "function", "function": {"name": "f", "parameters": {"type": "no such"}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        (TEXT, {"prompt": 3}, "prompt", "string"),
+        (TEXT, {"prompt": ""}, "prompt", "empty"),
+        (TEXT, {"prompt": []}, "prompt", "no text"),
+        (TEXT, {"prompt": [1, 10**9]}, "prompt", "vocabulary"),
+        (TEXT, {"prompt": "a", "n": 0}, "n", "greater"),
+        (TEXT, {"prompt": "a", "temperature": "hot"}, "temperature", "number"),
+        (TEXT, {"prompt": "a", "temperature": -1}, "temperature", "from 0"),
+        (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
+        (TEXT, {"prompt": "a", "logprobs": 99}, "logprobs", "20"),
+        (TEXT, {"prompt": ["a"] * 99}, "prompt", "at most"),
+        (TEXT, {"prompt": "a b " * 300}, "prompt", "tokens long"),
+        (CHAT, {"messages": []}, "messages", "at least 1"),
+        (CHAT, {"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "user"),
+        (CHAT, {"messages": [{"role": "assistant", "content": "x"}]}, "messages", "begin"),
+        (CHAT, {"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages", "last"),
+        (CHAT, {"messages": [USER, {"role": "tool", "content": "x"}]}, "messages", "no call"),
+        (CHAT, {"messages": [USER | {"content": [{"type": "image_url"}]}]}, "messages", "text"),
+        (
+            CHAT,
+            {"messages": [USER], "response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "missing",
+        ),
+        (CHAT, {"messages": [USER], "tool_choice": "always"}, "tool_choice", "required"),
+        (CHAT, {"messages": [USER], "tool_choice": "required"}, "tool_choice", "not in"),
+        (CHAT, {"messages": [USER], "tools": [BROKEN], "tool_choice": "required"}, "tools", "type"),
+        ("/v1/responses", {"input": "Hi", "tool_choice": {"name": 3}}, "tool_choice", "Input"),
+        ("/v1/detokenize", {"tokens": [-1]}, "tokens", "vocabulary"),
+        ("/v1/tokenize", {}, "prompt", "neither"),
+        ("/v1/embeddings", {}, "input", "required"),
+    ],
+)
+async def test_a_mistake_is_named(
+    client: Client, path: str, body: Any, param: str, words: str
+) -> None:
+    answer = await client.post(path, body)
+    error = answer["error"]
+    assert answer["status"] == 400
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"] or "").startswith(param)
+    assert words in error["message"]
+
+
+async def test_a_prompt_that_is_too_long_has_both_numbers(client: Client) -> None:
+    ids = client.model.tokenizer.encode("a b " * 300)
+    answer = await client.post(TEXT, {"prompt": ids})
+    assert str(len(ids)) in answer["error"]["message"]
+    assert str(client.model.context) in answer["error"]["message"]
+    assert answer["error"]["code"] == "context_length_exceeded"
+    long = await client.post(CHAT, {"messages": [USER | {"content": "a b " * 300}]})
+    assert long["status"] == 400
+    assert str(client.model.context) in long["error"]["message"]
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a":' * 50_000])
+async def test_broken_bodies(client: Client, data: bytes) -> None:
+    async with client.session.post(client.address + TEXT, data=data) as response:
+        assert response.status == 400
+        assert "body" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("levels", [200, 900, 980])
+async def test_deep_values_never_fail(client: Client, levels: int) -> None:
+    """Each part of the program reads fewer levels than the one before it."""
+    deep = '{"properties": {"a": ' * (levels // 2) + "{}" + "}}" * (levels // 2)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": "DEEP"}}]
+    form = {"type": "json_schema", "json_schema": {"schema": "DEEP"}}
+    call = {"id": "1", "function": {"name": "f", "arguments": deep}}
+    called = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "x"}]
+    chat: dict[str, Any] = {"messages": [USER], "max_tokens": 2}
+    for body in (
+        chat | {"tools": tools},
+        chat | {"tools": tools, "tool_choice": "required"},
+        chat | {"response_format": form},
+        chat | {"messages": [USER, *called]},
+    ):
+        data = json.dumps(body).replace('"DEEP"', deep)
+        async with client.session.post(client.address + CHAT, data=data) as response:
+            assert response.status < 500, (levels, list(body), await response.text())
+
+
+async def test_a_body_that_is_too_large(client: Client) -> None:
+    async with client.session.post(
+        client.address + TEXT, data=b" " * (LARGEST_BODY + 1)
+    ) as response:
+        assert response.status == 413
+        assert "error" in await response.json()
+
+
+async def test_unknown_paths_methods_and_models(client: Client) -> None:
+    assert (await client.get("/v1/nothing"))["status"] == 404
+    assert (await client.get(TEXT))["status"] == 405
+    answer = await client.post(TEXT, {"prompt": "a", "model": "gpt-9"})
+    assert answer["status"] == 404
+    assert answer["error"]["code"] == "model_not_found"
+
+
+async def test_unknown_fields_are_ignored(client: Client) -> None:
+    fields = {"prompt": "a", "max_tokens": 2, "user": "me", "best_of": 3, "logit_bias": {}}
+    assert (await client.post(TEXT, fields))["choices"]
+
+
+async def test_a_mistake_before_a_stream_is_an_ordinary_answer(client: Client) -> None:
+    answer = await client.post(TEXT, {"prompt": "", "stream": True})
+    assert answer["status"] == 400
+
+
+async def test_random_requests_never_fail(client: Client) -> None:
+    """The server's own description, with random values for its fields."""
+    generator = random.Random(0)
+    paths = (await client.get("/v1/openapi.json"))["paths"]
+    values = [
+        None,
+        0,
+        1,
+        -1,
+        2.5,
+        True,
+        "a",
+        "",
+        "\ud800",
+        [],
+        ["a"],
+        [1],
+        {},
+        {"type": "x"},
+        10**30,
+    ]
+    for path in (path for path, answers in paths.items() if "post" in answers):
+        for _ in range(40):
+            body: dict[str, Any] = {
+                "max_tokens": 2,
+                "prompt": "a",
+                "messages": [USER],
+                "input": "a",
+            }
+            body |= {"tokens": [1]}
+            for _ in range(generator.randint(1, 3)):
+                names = [
+                    "prompt",
+                    "messages",
+                    "n",
+                    "stop",
+                    "echo",
+                    "logprobs",
+                    "top_logprobs",
+                    "seed",
+                ]
+                names += [
+                    "tools",
+                    "tool_choice",
+                    "temperature",
+                    "stream_options",
+                    "input",
+                    "tokens",
+                ]
+                body[generator.choice(names)] = generator.choice(values)
+            data = json.dumps(body)
+            async with client.session.post(client.address + path, data=data) as response:
+                assert response.status < 500, (path, body, await response.text())
+
+
+def test_the_description_has_every_path() -> None:
+    router = Server({}, Access(frozenset())).app().router
+    served = {
+        (route.method.lower(), resource.canonical)
+        for resource in router.resources()
+        for route in resource
+        if route.method != "HEAD"
+    }
+    described = {(method, path) for path, of in describe()["paths"].items() for method in of}
+    assert {place for place in served if place[1].startswith("/v1/")} - described == {
+        ("get", "/v1/openapi.json")
+    }
+    assert described <= served
+
+
+async def test_the_description_is_a_schema(client: Client) -> None:
+    description = await client.get("/openapi.json")
+    for schema in description["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+async def test_a_full_queue_is_told_to_wait(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "MOST_WAITING", 2)
+    async with serving(ScriptedModel(["one two three"], delay=0.05)) as client:
+        body = {"prompt": "a", "max_tokens": 3}
+        answers = await asyncio.gather(*(client.post(TEXT, body) for _ in range(8)))
+    refused = [answer for answer in answers if answer.get("status") == 503]
+    assert refused
+    assert refused[0]["error"]["code"] == "busy"
+    assert sum("choices" in answer for answer in answers) >= 2
+
+
+async def test_an_unforeseen_error_keeps_its_text_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+
+    def fail(prompt: str) -> str:
+        raise RuntimeError("secret /home/me")
+
+    async with serving(ScriptedModel(fail)) as client:
+        answer = await client.post(TEXT, {"prompt": "a"})
+        assert answer["status"] == 500
+        assert "secret" not in json.dumps(answer)
+        assert "secret" in "".join(path.read_text() for path in tmp_path.rglob("*.log"))
+        assert (await client.get("/health"))["status"] == "ok"
+
+
+async def test_the_key_and_the_names(tiny_folder: Path) -> None:
+    model = load_model(str(tiny_folder), precision="float32", device="cpu")
+    access = Access(frozenset({"127.0.0.1"}), "secret", frozenset({"http://page.example"}))
+    async with serving(model, access) as client:
+        assert (await client.get("/v1/models"))["status"] == 401
+        wrong = {"Authorization": "Bearer other"}
+        assert (await client.get("/v1/models", headers=wrong))["status"] == 401
+        right = {"Authorization": "Bearer secret"}
+        assert (await client.get("/v1/models", headers=right))["data"]
+        assert (await client.get("/health"))["status"] == "ok"
+        named = right | {"Host": "evil.example"}
+        assert (await client.get("/v1/models", headers=named))["status"] == 403
+        foreign = right | {"Origin": "http://evil.example"}
+        assert (await client.get("/v1/models", headers=foreign))["status"] == 403
+        page = right | {"Origin": "http://page.example"}
+        async with client.session.get(client.address + "/v1/models", headers=page) as response:
+            assert response.headers["Access-Control-Allow-Origin"] == "http://page.example"
+        url = client.address + TEXT
+        async with client.session.options(
+            url, headers={"Origin": "http://page.example"}
+        ) as response:
+            assert response.status == 204

@@ -1,0 +1,81 @@
+"""Files of inputs with generated answers: the order of rows, and a run that was ended goes on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatapp.engine.model import LanguageModel
+from chatapp.engine.models.loading import load_model
+from chatapp.prompting.examples import PromptError
+from chatapp.tasks.answering import Answerer
+from chatapp.tasks.evaluation.batch import answer_all
+from chatapp.tasks.evaluation.journal import Journal, read_rows
+from chatapp.tasks.files.promptfile import PromptFile
+
+BAD = {3, 4, 17, 24}
+PROMPT = PromptFile(
+    path=Path("task.toml"),
+    instruction="Go on.",
+    stop=("\n",),
+    generate={"max_tokens": 12, "temperature": 0.9, "seed": 2},
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return load_model("bundled", precision="float32")
+
+
+def inputs() -> Iterator[tuple[int, str | PromptError]]:
+    for line in range(1, 25):
+        text = f"number {line} " * (1 + line % 5)
+        yield line, PromptError(f"line {line} is bad") if line in BAD else text
+
+
+def answered(model: LanguageModel, path: Path, steps: int | None = None) -> list[str]:
+    """Answer all, or break off after so many steps; returns the errors."""
+    errors: list[str] = []
+    with Journal(path) as journal:
+        rows = answer_all(
+            Answerer(model, PROMPT, None),
+            inputs(),
+            source="inputs",
+            identity="same",
+            journal=journal,
+            report=errors.append,
+        )
+        for number, _ in enumerate(rows, 1):
+            if number == steps:
+                break
+    return errors
+
+
+def what_counts(path: Path) -> list[tuple[Any, ...]]:
+    """Of each row all that does not depend on time."""
+    names = ("line", "input", "output", "error", "finish_reason", "reply_tokens")
+    return [tuple(row.get(name) for name in names) for row in read_rows(path)]
+
+
+def test_rows_are_in_the_order_of_the_inputs(model: LanguageModel, tmp_path: Path) -> None:
+    errors = answered(model, tmp_path / "out.jsonl")
+    rows = what_counts(tmp_path / "out.jsonl")
+    assert [row[0] for row in rows] == list(range(1, 25))
+    assert errors == [f"line {line} is bad" for line in sorted(BAD)]
+    assert {row[0] for row in rows if row[3]} == BAD
+    alone = Answerer(model, PROMPT, None)
+    for line, text, output, *_ in rows:
+        if line not in BAD:
+            assert alone.answer([alone.prepare(text)])[0].output == output
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9, 15])
+def test_a_run_that_broke_off_goes_on(model: LanguageModel, tmp_path: Path, steps: int) -> None:
+    answered(model, tmp_path / "whole.jsonl")
+    answered(model, tmp_path / "out.jsonl", steps)
+    first = what_counts(tmp_path / "out.jsonl")
+    assert steps <= len(first) < 24
+    errors = answered(model, tmp_path / "out.jsonl")
+    assert what_counts(tmp_path / "out.jsonl") == what_counts(tmp_path / "whole.jsonl")
+    assert errors == [f"line {line} is bad" for line in sorted(BAD)]
