@@ -15,8 +15,8 @@ CEILINGS = {
     "lines of finetune/bundled_model": 3_632,
     "lines of tests": 68_806,
 }
-"""`lines` and `modules` are those of the wheel: chatapp and finetune without bundled_model; a module
-is a file that is not `__init__.py`."""
+"""`lines` and `modules` count what is in the wheel: chatapp and finetune without bundled_model; a
+module is a file that is not `__init__.py`."""
 
 _LONG_FUNCTION, _LONG_FILE, _SMALL_FILE = 60, 600, 60
 
