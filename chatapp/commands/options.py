@@ -213,7 +213,10 @@ def grouped_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     signature = inspect.signature(command)
     groups = {
-        name: [_option(field, hints[field.name]) for field in dataclasses.fields(group)]
+        name: [
+            _keyword(field.name, hints[field.name], field.default)
+            for field in dataclasses.fields(group)
+        ]
         for name, group in ((n, p.annotation) for n, p in signature.parameters.items())
         if dataclasses.is_dataclass(group)
         for hints in [get_type_hints(group, include_extras=True)]
@@ -237,30 +240,60 @@ def grouped_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_groups
 
 
-def _option(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(field.name, kind, default=field.default, annotation=annotation)
-
-
 def sampling_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add flags for these sampling parameters to a command, by default for all of them.
 
     Their values do not reach the command itself: `settings_of` takes them from the context.
     """
-    flags = [_flag(PARAMETERS[name]) for name in names or PARAMETERS]
+    return _with_options([_flag(PARAMETERS[name]) for name in names or PARAMETERS])
+
+
+def _with_options(
+    options: list[inspect.Parameter],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add options to a command whose values only reach it through its context."""
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command)
 
         @functools.wraps(command)
-        def with_flags(**arguments: Any) -> None:
+        def with_options(**arguments: Any) -> None:
             command(**{name: arguments[name] for name in signature.parameters})
 
-        parameters = [*signature.parameters.values(), *flags]
-        with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return with_flags
+        parameters = [*signature.parameters.values(), *options]
+        with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return with_options
 
     return decorated
+
+
+def prompt_options(
+    *, several: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add an option for each of `tasks.options.SETTINGS` to a command; None where it is not given.
+
+    several: each takes several values, separated by commas. The command takes the values from its
+    context.
+    """
+    from chatapp.tasks.selection.methods import help_on_methods
+    from chatapp.tasks.settings import SETTINGS
+
+    options = []
+    for name, setting in SETTINGS.items():
+        kind: Any = str
+        extra: dict[str, Any] = {}
+        if name == "shots":
+            kind, extra = (str, {}) if several else (int, {"min": 0})
+            more = ", such as 0,1,8" if several else ""
+        elif name == "select":
+            extra = {"autocompletion": lists_of_methods if several else methods}
+            more = f". {help_on_methods()}"
+        else:
+            more = f" ({', '.join(setting.values or ())})"
+        help = f"{setting.help}{more}".removesuffix(".") + "."
+        option = Annotated[kind | None, typer.Option(help=help, show_default=False, **extra)]
+        options.append(_keyword(name, option))
+    return _with_options(options)
 
 
 def settings_of(context: typer.Context, model: str | None = None) -> "Settings":
@@ -282,12 +315,11 @@ _KINDS: Mapping[type, str] = {float: "<float>", int: "<integer>"}
 
 def _flag(parameter: Parameter) -> inspect.Parameter:
     help = f"{parameter.help[0].upper()}{parameter.help[1:]}."
-    return inspect.Parameter(
-        parameter.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        # As text: the settings check all values alike, and refuse them in their own words.
-        annotation=Annotated[
-            str | None, typer.Option(help=help, metavar=_KINDS[parameter.kind], show_default=False)
-        ],
-    )
+    # As text: the settings check all values alike, and refuse them in their own words.
+    option = typer.Option(help=help, metavar=_KINDS[parameter.kind], show_default=False)
+    return _keyword(parameter.name, Annotated[str | None, option])
+
+
+def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)

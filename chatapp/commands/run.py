@@ -30,9 +30,10 @@ from chatapp.commands.options import (
     ModelOption,
     NoServerOption,
     StrictOption,
+    prompt_options,
 )
 from chatapp.common.userfiles import UserError
-from chatapp.tasks.selection.methods import help_on_methods
+from chatapp.tasks.settings import SETTINGS
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.tasks.answering import Answer, Answerer, Answering, LookUp, Question
     from chatapp.tasks.files.promptfile import PromptFile
-
-_HOW = ("shots", "select", "order", "score", "style", "instruction")
-"""The options on the prompt for an input."""
 
 _STYLES = {
     "instruction": "bold magenta",
@@ -81,24 +79,6 @@ OutputOption = Annotated[
         help="File for the answers to --inputs (JSON Lines); an existing one is continued."
     ),
 ]
-ShotsOption = Annotated[int | None, typer.Option(min=0, help="Number of examples to show.")]
-SelectOption = Annotated[
-    str | None,
-    typer.Option(
-        help=f"How to choose examples. {help_on_methods()}", autocompletion=completion.methods
-    ),
-]
-OrderOption = Annotated[str | None, typer.Option(help="nearest-first, nearest-last or shuffled.")]
-ScoreOption = Annotated[
-    str | None, typer.Option(help="How labels are scored: direct, calibrated or channel.")
-]
-StyleOption = Annotated[
-    str | None,
-    typer.Option(help="text: as one text. turns: as a chat in the model's own template."),
-]
-InstructionOption = Annotated[
-    str | None, typer.Option(help="off: without the instruction of the prompt file.")
-]
 SeedOption = Annotated[int | None, typer.Option(min=0, help="Seed of selection and sampling.")]
 ShowPromptOption = Annotated[
     bool, typer.Option("--show-prompt", help="Show the exact prompt on standard error.")
@@ -109,18 +89,13 @@ PartsOption = Annotated[
 ]
 
 
+@prompt_options()
 def run(
     context: typer.Context,
     file: FileArgument = None,
     text: InputOption = None,
     inputs: InputsOption = None,
     output: OutputOption = None,
-    shots: ShotsOption = None,
-    select: SelectOption = None,
-    order: OrderOption = None,
-    score: ScoreOption = None,
-    style: StyleOption = None,
-    instruction: InstructionOption = None,
     seed: SeedOption = None,
     strict: StrictOption = False,
     model: ModelOption = None,
@@ -141,7 +116,7 @@ def run(
         return
     prompt = load_prompt(prompt_path(file))
     _refuse(prompt, context.params)
-    prompt = changed(prompt, **{name: context.params[name] for name in (*_HOW, "seed")})
+    prompt = changed(prompt, **{name: context.params[name] for name in (*SETTINGS, "seed")})
     report_pool(prompt.pool, strict=strict)
     hint = f"; run the same command again to continue {output}" if output else ""
     with interruptible(f"interrupted{hint}"):
@@ -179,7 +154,7 @@ def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
     if prompt.text is not None:
         if text is not None or inputs is not None:
             raise UserError(f"{prompt.path}: is a text to complete and takes no input")
-        for name in _HOW:
+        for name in SETTINGS:
             if options[name] is not None:
                 raise UserError(f"--{name} cannot be used with {prompt.path}, a text to complete")
     elif text is None and inputs is None:
@@ -216,7 +191,7 @@ def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering
     )
     identity = f"{prompt_identity(prompt)}-{model_identity(language_model)}"
     if prompt.labels and (head := head_of(language_model)):
-        for name in _HOW:
+        for name in SETTINGS:
             if options[name] is not None:
                 raise UserError(
                     f"--{name} cannot be used with {head.name}, whose head reads only the input"

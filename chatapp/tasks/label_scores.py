@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from chatapp.tasks.files.keys import Scoring
+from chatapp.tasks.settings import Scoring
 
 CONTENT_FREE = ("N/A", "", "[MASK]")
 """Inputs without content (Zhao et al. 2021)."""

@@ -1,43 +1,18 @@
-"""Applies the options of `run` and `eval` to a prompt file.
+"""A prompt file with other settings, and the selector of its demonstrations."""
 
-Invariant: an option means what the prompt file's key means, and an invalid one is refused in a
-sentence that names it and its possible values.
-"""
-
-from collections.abc import Collection
 from dataclasses import replace
-from typing import Literal, TypeVar, cast, get_args
+from typing import cast
 
 from chatapp.common.progress import Progress
 from chatapp.common.userfiles import quoted, suggestion
 from chatapp.engine.model import LanguageModel
 from chatapp.prompting.examples import PromptError
-from chatapp.tasks.files.keys import Scoring, Style
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.selection.encoders import load_encoder
 from chatapp.tasks.selection.installed import find_method, listed_methods, usable_methods
 from chatapp.tasks.selection.methods import Selector, with_encoder
-from chatapp.tasks.selection.select import ShotOrder, build_selector
-
-ORDERS: tuple[ShotOrder, ...] = get_args(ShotOrder)
-SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
-STYLES: tuple[Style, ...] = get_args(Style)
-
-Switch = Literal["on", "off"]
-SWITCHES: tuple[Switch, ...] = get_args(Switch)
-
-_Name = TypeVar("_Name", bound=str)
-
-
-def one_of(value: str, known: Collection[_Name], option: str) -> _Name:
-    """Check that a value is one of the known names. Raises PromptError that lists them."""
-    if value not in known:
-        raise PromptError(_not_known(option, value, known))
-    return cast(_Name, value)
-
-
-def _not_known(option: str, value: str, known: Collection[str]) -> str:
-    return f"{option} is {quoted(value)}, which is not known{suggestion(value, known)}"
+from chatapp.tasks.selection.select import build_selector
+from chatapp.tasks.settings import SETTINGS, Scoring, Style
 
 
 def method_and_encoder(value: str) -> tuple[str, str | None]:
@@ -62,7 +37,8 @@ def _named(name: str) -> type[Selector]:
     method = find_method(name)
     if method is None:
         known, clashes = listed_methods()
-        raise PromptError(f"{_not_known('--select', name, known)}{clashes}")
+        message = f"--select is {quoted(name)}, which is not known{suggestion(name, known)}"
+        raise PromptError(f"{message}{clashes}")
     return method
 
 
@@ -81,23 +57,27 @@ def changed(
 
     seed: of the selection, and of sampling. instruction: whether it is there. Raises PromptError.
     """
-    keys: dict[str, object] = {}
+    given = {
+        "select": select,
+        "order": order,
+        "score": score,
+        "style": style,
+        "instruction": instruction,
+    }
+    for name, value in given.items():
+        if value is not None:
+            SETTINGS[name].check(name, value)
+    keys: dict[str, object] = {"k": shots, "seed": seed, "order": order}
     if select is not None:
-        method, encoder = method_and_encoder(select)
-        keys["method"] = method
         # The file's encoder applies unless the option names one.
-        keys |= {"encoder": encoder} if encoder else {}
-    if order is not None:
-        keys["order"] = one_of(order, ORDERS, "--order")
-    keys |= {"k": shots} if shots is not None else {}
-    keys |= {"seed": seed} if seed is not None else {}
-    switch = one_of(instruction, SWITCHES, "--instruction") if instruction is not None else "on"
+        keys["method"], keys["encoder"] = method_and_encoder(select)
+    chosen = {key: value for key, value in keys.items() if value is not None}
     return replace(
         prompt,
-        instruction=prompt.instruction if switch == "on" else "",
-        select=prompt.select.model_copy(update=keys),
-        scoring=one_of(score, SCORINGS, "--score") if score is not None else prompt.scoring,
-        style=one_of(style, STYLES, "--style") if style is not None else prompt.style,
+        instruction="" if instruction == "off" else prompt.instruction,
+        select=prompt.select.model_copy(update=chosen),
+        scoring=cast(Scoring, score or prompt.scoring),
+        style=cast(Style, style or prompt.style),
         generate=dict(prompt.generate) | ({"seed": seed} if seed is not None else {}),
     )
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,9 +16,8 @@ from chatapp.commands import options as completion
 from chatapp.commands.console import FAILED, complain, interruptible, progress, write, write_json
 from chatapp.commands.loading import load
 from chatapp.commands.measuring.tasks import TEST_HELP, measure_model, print_table, read_tasks
-from chatapp.commands.options import ConcurrencyOption, JsonOption, StrictOption
+from chatapp.commands.options import ConcurrencyOption, JsonOption, StrictOption, prompt_options
 from chatapp.common.userfiles import UserError, reason, write_whole
-from chatapp.tasks.selection.methods import help_on_methods
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
@@ -37,8 +36,6 @@ _NO_USE = {
     ),
 }
 """Options without a meaning, for each kind of measurement."""
-
-_Name = TypeVar("_Name", bound=str)
 
 FilesArgument = Annotated[
     list[str] | None,
@@ -64,27 +61,8 @@ GenerateOption = Annotated[
 LambadaOption = Annotated[
     Path | None, typer.Option(help="Passages whose last word is predicted (.jsonl or lines).")
 ]
-ShotsOption = Annotated[
-    str | None, typer.Option(help="Numbers of examples to show, such as 0,1,8.")
-]
-SelectOption = Annotated[
-    str | None,
-    typer.Option(
-        help=f"How to choose examples: one or more, such as random,knn. {help_on_methods()}",
-        autocompletion=completion.lists_of_methods,
-    ),
-]
-OrderOption = Annotated[str | None, typer.Option(help="nearest-first,nearest-last,shuffled")]
-ScoreOption = Annotated[str | None, typer.Option(help="direct,calibrated,channel")]
 SeedsOption = Annotated[
     int, typer.Option(min=1, help="Number of runs of each setting that involves chance.")
-]
-StyleOption = Annotated[
-    str | None,
-    typer.Option(help="text (one text), turns (a chat in the model's own template), or both."),
-]
-InstructionOption = Annotated[
-    str | None, typer.Option(help="on,off: with the instruction of the prompt file, and without.")
 ]
 ModelsOption = Annotated[
     str | None,
@@ -101,6 +79,7 @@ ReportOption = Annotated[
 ]
 
 
+@prompt_options(several=True)
 def evaluate(
     context: typer.Context,
     files: FilesArgument = None,
@@ -109,12 +88,6 @@ def evaluate(
     words: WordsOption = None,
     generate: GenerateOption = None,
     lambada: LambadaOption = None,
-    shots: ShotsOption = None,
-    select: SelectOption = None,
-    order: OrderOption = None,
-    score: ScoreOption = None,
-    style: StyleOption = None,
-    instruction: InstructionOption = None,
     seeds: SeedsOption = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first seed, also used by --limit.")] = 0,
     limit: LimitOption = None,
@@ -181,22 +154,21 @@ def _config(options: dict[str, Any], settings: "Settings", grid: "Grid") -> dict
 
 def _grid(options: dict[str, Any]) -> "Grid":
     from chatapp.tasks.evaluation.evaluate import Grid
-    from chatapp.tasks.options import ORDERS, SCORINGS, STYLES, SWITCHES, method_of, one_of
-
-    def among(name: str, known: tuple[_Name, ...]) -> tuple[_Name, ...]:
-        return tuple(one_of(value, known, f"--{name}") for value in _split_list(options[name]))
+    from chatapp.tasks.options import method_of
+    from chatapp.tasks.settings import SETTINGS
 
     for selection in _split_list(options["select"]):
         method_of(selection)
+    values: dict[str, Any] = {
+        name: tuple(setting.check(name, value) for value in _split_list(options[name]))
+        for name, setting in SETTINGS.items()
+    }
     return Grid(
-        shots=tuple(map(_number, _split_list(options["shots"]))),
-        select=_split_list(options["select"]),
-        order=among("order", ORDERS),
-        scoring=among("score", SCORINGS),
-        style=among("style", STYLES),
-        instruction=among("instruction", SWITCHES),
+        shots=tuple(map(_number, values.pop("shots"))),
+        scoring=values.pop("score"),
         seeds=options["seeds"],
         seed=options["seed"],
+        **values,
     )
 
 

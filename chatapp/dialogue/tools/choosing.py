@@ -23,11 +23,11 @@ from chatapp.engine.model import LanguageModel
 from chatapp.prompting.examples import Example, Pool
 from chatapp.prompting.messages import Requested
 from chatapp.tasks.answering import Answer, Answerer
-from chatapp.tasks.files.keys import Scoring
 from chatapp.tasks.files.promptfile import Output, PromptFile
 from chatapp.tasks.options import selector_for
 from chatapp.tasks.selection.methods import Bm25
 from chatapp.tasks.selection.select import Select
+from chatapp.tasks.settings import Scoring
 
 _MOST_TOKENS = 100
 """Of the arguments of a call."""

@@ -31,11 +31,12 @@ from chatapp.tasks.evaluation.journal import (
     read_answers,
     style_of,
 )
-from chatapp.tasks.files.keys import CHOICE_SCORINGS, Scoring, Style
+from chatapp.tasks.files.keys import CHOICE_SCORINGS
 from chatapp.tasks.files.promptfile import PromptFile
-from chatapp.tasks.options import Switch, changed, method_of, selector_for
+from chatapp.tasks.options import changed, method_of, selector_for
 from chatapp.tasks.selection.methods import Fixed, Selector, vote
 from chatapp.tasks.selection.select import Select
+from chatapp.tasks.settings import Scoring, Style, Switch
 
 AS_CHOSEN = "as chosen"
 """The order of unranked demonstrations, if none is requested."""

@@ -47,9 +47,9 @@ from filelock import FileLock, Timeout
 
 from chatapp.common.userfiles import open_named, reason
 from chatapp.prompting.examples import PromptError
-from chatapp.tasks.files.keys import Scoring
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.label_scores import Likelihoods, best, probabilities
+from chatapp.tasks.settings import Scoring
 
 JournalRow = dict[str, Any]
 

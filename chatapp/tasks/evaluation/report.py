@@ -16,7 +16,8 @@ from chatapp import __version__
 from chatapp.tasks.evaluation.evaluate import Cell, Task
 from chatapp.tasks.evaluation.journal import JournalRow, decided, setting_of
 from chatapp.tasks.evaluation.metrics import MEASURES, IntervalMethod, estimate
-from chatapp.tasks.files.keys import CHOICE_SCORINGS, Measure, Scoring
+from chatapp.tasks.files.keys import CHOICE_SCORINGS, Measure
+from chatapp.tasks.settings import Scoring
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -182,89 +183,125 @@ def document(config: dict[str, Any], results: Iterable[Result]) -> dict[str, Any
     }
 
 
-_COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
-    ("model", lambda r: r.model),
-    ("parameters", lambda r: "" if r.parameters is None else f"{r.parameters:,}"),
-    ("task", lambda r: r.task),
-    ("measure", lambda r: r.metric),
-    ("shots", lambda r: str(r.shots)),
-    ("selection", lambda r: r.selection),
-    ("order", lambda r: r.order),
-    ("scoring", lambda r: r.scoring),
-    ("style", lambda r: r.style),
-    ("instruction", lambda r: r.instruction),
-    ("mean", lambda r: f"{r.mean:.3f}"),
-    ("spread", lambda r: "" if r.spread is None else f"{r.spread:.3f}"),
-    ("95 %", lambda r: f"{r.interval[0]:.3f}–{r.interval[1]:.3f}"),
-    ("95 % by", lambda r: r.interval_of),
-    ("seeds", lambda r: str(r.seeds)),
-    ("n", lambda r: str(r.n)),
-    ("majority", lambda r: f"{r.majority:.3f}"),
-    ("vote", lambda r: _or_blank(r.vote)),
-    ("over vote", lambda r: "" if r.vote is None else f"{r.mean - r.vote:+.3f}"),
-    ("head", lambda r: _or_blank(r.head)),
-    ("gold share", lambda r: _or_blank(r.gold_label_share)),
-    ("gold shown", lambda r: _or_blank(r.gold_in_demonstrations)),
-    ("dropped", lambda r: f"{r.dropped:.1f}"),
-    ("tokens", lambda r: f"{r.tokens:.0f}"),
-    ("s/item", lambda r: f"{r.seconds_per_item:.3f}"),
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the printed table.
+
+    show: the text of a result in it, "" for none. meaning: what an unclear name means, printed
+    below the table. is_text: set at the left, not at the right. narrow: its place among the columns
+    that a narrow terminal leaves out, the lowest first; None for one that always stays. optional:
+    left out where it is blank in all rows.
+    """
+
+    name: str
+    show: Callable[[Result], str]
+    meaning: str = ""
+    is_text: bool = False
+    narrow: int | None = None
+    optional: bool = False
+
+
+def _fraction(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+COLUMNS = (
+    Column("model", lambda r: r.model, is_text=True, optional=True),
+    Column(
+        "parameters", lambda r: "" if r.parameters is None else f"{r.parameters:,}", optional=True
+    ),
+    Column("task", lambda r: r.task, is_text=True),
+    Column("measure", lambda r: r.metric, is_text=True),
+    Column("shots", lambda r: str(r.shots)),
+    Column("selection", lambda r: r.selection, is_text=True),
+    Column("order", lambda r: r.order, is_text=True, narrow=9),
+    Column("scoring", lambda r: r.scoring, is_text=True),
+    Column("style", lambda r: r.style, is_text=True),
+    Column("instruction", lambda r: r.instruction, is_text=True),
+    Column("mean", lambda r: _fraction(r.mean), "mean of the metric over seeds"),
+    Column("spread", lambda r: _fraction(r.spread), "standard deviation over seeds", narrow=8),
+    Column(
+        "95 %",
+        lambda r: f"{r.interval[0]:.3f}–{r.interval[1]:.3f}",
+        "95 % confidence interval of the metric",
+    ),
+    Column(
+        "95 % by", lambda r: r.interval_of, "how the interval is computed", is_text=True, narrow=5
+    ),
+    Column("seeds", lambda r: str(r.seeds), narrow=7),
+    Column("n", lambda r: str(r.n), "items", narrow=6),
+    Column(
+        "majority",
+        lambda r: _fraction(r.majority),
+        "what always giving the most common answer, or a random choice, scores",
+    ),
+    Column(
+        "vote",
+        lambda r: _fraction(r.vote),
+        "what a vote of the nearest examples scores, without the model",
+    ),
+    Column(
+        "over vote",
+        lambda r: "" if r.vote is None else f"{r.mean - r.vote:+.3f}",
+        "mean less vote: what the model adds to the nearest examples",
+    ),
+    Column(
+        "head",
+        lambda r: _fraction(r.head),
+        "what the model's head scores, without examples",
+        optional=True,
+    ),
+    Column(
+        "gold share",
+        lambda r: _fraction(r.gold_label_share),
+        "share of the examples shown that have the item's right answer",
+        narrow=4,
+    ),
+    Column(
+        "gold shown",
+        lambda r: _fraction(r.gold_in_demonstrations),
+        "share of items for which an example shown has the right answer",
+        narrow=3,
+    ),
+    Column(
+        "dropped",
+        lambda r: f"{r.dropped:.1f}",
+        "examples of an item that did not fit the window",
+        narrow=2,
+    ),
+    Column("tokens", lambda r: f"{r.tokens:.0f}", "mean length of a prompt", narrow=1),
+    Column("s/item", lambda r: _fraction(r.seconds_per_item), "seconds per item", narrow=0),
 )
-
-
-_TEXTS = (
-    *("model", "task", "measure", "selection", "order", "style", "instruction", "scoring"),
-    "95 % by",
-)
-
-_LEAVE_OUT = (
-    *("s/item", "tokens", "dropped", "gold shown", "gold share"),
-    *("95 % by", "n", "seeds", "spread", "order"),
-)
-"""The columns that a narrow terminal drops first, the order only if no rows differ by it; the rest
-of the setting, the measure and the baselines stay.
-"""
-
-
-_MEANINGS = {
-    "mean": "mean of the metric over seeds",
-    "spread": "standard deviation over seeds",
-    "95 %": "95 % confidence interval of the metric",
-    "95 % by": "how the interval is computed",
-    "n": "items",
-    "majority": "what always giving the most common answer, or a random choice, scores",
-    "vote": "what a vote of the nearest examples scores, without the model",
-    "over vote": "mean less vote: what the model adds to the nearest examples",
-    "head": "what the model's head scores, without examples",
-    "gold share": "share of the examples shown that have the item's right answer",
-    "gold shown": "share of items for which an example shown has the right answer",
-    "dropped": "examples of an item that did not fit the window",
-    "tokens": "mean length of a prompt",
-    "s/item": "seconds per item",
-}
+"""The setting, the measure and the baselines stay in a narrow terminal."""
 
 
 def explanation(shown: "Table") -> str:
     """The meaning of a table's columns, one line each, for those with an unclear name."""
     names = [str(column.header) for column in shown.columns]
     width = max(map(len, names))
-    return "".join(f"{name:<{width}}  {_MEANINGS[name]}\n" for name in names if name in _MEANINGS)
-
-
-def _or_blank(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "".join(
+        f"{column.name:<{width}}  {column.meaning}\n"
+        for column in COLUMNS
+        if column.meaning and column.name in names
+    )
 
 
 def table(results: Sequence[Result], width: int | None = None) -> "Table":
     """The results for a terminal; values equal in all of them are in the title.
 
-    width: in columns; if they do not fit, those of `_LEAVE_OUT` are dropped, and named below.
+    width: in columns; if they do not fit, those with a `Column.narrow` are left out, and named
+    below; the order only if no two rows differ by it alone.
     """
     from rich.console import Console
 
     console = Console(width=10_000)
     orders = {(result.selection, result.order) for result in results}
-    is_needed = len(orders) > len({result.selection for result in results})
-    leave_out = _LEAVE_OUT[:-1] if is_needed else _LEAVE_OUT
+    order_is_needed = len(orders) > len({result.selection for result in results})
+    leave_out = [
+        column.name
+        for column in sorted(COLUMNS, key=lambda column: column.narrow or 0)
+        if column.narrow is not None and not (column.name == "order" and order_is_needed)
+    ]
     for number in range(len(leave_out) + 1):
         shown = _table(results, leave_out[:number])
         if width is None or console.measure(shown).maximum <= width:
@@ -279,31 +316,29 @@ def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
 
     from chatapp.common.foreign import printable
 
-    cells = {name: [printable(show(result)) for result in results] for name, show in _COLUMNS}
-    for name in ("head", "model", "parameters"):
-        if not any(cells[name]):
-            del cells[name]
-    common = {
-        name: values[0]
-        for name, values in cells.items()
-        if len(results) > 1 and len(set(values)) == 1 and name != "mean"
-    }
-    title = ", ".join(f"{name} {value}" for name, value in common.items() if value)
-    shown = Table(
-        title=Text(title),
+    common, shown, left_out = [], [], []
+    for column in COLUMNS:
+        cells = [printable(column.show(result)) for result in results]
+        if column.optional and not any(cells):
+            continue
+        if len(results) > 1 and len(set(cells)) == 1 and column.name != "mean":
+            common += [f"{column.name} {cells[0]}"] if cells[0] else []
+        elif column.name in leave_out:
+            left_out.append(column.name)
+        else:
+            shown.append((column, cells))
+    table = Table(
+        title=Text(", ".join(common)),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
-    left_out = [name for name in cells if name in leave_out and name not in common]
     if left_out:
-        shown.caption = Text(f"left out because the terminal is narrow: {', '.join(left_out)}")
-    names = [name for name in cells if name not in common and name not in leave_out]
-    for name in names:
-        is_text = name in _TEXTS
-        shown.add_column(name, justify="left" if is_text else "right", no_wrap=True)
-    for row in zip(*(cells[name] for name in names), strict=True):
-        shown.add_row(*map(Text, row))
-    return shown
+        table.caption = Text(f"left out because the terminal is narrow: {', '.join(left_out)}")
+    for column, _ in shown:
+        table.add_column(column.name, justify="left" if column.is_text else "right", no_wrap=True)
+    for row in zip(*(cells for _, cells in shown), strict=True):
+        table.add_row(*map(Text, row))
+    return table

@@ -10,9 +10,8 @@ from chatapp.prompting.calls import CALCULATOR
 from chatapp.prompting.published import FORMATS
 from chatapp.tasks.files.documents import PASSAGE_SIZE, PASSAGES
 from chatapp.tasks.selection.select import Select
+from chatapp.tasks.settings import Scoring, Style
 
-Scoring = Literal["direct", "calibrated", "channel", "per_token", "unconditional"]
-Style = Literal["text", "turns"]
 Measure = Literal[
     "accuracy",
     "macro_f1",

@@ -37,10 +37,9 @@ from chatapp.tasks.files.keys import (
     Measure,
     PersonaKeys,
     PromptKeys,
-    Scoring,
-    Style,
 )
 from chatapp.tasks.selection.select import Select
+from chatapp.tasks.settings import Scoring, Style
 
 NO_CHANNEL = (
     "is 'channel', which puts the input after the label; a layout of named fields has one order, "

@@ -13,8 +13,8 @@ from chatapp.prompting.examples import Pool, PromptError
 from chatapp.tasks.selection.installed import find_method, listed_methods
 from chatapp.tasks.selection.methods import Fixed, Selector
 from chatapp.tasks.selection.similarity import Encoder, Metric
+from chatapp.tasks.settings import ShotOrder
 
-ShotOrder = Literal["nearest-first", "nearest-last", "shuffled"]
 Pooling = Literal["mean", "cls"]
 
 
