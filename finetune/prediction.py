@@ -22,9 +22,8 @@ from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec
 from chatapp.engine.models.resolving import find_model
 from chatapp.prompting.examples import item_of
-from chatapp.tasks.evaluation.batch import unanswered
 from chatapp.tasks.evaluation.inputs import read_inputs
-from chatapp.tasks.evaluation.journal import Journal, JournalRow
+from chatapp.tasks.evaluation.journal import Journal, JournalRow, unanswered
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import Labelled, read_fields, read_labelled
 from finetune.data.tables import Row

@@ -175,9 +175,8 @@ def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering
     """The answerer, and a text that identifies it."""
     from chatapp.common.settings import load_settings
     from chatapp.engine.models.resolving import model_identity
-    from chatapp.tasks.answering import sampling_of
+    from chatapp.tasks.answering import HeadAnswerer, head_of, sampling_of
     from chatapp.tasks.evaluation.journal import prompt_identity
-    from chatapp.tasks.heads import HeadAnswerer, head_of
 
     settings = load_settings({"model": options["model"]})
     sampling = sampling_of(prompt)
@@ -243,8 +242,8 @@ def look_up_for(prompt: "PromptFile", model: "LanguageModel") -> "LookUp | None"
 def _one(prompt: "PromptFile", options: dict[str, Any]) -> None:
     """Answer one input. Raises typer.Exit(1) when the answer breaks off."""
     from chatapp.engine.events import REPEATED
-    from chatapp.tasks.evaluation.batch import document
     from chatapp.tasks.evaluation.inputs import query_of
+    from chatapp.tasks.evaluation.journal import document
 
     text = options["text"] or ""
     query = text if prompt.text is not None else query_of(text, prompt.columns, "--input")
@@ -277,9 +276,8 @@ def _many(prompt: "PromptFile", options: dict[str, Any], inputs: str, output: Pa
     """Answer every input. Raises typer.Exit(1) at the end when one of them was bad."""
     from contextlib import ExitStack
 
-    from chatapp.tasks.evaluation.batch import answer_all
     from chatapp.tasks.evaluation.inputs import read_inputs, read_stream
-    from chatapp.tasks.evaluation.journal import Journal
+    from chatapp.tasks.evaluation.journal import Journal, answer_all
 
     is_stream = inputs == "-"
     columns = prompt.columns

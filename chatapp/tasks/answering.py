@@ -12,12 +12,14 @@ the prompt shown is the prompt that the model saw.
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, islice, product
+from statistics import fmean
 from typing import Protocol
 
+from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec
 from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.encoding import ids_of, segment_ids, without_start
@@ -31,14 +33,90 @@ from chatapp.tasks.files.documents import set_apart
 from chatapp.tasks.files.layout import Demonstration, demonstrations, render, render_channel
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.files.turns import TurnsLayout, layout_of
-from chatapp.tasks.label_scores import CONTENT_FREE, Likelihoods, best, probabilities
 from chatapp.tasks.selection.methods import Selector, vote
+from chatapp.tasks.settings import Scoring
 
 # Labelled in one batch: enough to share common parts of prompts, few to lose.
 _BATCH = 16
 
 # Texts whose tokens are cached; demonstrations recur, inputs do not.
 _REMEMBERED = 2**14
+
+
+CONTENT_FREE = ("N/A", "", "[MASK]")
+"""Inputs without content (Zhao et al. 2021)."""
+
+ByLabel = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihoods:
+    """The likelihoods for one input: sums over tokens, in nats, by label.
+
+    direct: log p(label | demonstrations, input). content_free: the same with each of CONTENT_FREE
+    as the input; empty if not needed. channel: log p(input | reversed demonstrations, label); empty
+    if not needed. tokens: of each choice, and unconditional: log p(choice | the answer's prefix);
+    empty for labels.
+    """
+
+    direct: ByLabel = field(default_factory=dict)
+    content_free: tuple[ByLabel, ...] = ()
+    channel: ByLabel = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    unconditional: ByLabel = field(default_factory=dict)
+
+
+def probabilities(likelihoods: Likelihoods, scoring: Scoring) -> dict[str, float]:
+    """The probability of each label, normalized over the labels.
+
+    direct: p(label | input). calibrated: p(label | input) / p(label), where p(label) is the mean
+    over the content-free inputs: contextual calibration with W = diag(p)⁻¹ and b = 0 (Zhao et al.
+    2021). channel: p(input | label), with equal prior probabilities (Min et al. 2021). per_token:
+    the geometric mean of the probabilities of a choice's tokens. unconditional: p(choice | prompt)
+    / p(choice | the answer's prefix) (both Brown et al. 2020). Raises ValueError when the required
+    numbers are missing.
+    """
+    needed = {
+        "direct": likelihoods.direct,
+        "calibrated": likelihoods.direct and likelihoods.content_free,
+        "channel": likelihoods.channel,
+        "per_token": likelihoods.tokens,
+        "unconditional": likelihoods.unconditional,
+    }
+    if not needed[scoring]:
+        raise ValueError(f"there are no log-probabilities for {scoring} scoring")
+    if scoring == "channel":
+        return softmax(likelihoods.channel)
+    sums = likelihoods.direct
+    if scoring == "per_token":
+        return softmax({choice: sums[choice] / likelihoods.tokens[choice] for choice in sums})
+    if scoring == "unconditional":
+        return softmax(
+            {choice: sums[choice] - likelihoods.unconditional[choice] for choice in sums}
+        )
+    direct = softmax(sums)
+    if scoring == "direct":
+        return direct
+    free = [softmax(sums) for sums in likelihoods.content_free]
+    # In logarithms: a probability can be too small for a float, its logarithm never.
+    logs = {
+        label: likelihoods.direct[label] - math.log(max(fmean(p[label] for p in free), 1e-300))
+        for label in direct
+    }
+    return softmax(logs)
+
+
+def softmax(logs: ByLabel) -> dict[str, float]:
+    """exp(x) for each label over their sum."""
+    highest = max(logs.values())
+    weights = {label: math.exp(value - highest) for label, value in logs.items()}
+    total = math.fsum(weights.values())
+    return {label: weight / total for label, weight in weights.items()}
+
+
+def best(values: ByLabel) -> str:
+    """The label with the highest value, the first of equals."""
+    return max(values, key=values.__getitem__)
 
 
 Pair = tuple[list[int], list[int]]
@@ -406,3 +484,54 @@ def sampling_of(prompt: PromptFile, base: Sampling | None = None) -> Sampling:
             message = str(error).removeprefix(f"{key} ")
             raise prompt.error(f"generate.{key}", message) from None
     return replace(base or Sampling(), **prompt.generate)  # type: ignore[arg-type]
+
+
+def head_of(model: LanguageModel) -> HeadModel | None:
+    """The label head stored with a model's files, or None.
+
+    Raises ModelError.
+    """
+    if model.files is None or not (model.files.path / HEAD_FILE).is_file():
+        return None
+    spec = HeadSpec.load(model.files.path)
+    if spec.task != "classification" or not spec.labels:
+        return None
+    return HeadModel.load(model.name, model.files)
+
+
+class HeadAnswerer:
+    """Answers with the labels of a prompt file, chosen by a head that has the same ones.
+
+    Raises PromptError when the labels differ.
+    """
+
+    def __init__(self, head: HeadModel, prompt: PromptFile) -> None:
+        if set(head.spec.labels) != set(prompt.labels):
+            raise prompt.error(
+                "labels",
+                f"are not those of the head of {head.name}: {', '.join(head.spec.labels)}",
+            )
+        self._head, self._prompt = head, prompt
+
+    def prepare(self, query: Query) -> Question:
+        """The question of an input, as the head reads it."""
+        item = item_of(query)
+        return Question(item, [Segment("user", item.input.strip())], [], [])
+
+    def answer(self, questions: Sequence[Question]) -> list[Answer]:
+        """Answer a few questions."""
+        return [self._answer(question) for question in questions]
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[list[Answer]]:
+        """Answer questions in their order, one at a time."""
+        return (self.answer([question]) for question in questions)
+
+    def _answer(self, question: Question) -> Answer:
+        started = time.perf_counter()
+        sequences = self._head.encoder.sequences([question.input])
+        (shares,) = self._head.outputs([sequences])
+        by_label = dict(zip(self._head.spec.labels, shares, strict=True))
+        probabilities = {label: by_label[label] for label in self._prompt.labels}
+        seconds = time.perf_counter() - started
+        read = len(sequences[0])
+        return Answer(question, best(probabilities), probabilities, None, None, read, seconds)

@@ -16,9 +16,8 @@ from chatapp.engine.model import Sampling
 from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.messages import text_of
 from chatapp.tasks import answering
-from chatapp.tasks.answering import Answer, Answerer, Question, sampling_of
+from chatapp.tasks.answering import CONTENT_FREE, Answer, Answerer, Question, sampling_of
 from chatapp.tasks.files.promptfile import PromptFile, load_prompt
-from chatapp.tasks.label_scores import CONTENT_FREE
 from chatapp.tasks.selection.select import Select, build_selector
 
 LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]

@@ -16,9 +16,8 @@ from chatapp.engine.model import Request
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.examples import Pool
 from chatapp.prompting.messages import text_of
-from chatapp.tasks.answering import Answerer
+from chatapp.tasks.answering import CONTENT_FREE, Answerer
 from chatapp.tasks.files.promptfile import PromptFile
-from chatapp.tasks.label_scores import CONTENT_FREE
 from chatapp.tasks.selection.select import Select, build_selector
 
 LABELS = ("User", "Assistant", "no", "yes, said he")

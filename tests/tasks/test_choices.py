@@ -9,12 +9,11 @@ import pytest
 from fakes import ScriptedModel
 
 from chatapp.prompting.examples import Example, PromptError
-from chatapp.tasks.answering import Answerer
+from chatapp.tasks.answering import Answerer, Likelihoods, best, probabilities
 from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan
 from chatapp.tasks.evaluation.inputs import Item, read_test
 from chatapp.tasks.evaluation.report import results
 from chatapp.tasks.files.promptfile import PromptFile, load_for_chat, load_prompt
-from chatapp.tasks.label_scores import Likelihoods, best, probabilities
 
 FILE = """
 example = "Question: {question}\\nAnswer: {answer}"

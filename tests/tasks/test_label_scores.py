@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.tasks.label_scores import Likelihoods, best, probabilities
+from chatapp.tasks.answering import Likelihoods, best, probabilities
 
 LOGS = st.lists(st.floats(-2000, 0), min_size=2, max_size=6)
 

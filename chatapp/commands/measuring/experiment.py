@@ -22,8 +22,8 @@ from chatapp.common.userfiles import UserError
 if TYPE_CHECKING:
     from chatapp.tasks.evaluation.blind_test import Trial
     from chatapp.tasks.evaluation.evaluate import Task
+    from chatapp.tasks.evaluation.experiments import Preference
     from chatapp.tasks.evaluation.report import Result
-    from chatapp.tasks.evaluation.text_pairs import Preference
 
 app = typer.Typer(no_args_is_help=True, help="Find what the answers to a prompt depend on.")
 
@@ -51,7 +51,7 @@ def order(
     as_json: JsonOption = False,
 ) -> None:
     """Show the same examples in different orders: how much do the measures vary?"""
-    from chatapp.tasks.evaluation.variants import order_variants
+    from chatapp.tasks.evaluation.experiments import order_variants
 
     (task,) = read_tasks([file], test, limit, seed, strict=False)
     results = _measure(order_variants(task, shots, orders, seed), model)
@@ -79,7 +79,7 @@ def labels(
     as_json: JsonOption = False,
 ) -> None:
     """Give the examples random, wrong or renamed labels: does the model learn from them?"""
-    from chatapp.tasks.evaluation.variants import label_variants
+    from chatapp.tasks.evaluation.experiments import label_variants
 
     (task,) = read_tasks([file], test, limit, seed, strict=False)
     results = _measure(label_variants(task, shots, seed), model)
@@ -122,7 +122,7 @@ def pairs(
 ) -> None:
     """Compare texts that differ in a word: which does the model find more likely?"""
     from chatapp.common.settings import load_settings
-    from chatapp.tasks.evaluation.text_pairs import (
+    from chatapp.tasks.evaluation.experiments import (
         preference,
         preferences_by_kind,
         read_text_pairs,

@@ -81,7 +81,7 @@ def measure_model(
 
 def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[str]]:
     """The answers of the model's head to the items of each task that has its labels."""
-    from chatapp.tasks.heads import HeadAnswerer, head_of
+    from chatapp.tasks.answering import HeadAnswerer, head_of
 
     head = head_of(model)
     if head is None:

@@ -19,7 +19,6 @@ from chatapp.prompting.chat_template import Template
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.template import PLAIN
 from chatapp.tasks.answering import Answer, Answerer
-from chatapp.tasks.evaluation.batch import log_likelihoods
 from chatapp.tasks.evaluation.inputs import Item
 from chatapp.tasks.evaluation.journal import (
     FORMAT,
@@ -27,6 +26,7 @@ from chatapp.tasks.evaluation.journal import (
     Journal,
     JournalRow,
     instruction_of,
+    log_likelihoods,
     prompt_identity,
     read_answers,
     style_of,

@@ -10,8 +10,7 @@ from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.examples import PromptError
 from chatapp.tasks.answering import Answerer
-from chatapp.tasks.evaluation.batch import answer_all
-from chatapp.tasks.evaluation.journal import Journal, read_rows
+from chatapp.tasks.evaluation.journal import Journal, answer_all, read_rows
 from chatapp.tasks.files.promptfile import PromptFile
 
 BAD = {3, 4, 17, 24}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -10,6 +10,7 @@ import pytest
 from fakes import ScriptedModel
 
 from chatapp.prompting.examples import Pool, PromptError
+from chatapp.tasks.answering import best
 from chatapp.tasks.evaluation.evaluate import Cell, Grid, Selectors, Task, evaluate, plan, subset
 from chatapp.tasks.evaluation.inputs import Item
 from chatapp.tasks.evaluation.journal import (
@@ -19,9 +20,8 @@ from chatapp.tasks.evaluation.journal import (
     likelihoods_of,
     read_answers,
 )
-from chatapp.tasks.evaluation.report import Result, document, results, table
+from chatapp.tasks.evaluation.report import COLUMNS, Result, document, explanation, results, table
 from chatapp.tasks.files.promptfile import PromptFile
-from chatapp.tasks.label_scores import best
 from chatapp.tasks.selection.methods import vote
 from chatapp.tasks.selection.select import Select
 
@@ -354,3 +354,32 @@ def test_the_table_shows_foreign_names_as_they_are() -> None:
     assert "task [bold]␛[31mx" in text
     assert "0.800" in text
     assert "nearest-last" in text
+
+
+def test_every_column_of_the_report_is_declared_whole() -> None:
+    """Each column shows a figure of the result, has a place in a narrow terminal or stays, and an
+    unclear name is explained; each figure that a result holds has a column.
+    """
+    _, (result, *_) = run(make(metrics=("accuracy",)), Grid((2,), ("knn",)))
+    whole = replace(result, model="gpt", parameters=7, vote=0.5, head=0.25, spread=0.125)
+    changed = {
+        field.name: replace(
+            whole,
+            **{
+                field.name: {str: "other", int: 99, float: 0.0625, tuple: (0.03, 0.97)}[
+                    type(getattr(whole, field.name))
+                ]
+            },
+        )
+        for field in fields(Result)
+    }
+    assert len({column.name for column in COLUMNS}) == len(COLUMNS)
+    for column in COLUMNS:
+        assert column.show(whole), column.name
+        assert any(column.show(other) != column.show(whole) for other in changed.values())
+    for name, other in changed.items():
+        assert any(column.show(other) != column.show(whole) for column in COLUMNS), name
+    narrow = sorted(column.narrow for column in COLUMNS if column.narrow is not None)
+    assert narrow == list(range(len(narrow)))
+    text = explanation(table([whole]))
+    assert all(column.meaning in text for column in COLUMNS)

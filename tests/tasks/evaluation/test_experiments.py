@@ -7,8 +7,8 @@ import pytest
 from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.messages import text_of
 from chatapp.tasks.evaluation.evaluate import Task
+from chatapp.tasks.evaluation.experiments import label_variants, order_variants
 from chatapp.tasks.evaluation.inputs import Item
-from chatapp.tasks.evaluation.variants import label_variants, order_variants
 from chatapp.tasks.files.layout import render
 from chatapp.tasks.files.promptfile import PromptFile
 
