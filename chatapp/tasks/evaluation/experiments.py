@@ -1,4 +1,4 @@
-"""What `chatapp experiment` varies: the demonstrations of a prompt file, and the words of two texts.
+"""What `chatapp experiment` varies: demonstrations of a prompt file, and words of two texts.
 
 The variants of a task show the same demonstrations to every item, and differ in one thing only:
 their order, or their labels.
