@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 from typing import Literal
 
 import numpy as np
@@ -108,9 +108,10 @@ MEASURES: dict[Measure, Score] = {
     "rouge_l": rouge_l,
 }
 
-IntervalMethod = Literal["wilson", "bootstrap", "logit-t"]
+IntervalMethod = Literal["wilson", "bootstrap", "items-seeds"]
 
 _PROPORTIONS = ("accuracy", "exact_match", "squad_match", "numeric_match")
+_OF_THE_WHOLE = ("macro_f1", "bleu")
 
 
 def _alternatives(gold: Gold) -> tuple[str, ...]:
@@ -175,8 +176,7 @@ class Estimate:
         `wilson`: one run of a proportion, over the items (Wilson 1927).
         `bootstrap`: one run of another measure, over the items: percentiles of 1,000
             resamples (Efron 1979).
-        `logit-t`: several runs, Student's t over the seeds on the scale of log odds. The items
-            are the same in each, so it covers other seeds, not other items.
+        `items-seeds`: several runs, over other items and other seeds: see `crossed_interval`.
     """
 
     mean: float
@@ -192,7 +192,9 @@ def estimate(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Go
     """
     values = [MEASURES[measure](answers, golds) for answers in runs]
     if len(values) > 1:
-        return Estimate(fmean(values), stdev(values), logit_t_interval(values), "logit-t")
+        return Estimate(
+            fmean(values), stdev(values), crossed_interval(measure, runs, golds), "items-seeds"
+        )
     if measure in _PROPORTIONS:
         interval = wilson(round(values[0] * len(golds)), len(golds))
         return Estimate(values[0], None, interval, "wilson")
@@ -209,23 +211,74 @@ def wilson(successes: float, n: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
-def logit_t_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of a mean of two or more values from 0 to 1; it lies there as well.
+def crossed_interval(
+    measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Gold]
+) -> tuple[float, float]:
+    """The 95 % interval of the mean of two or more runs over the same items; from 0 to 1.
 
-    Student's t on the scale of log odds: logit(m) ± t · e / (m (1 - m)) turned back into
-    shares, with m the mean and e its standard error, which the delta method brings to that
-    scale: the logit interval for a proportion (Brown, Cai and DasGupta 2001), with the
-    standard error and the degrees of freedom of the runs, as R's
-    `survey::svyciprop(method = "xlogit")` takes those of clusters.
+    Items and seeds are both taken as drawn at random, and crossed. The variance of the mean is that
+    over items, plus what the seeds vary beyond chance:
+
+        V = V_items + max(0, V_seeds - V_rest)
+
+    V_items = var(means of the items) / n; V_seeds = var(means of the seeds) / S; V_rest =
+    var(what neither explains) / (n S), which is in both: the analysis of variance of two crossed
+    random effects (Searle, Casella and McCulloch 1992, section 4.4). Degrees of freedom are
+    Satterthwaite's (1946), and the interval is Student's on the scale of log odds: logit(m) ± t ·
+    sqrt(V) / (m (1 - m)), turned back (Brown, Cai and DasGupta 2001). Measures that are no mean
+    over items take V_items and V_rest from resampled items.
     """
-    mean = fmean(values)
-    error = stdev(values) / math.sqrt(len(values))
-    if not error:  # all values are equal, perhaps 0 or 1, which have no odds
-        return mean, mean
-    odds = mean / (1 - mean)
-    factor = math.exp(t_quantile(len(values) - 1) * error / (mean * (1 - mean)))
+    n, seeds = len(golds), len(runs)
+    means = [MEASURES[measure](answers, golds) for answers in runs]
+    mean = fmean(means)
+    if n < 2 or not 0 < mean < 1:
+        return wilson(round(mean * n), n)
+    of_seeds = variance(means) / seeds
+    if measure in _OF_THE_WHOLE:
+        of_items, rest = _resampled_variances(measure, runs, golds)
+    else:
+        score = MEASURES[measure]
+        table = np.array(
+            [[score([a], [g]) for a, g in zip(run, golds, strict=True)] for run in runs]
+        )
+        of_items = float(table.mean(axis=0).var(ddof=1)) / n
+        left = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + mean
+        rest = float((left**2).sum()) / ((n - 1) * (seeds - 1)) / (n * seeds)
+    beyond = max(0.0, of_seeds - rest)
+    whole = of_items + beyond
+    if not whole:  # each item scores alike in all runs: as much as one run says
+        return wilson(mean * n, n)
+    freedom = whole**2 / (of_items**2 / (n - 1) + beyond**2 / (seeds - 1))
+    exponent = t_quantile(max(1, int(freedom))) * math.sqrt(whole) / (mean * (1 - mean))
+    odds, factor = mean / (1 - mean), math.exp(min(exponent, 700.0))
     low, high = odds / factor, odds * factor
-    return low / (1 + low), high / (1 + high)
+    return low / (1 + low), 1 / (1 + 1 / high)
+
+
+def _resampled_variances(
+    measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Gold]
+) -> tuple[float, float]:
+    """V_items and V_rest of `crossed_interval` by resampling the items (Efron 1979): the variance
+    of the mean over the runs, and what a single run varies beyond it.
+    """
+    n, seeds = len(golds), len(runs)
+    draw = random.Random(0)
+    scores = [_over_items(measure, answers, golds) for answers in runs]
+    samples = [draw.choices(range(n), k=n) for _ in range(_RESAMPLES // 4)]
+    drawn = np.array([[score(sample) for score in scores] for sample in samples])
+    of_mean = float(drawn.mean(axis=1).var(ddof=1))
+    of_one = float(drawn.var(axis=0, ddof=1).mean())
+    return of_mean, max(0.0, of_one - of_mean) / (seeds - 1)
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """The exact two-sided p-value that two models are right on the same items equally often.
+
+    only_first, only_second: how many items only one of them has right. Binomial with 1/2 over these
+    (McNemar 1947, its exact form).
+    """
+    n, k = only_first + only_second, min(only_first, only_second)
+    return min(1.0, 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
 
 
 def bootstrap(

@@ -168,7 +168,7 @@ def test_numbers_by_hand() -> None:
     assert knn.vote == pytest.approx(agreeing / 5)
     assert knn.tokens == pytest.approx(sum(row["tokens"] for row in mine) / 5)
     drawn = by_setting[2, "random", "accuracy"]
-    assert (drawn.seeds, drawn.spread, drawn.interval_of) == (3, 0.0, "logit-t")
+    assert (drawn.seeds, drawn.spread, drawn.interval_of) == (3, 0.0, "items-seeds")
     assert drawn.vote == knn.vote
     assert len({tuple(row["examples"]) for row in rows if row["selection"] == "random"}) > 5
 

@@ -1,10 +1,11 @@
 """Every measure against values worked out by hand or published."""
 
 import math
-from statistics import NormalDist, fmean, stdev
+import random
+from statistics import NormalDist, variance
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 
@@ -13,10 +14,11 @@ from chatapp.tasks.evaluation.inputs import Gold
 from chatapp.tasks.evaluation.metrics import (
     MEASURES,
     estimate,
-    logit_t_interval,
+    mcnemar,
     t_quantile,
     wilson,
 )
+from chatapp.tasks.files.keys import Measure
 
 
 def test_accuracy() -> None:
@@ -93,35 +95,66 @@ def test_wilson_interval() -> None:
     assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
 
 
-def test_several_seeds_give_students_interval_of_the_log_odds() -> None:
+def test_an_interval_of_items_and_seeds_by_hand() -> None:
     runs = [["a", "a", "a", "b"], ["a", "a", "b", "b"], ["a", "b", "b", "b"]]
     found = estimate("accuracy", runs, ["a", "a", "a", "a"])
-    assert found.mean == pytest.approx(0.5)
-    assert found.spread == pytest.approx(0.25)
-    half = 4.302653 * 0.25 / math.sqrt(3) / (0.5 * 0.5)
+    assert (found.mean, found.spread) == pytest.approx((0.5, 0.25))
+    assert found.interval_of == "items-seeds"
+    of_items = variance([1, 2 / 3, 1 / 3, 0]) / 4
+    table = [[answer == "a" for answer in run] for run in runs]
+    rows, columns = [0.75, 0.5, 0.25], [1, 2 / 3, 1 / 3, 0]
+    squares = sum(
+        (table[s][i] - rows[s] - columns[i] + 0.5) ** 2 for s in range(3) for i in range(4)
+    )
+    beyond = max(0.0, variance(rows) / 3 - squares / (3 * 2) / 12)
+    whole = of_items + beyond
+    freedom = int(whole**2 / (of_items**2 / 3 + beyond**2 / 2))
+    half = {3: 3.182446, 4: 2.776445, 5: 2.570582}[freedom] * math.sqrt(whole) / 0.25
     expected = [1 / (1 + math.exp(-logit)) for logit in (-half, half)]
-    assert found.interval == pytest.approx(expected)
-    assert found.interval_of == "logit-t"
-    assert logit_t_interval([0.75, 0.5, 0.25]) == pytest.approx(found.interval)
+    assert found.interval == pytest.approx(expected, abs=1e-5)
 
 
-@given(st.lists(st.sampled_from([0.0, 1e-9, 0.02, 0.5, 0.9, 0.999, 1.0]), min_size=2, max_size=5))
-def test_no_interval_of_seeds_leaves_what_a_share_can_be(values: list[float]) -> None:
-    low, high = logit_t_interval(values)
-    assert 0 <= low <= fmean(values) + 1e-12
-    assert fmean(values) - 1e-12 <= high <= 1
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+@pytest.mark.parametrize("shape", [None, 0.5, 0.2])
+def test_an_interval_holds_the_truth_in_95_of_100_runs(seeds: int, shape: float | None) -> None:
+    """Simulated evaluations of 60 items: all alike, or of unequal difficulty (drawn from Beta)."""
+    n, runs = 80, 1500 if seeds == 1 else 700
+    draw = random.Random(f"{seeds} {shape}")
+    held = 0
+    for _ in range(runs):
+        right = [0.7 if shape is None else draw.betavariate(shape, shape) for _ in range(n)]
+        answers = [["ab"[draw.random() > share] for share in right] for _ in range(seeds)]
+        low, high = estimate("accuracy", answers, ["a"] * n).interval
+        held += low <= (0.7 if shape is None else 0.5) <= high
+    assert 0.93 <= held / runs <= 0.975
 
 
-def test_two_seeds_that_differ_give_a_share() -> None:
-    found = estimate("accuracy", [["a", "a", "a", "b"], ["a", "b", "b", "b"]], ["a"] * 4)
-    assert 0 < found.interval[0] < found.mean < found.interval[1] < 1
+def test_equal_runs_still_leave_the_chance_of_the_items() -> None:
+    """Three greedy runs say no more than one; all right or all wrong is no certainty."""
+    answers = ["a"] * 7 + ["b"] * 3
+    low, high = estimate("accuracy", [answers] * 3, ["a"] * 10).interval
+    assert high - low > 0.3
+    assert estimate("accuracy", [["a"] * 10] * 2, ["a"] * 10).interval == wilson(10, 10)
 
 
-def test_few_seeds_that_agree_give_students_interval() -> None:
-    """Where the values are close together, the scale hardly matters."""
-    values = [0.500, 0.502, 0.498, 0.501, 0.499]
-    half = 2.776445 * stdev(values) / math.sqrt(5)
-    assert logit_t_interval(values) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
+@given(
+    st.lists(st.lists(st.sampled_from("ab"), min_size=4, max_size=4), min_size=2, max_size=4),
+    st.sampled_from(["accuracy", "macro_f1", "token_f1"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_an_interval_holds_its_mean_and_leaves_no_share(
+    runs: list[list[str]], measure: Measure
+) -> None:
+    found = estimate(measure, runs, list("aabb"))
+    low, high = found.interval
+    assert 0 <= low <= found.mean + 1e-9
+    assert found.mean - 1e-9 <= high <= 1
+
+
+def test_two_models_on_the_same_items() -> None:
+    assert mcnemar(18, 5) == pytest.approx(0.0106, abs=1e-4)
+    assert mcnemar(0, 0) == mcnemar(3, 3) == 1.0
+    assert mcnemar(0, 6) == mcnemar(6, 0) == pytest.approx(2 / 2**6)
 
 
 def test_one_seed_gives_an_interval_over_the_items() -> None:
