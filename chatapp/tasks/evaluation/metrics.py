@@ -278,7 +278,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     (McNemar 1947, its exact form).
     """
     n, k = only_first + only_second, min(only_first, only_second)
-    return min(1.0, 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
+    return min(1.0, sum(math.comb(n, i) for i in range(k + 1)) / 2 ** (n - 1)) if n else 1.0
 
 
 def bootstrap(
