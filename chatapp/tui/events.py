@@ -70,15 +70,6 @@ class Suggested(Message):
 
 
 @dataclass
-class TitleSuggested(Message):
-    """The model has written a title for a chat in place of `before`; "" if it writes none."""
-
-    chat_id: int
-    before: str
-    title: str
-
-
-@dataclass
 class UsageCounted(Message):
     """The chat's share of the context window."""
 

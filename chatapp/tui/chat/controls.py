@@ -18,7 +18,6 @@ from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
 from chatapp.tui.chat.display import ReplyDisplay
 from chatapp.tui.chat.model_switch import ModelSwitch
-from chatapp.tui.conversation.titles import find_title
 from chatapp.tui.conversation.turn import Start, Turn
 from chatapp.tui.widgets.approval import Question
 from chatapp.tui.widgets.status import ASKING, RUNNING_TOOL
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from chatapp.tui.chat.parts import ChatWidgets
     from chatapp.tui.conversation.conversation import Conversation
     from chatapp.tui.conversation.reply_scores import Scoring
-    from chatapp.tui.events import Submitted, TitleSuggested
+    from chatapp.tui.events import Submitted
     from chatapp.tui.screens.history import ChatChoice
     from chatapp.tui.screens.library import PromptChoice
 
@@ -56,8 +55,6 @@ class ChatControls:
         self._storing: Timer | None = None
         self._queue: list[Submitted] = []
         """Messages that are sent after the current reply."""
-        self._untitled: tuple[int | None, str] | None = None
-        """The chat for which a title is still to be written, and its title until then."""
         self._drafts = Drafts(drafts_dir() if conversation.chat.store.is_kept else None)
 
     @property
@@ -256,16 +253,6 @@ class ChatControls:
             self.widgets.prompt.give_back(submitted.text)
             self.widgets.show_problem(reason, submitted.text)
 
-    def use_title(self, event: "TitleSuggested") -> None:
-        """Use the title that the model has written, unless the chat has got another one."""
-        store = self.conversation.chat.store
-        if (event.chat_id, event.before) == self._untitled:
-            self._untitled = None
-        with self.widgets.store_errors():
-            if event.title and store.chat(event.chat_id).title == event.before:
-                store.rename_chat(event.chat_id, store.unique_title(event.chat_id, event.title))
-                self.widgets.show_title()
-
     # Messages that wait for the current reply
 
     def _show_queue(self) -> None:
@@ -294,10 +281,6 @@ class ChatControls:
             store_rest = self._store_rest
             self._storing = self.widgets.status.set_interval(_TRY_EVERY_SECONDS, store_rest)
         await self._go_on_anew()
-        chat = self.conversation.chat
-        if len(chat.messages) == 2:
-            with self.widgets.store_errors():
-                self._untitled = chat.id, chat.title()
         if self._queue and goes_on:
             submitted = self._queue.pop(0)
             self._show_queue()
@@ -305,8 +288,6 @@ class ChatControls:
         else:
             self._empty_queue()
             self.scoring.go_on()
-            if goes_on and self._untitled is not None and chat.id == self._untitled[0]:
-                find_title(self.conversation, self.screen, self._untitled[1])
 
     async def _store_rest(self) -> None:
         """Store replies that did not fit on the disk before."""

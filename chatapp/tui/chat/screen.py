@@ -178,10 +178,6 @@ class ChatScreen(MessageActions):
     def _models_found(self, event: events.ModelsFound) -> None:
         self.controls.models.set_known(event.models)
 
-    @on(events.TitleSuggested)
-    def _use_title(self, event: events.TitleSuggested) -> None:
-        self.controls.use_title(event)
-
     @on(events.UsageCounted)
     def _show_usage(self, event: events.UsageCounted) -> None:
         if event.session is self.conversation.session and self.conversation.turn is None:

@@ -70,8 +70,6 @@ class Conversation:
         """The newest request for a model, until it is answered."""
         self.turn: Turn | None = None
         """The turn that runs, or that waits for the model."""
-        self.until_next_turn = threading.Event()
-        """Set when the next turn begins."""
 
     # The chat
 
@@ -251,8 +249,6 @@ class Conversation:
         self.turn = turn
         if self.session is None:
             return False
-        self.until_next_turn.set()
-        self.until_next_turn = threading.Event()
         turn.begin(pump or self._listener, self.end)
         events = self._events(turn.start(self.session, turn.cancel))
         self.start_thread(lambda: turn.run(events))

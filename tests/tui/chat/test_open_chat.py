@@ -1,14 +1,12 @@
 """The open chat: its title, tags, times, a search in it, a copy of it, and replies edited in
 place."""
 
-import threading
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
 from fakes import ScriptedModel
 from textual.widgets import Input
-from thinking_model import thinking_model
 from tui_driver import OpenApp, fill
 
 from chatapp.common.settings import Settings
@@ -16,7 +14,6 @@ from chatapp.dialogue.export import as_text
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.importing import read_chats
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.titles import title_in
 from chatapp.engine.model import Sampling
 from chatapp.tui.screens.copying import CopyScreen
 
@@ -29,45 +26,6 @@ async def test_no_two_chats_have_the_same_title(open_app: OpenApp, store: Store)
     titles = [chat.title for chat in store.chats()]
     last = "What lives in the sea?"
     assert sorted(titles) == [last, f"{last} (2)", f"{last} (3)"]
-
-
-async def test_a_model_with_a_template_of_its_own_writes_the_title(
-    open_app: OpenApp, store: Store, tmp_path: Path
-) -> None:
-    model = thinking_model(tmp_path, ["Crabs and whales.", "Life in the Sea", "More of it."])
-    async with open_app(model) as driver:
-        await driver.say("What lives in the deep sea?")
-        await driver.until(lambda: store.chats()[0].title == "Life in the Sea")
-        assert "Life in the Sea" in driver.screen_text
-        assert "title" in model.prompts[1]
-        await driver.say("More?")
-        assert len(model.prompts) == 3, "only the first reply is followed by a title"
-        assert driver.texts == [
-            "What lives in the deep sea?",
-            "Crabs and whales.",
-            "More?",
-            "More of it.",
-        ]
-
-
-async def test_a_title_is_written_after_queued_messages_too(
-    open_app: OpenApp, store: Store, tmp_path: Path
-) -> None:
-    model = thinking_model(tmp_path, ["Crabs and whales.", "More of it.", "Life in the Sea"])
-    async with open_app(model) as driver:
-        model.gate = threading.Event()
-        driver.prompt.text = "What lives in the deep sea?"
-        await driver.press("enter", *"More?", "enter")
-        model.gate.set()
-        await driver.until(lambda: store.chats()[0].title == "Life in the Sea")
-
-
-def test_what_is_no_title_is_not_used() -> None:
-    chat = "How do I cook rice? Wash the rice, then boil it."
-    assert title_in('"Cooking Rice"', chat) == "Cooking Rice"
-    assert title_in("Title: How to Cook Rice", chat) == "How to Cook Rice"
-    for text in ("I'm happy to help with rice.", "Rice", "A poem on autumn", "Rice:\nwash it", ""):
-        assert title_in(text, chat) == ""
 
 
 async def test_tags_are_shown_found_and_exported(
