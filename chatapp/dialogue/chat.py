@@ -42,12 +42,11 @@ class Chat:
     """A stored chat, or a new one, which is stored with its first message.
 
     id: its row in the store; None while it is new. basis: its instructions, prompt file and
-    requested template. documents: those it uses in addition to its prompt file's. tools: the names
-    of those that the model may call. choices: the sampling parameters; those chosen in this chat
-    are stored. reward: the name of the reward model that scores its replies; "" is none. markdown:
-    whether its replies are shown as Markdown. messages: its current path, oldest first. ask: asks
-    the user whether a tool may run that is not allowed yet. interventions: what is changed inside
-    the model from the next reply on; not stored.
+    requested template. documents: those it uses in addition to its prompt file's. tools: the
+    names of those that the model may call. choices: the sampling parameters; those chosen in
+    this chat are stored. markdown: whether its replies are shown as Markdown. messages: its
+    current path, oldest first. ask: asks the user whether a tool may run that is not allowed
+    yet. interventions: what is changed inside the model from the next reply on; not stored.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Chat:
         documents: DocumentSet | None = None,
         tools: Sequence[str] = (),
         choices: Choices | None = None,
-        reward: str = "",
         markdown: bool = False,
     ) -> None:
         """Open the chat `id`, whose stored facts apply, or begin one with these.
@@ -72,7 +70,6 @@ class Chat:
         self.documents = documents
         self.tools = tuple(tools)
         self.choices = choices or Choices()
-        self.reward = reward
         self.markdown = markdown
         self.messages: list[StoredMessage] = []
         self.ask: Ask = never
@@ -83,7 +80,7 @@ class Chat:
             row = store.chat(id)
             self.basis, self.documents, self.tools = row.basis, row.documents, row.tools
             self.choices = self.choices.of("this chat", known_values(row.chosen))
-            self.reward, self.markdown = row.reward, row.markdown
+            self.markdown = row.markdown
             self.messages = store.path(id)
 
     def apart(self) -> "Chat":
@@ -97,18 +94,17 @@ class Chat:
             documents=self.documents,
             tools=self.tools,
             choices=self.choices,
-            reward=self.reward,
             markdown=self.markdown,
         )
 
     def go_over_to(self, id: int | None) -> "Chat":
         """Switch to another chat, to a new one (None), or to the stored state of this one.
 
-        The result has the choices and the reward model of this chat unless it has its own. For the
+        The result has the choices of this chat unless it has its own. For the
         same chat, the servers of its tools keep running; otherwise close this chat. Raises
         StoreError, and changes nothing, when there is no such chat.
         """
-        chat = Chat(self.store, id, choices=self.choices, reward=self.reward)
+        chat = Chat(self.store, id, choices=self.choices)
         chat.ask = self.ask
         if id is not None and id == self.id:
             chat._servers = self._servers
@@ -186,7 +182,6 @@ class Chat:
         )
         self.store.set_tools(id, self.tools)
         self.store.set_chosen(id, self.choices.by_origin.get("this chat", {}))
-        self.store.set_reward(id, self.reward)
         self.store.set_markdown(id, self.markdown)
         return id
 
@@ -252,11 +247,6 @@ class Chat:
         """Draw replies with other sampling parameters."""
         self._keep(self.store.set_chosen, choices.by_origin.get("this chat", {}))
         self.choices = choices
-
-    def use_reward(self, name: str) -> None:
-        """Let another reward model score the replies; "" is none."""
-        self._keep(self.store.set_reward, name)
-        self.reward = name
 
     def show_markdown(self, markdown: bool) -> None:
         """Show the replies as Markdown, or as plain text."""

@@ -138,15 +138,12 @@ def answered_messages(
     path: "Sequence[StoredMessage]",
     answer: "StoredMessage",
     feedback_by_id: "Mapping[int, Feedback] | None" = None,
-    *,
-    with_calls: bool = True,
 ) -> list[Message]:
     """The messages that a reply answers, in the form of feedback rows.
 
     Exchanges without a reply are left out, because readers of these rows expect user and assistant
     to alternate. path: down to the answered message. feedback_by_id: on earlier replies, whose
-    corrections replace them. with_calls: calls of tools and their results are messages, too;
-    otherwise a reply is one message.
+    corrections replace them.
     """
     from chatapp.dialogue.writers.prompt import Exchange
 
@@ -156,7 +153,7 @@ def answered_messages(
             feedback = (feedback_by_id or {}).get(reply.id)
             correction = feedback.correction if feedback else None
             text = correction or reply.text
-            calls = reply.calls if with_calls and not correction else ()
+            calls = () if correction else reply.calls
             replied = Exchange("", text, calls=calls).replied()
             if text.strip() or calls:
                 messages += [Message("user", conditions.prefix + message.text), *replied]

@@ -1,18 +1,13 @@
-"""Scores of a reward model: of stored replies, and of several replies to find the best.
+"""Scores of a reward model, and the best of several replies by them.
 
 Invariant: a reply is scored as in finetune's training: after its prompt, in the reward model's own
-template, closed as that template closes it. The prompt of a stored reply is that of a preference
-row (dpo) under the chat's current instructions, with earlier replies as written, not as corrected.
+template, closed as that template closes it.
 """
 
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from chatapp.dialogue.feedback import answered_messages, conditions_of
-from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.rows import StoredMessage
 from chatapp.dialogue.writers.choosing import own_template
 from chatapp.engine.backends.head import RewardModel
 from chatapp.engine.batch import MOST_AT_ONCE
@@ -43,11 +38,6 @@ class ReplyScorer:
     def score(self, messages: Sequence[Message], reply: str) -> float:
         """The score of a reply to messages, which end with the user's. Raises ValueError."""
         return self.model.score(closed_ids(self.template, self.model, messages, reply))
-
-    def fits(self, messages: Sequence[Message], reply: str) -> bool:
-        """Whether the reward model's window has room for all of them. Raises ValueError."""
-        ids = closed_ids(self.template, self.model, messages, reply)
-        return len(ids) <= self.model.context
 
 
 def closed_ids(
@@ -128,37 +118,3 @@ def _whole(replies: Sequence[Iterator[Event]]) -> Iterator[Scored]:
 
 def _by_score(reply: Scored) -> float:
     return -reply.score
-
-
-def can_be_scored(reply: StoredMessage) -> bool:
-    """Whether a message is a finished reply that is not empty."""
-    return reply.role == "assistant" and reply.status == "complete" and bool(reply.text.strip())
-
-
-def stored_score(scorer: ReplyScorer, store: Store, reply: StoredMessage) -> float:
-    """The score of a stored reply; the oldest turns that do not fit the reward model's window are
-    left out.
-
-    Raises StoreError, and ValueError when not even the last turn fits.
-    """
-    assert reply.parent_id is not None
-    path = store.path(reply.chat_id, reply.parent_id)
-    conditions = conditions_of(store.chat(reply.chat_id))
-    messages = answered_messages(conditions, path, reply, with_calls=False)
-    text = reply.text.strip()
-    return scorer.score(_fitting(scorer, messages, text), text)
-
-
-def _fitting(scorer: ReplyScorer, messages: Sequence[Message], reply: str) -> list[Message]:
-    """The messages without the oldest turns that do not fit; the instructions and the last message
-    stay.
-    """
-    begin = 1 if messages[0].role == "system" else 0
-    instructions, turns = messages[:begin], messages[begin:]
-
-    def rest(dropped: int) -> list[Message]:
-        return [*instructions, *turns[2 * dropped :]]
-
-    most = len(turns) // 2
-    dropped = bisect_left(range(most), True, key=lambda count: scorer.fits(rest(count), reply))
-    return rest(dropped)

@@ -140,10 +140,6 @@ class Store:
         """Store the chat's sampling parameters, by name."""
         self._database.update("chats", chat_id, chosen=dict(chosen))
 
-    def set_reward(self, chat_id: int, name: str) -> None:
-        """Let a reward model score the chat's replies; "" for none."""
-        self._database.update("chats", chat_id, reward=name)
-
     def set_documents(self, chat_id: int, documents: DocumentSet | None) -> None:
         """Set the documents of a chat; None removes them."""
         self._database.update("chats", chat_id, documents=documents and documents.to_dict())

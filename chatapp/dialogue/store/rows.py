@@ -46,8 +46,8 @@ class StoredChat:
     asked_template see `Basis`. markdown: its replies are shown as Markdown. model: the model of its
     last reply. chosen: the sampling parameters set for it, by name. documents: its documents, or
     None. tools: the names of those that its model may call; allowed_tools: the permissions that the
-    user gave for this chat (see `Tool.permission`). reward: the name of the reward model that
-    scores its replies; "" for none. tags: words that begin with "#", between spaces.
+    user gave for this chat (see `Tool.permission`). tags: words that begin with "#", between
+    spaces.
     """
 
     id: int
@@ -67,7 +67,6 @@ class StoredChat:
     documents: DocumentSet | None = None
     tools: tuple[str, ...] = ()
     allowed_tools: tuple[str, ...] = ()
-    reward: str = ""
     tags: str = ""
 
     @classmethod

@@ -16,7 +16,6 @@ from chatapp.engine.model import LanguageModel, PieceTokenizer
 from chatapp.engine.models.resolving import (
     BUNDLED,
     find_model,
-    local_folder,
     model_folder,
     note_on_folder,
 )
@@ -126,16 +125,6 @@ def _check_memory(
     chosen = usual_precision(files, device) if precision == "auto" else precision
     if device_for(device, chosen, sizes.parameters).type != "cuda":  # which has its own memory
         check_memory(name, memory_needed(sizes, chosen), say)
-
-
-def scores_replies(name: str) -> bool:
-    """Whether a name is that of a reward model on this machine. Reads no weights."""
-    try:
-        folder = local_folder(name)
-        is_head = folder is not None and (folder / HEAD_FILE).is_file()
-        return folder is not None and is_head and HeadSpec.load(folder).task == REWARD
-    except ModelError:
-        return False
 
 
 def load_reward_model(name: str) -> RewardModel:

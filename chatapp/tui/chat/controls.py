@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from chatapp.dialogue.chat import Decision
     from chatapp.tui.chat.parts import ChatWidgets
     from chatapp.tui.conversation.conversation import Conversation
-    from chatapp.tui.conversation.reply_scores import Scoring
     from chatapp.tui.events import Submitted
     from chatapp.tui.screens.history import ChatChoice
     from chatapp.tui.screens.library import PromptChoice
@@ -45,12 +44,9 @@ class ChatControls:
     Keys, slash commands and screens over the chat all use it.
     """
 
-    def __init__(
-        self, conversation: "Conversation", widgets: "ChatWidgets", scoring: "Scoring"
-    ) -> None:
+    def __init__(self, conversation: "Conversation", widgets: "ChatWidgets") -> None:
         self.conversation = conversation
         self.widgets = widgets
-        self.scoring = scoring
         self.models = ModelSwitch(conversation, widgets)
         self._storing: Timer | None = None
         self._queue: list[Submitted] = []
@@ -82,7 +78,6 @@ class ChatControls:
             widgets.transcript.live = None
             self.show_feedback()
             widgets.transcript.show_markdown(chat.markdown)
-            self.scoring.follow(is_other=is_other)
             await widgets.transcript.show(chat.messages, chat.finish_reasons())
             widgets.show_welcome(not chat.messages)
             widgets.show_problem("")
@@ -156,7 +151,6 @@ class ChatControls:
             return
         with self.widgets.store_errors():
             self.conversation.hold_with(choice.basis)
-            self.scoring.renew()
             self.widgets.show_problem("")
             self.models.show()
             self.widgets.look_again()
@@ -287,7 +281,6 @@ class ChatControls:
             await self.send(submitted)
         else:
             self._empty_queue()
-            self.scoring.go_on()
 
     async def _store_rest(self) -> None:
         """Store replies that did not fit on the disk before."""

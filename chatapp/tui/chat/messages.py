@@ -111,7 +111,7 @@ class MessageActions(Screen[None]):
             return
         with widgets.store_errors():
             message = self._message_to_compare()
-            screen = CompareScreen(conversation, self.controls.scoring, message, change)
+            screen = CompareScreen(conversation, message, change)
             compared = await self.app.push_screen_wait(screen)
             if compared.chat_id is not None:
                 # The chat goes on with the model that it had, not with the other side's.
@@ -269,7 +269,7 @@ class MessageActions(Screen[None]):
             siblings = store.siblings(reply.id)
             feedback = store.feedback(reply.chat_id)
             ranks = {id: verdict.rank for id, verdict in feedback.items() if verdict.rank}
-            screen = RankScreen(siblings, ranks, self.controls.scoring)
+            screen = RankScreen(siblings, ranks)
             ranking = await self.app.push_screen_wait(screen)
             if ranking is not None:
                 store.set_ranking(ranking)

@@ -28,7 +28,6 @@ from chatapp.tui.chat.parts import ChatWidgets, Sidebar
 from chatapp.tui.chat.slash_model import NO_PARTS
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.loading import LoadFailed, ModelLoaded
-from chatapp.tui.conversation.reply_scores import Scoring
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.steps import UseStep
 from chatapp.tui.inspector.view import Branch, SwitchPart, Target
@@ -139,8 +138,7 @@ class ChatScreen(MessageActions):
             lambda: self.controls.take_last_queued(),
         )
         self.attachments = Attachments(self.conversation, self.widgets)
-        scoring = Scoring(self.conversation, self, self.widgets)
-        self.controls = ChatControls(self.conversation, self.widgets, scoring)
+        self.controls = ChatControls(self.conversation, self.widgets)
         self.commands = slash.SlashCommands(self.controls)
 
     def compose(self) -> ComposeResult:
@@ -170,7 +168,6 @@ class ChatScreen(MessageActions):
             await self.controls.refuse(problem)
         else:
             self.controls.begin_waiting()
-            self.controls.scoring.go_on()
             if self.widgets.inspector is not None:
                 self.widgets.inspector.look_at()
 

@@ -144,14 +144,6 @@ COMMANDS = (
         empty=True,
     ),
     Command(
-        "reward",
-        "[RUN]",
-        "score replies with a reward model; none ends it, alone, name it",
-        slash_model.use_reward,
-        slash_model.reward_names,
-        empty=True,
-    ),
-    Command(
         "markdown",
         "on|off",
         "show this chat's replies as Markdown",

@@ -105,7 +105,6 @@ async def set_instructions(chat: ChatControls, argument: str) -> None:
     refuse_while_busy(chat)
     system = None if argument == TEMPLATES_OWN else argument
     conversation.chat.hold_with(replace(conversation.chat.basis, system=system))
-    chat.scoring.renew()
     conversation.measure()
     chat.widgets.inform("These instructions apply from the next message on.")
 

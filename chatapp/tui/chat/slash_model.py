@@ -20,7 +20,6 @@ from chatapp.tui.conversation.conversation import Conversation
 if TYPE_CHECKING:
     from chatapp.engine.backends.local import LocalModel
 
-NO_REWARD = "none"
 NO_PARTS = "none"
 
 
@@ -50,19 +49,6 @@ def template_names(chat: ChatControls) -> list[str]:
     from chatapp.prompting.template import TEMPLATES
 
     return list(TEMPLATES)
-
-
-async def use_reward(chat: ChatControls, argument: str) -> None:
-    if argument:
-        chat.scoring.use("" if argument == NO_REWARD else argument)
-    else:
-        chat.widgets.inform(f"Reward model of this chat: {chat.conversation.chat.reward or 'none'}")
-
-
-def reward_names(chat: ChatControls) -> list[str]:
-    from chatapp.engine.models.loading import scores_replies
-
-    return [*filter(scores_replies, chat.models.names()), NO_REWARD]
 
 
 async def set_thinking(chat: ChatControls, argument: str) -> None:

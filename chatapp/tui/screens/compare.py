@@ -20,7 +20,6 @@ from chatapp.dialogue.chat import recent_inputs
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui import events
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.conversation.reply_scores import Scoring
 from chatapp.tui.conversation.turn import Reply, Turn
 from chatapp.tui.platform.keymap import HELP
 from chatapp.tui.platform.runtime import in_words
@@ -160,11 +159,6 @@ class Side(Vertical):
         self.note = words
         self.query_one(".note", Static).update(printable(words))
 
-    def show_score(self, words: str) -> None:
-        """Add the reply's score to that line."""
-        line = " · ".join(filter(None, (self.note, words)))
-        self.query_one(".note", Static).update(printable(line))
-
 
 class CompareScreen(LeftOnce[Compared]):
     """Generates and shows both replies, and takes the user's choice.
@@ -191,13 +185,11 @@ class CompareScreen(LeftOnce[Compared]):
     def __init__(
         self,
         conversation: Conversation,
-        scoring: Scoring,
         message: "str | StoredMessage",
         change: str = "",
     ) -> None:
         super().__init__()
         self._conversation = conversation
-        self._scoring = scoring
         self._message = message
         self._store = store = conversation.chat.store
         self._sides = (
@@ -222,7 +214,6 @@ class CompareScreen(LeftOnce[Compared]):
         yield KeyBar()
 
     def on_mount(self) -> None:
-        self._scoring.changed.subscribe(self, self._show_scores)
         self._show_problem("")
         self._describe()
         for side in self._sides:
@@ -318,18 +309,11 @@ class CompareScreen(LeftOnce[Compared]):
             self._show_problem(" · ".join(self._problems))
         if self._conversation.turn is not None:
             return
-        self._show_scores()
         if all(side.reply is not None for side in self._sides):
             self._show_difference()
         else:
             self._ask_again()
         self.refresh_bindings()
-
-    def _show_scores(self, _: None = None) -> None:
-        """Show the scores of the reward model below the replies, as far as known."""
-        for side in self._sides:
-            if side.reply is not None:
-                side.show_score(self._scoring.words(side.reply))
 
     def _show_difference(self) -> None:
         """Mark the differences between the replies."""

@@ -3,7 +3,6 @@
 Invariant: a ranking counts only when the user saves it.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,7 +21,6 @@ from chatapp.tui.widgets.message_parts import TextBody
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store.rows import StoredMessage
-    from chatapp.tui.conversation.reply_scores import Scoring
 
 _LINE = 200
 
@@ -30,8 +28,7 @@ _LINE = 200
 class RankScreen(Dialog[list[int] | None]):
     """Returns the ids of the replies, the best first, or None when nothing was decided.
 
-    replies: two or more. ranks: their current ranks, from 1, by id; the others follow, those with
-    the highest score first, until the user moves one.
+    replies: two or more. ranks: their current ranks, from 1, by id; the others follow.
     """
 
     BINDING_GROUP_TITLE = "Ranking replies"
@@ -43,14 +40,10 @@ class RankScreen(Dialog[list[int] | None]):
         Binding("escape", "dismiss", "Cancel"),
     ]
 
-    def __init__(
-        self, replies: "Sequence[StoredMessage]", ranks: Mapping[int, int], scoring: "Scoring"
-    ) -> None:
+    def __init__(self, replies: "Sequence[StoredMessage]", ranks: Mapping[int, int]) -> None:
         super().__init__()
-        self._replies = list(replies)
-        self._ranks = ranks
-        self._scoring = scoring
-        self._is_moved = False
+        last = len(replies) + 1
+        self._replies = sorted(replies, key=lambda reply: ranks.get(reply.id, last))
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -61,26 +54,7 @@ class RankScreen(Dialog[list[int] | None]):
             yield Static("u moves a reply up, d down · Enter saves · Esc cancels", classes="hint")
 
     def on_mount(self) -> None:
-        self._scoring.changed.subscribe(self, self._take_scores)
-        self._sort()
         self._show(0)
-
-    def _take_scores(self, _: None) -> None:
-        index = self.query_one(OptionList).highlighted or 0
-        highlighted = self._replies[index]
-        if not self._is_moved:
-            self._sort()
-        # Without a choice, the user sees the first.
-        self._show(self._replies.index(highlighted) if index else 0)
-
-    def _sort(self) -> None:
-        self._replies.sort(key=self._place)
-
-    def _place(self, reply: "StoredMessage") -> tuple[int, float]:
-        """The sort key of a reply: the user's ranking, then its score."""
-        score = self._scoring.score(reply)
-        rank = self._ranks.get(reply.id, len(self._replies) + 1)
-        return rank, math.inf if score is None else -score
 
     def _show(self, index: int) -> None:
         options = self.query_one(OptionList)
@@ -92,9 +66,7 @@ class RankScreen(Dialog[list[int] | None]):
         options.highlighted = index
 
     def _line(self, reply: "StoredMessage") -> str:
-        text = " ".join(printable(reply.text[:_LINE]).split()) or "(empty)"
-        score = self._scoring.score(reply)
-        return text if score is None else f"score {score:.2f}  {text}"
+        return " ".join(printable(reply.text[:_LINE]).split()) or "(empty)"
 
     @on(OptionList.OptionHighlighted)
     def _show_whole(self, event: OptionList.OptionHighlighted) -> None:
@@ -104,7 +76,6 @@ class RankScreen(Dialog[list[int] | None]):
         index = self.query_one(OptionList).highlighted or 0
         target = index + step
         if 0 <= target < len(self._replies):
-            self._is_moved = True
             self._replies.insert(target, self._replies.pop(index))
             self._show(target)
 

@@ -6,7 +6,7 @@ other end, so a long chat costs no more than a short one.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from textual.containers import VerticalScroll
@@ -37,8 +37,6 @@ class Transcript(VerticalScroll, can_focus=False):
         self.path: list[StoredMessage] = []
         self._reasons: dict[int, str] = {}
         self._feedback: Mapping[int, Feedback] = {}
-        self.score_words: Callable[[StoredMessage], str] = lambda message: ""
-        """The line below a reply on its score."""
         self._first = self._last = 0
         self.markdown = self.times = False
         self.live: int | None = None
@@ -269,8 +267,7 @@ class Transcript(VerticalScroll, can_focus=False):
         if message.id == self.live:
             return ""
         words = status_words(message, self._reasons.get(message.id, ""))
-        score = self.score_words(message)
-        return " · ".join(filter(None, (message.notes, words, score)))
+        return " · ".join(filter(None, (message.notes, words)))
 
     def _hold(self, widget: Widget) -> None:
         """Keep a widget at its position on the screen through the next layout."""
