@@ -6,12 +6,10 @@ from pydantic.json_schema import models_json_schema
 
 from chatapp import __version__
 from chatapp.server import bodies
-from chatapp.server.responses import ResponseBody
 
 _POSTS: dict[str, type[bodies.Body]] = {
     "/completions": bodies.CompletionBody,
     "/chat/completions": bodies.ChatBody,
-    "/responses": ResponseBody,
     "/embeddings": bodies.EmbeddingBody,
     "/tokenize": bodies.TokenizeBody,
     "/detokenize": bodies.DetokenizeBody,

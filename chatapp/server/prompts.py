@@ -223,7 +223,7 @@ def _text(message: MessageBody, number: int) -> str:
     if not isinstance(message.content, list):
         return without_surrogates(message.content or "")
     for part in message.content:
-        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+        if part.type != "text" or part.text is None:
             raise BadRequestError(
                 f"messages.{number} has a part of type {part.type!r}; only text can be read",
                 "messages",

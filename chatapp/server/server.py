@@ -26,7 +26,6 @@ from chatapp.server import background, bodies
 from chatapp.server.answers import Document, error
 from chatapp.server.description import describe
 from chatapp.server.prompts import BadRequestError
-from chatapp.server.responses import ResponseBody
 from chatapp.server.served import Served
 from chatapp.server.service import Service
 from chatapp.server.worker import BusyError, ModelFailedError
@@ -88,7 +87,6 @@ class Server:
             ("GET", "/models/{name:.+}", self._model),
             ("POST", "/completions", self._completions),
             ("POST", "/chat/completions", self._chat),
-            ("POST", "/responses", self._responses),
             ("POST", "/embeddings", self._embeddings),
             ("POST", "/tokenize", self._tokenize),
             ("POST", "/detokenize", self._detokenize),
@@ -227,14 +225,6 @@ class Server:
                 return await _streamed(request, await service.stream_chat(body))
             return web.json_response(await service.chat(body))
 
-    async def _responses(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read(request, ResponseBody)
-        async with self._service(body.model) as service:
-            if body.stream:
-                events = await service.stream_response(body)
-                return await _streamed(request, events, is_typed=True)
-            return web.json_response(await service.respond(body))
-
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.EmbeddingBody)
         async with self._service(body.model) as service:
@@ -338,13 +328,8 @@ async def _lines(request: web.Request, documents: AsyncGenerator[Document]) -> w
     return response
 
 
-async def _streamed(
-    request: web.Request, chunks: AsyncGenerator[Document], *, is_typed: bool = False
-) -> web.StreamResponse:
-    """Server-sent events. A mistake found before the first one is an ordinary answer.
-
-    is_typed: each event says its type, and no [DONE] follows the last one, as in responses.
-    """
+async def _streamed(request: web.Request, chunks: AsyncGenerator[Document]) -> web.StreamResponse:
+    """Server-sent events. A mistake found before the first one is an ordinary answer."""
     try:
         first = await anext(chunks)
         response = web.StreamResponse(
@@ -357,8 +342,7 @@ async def _streamed(
                 await _write(request, response, _event(chunk))
         except (BadRequestError, ModelFailedError) as failure:
             await _write(request, response, _event(error(str(failure), "server_error")))
-        if not is_typed:
-            await _write(request, response, b"data: [DONE]\n\n")
+        await _write(request, response, b"data: [DONE]\n\n")
         await response.write_eof()
         return response
     finally:
@@ -366,8 +350,7 @@ async def _streamed(
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:
-    kind = f"event: {chunk['type']}\n" if "type" in chunk else ""
-    return f"{kind}data: {json.dumps(chunk)}\n\n".encode()
+    return f"data: {json.dumps(chunk)}\n\n".encode()
 
 
 def _failed(

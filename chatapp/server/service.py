@@ -19,7 +19,6 @@ from chatapp.server.answers import Document
 from chatapp.server.chats import ChatReplies
 from chatapp.server.completions import Completion
 from chatapp.server.prompts import BadRequestError, chat_prompt, ids_of
-from chatapp.server.responses import Response, ResponseBody
 from chatapp.server.worker import Worker
 
 if TYPE_CHECKING:
@@ -66,19 +65,6 @@ class Service:
         replies = await self._replies(body)
         head = answers.head("chatcmpl-", "chat.completion.chunk", self._name)
         return _chunks(head, replies, self.worker, body)
-
-    async def respond(self, body: ResponseBody) -> Document:
-        """The response to a chat, in OpenAI's newer protocol."""
-        response = Response(body, self._name, await self._replies(body.as_chat()))
-        async with aclosing(response.events(self.worker)) as events:
-            async for _ in events:
-                pass
-        return response.document()
-
-    async def stream_response(self, body: ResponseBody) -> AsyncGenerator[Document]:
-        """The events of a response that is written."""
-        response = Response(body, self._name, await self._replies(body.as_chat()))
-        return response.events(self.worker)
 
     async def _completion(self, body: bodies.CompletionBody) -> Completion:
         return await asyncio.to_thread(Completion, self.model, self._choices, body)

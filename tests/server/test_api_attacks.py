@@ -14,7 +14,7 @@ from chatapp.server.server import Access
 
 MARK = "walrus secret"
 MESSAGE = {"role": "user", "content": MARK}
-PATHS = ("/completions", "/chat/completions", "/responses", "/embeddings", "/tokenize")
+PATHS = ("/completions", "/chat/completions", "/embeddings", "/tokenize")
 
 
 async def raw(address: str, *lines: bytes) -> int:

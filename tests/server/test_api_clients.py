@@ -47,37 +47,6 @@ def test_chat(client: Any) -> None:
     assert client.chat.completions.create(**fields, tools=[CALL]).choices
 
 
-def test_responses(client: Any) -> None:
-    fields = {"model": "tiny", "input": "Hi", "max_output_tokens": 6, "temperature": 0}
-    response = client.responses.create(**fields)
-    assert response.status == "incomplete"
-    assert response.incomplete_details.reason == "max_output_tokens"
-    chat = client.chat.completions.create(
-        model="tiny", messages=[USER], max_completion_tokens=6, temperature=0
-    )
-    assert response.output_text == chat.choices[0].message.content
-    assert response.usage.output_tokens == chat.usage.completion_tokens
-    events = list(client.responses.create(**fields, stream=True))
-    assert "".join(e.delta for e in events if e.type.endswith("text.delta")) == response.output_text
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert events[-1].response.output_text == response.output_text
-    with client.responses.stream(**fields) as stream:
-        assert list(stream)[-1].response.output_text == response.output_text
-
-
-def test_responses_with_tools(client: Any) -> None:
-    tool = {"type": "function", "strict": False} | CALL["function"]
-    call = {"type": "function_call", "call_id": "c1", "name": "clock", "arguments": "{}"}
-    items = [USER, call, {"type": "function_call_output", "call_id": "c1", "output": "noon"}]
-    fields = {"model": "tiny", "instructions": "Be brief.", "tools": [tool]}
-    response = client.responses.create(**fields, input=items, max_output_tokens=4)
-    assert response.tools[0].name == "clock"
-    assert response.instructions == "Be brief."
-    with pytest.raises(openai.BadRequestError) as stored:
-        client.responses.create(model="tiny", input="Hi", previous_response_id="resp_1")
-    assert stored.value.param == "previous_response_id"
-
-
 class Number(BaseModel):
     value: int = Field(ge=10, le=99)
 
@@ -92,10 +61,6 @@ def test_parse(client: Any) -> None:
     chat = {"model": "tiny", "messages": [USER], "max_completion_tokens": 90}
     reply = client.chat.completions.parse(**chat, response_format=Numbers)
     assert isinstance(reply.choices[0].message.parsed, Numbers)
-    response = client.responses.parse(
-        model="tiny", input="Hi", max_output_tokens=90, text_format=Numbers
-    )
-    assert isinstance(response.output_parsed, Numbers)
     tools = [openai.pydantic_function_tool(Numbers)]
     called = client.chat.completions.parse(**chat, tools=tools, tool_choice="required")
     (call,) = called.choices[0].message.tool_calls

@@ -50,7 +50,6 @@ BROKEN = {"type": "function", "function": {"name": "f", "parameters": {"type": "
         (CHAT, {"messages": [USER], "tool_choice": "always"}, "tool_choice", "required"),
         (CHAT, {"messages": [USER], "tool_choice": "required"}, "tool_choice", "not in"),
         (CHAT, {"messages": [USER], "tools": [BROKEN], "tool_choice": "required"}, "tools", "type"),
-        ("/v1/responses", {"input": "Hi", "tool_choice": {"name": 3}}, "tool_choice", "Input"),
         ("/v1/detokenize", {"tokens": [-1]}, "tokens", "vocabulary"),
         ("/v1/tokenize", {}, "prompt", "neither"),
         ("/v1/embeddings", {}, "input", "required"),
