@@ -13,7 +13,6 @@ from chatapp.common.parameters import Choices
 from chatapp.engine.model import LanguageModel
 from chatapp.prompting.template import PLAIN
 from chatapp.server import server as api
-from chatapp.server.served import Served
 from chatapp.server.server import Access, Server
 from chatapp.server.service import Service
 
@@ -60,8 +59,8 @@ async def serving(
     port: int = 0,
 ) -> AsyncIterator[Client]:
     """Serve a model. port: 0 for a free one."""
-    served = Served(lambda: Service(model, PLAIN, Choices(), name))
-    server = Server({name: served}, access or Access(frozenset({"127.0.0.1"})), token)
+    service = Service(model, PLAIN, Choices(), name)
+    server = Server({name: service}, access or Access(frozenset({"127.0.0.1"})), token)
     options = {"handler_cancellation": True, "keepalive_timeout": api.SILENCE}
     runner = web.AppRunner(server.app(), shutdown_timeout=0.1, **options)
     await runner.setup()
@@ -73,7 +72,7 @@ async def serving(
             yield Client(session, f"http://127.0.0.1:{port}", model)
     finally:
         await runner.cleanup()
-        await asyncio.to_thread(served.close)
+        await asyncio.to_thread(service.close)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def walk_message(calls: Calls) -> None:
 
     async def play() -> None:
         with closing(Store(Path(os.environ["XDG_DATA_HOME"]) / "chats.db")) as store:
-            app = ChatApp(load_settings(), store)
+            app = ChatApp(load_settings(), store=store)
             async with app.run_test(size=(100, 30)) as pilot:
                 screen = app.screen
                 assert isinstance(screen, ChatScreen)

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,7 +26,6 @@ from chatapp.server import background, bodies
 from chatapp.server.answers import Document, error
 from chatapp.server.description import describe
 from chatapp.server.prompts import BadRequestError
-from chatapp.server.served import Served
 from chatapp.server.service import Service
 from chatapp.server.worker import BusyError, ModelFailedError
 
@@ -72,7 +71,7 @@ class Access:
 class Server:
     """Serves models by their names."""
 
-    def __init__(self, models: dict[str, Served], access: Access, token: str = "") -> None:
+    def __init__(self, models: dict[str, Service], access: Access, token: str = "") -> None:
         """token: of this program's own commands; they cannot use the server without one."""
         self._models, self._access, self._token = models, access, token
         self._started, self._bytes = int(time.time()), 0
@@ -194,7 +193,7 @@ class Server:
             raise web.HTTPRequestTimeout from None
         return await asyncio.to_thread(_body_of, data, kind)
 
-    def _model_called(self, name: str | None) -> Served:
+    def _service(self, name: str | None) -> Service:
         """The model with a name; the first one if there is none in the request."""
         if name is None:
             return next(iter(self._models.values()))
@@ -205,44 +204,40 @@ class Server:
             )
         return self._models[name]
 
-    def _service(self, name: str | None) -> AbstractAsyncContextManager[Service]:
-        """The model with a name, in memory."""
-        return self._model_called(name).in_use()
-
     # Answers
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.CompletionBody)
-        async with self._service(body.model) as service:
-            if body.stream:
-                return await _streamed(request, await service.stream_completion(body))
-            return web.json_response(await service.complete(body))
+        service = self._service(body.model)
+        if body.stream:
+            return await _streamed(request, await service.stream_completion(body))
+        return web.json_response(await service.complete(body))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.ChatBody)
-        async with self._service(body.model) as service:
-            if body.stream:
-                return await _streamed(request, await service.stream_chat(body))
-            return web.json_response(await service.chat(body))
+        service = self._service(body.model)
+        if body.stream:
+            return await _streamed(request, await service.stream_chat(body))
+        return web.json_response(await service.chat(body))
 
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.EmbeddingBody)
-        async with self._service(body.model) as service:
-            return web.json_response(await service.embed(body))
+        service = self._service(body.model)
+        return web.json_response(await service.embed(body))
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.TokenizeBody)
-        async with self._service(body.model) as service:
-            return web.json_response(await asyncio.to_thread(service.tokenize, body))
+        service = self._service(body.model)
+        return web.json_response(await asyncio.to_thread(service.tokenize, body))
 
     async def _detokenize(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.DetokenizeBody)
-        async with self._service(body.model) as service:
-            return web.json_response(await asyncio.to_thread(service.detokenize, body))
+        service = self._service(body.model)
+        return web.json_response(await asyncio.to_thread(service.detokenize, body))
 
     async def _tokenizer_info(self, request: web.Request) -> web.StreamResponse:
-        async with self._service(request.query.get("model")) as service:
-            return web.json_response(service.tokenizer_info())
+        service = self._service(request.query.get("model"))
+        return web.json_response(service.tokenizer_info())
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         data = [self._described(name) for name in self._models]
@@ -250,7 +245,7 @@ class Server:
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        self._model_called(name)
+        self._service(name)
         return web.json_response(self._described(name))
 
     def _described(self, name: str) -> dict[str, Any]:
@@ -259,7 +254,7 @@ class Server:
             "object": "model",
             "created": self._started,
             "owned_by": "chatapp",
-            "max_model_len": self._models[name].context,
+            "max_model_len": self._models[name].model.context,
         }
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
@@ -276,18 +271,18 @@ class Server:
 
     async def _ask(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, background.AskBody)
-        async with self._service(body.model) as service:
-            return await _lines(request, await background.answer_question(service, body))
+        service = self._service(body.model)
+        return await _lines(request, await background.answer_question(service, body))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, background.GenerateBody)
-        async with self._service(body.model) as service:
-            return await _lines(request, await background.generate(service, body))
+        service = self._service(body.model)
+        return await _lines(request, await background.generate(service, body))
 
     async def _score(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, background.ScoreBody)
-        async with self._service(body.model) as service:
-            return web.json_response(await background.score(service, body))
+        service = self._service(body.model)
+        return web.json_response(await background.score(service, body))
 
 
 def _body_of(data: bytes, kind: type[_Body]) -> _Body:

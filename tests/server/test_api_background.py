@@ -1,6 +1,5 @@
 """A server that runs is used instead of loading its model, where that is the same model."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 from api_server import TOKEN, serving
 from completions_server import CompletionsServer, closed_port
 
-from chatapp.common.parameters import Choices
 from chatapp.common.paths import background_path
 from chatapp.engine.backends.background import Address, BackgroundModel
 from chatapp.engine.backends.local import LocalModel
@@ -26,9 +24,6 @@ from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampli
 from chatapp.engine.models import background
 from chatapp.engine.models.loading import load_model
 from chatapp.lab.inspectable import inspectable
-from chatapp.prompting.template import PLAIN
-from chatapp.server.served import Served
-from chatapp.server.service import Service
 
 SAMPLING = Sampling(temperature=0.9, top_p=0.95, seed=3, max_tokens=9)
 
@@ -195,26 +190,6 @@ def test_ask_imports_little(
     assert [served[name] for name in ("reply", "template", "prompt_tokens")] == [
         alone[name] for name in ("reply", "template", "prompt_tokens")
     ]
-
-
-async def test_an_idle_model_leaves_memory_and_comes_back(local: LanguageModel) -> None:
-    loaded: list[Service] = []
-
-    def load() -> Service:
-        loaded.append(Service(local, PLAIN, Choices(), "tiny"))
-        return loaded[-1]
-
-    served = Served(load, patience=0.01)
-    async with served.in_use() as first:
-        await asyncio.sleep(0.05)
-        assert served.is_loaded
-    while served.is_loaded:
-        await asyncio.sleep(0.01)
-    async with served.in_use() as second:
-        assert second is not first
-        assert second.tokenizer_info()["vocab_size"] == local.tokenizer.size
-    assert len(loaded) == 2
-    served.close()
 
 
 async def test_the_own_paths_need_the_token(local: LanguageModel) -> None:

@@ -23,7 +23,6 @@ from chatapp.common.userfiles import UserError
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
     from chatapp.engine.models.background import ServedModel
-    from chatapp.server.served import Served
     from chatapp.server.server import Access
     from chatapp.server.service import Service
 
@@ -34,9 +33,6 @@ _PATIENCE = 2.0
 
 _MOST_FILES = 16_384
 """Open connections and files that are requested from the system."""
-
-_IDLE_SECONDS = 600.0
-"""After which a model leaves memory, where the server has several."""
 
 
 def api(
@@ -134,33 +130,26 @@ def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> 
             complain(f"{host} port {port} cannot be listened on: {error.strerror or error}")
             raise typer.Exit(_FAILED) from None
         served, described = {}, []
-        for number, settings in enumerate(wanted):
-            served[settings.model], about = _served(settings, len(wanted) > 1)
+        for settings in wanted:
+            served[settings.model], about = _served(settings)
             stack.callback(served[settings.model].close)
             described.append(about)
-            if number:  # each is loaded once, to see that it can be
-                served[settings.model].close()
         _run(served, described if is_first else [], access, listening)
 
 
-def _served(settings: "Settings", may_leave: bool) -> "tuple[Served, ServedModel]":
+def _served(settings: "Settings") -> "tuple[Service, ServedModel]":
     """A loaded model, and what other commands have to know of it. Raises UserError."""
     from chatapp.engine.files.generation_config import read_generation_config
     from chatapp.engine.models.background import describe
-    from chatapp.server.served import Served
 
     service = _service(settings)
-    first = [service]
-    served = Served(
-        lambda: first.pop() if first else _service(settings), _IDLE_SECONDS if may_leave else None
-    )
     makers = read_generation_config(service.model.files).sampling
     wanted = settings.precision, settings.device
-    return served, describe(settings.model, service.model, wanted, makers)
+    return service, describe(settings.model, service.model, wanted, makers)
 
 
 def _run(
-    served: "dict[str, Served]",
+    served: "dict[str, Service]",
     described: "list[ServedModel]",
     access: "Access",
     listening: socket.socket,
