@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from chatapp import __version__
 from chatapp.commands.console import complain
@@ -25,6 +24,7 @@ from chatapp.commands.options import (
     TemplateOption,
     name_mcp_servers,
 )
+from chatapp.common.command_groups import DailyFirst
 from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.common.userfiles import UserError, invalid_path
 from chatapp.engine.kernels.threads import wait_briefly
@@ -81,8 +81,10 @@ def _command(name: str) -> Any:
     return typer.main.get_group(around).commands[name]
 
 
-class _Group(TyperGroup):
+class _Group(DailyFirst):
     """The program, with commands that are not imported yet."""
+
+    daily = ("ask", "run", "eval", "inspect", "lesson", "models", "history", "docs")
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes | {"commands": _Commands()})

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from chatapp.common.command_groups import DailyFirst
 from chatapp.common.foreign import printable
 from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.engine.kernels.threads import wait_briefly
@@ -24,8 +25,15 @@ if TYPE_CHECKING:
     from finetune.compare import Comparison
 from finetune.filter import filter_documents
 
+
+class _Group(DailyFirst):
+    daily = ("check", "train", "resume", "eval", "feedback", "keys")
+
+
 app = typer.Typer(
     name="finetune",
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Teach a GPT: instructions, feedback, linear heads, pretraining.",
     no_args_is_help=True,
     rich_markup_mode=None,

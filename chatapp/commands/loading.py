@@ -27,8 +27,9 @@ def prompt_path(name: str) -> Path:
     """The prompt file of that name, or the one in the library.
 
     In the library `spam`, `spam.toml` and `prompts/spam.toml` are the same. `spam` is the library's
-    whatever lies in the current folder; a file that is there and has a suffix comes first.
-    Raises UserError for a name that is in neither place.
+    whatever lies in the current folder; a file that is there and has a suffix comes first. Any
+    other name NAME is also NAME.toml or NAME.txt in the current folder. Raises UserError for a name
+    that is in neither place.
     """
     from chatapp.common.userfiles import did_you_mean, is_path
     from chatapp.tasks.files.library import files, tasks
@@ -45,7 +46,16 @@ def prompt_path(name: str) -> Path:
         return path
     if file := (prompts | {file.name: file for file in files()}).get(path.name):
         return file
-    hint = did_you_mean(path.stem, prompts) or f"; it has {', '.join(prompts)}"
+    here = [file for file in sorted(Path().glob("*.t*")) if file.suffix in (".toml", ".txt")]
+    if path.parent == Path() and not path.suffix:
+        for file in here:
+            if file.stem == name:
+                return file
+    hint = (
+        did_you_mean(path.stem, [file.name for file in here])
+        or did_you_mean(path.stem, prompts)
+        or f"; it has {', '.join(prompts)}"
+    )
     raise UserError(f"{name}: there is no such file, and no such prompt in the library{hint}")
 
 

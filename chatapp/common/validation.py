@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from chatapp.common.userfiles import (
     Location,
     UserError,
+    did_you_mean,
     dotted_key,
     line_of,
     quoted,
@@ -59,7 +60,7 @@ def validated(
     # An unknown key is the likely reason why another one is missing, so it comes first.
     first = min(details, key=lambda detail: not _is_unknown(detail))
     location, table = _resolved(model, first["loc"])
-    sentence = _sentence(first, what, table)
+    sentence = _sentence(first, what, table, location)
     where = located(origin, source, location) if location else f"{origin}:"
     raise error(f"{where} {sentence}")
 
@@ -84,11 +85,15 @@ def _is_unknown(details: ErrorDetails) -> bool:
     return details["type"] == "extra_forbidden"
 
 
-def _sentence(details: ErrorDetails, what: str, table: type[BaseModel]) -> str:
+def _sentence(details: ErrorDetails, what: str, table: type[BaseModel], location: Location) -> str:
     """The words after the key's name. table: the one that contains the key."""
     kind, context = details["type"], details.get("ctx", {})
     if _is_unknown(details):
-        return f"is not a key of a {what}{suggestion(str(details['loc'][-1]), table.model_fields)}"
+        *above, key = location
+        known = did_you_mean(str(key), table.model_fields)
+        if known and all(isinstance(part, str) for part in above):  # as an override is written
+            known = known.replace("mean '", f"mean '{dotted_key((*above, ''))}")
+        return f"is not a key of a {what}{known or suggestion(str(key), table.model_fields)}"
     if kind == "missing":
         return "is missing"
     if kind == "value_error":

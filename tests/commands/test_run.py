@@ -286,12 +286,30 @@ def test_it_is_said_how_many_examples_did_not_fit(
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("spamm", "did you mean 'spam'?"), ("zzzz.toml", "it has arc, boolq,")],
+    [
+        ("spamm", "did you mean 'spam'?"),
+        ("zzzz.toml", "it has arc, boolq,"),
+        ("ticket", "did you mean 'tickets.toml'?"),
+    ],
 )
-def test_a_name_that_is_in_no_library(run: Run, name: str, hint: str) -> None:
+def test_a_name_that_is_in_no_library(
+    run: Run, name: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tickets.toml").touch()
     result = run("run", name, "--input", "x")
     assert result.status == 2
     assert f"{name}: there is no such file, and no such prompt in the library; {hint}" in result.err
+
+
+def test_a_name_is_the_prompt_file_beside_it(
+    run: Run, model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = 'examples = [{input = "x", output = "a"}, {input = "y", output = "b"}]'
+    (tmp_path / "tickets.toml").write_text(f'labels = ["a", "b"]\n{examples}\n')
+    result = run("run", "tickets", "--input", "x")
+    assert (result.status, result.out.strip() in ("a", "b")) == (0, True)
 
 
 def test_inputs_from_a_pipe(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "overrides", "words"),
     [
-        (GOOD, ["train.epoch=2"], ["config.toml", "'train.epoch'", "'epochs'"]),
+        (GOOD, ["train.epoch=2"], ["config.toml", "'train.epoch'", "'train.epochs'"]),
         (GOOD, ["train.epochs=two"], ["train.epochs", "'two'"]),
         (GOOD, ["train.epochs"], ["key=value"]),
         (GOOD, ["=2"], ["key=value"]),
@@ -39,7 +39,7 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
         (GOOD, ["train.batch_size=0"], ["train.batch_size", "greater than or equal to 1"]),
         (GOOD, ["train.batch_size=1.5"], ["train.batch_size", "1.5"]),
         (GOOD, ["train.precision=int3"], ["train.precision", "int3"]),
-        (GOOD + "epoch = 2", [], ["config.toml, line 7: 'train.epoch'", "'epochs'"]),
+        (GOOD + "epoch = 2", [], ["config.toml, line 7: 'train.epoch'", "'train.epochs'"]),
         (GOOD.replace('output = "run"', ""), [], ["'output' is missing"]),
         ("output = \nseed = 1", [], ["not valid TOML", "line 1"]),
         ("output = 'x'\n[data]\ntrain = []", [], ["data.train", "holds 0, expected 1 or more"]),

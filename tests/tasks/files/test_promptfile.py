@@ -129,12 +129,11 @@ REFUSALS = {
     "file; did "
     "you mean 'labels'?",
     '[select]\nmehtod = "knn"': "line 2: 'select.mehtod' is not a key of a prompt file; did "
-    "you mean "
-    "'method'?",
+    "you mean 'select.method'?",
     "select.mehtod = 3": "line 1: 'select.mehtod'",
     "select = {mehtod = 3}": "line 1: 'select.mehtod'",
     "[generate]\ntemp = 1": "line 2: 'generate.temp' is not a key of a prompt file; did you mean "
-    "'temperature'?",
+    "'generate.temperature'?",
     "[score]\nzzz = 1": "line 2: 'score.zzz' is not a key of a prompt file; there are method",
     "zzzzz = 1\nlabels = 3": "line 1: 'zzzzz' is not a key of a prompt file; there are "
     "description, ",
