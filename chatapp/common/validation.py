@@ -89,11 +89,11 @@ def _sentence(details: ErrorDetails, what: str, table: type[BaseModel], location
     """The words after the key's name. table: the one that contains the key."""
     kind, context = details["type"], details.get("ctx", {})
     if _is_unknown(details):
-        *above, key = location
-        known = did_you_mean(str(key), table.model_fields)
+        *above, unknown = location
+        known = did_you_mean(str(unknown), table.model_fields)
         if known and all(isinstance(part, str) for part in above):  # as an override is written
             known = known.replace("mean '", f"mean '{dotted_key((*above, ''))}")
-        return f"is not a key of a {what}{known or suggestion(str(key), table.model_fields)}"
+        return f"is not a key of a {what}{known or suggestion(str(unknown), table.model_fields)}"
     if kind == "missing":
         return "is missing"
     if kind == "value_error":
