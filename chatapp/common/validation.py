@@ -90,10 +90,10 @@ def _sentence(details: ErrorDetails, what: str, table: type[BaseModel], location
     kind, context = details["type"], details.get("ctx", {})
     if _is_unknown(details):
         *above, unknown = location
-        known = did_you_mean(str(unknown), table.model_fields)
-        if known and all(isinstance(part, str) for part in above):  # as an override is written
-            known = known.replace("mean '", f"mean '{dotted_key((*above, ''))}")
-        return f"is not a key of a {what}{known or suggestion(str(unknown), table.model_fields)}"
+        nearest = did_you_mean(str(unknown), table.model_fields)
+        if nearest and all(isinstance(part, str) for part in above):  # as an override is written
+            nearest = nearest.replace("mean '", f"mean '{dotted_key((*above, ''))}")
+        return f"is not a key of a {what}{nearest or suggestion(str(unknown), table.model_fields)}"
     if kind == "missing":
         return "is missing"
     if kind == "value_error":
