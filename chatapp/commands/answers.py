@@ -21,37 +21,36 @@ from chatapp.common.userfiles import UserError
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
     from chatapp.dialogue.documents.sources import Source
-    from chatapp.dialogue.events import ReplyEvent
-    from chatapp.engine.events import Event, Finished, Token
-    from chatapp.engine.model import Sampling
+    from chatapp.dialogue.events import Options, TurnEvent
+    from chatapp.engine.events import Finished, Token
+    from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.prompting.messages import Call, Message
 
 _INTERRUPTED = 130
 
 
 def print_answer(
-    answer: "Callable[[Sampling, threading.Event], Iterator[ReplyEvent]]",
+    answer: "Callable[[Options], Iterator[TurnEvent]]",
+    options: "Options",
     model: str,
     choices: "Choices",
     template: "str | Callable[[], str] | None",
     *,
     as_json: bool,
     sources: "Sequence[Source]" = (),
-    changes: str = "",
 ) -> None:
     """Print an answer while it arrives, or as JSON at its end. Raises typer.Exit.
 
-    template: its name, or what gives it when the answer has come. changes: what is changed inside
-    the model, in words.
+    template: its name, or what gives it when the answer has come.
     """
     from chatapp.common.parameters import seeded
     from chatapp.engine.events import Finished
 
-    sampling = seeded(choices.sampling)
+    sampling, changes = seeded(options.sampling), options.changes.words
     cancel = threading.Event()
     collected = _Collected(Finished("error"))
     with _interruptible(cancel):
-        for event in answer(sampling, cancel):
+        for event in answer(replace(options, sampling=sampling, cancel=cancel)):
             collected.add(event)
             if not as_json:
                 write(event.text)
@@ -105,15 +104,13 @@ class _Collected:
     tokens: "list[Token]" = field(default_factory=list)
     is_thinking: bool = False
 
-    def add(self, event: "ReplyEvent") -> None:
+    def add(self, event: "TurnEvent") -> None:
         """Take the next event."""
+        from chatapp.dialogue.events import Called
         from chatapp.engine.events import Finished, Token
 
-        if not isinstance(event, Token | Finished):
-            from chatapp.dialogue.events import Called
-
-            if isinstance(event, Called):
-                self.calls.append(replace(event.call, at=len(self.reply)))
+        if isinstance(event, Called):
+            self.calls.append(event.call)
         if (event.thought is not None and not event.text) != self.is_thinking:
             self.is_thinking = not self.is_thinking
             status("Thinking …" if self.is_thinking else "")
@@ -150,7 +147,9 @@ def _call_in_words(call: "Call") -> str:
 
 
 def print_best(
-    answers: "Callable[[Sequence[Sampling], threading.Event], Sequence[Iterator[Event]]]",
+    language_model: "LanguageModel",
+    answer: "Callable[[Options], Iterator[TurnEvent]]",
+    options: "Options",
     model: str,
     choices: "Choices",
     template: str,
@@ -164,7 +163,7 @@ def print_best(
     from chatapp.common.parameters import seeded
     from chatapp.dialogue.reply_scores import ReplyScorer, best_of
 
-    sampling = seeded(choices.sampling)
+    sampling = seeded(options.sampling)
     if count > 1 and sampling.temperature == 0:
         raise UserError(
             "--best-of: at temperature 0 every answer is the same; choose --temperature 0.7 or so"
@@ -172,12 +171,18 @@ def print_best(
     scorer = ReplyScorer.load(reward)
     cancel = threading.Event()
 
+    def answers(samplings: "Sequence[Sampling]") -> "list[Iterator[TurnEvent]]":
+        """Several answers, to be drawn in turn."""
+        generate = language_model.together(len(samplings))
+        drawn = replace(options, cancel=cancel, generate=generate)
+        return [answer(replace(drawn, sampling=sampling)) for sampling in samplings]
+
     def show(done: int) -> None:
         status(f"{done:,} of {count:,} answers …")
 
     with _interruptible(cancel):
         try:
-            replies = best_of(answers, scorer, question, count, sampling, cancel, show)
+            replies = best_of(answers, scorer, question, count, sampling, show)
         except ValueError as error:
             raise UserError(str(error)) from None
         finally:

@@ -5,11 +5,8 @@ before a model loads.
 """
 
 import os
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -52,15 +49,10 @@ from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.dialogue.documents.sources import Source
-    from chatapp.dialogue.events import ReplyEvent
+    from chatapp.dialogue.events import Options, TurnEvent
     from chatapp.dialogue.store.rows import StoredChat
-    from chatapp.dialogue.tool_calls import Toolbox
-    from chatapp.engine.constraint.constraint import Constraint
-    from chatapp.engine.decoder.interventions import Interventions
-    from chatapp.engine.events import Event
-    from chatapp.engine.model import Generate, LanguageModel, Sampling
+    from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.prompting.chat_template import Template
-    from chatapp.prompting.messages import Message
     from chatapp.tasks.files.documents import DocumentSet
 
 
@@ -180,25 +172,41 @@ def ask(
         if ask_served(question_only, settings, as_json=as_json):
             return
     loaded = load(settings.model, settings.precision, settings.device, may_be_served=may_be_served)
+    from chatapp.dialogue.documents.sources import texts_in_prompt
+    from chatapp.dialogue.events import Options
+    from chatapp.dialogue.turn import answer
+    from chatapp.prompting.messages import Message
+
     chosen = _template(loaded, settings.template, asked_template, think)
     choices = choices_for(loaded, settings, chat)
     documents = _documents(docs, docs_method, chat)
     read_now = None if chat else documents  # a chat searches its own
     sources = _sources(loaded, chosen, text, read_now, own_system, choices.sampling)
     changes = changes_of(loaded, ablate, steer)
-    alone = _Question(loaded, chosen, text, own_system, tuple(sources), changes, constraint)
+    toolbox = None
+    if wanted and chat is None:
+        toolbox = toolbox_of(loaded, chosen, wanted, allowed, tool_choice)
+    options = Options(
+        choices.sampling,
+        system=own_system,
+        constraint=constraint,
+        toolbox=toolbox,
+        changes=changes,
+    )
+
+    def reply(options: Options) -> "Iterator[TurnEvent]":
+        if chat is None:
+            return answer(loaded, chosen, text, options, texts_in_prompt(sources))
+        given = documents, wanted, allowed, sources
+        return _reply_in(chat, loaded, chosen, text, options, *given)
+
     named = settings.model, choices, chosen.name
     if reward:
-        print_best(alone.answers, *named, reward, alone.messages, best_of, as_json=as_json)
+        opening = [Message("system", own_system)] if own_system else []
+        messages = [*opening, Message("user", text)]
+        print_best(loaded, reply, options, *named, reward, messages, best_of, as_json=as_json)
         return
-    answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = alone.answer
-    if chat is not None:
-        given = documents, wanted, allowed, sources, changes, constraint
-        answer = partial(_answer_in, chat, loaded, chosen, text, *given)
-    elif wanted:
-        toolbox = toolbox_of(loaded, chosen, wanted, allowed, tool_choice)
-        answer = partial(alone.answer_with_tools, toolbox)
-    print_answer(answer, *named, as_json=as_json, sources=sources, changes=changes.words)
+    print_answer(reply, options, *named, as_json=as_json, sources=sources)
 
 
 def _check_together(
@@ -273,20 +281,16 @@ def _sources(
     sampling: "Sampling",
 ) -> "list[Source]":
     """The passages for a question; a terminal shows the progress."""
-    from chatapp.dialogue import oneshot
-    from chatapp.dialogue.documents.sources import NO_PASSAGE
-
     if documents is None:
         return []
+    from chatapp.dialogue.documents.sources import NO_PASSAGE
+    from chatapp.dialogue.session import Grounding
+    from chatapp.dialogue.writers.choosing import writer_for
+
+    writer, grounding, most = writer_for(model, template), Grounding(model), sampling.max_tokens
     try:
-        sources = oneshot.find_sources(
-            model,
-            template,
-            text,
-            documents,
-            system=system,
-            sampling=sampling,
-            progress=show_reading,
+        sources = grounding.sources(
+            documents, writer, system, text, max_tokens=most, progress=show_reading
         )
     finally:
         status("")
@@ -295,86 +299,17 @@ def _sources(
     return list(sources)
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A single question, which is not stored, and the model that answers it."""
-
-    model: "LanguageModel"
-    template: "Template"
-    text: str
-    system: str | None
-    sources: "tuple[Source, ...]"
-    changes: "Interventions"
-    constraint: "Constraint | None"
-
-    @property
-    def messages(self) -> "list[Message]":
-        """The messages that a reward model reads before an answer."""
-        from chatapp.prompting.messages import Message
-
-        instructions = [Message("system", self.system)] if self.system else []
-        return [*instructions, Message("user", self.text)]
-
-    def answers(
-        self, samplings: "Sequence[Sampling]", cancel: threading.Event
-    ) -> "list[Iterator[Event]]":
-        """Several answers, to be drawn in turn."""
-        generate = self.model.together(len(samplings))
-        return [self.answer(sampling, cancel, generate) for sampling in samplings]
-
-    def answer(
-        self, sampling: "Sampling", cancel: threading.Event, generate: "Generate | None" = None
-    ) -> "Iterator[Event]":
-        """The answer."""
-        from chatapp.dialogue import oneshot
-        from chatapp.engine.model import with_interventions
-
-        return oneshot.ask(
-            self.model,
-            self.template,
-            self.text,
-            system=self.system,
-            sources=self.sources,
-            sampling=sampling,
-            cancel=cancel,
-            generate=with_interventions(generate or self.model.generate, self.changes),
-            constraint=self.constraint,
-        )
-
-    def answer_with_tools(
-        self, toolbox: "Toolbox", sampling: "Sampling", cancel: threading.Event
-    ) -> "Iterator[ReplyEvent]":
-        """The answer of a model that may call tools."""
-        from chatapp.dialogue import oneshot
-        from chatapp.engine.model import with_interventions
-
-        return oneshot.ask_with_tools(
-            self.model,
-            self.template,
-            self.text,
-            toolbox,
-            system=self.system,
-            sources=self.sources,
-            sampling=sampling,
-            cancel=cancel,
-            generate=with_interventions(self.model.generate, self.changes),
-        )
-
-
-def _answer_in(
+def _reply_in(
     chat: "StoredChat",
     model: "LanguageModel",
     template: "Template",
     text: str,
+    options: "Options",
     documents: "DocumentSet | None",
     tools: "Sequence[str]",
     allowed: "Collection[str]",
     sources: "list[Source]",
-    changes: "Interventions",
-    constraint: "Constraint | None",
-    sampling: "Sampling",
-    cancel: threading.Event,
-) -> "Iterator[ReplyEvent]":
+) -> "Iterator[TurnEvent]":
     """The reply to a message that continues a stored chat; both are stored.
 
     documents, tools: used if the chat has none of its own. allowed: the names of tools that may run
@@ -388,15 +323,15 @@ def _answer_in(
         _read(documents)  # unreadable documents are not stored in the chat
     with open_store() as store, closing(Chat(store, chat.id)) as opened:
         opened.ask = asking(allowed)
-        opened.interventions, opened.constraint = changes, constraint
+        opened.interventions, opened.constraint = options.changes, options.constraint
         if documents is not None:
             opened.use_documents(documents)
-        session = Session(opened, model, template=template, sampling=sampling)
+        session = Session(opened, model, template=template, sampling=options.sampling)
         if tools:
             session.set_tools(tools)
             for problem in session.find_tools().problems_of(tools):
                 complain(problem)
-        for event in session.say(text, cancel):
+        for event in session.say(text, options.cancel):
             if isinstance(event, Started):
                 sources += event.message.sources
             else:

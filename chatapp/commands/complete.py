@@ -3,9 +3,8 @@
 Invariant: the model reads only the text; no template, no instructions.
 """
 
-import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -21,10 +20,6 @@ from chatapp.commands.options import (
     settings_of,
 )
 from chatapp.common.userfiles import UserError
-
-if TYPE_CHECKING:
-    from chatapp.engine.events import Event
-    from chatapp.engine.model import Sampling
 
 
 @sampling_options()
@@ -45,18 +40,11 @@ def complete(
     if not prompt.strip():
         raise UserError("there is no text to continue; pass it in quotes or on standard input")
 
-    from chatapp.dialogue import oneshot
-    from chatapp.engine.model import with_interventions
+    from chatapp.dialogue.events import Options
+    from chatapp.dialogue.turn import complete as continuation
 
     language_model = load(settings.model, settings.precision, settings.device)
-
-    changes = changes_of(language_model, ablate, steer)
-    generate = with_interventions(language_model.generate, changes)
-
-    def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
-        return oneshot.complete(
-            language_model, prompt, sampling=sampling, cancel=cancel, generate=generate
-        )
-
     choices = choices_for(language_model, settings)
-    print_answer(answer, settings.model, choices, None, as_json=as_json, changes=changes.words)
+    options = Options(choices.sampling, changes=changes_of(language_model, ablate, steer))
+    continued = partial(continuation, language_model, prompt)
+    print_answer(continued, options, settings.model, choices, None, as_json=as_json)

@@ -4,16 +4,16 @@ Invariant: a reply is scored as in finetune's training: after its prompt, in the
 template, closed as that template closes it.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from chatapp.dialogue.events import TurnEvent
 from chatapp.dialogue.writers.choosing import own_template
 from chatapp.engine.backends.head import RewardModel
 from chatapp.engine.batch import MOST_AT_ONCE
 from chatapp.engine.encoding import ids_of, without_start
 from chatapp.engine.errors import ModelError
-from chatapp.engine.events import Event, Finished
+from chatapp.engine.events import Finished
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_reward_model
 from chatapp.prompting.chat_template import ChatTemplate, Template
@@ -72,25 +72,24 @@ class Scored:
 
 
 def best_of(
-    ask: Callable[[Sequence[Sampling], threading.Event], Sequence[Iterator[Event]]],
+    answers: Callable[[Sequence[Sampling]], Sequence[Iterator[TurnEvent]]],
     scorer: ReplyScorer,
     messages: Sequence[Message],
     count: int,
     sampling: Sampling,
-    cancel: threading.Event,
     tell: Callable[[int], None] = lambda done: None,
 ) -> list[Scored]:
     """Draw replies and return them, the best first; when cancelled, only the finished ones.
 
-    ask: starts replies that are drawn in turn. sampling: with a seed, from which further replies
-    count up. tell: called with the number of replies so far. A failed reply ends all, and is
-    returned only when no other has finished.
+    answers: starts replies that are drawn in turn. sampling: with a seed, from which further
+    replies count up. tell: called with the number of replies so far. A failed reply ends all, and
+    is returned only when no other has finished.
     """
     assert sampling.seed is not None
     samplings = [replace(sampling, seed=sampling.seed + number) for number in range(count)]
     scored: list[Scored] = []
     for start in range(0, count, MOST_AT_ONCE):
-        for reply in _whole(ask(samplings[start : start + MOST_AT_ONCE], cancel)):
+        for reply in _whole(answers(samplings[start : start + MOST_AT_ONCE])):
             if reply.finished.reason in ("error", "cancelled"):
                 return sorted(scored, key=_by_score) or [reply]
             if text := reply.text.strip():
@@ -100,9 +99,9 @@ def best_of(
     return sorted(scored, key=_by_score)
 
 
-def _whole(replies: Sequence[Iterator[Event]]) -> Iterator[Scored]:
+def _whole(replies: Sequence[Iterator[TurnEvent]]) -> Iterator[Scored]:
     """Each reply as soon as it has ended, not scored yet."""
-    events_of_replies: list[list[Event]] = [[] for _ in replies]
+    events_of_replies: list[list[TurnEvent]] = [[] for _ in replies]
     going_on = list(zip(replies, events_of_replies, strict=True))
     while going_on:
         for reply in list(going_on):

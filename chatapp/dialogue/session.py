@@ -5,44 +5,33 @@ growing reply at least once a second.
 """
 
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices, seeded
+from chatapp.common.progress import Progress
 from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.documents.search import Documents
 from chatapp.dialogue.documents.sources import NO_PASSAGE, Source, texts_in_prompt
-from chatapp.dialogue.events import PARAGRAPH, ReplyEvent, SessionEvent, Started
-from chatapp.dialogue.rendering import (
-    Grounding,
-    exchange_of,
-    exchanges_of,
-    messages_in,
-    until,
-    up_to_call,
-)
-from chatapp.dialogue.reply import ALTERNATIVES, ReplyRecorder, reply_events, with_remark
+from chatapp.dialogue.events import Options, PromptWritten, SessionEvent, Started
+from chatapp.dialogue.recording import ReplyRecorder
 from chatapp.dialogue.store.rows import Conditions, StoredMessage
-from chatapp.dialogue.tool_calls import Toolbox, chooser_of, events_with_calls, out_of_reach
+from chatapp.dialogue.tool_calls import Toolbox, chooser_of, out_of_reach
 from chatapp.dialogue.tools.registry import Registry
 from chatapp.dialogue.tools.tool import ToolError
+from chatapp.dialogue.turn import ALTERNATIVES, turn, write_prompt
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
-from chatapp.dialogue.writers.prompt import (
-    Exchange,
-    Prompt,
-    Writer,
-    trimmed,
-    with_constraint,
-)
+from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer, with_constraint
 from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
+from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import Message, Role
-from chatapp.tasks.files.documents import DocumentSet
+from chatapp.tasks.files.documents import DocumentsError, DocumentSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,25 +175,30 @@ class Session:
     # One turn
 
     def _reply(self, plan: _Plan, cancel: threading.Event | None) -> Iterator[SessionEvent]:
-        """A turn: render the prompt, store the messages, generate, trim, record."""
+        """A turn: write the prompt, store the messages, draw, record."""
+        toolbox = self._toolbox(cancel) if self.chat.tools else None
         prompt = self._render_plan(plan, cancel)
         user, reply = self._store(plan, prompt)
         self.chat.messages = [*plan.path, *([user] if user else []), reply]
         with self._recording(reply) as recorder:
             sampling = self._unused(reply, prompt) if plan.is_another else seeded(self.sampling)
-            request = self._request(prompt, sampling, plan.forced, reply.text, cancel)
-            self._begin(recorder, prompt, request.sampling)
-            dropped = messages_in(prompt.dropped, self.chat.messages)
-            yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
-            events = self._events(prompt, request, recorder)
-            waits = reply.text and reply.calls and not exchange_of(reply).rest
-            held = PARAGRAPH if waits else ""
+            options = self._options(sampling, plan.forced, reply.text, toolbox, cancel)
+            *history, newest = self._exchanges(self._path_of(plan), plan.text, prompt.sources)
+            exchanges = [*history, replace(newest, thoughts=reply.thoughts)]
             is_grounded = bool(prompt.sources) or self._documents() is None
+            events = turn(self.model, self.writer, exchanges, options, prompt)
             # In any case, a model on a server learns at once that the reply is over.
             with closing(events):
-                for event in trimmed(events, begun=bool(reply.text), held=held):
+                for event in events:
+                    if isinstance(event, PromptWritten):
+                        self._begin(recorder, event.prompt, sampling)
+                        if event.prompt is prompt:
+                            dropped = messages_in(prompt.dropped, self.chat.messages)
+                            row = replace(reply, status="partial")
+                            yield Started(row, user, len(prompt.ids), dropped)
+                        continue
                     if isinstance(event, Finished) and not is_grounded:
-                        event = with_remark(event, NO_PASSAGE)
+                        event = _with_remark(event, NO_PASSAGE)
                     recorder.add(event)
                     self.chat.messages[-1] = recorder.reply
                     if not isinstance(event, Finished):
@@ -214,23 +208,22 @@ class Session:
 
     def _render_plan(self, plan: _Plan, cancel: threading.Event | None) -> Prompt:
         """The prompt for a reply. Raises the errors of rendering it."""
-        if self.chat.tools:
-            self.find_tools().chosen(self.chat.tools, cancel)
         if plan.goes_on and plan.beginning is not None:
             sources = plan.beginning.sources
         else:
             message = plan.path[-1].text if plan.text is None else plan.text
             sources = self.find_sources(message, cancel)
-        path = plan.path if plan.beginning is None else [*plan.path, plan.beginning]
-        prompt = self.render(path, plan.text, sources)
+        prompt = self.render(self._path_of(plan), plan.text, sources)
         if len(prompt.ids) + len(plan.forced) >= self.model.context:
             raise ContextOverflow(
                 f"the reply would begin with {len(plan.forced)} tokens and fill the model's window "
                 f"of {self.model.context}"
             )
-        return (
-            replace(prompt, messages=()) if plan.forced else prompt
-        )  # only a text can be continued
+        return replace(prompt, messages=()) if plan.forced else prompt  # only a text is continued
+
+    def _path_of(self, plan: _Plan) -> list[StoredMessage]:
+        """The messages of its prompt, but for a new one."""
+        return plan.path if plan.beginning is None else [*plan.path, plan.beginning]
 
     def _store(self, plan: _Plan, prompt: Prompt) -> tuple[StoredMessage | None, StoredMessage]:
         """The rows of the user's new message, if there is one, and of the reply at its
@@ -313,56 +306,38 @@ class Session:
             sampling = replace(sampling, seed=sampling.seed + 1)
         return sampling
 
-    def _request(
+    def _options(
         self,
-        prompt: Prompt,
         sampling: Sampling,
         forced: Sequence[int],
         begun: str,
+        toolbox: Toolbox | None,
         cancel: threading.Event | None,
-    ) -> Request:
+    ) -> Options:
         """begun: the reply's text so far."""
         constraint = self.constraint
         # A server's alternatives are available only now.
         top = ALTERNATIVES if constraint or isinstance(self.model, RemoteModel) else 0
         if constraint is not None and begun:
             constraint = replace(constraint, begun=begun)
-        return Request(
-            prompt.ids,
+        return Options(
             sampling,
-            self.writer.stop,
             cancel,
-            top,
+            self._system,
+            constraint,
+            toolbox,
+            self.chat.interventions,
             forced,
-            interventions=self.chat.interventions.added_after(len(prompt.ids)),
-            constraint=constraint,
+            top=top,
+            generate=self._generate,
         )
 
-    def _events(
-        self, prompt: Prompt, request: Request, recorder: ReplyRecorder
-    ) -> Generator[ReplyEvent]:
-        """The events of the model and of the tools that it calls."""
-        if not self.chat.tools:
-            return reply_events(self.model, prompt, request, self._generate)
-
-        def go_on() -> Prompt:
-            again = self.render([*self.chat.messages[:-1], recorder.reply], None, prompt.sources)
-            self._begin(recorder, again, request.sampling)
-            return again
-
-        tools = self.find_tools().chosen(self.chat.tools)
-        has_begun = recorder.reply.text or recorder.reply.calls or request.forced
-        choose = None if request.interventions else chooser_of(self.model, self.writer, tools)
-        return events_with_calls(
-            self.model,
-            prompt,
-            request,
-            self._generate,
-            toolbox=Toolbox(tools, self.chat.permits, choose),
-            pattern=self.writer.calls,
-            go_on=go_on,
-            question="" if has_begun else self.chat.messages[-2].text,
-        )
+    def _toolbox(self, cancel: threading.Event | None) -> Toolbox:
+        """The tools of the chat. Raises ToolError for one that does not exist."""
+        tools = self.find_tools().chosen(self.chat.tools, cancel)
+        changed = bool(self.chat.interventions)
+        choose = None if changed else chooser_of(self.model, self.writer, tools)
+        return Toolbox(tools, self.chat.permits, choose)
 
     # Parts of a prompt
 
@@ -392,18 +367,26 @@ class Session:
 
         sources: the passages before the last message. Raises MessageTooLong and ContextOverflow.
         """
+        writer, tools = self.writer, self.find_tools().tools if self.chat.tools else {}
+        writer.use_tools([tools[name].to_dict() for name in self.chat.tools if name in tools])
+        options = Options(self.sampling, system=self._system)
+        prompt = write_prompt(writer, self._exchanges(path, text, sources), options)
+        return replace(prompt, sources=tuple(sources))
+
+    @property
+    def _system(self) -> str | None:
+        """The instructions; a prompt file shows what it wants by its demonstrations instead."""
+        basis, constraint = self.chat.basis, self.chat.constraint
+        constraint = None if basis.prompt else constraint
+        return with_constraint(basis.system, self.template, constraint)
+
+    def _exchanges(
+        self, path: Iterable[StoredMessage], text: str | None, sources: Sequence[Source]
+    ) -> list[Exchange]:
         exchanges = exchanges_of(path)
         if text is not None:
             exchanges.append(Exchange(text))
-        exchanges[-1] = replace(exchanges[-1], passages=texts_in_prompt(sources))
-        writer, tools = self.writer, self.find_tools().tools if self.chat.tools else {}
-        writer.use_tools([tools[name].to_dict() for name in self.chat.tools if name in tools])
-        max_tokens = self.sampling.max_tokens
-        system = self.chat.basis.system
-        if not self.chat.basis.prompt:  # a prompt file shows what it wants by its demonstrations
-            system = with_constraint(system, self.template, self.chat.constraint)
-        prompt = writer.write(system, exchanges, max_tokens=max_tokens)
-        return replace(prompt, sources=tuple(sources))
+        return [*exchanges[:-1], replace(exchanges[-1], passages=texts_in_prompt(sources))]
 
     def find_sources(
         self, message: str, cancel: threading.Event | None = None
@@ -458,8 +441,83 @@ class Session:
         return message
 
 
+def _with_remark(finished: Finished, remark: str) -> Finished:
+    """The end of a reply with another remark, unless its message is an error."""
+    if finished.reason == "error":
+        return finished
+    return replace(finished, message=" · ".join(filter(None, (finished.message, remark))))
+
+
 def message_text(text: str) -> str:
     """A user's text as a message. Raises ValueError when it is empty."""
     if not text.strip():
         raise ValueError("the message is empty")
     return without_surrogates(text)
+
+
+def exchanges_of(path: Iterable[StoredMessage]) -> list[Exchange]:
+    """A chat from its first message on."""
+    exchanges: list[Exchange] = []
+    for message in path:
+        if message.role == "user":
+            exchanges.append(Exchange(message.text))
+        else:
+            exchanges[-1] = replace(exchange_of(message), user=exchanges[-1].user)
+    return exchanges
+
+
+def exchange_of(reply: StoredMessage) -> Exchange:
+    """A reply as part of a prompt, without the message that it answers."""
+    return Exchange("", reply.text, reply.thoughts, calls=reply.calls)
+
+
+def up_to_call(reply: StoredMessage) -> StoredMessage:
+    """A reply as it was at the end of its last call; unchanged if it has none."""
+    if not reply.calls:
+        return reply
+    last = reply.calls[-1]
+    return replace(reply, text=reply.text[: last.at + last.inside])
+
+
+def messages_in(exchanges: int, path: Sequence[StoredMessage]) -> int:
+    """The number of messages in the first `exchanges` exchanges of a path."""
+    starts = [place for place, message in enumerate(path) if message.role == "user"]
+    return [*starts, len(path)][exchanges]
+
+
+class Grounding:
+    """Finds the passages for replies of one model."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._documents: Documents | None = None
+
+    def sources(
+        self,
+        documents: DocumentSet,
+        writer: Writer,
+        system: str | None,
+        message: str,
+        *,
+        max_tokens: int,
+        progress: Progress | None = None,
+    ) -> tuple[Source, ...]:
+        """Find the passages for a message; those that fit its prompt are numbered.
+
+        writer, system, max_tokens: of the prompt; see `Writer.sources`. Raises DocumentsError and
+        ModelError when the documents cannot be searched, and MessageTooLong.
+        """
+        if self._documents is None or self._documents.document_set != documents:
+            self._documents = Documents(documents, self._model)
+        passages = self._documents.search(message, progress)
+        return writer.sources(system, message, passages, max_tokens=max_tokens)
+
+
+def until(cancel: threading.Event | None) -> Progress:
+    """A callback that raises DocumentsError once `cancel` is set."""
+
+    def go_on(done: int, of: int) -> None:
+        if cancel is not None and cancel.is_set():
+            raise DocumentsError("stopped while reading documents; the next message continues")
+
+    return go_on

@@ -42,7 +42,7 @@ class Token:
     forced: whether the request's constraint left no other choice. forbidden: the probability that
         it removed at this step, of 1; `alternatives` are those of the model without it.
     thought: text of a thought, as `text` is of the reply; None for a token of the reply. Models
-        give all they draw as text; who knows their marks takes it apart (`dialogue.reply`).
+        give all they draw as text; who knows their marks takes it apart (`dialogue.turn`).
     """
 
     id: int

@@ -6,7 +6,7 @@ loaded.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from chatapp.common.parameters import Sampling as Sampling  # part of the protocol: a Request has it
@@ -98,16 +98,6 @@ class Request:
 
 Generate = Callable[[Request], Iterator[Event]]
 """`LanguageModel.generate` of a model, or of several sequences `together`."""
-
-
-def with_interventions(generate: Generate, interventions: Interventions) -> Generate:
-    """`generate` of a changed model; directions are added from the first token of a reply on."""
-
-    def changed(request: Request) -> Iterator[Event]:
-        added = interventions.added_after(len(request.ids))
-        return generate(replace(request, interventions=added))
-
-    return changed if interventions else generate
 
 
 class LanguageModel(Protocol):

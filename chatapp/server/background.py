@@ -5,22 +5,21 @@ key the server has for other programs. Events go out as the model gives them.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chatapp.dialogue.reply import reply_events
+from chatapp.dialogue.turn import ReplyFilter, Trimmer
 from chatapp.dialogue.writers.choosing import choose_template, mismatch, with_thinking, writer_for
-from chatapp.dialogue.writers.prompt import Exchange, trimmed
+from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.backends.background import request_of, written
-from chatapp.engine.events import Event
 from chatapp.engine.model import Request, Sampling
-from chatapp.server.answers import Document
 from chatapp.server.bodies import Body
 from chatapp.server.prompts import BadRequestError
+from chatapp.server.replies import Document
 from chatapp.server.service import Service
 
 
@@ -57,9 +56,9 @@ async def answer_question(service: Service, body: AskBody) -> AsyncGenerator[Doc
 
     Raises UserError, ValueError for a question that cannot be answered.
     """
-    model, arrived = service.model, deque[Event]()
+    model = service.model
 
-    def prepare() -> tuple[Document, Any, Request]:
+    def prepare() -> tuple[Document, ReplyFilter, Request]:
         template = choose_template(model, body.template)
         if body.think is not None:
             template = with_thinking(model, template, body.think)
@@ -70,18 +69,18 @@ async def answer_question(service: Service, body: AskBody) -> AsyncGenerator[Doc
         exchanges = [Exchange(body.question)]
         prompt = writer.write(body.system, exchanges, max_tokens=sampling.max_tokens)
         header = {"template": template.name, "remark": mismatch(model, template)}
-        return header, prompt, Request(prompt.ids, sampling, writer.stop)
+        split = ReplyFilter(model, prompt, writer.calls, ())
+        return header, split, Request(prompt.ids, sampling, writer.stop)
 
-    header, prompt, request = await asyncio.to_thread(prepare)
-    # Each step of these generators takes one event and gives one.
-    visible = trimmed(reply_events(model, prompt, request, lambda _: iter(arrived.popleft, None)))
+    header, split, request = await asyncio.to_thread(prepare)
+    trimmer = Trimmer()
 
     async def events() -> AsyncGenerator[Document]:
         yield header
         async with aclosing(service.worker.generate([request])) as drawn:
             async for _, event in drawn:
-                arrived.append(event)
-                yield written(next(visible))
+                visible, _ = split.push(event)
+                yield written(replace(visible, text=trimmer.push(visible.text)))
 
     return events()
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import GREEDY, PARAMETERS, Choices, Sampling
-from chatapp.dialogue.reply import after_thought
 from chatapp.dialogue.tool_calls import call_constraint, call_schema
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
@@ -146,10 +145,7 @@ def chat_prompt(
 
 
 def constraint_of(model: LanguageModel, body: ChatBody, chat: ChatPrompt) -> Constraint | None:
-    """What the reply to a chat may look like, after a thought if its prompt ends in one.
-
-    Raises BadRequestError.
-    """
+    """What the reply to a chat may look like. Raises BadRequestError."""
     form = body.response_format
     if body.is_call_required:
         schema, param = call_schema(chat.calls, chat.tools), "tools"
@@ -161,10 +157,9 @@ def constraint_of(model: LanguageModel, body: ChatBody, chat: ChatPrompt) -> Con
         schema = {"type": "object"} if form.json_schema is None else form.json_schema.document
         param = "response_format"
     try:
-        constraint = Constraint.of_schema(schema, spaced=True)
+        return Constraint.of_schema(schema, spaced=True)
     except ConstraintError as error:
         raise BadRequestError(str(error), param) from None
-    return after_thought(constraint, chat.prompt)
 
 
 def _wanted_tools(body: ChatBody) -> list[ToolDefinition]:

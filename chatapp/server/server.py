@@ -23,9 +23,8 @@ from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.background import ASK, GENERATE, PROOF, SCORE, proof_of
 from chatapp.engine.backends.remote.server import host_of
 from chatapp.server import background, bodies
-from chatapp.server.answers import Document, error
-from chatapp.server.description import describe
 from chatapp.server.prompts import BadRequestError
+from chatapp.server.replies import Document
 from chatapp.server.service import Service
 from chatapp.server.worker import BusyError, ModelFailedError
 
@@ -75,7 +74,7 @@ class Server:
         """token: of this program's own commands; they cannot use the server without one."""
         self._models, self._access, self._token = models, access, token
         self._started, self._bytes = int(time.time()), 0
-        self._description = json.dumps(describe())
+        self._description = json.dumps(bodies.describe())
 
     def app(self) -> web.Application:
         """The application, with every path also without /v1."""
@@ -207,18 +206,18 @@ class Server:
     # Answers
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read(request, bodies.CompletionBody)
-        service = self._service(body.model)
-        if body.stream:
-            return await _streamed(request, await service.stream_completion(body))
-        return web.json_response(await service.complete(body))
+        return await self._reply(request, await self._read(request, bodies.CompletionBody))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read(request, bodies.ChatBody)
+        return await self._reply(request, await self._read(request, bodies.ChatBody))
+
+    async def _reply(
+        self, request: web.Request, body: bodies.CompletionBody | bodies.ChatBody
+    ) -> web.StreamResponse:
         service = self._service(body.model)
         if body.stream:
-            return await _streamed(request, await service.stream_chat(body))
-        return web.json_response(await service.chat(body))
+            return await _streamed(request, await service.stream(body))
+        return web.json_response(await service.answer(body))
 
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request, bodies.EmbeddingBody)
@@ -336,7 +335,7 @@ async def _streamed(request: web.Request, chunks: AsyncGenerator[Document]) -> w
             async for chunk in chunks:
                 await _write(request, response, _event(chunk))
         except (BadRequestError, ModelFailedError) as failure:
-            await _write(request, response, _event(error(str(failure), "server_error")))
+            await _write(request, response, _event(_error(str(failure), "server_error")))
         await _write(request, response, b"data: [DONE]\n\n")
         await response.write_eof()
         return response
@@ -348,11 +347,18 @@ def _event(chunk: Mapping[str, Any]) -> bytes:
     return f"data: {json.dumps(chunk)}\n\n".encode()
 
 
+def _error(
+    message: str, type: str, param: str | None = None, code: str | None = None
+) -> dict[str, Document]:
+    """An error as clients expect it."""
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
 def _failed(
     status: int, message: str, code: str | None = None, param: str | None = None
 ) -> web.Response:
     kind = _INVALID if status < 500 else "server_error"
-    return web.json_response(error(message, kind, param, code), status=status)
+    return web.json_response(_error(message, kind, param, code), status=status)
 
 
 def _cors(origin: str, wanted: str | None) -> dict[str, str]:

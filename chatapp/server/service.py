@@ -7,18 +7,15 @@ A text is cut into tokens on a thread, so that a long one holds up no other repl
 import asyncio
 import base64
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices
 from chatapp.engine.model import LanguageModel
 from chatapp.prompting.chat_template import Template
-from chatapp.server import answers, bodies
-from chatapp.server.answers import Document
-from chatapp.server.chats import ChatReplies
-from chatapp.server.completions import Completion
+from chatapp.server import bodies
 from chatapp.server.prompts import BadRequestError, chat_prompt, ids_of
+from chatapp.server.replies import ChatReplies, Completions, Document, Replies
 from chatapp.server.worker import Worker
 
 if TYPE_CHECKING:
@@ -42,34 +39,20 @@ class Service:
         """End all replies."""
         self.worker.close()
 
-    async def complete(self, body: bodies.CompletionBody) -> Document:
-        """The answer to a request for completions."""
-        completion = await self._completion(body)
-        head = answers.head("cmpl-", "text_completion", self._name)
-        return head | await completion.whole(self.worker)
+    async def answer(self, body: bodies.CompletionBody | bodies.ChatBody) -> Document:
+        """The whole answer to a request for completions or a chat's reply."""
+        return await (await self._replies(body)).whole(self.worker, self._name)
 
-    async def stream_completion(self, body: bodies.CompletionBody) -> AsyncGenerator[Document]:
-        """The chunks of completions that are written."""
-        completion = await self._completion(body)
-        head = answers.head("cmpl-", "text_completion", self._name)
-        return _chunks(head, completion, self.worker, body)
+    async def stream(
+        self, body: bodies.CompletionBody | bodies.ChatBody
+    ) -> AsyncGenerator[Document]:
+        """The chunks of the answer."""
+        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        return (await self._replies(body)).chunks(self.worker, self._name, with_usage=with_usage)
 
-    async def chat(self, body: bodies.ChatBody) -> Document:
-        """The answer to a chat."""
-        replies = await self._replies(body)
-        head = answers.head("chatcmpl-", "chat.completion", self._name)
-        return head | await replies.whole(self.worker)
-
-    async def stream_chat(self, body: bodies.ChatBody) -> AsyncGenerator[Document]:
-        """The chunks of a chat's reply."""
-        replies = await self._replies(body)
-        head = answers.head("chatcmpl-", "chat.completion.chunk", self._name)
-        return _chunks(head, replies, self.worker, body)
-
-    async def _completion(self, body: bodies.CompletionBody) -> Completion:
-        return await asyncio.to_thread(Completion, self.model, self._choices, body)
-
-    async def _replies(self, body: bodies.ChatBody) -> ChatReplies:
+    async def _replies(self, body: bodies.CompletionBody | bodies.ChatBody) -> Replies:
+        if isinstance(body, bodies.CompletionBody):
+            return await asyncio.to_thread(Completions, self.model, self._choices, body)
         return await asyncio.to_thread(ChatReplies, self.model, self._template, self._choices, body)
 
     async def embed(self, body: bodies.EmbeddingBody) -> Document:
@@ -124,17 +107,6 @@ class Service:
             "model_max_length": self.model.context,
             "special_tokens": dict(tokenizer.special),
         }
-
-
-async def _chunks(
-    head: Document, written: Completion | ChatReplies, worker: Worker, body: bodies.Writing
-) -> AsyncGenerator[Document]:
-    """The chunks of a stream; the numbers of tokens come last, where the request wants them."""
-    async with aclosing(written.chunks(worker)) as chunks:
-        async for chunk in chunks:
-            yield head | chunk
-    if body.stream_options is not None and body.stream_options.include_usage:
-        yield head | {"choices": []} | written.usage
 
 
 def _vector(vector: "NDArray[np.float32]", body: bodies.EmbeddingBody) -> list[float] | str:

@@ -36,9 +36,10 @@ import typer
 
 from chatapp.common.userfiles import quoted, read_required, write_whole
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.oneshot import ask
+from chatapp.dialogue.events import Options
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
@@ -110,7 +111,7 @@ def exact(model: LanguageModel, template: Template, problems: Sequence[Problem])
     """
     right = 0
     for problem in problems:
-        reply = whole_reply(ask(model, template, problem.question, sampling=_GREEDY))
+        reply = whole_reply(answer(model, template, problem.question, Options(_GREEDY)))
         if reply.error:
             raise ReplyFailed(f"the reply to {quoted(problem.question)} failed: {reply.error}")
         right += reply.text == problem.answer

@@ -24,7 +24,8 @@ import typer
 
 from chatapp.common.parameters import Choices
 from chatapp.common.userfiles import UserError, quoted, write_whole
-from chatapp.dialogue.oneshot import ask
+from chatapp.dialogue.events import Options
+from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Finished, FinishReason
@@ -93,7 +94,7 @@ def replies(
 ) -> Iterator[Reply]:
     """The reply to each message as the first one of a chat. Raises ReplyFailed."""
     for message in messages:
-        events = list(ask(model, template, message, sampling=sampling))
+        events = list(answer(model, template, message, Options(sampling)))
         end = events[-1]
         assert isinstance(end, Finished)
         if end.reason == "error":

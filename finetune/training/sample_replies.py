@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from chatapp.dialogue.events import TurnEvent
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange
-from chatapp.engine.events import Event, Finished
+from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.prompting.chat_template import Template
 from finetune.config.sections import ConfigError
@@ -47,7 +48,7 @@ def greedy_replies(
         yield whole_reply([replace(finished, text=text)])
 
 
-def whole_reply(events: Iterable[Event]) -> Reply:
+def whole_reply(events: Iterable[TurnEvent]) -> Reply:
     """The complete reply of a generation, without the space around it."""
     texts, error = [], ""
     for event in events:

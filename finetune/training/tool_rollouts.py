@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from chatapp.dialogue.tool_calls import MOST_CALLS, Toolbox, inline_result
+from chatapp.dialogue.tool_calls import Toolbox, inline_result
 from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.turn import MOST_CALLS
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Token
 from chatapp.engine.model import Request, Tokenizer

@@ -16,9 +16,10 @@ import pytest
 from scale import is_tiny, sized
 from tool_questions import sum_question
 
-from chatapp.dialogue.oneshot import ask, ask_with_tools
+from chatapp.dialogue.events import Options
 from chatapp.dialogue.tool_calls import Toolbox, chooser_of
 from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_model
@@ -59,14 +60,14 @@ def test_sums_and_products(question_of: Callable[..., tuple[str, int]]) -> None:
     for digits in DIGITS:
         for number in range(PROBLEMS):
             b, a = sorted(draw.randrange(max(2, 10 ** (digits - 1)), 10**digits) for _ in range(2))
-            question, answer = question_of(draw, number, a, b)
-            alone = ask(model, template, question, sampling=sampling)
+            question, result = question_of(draw, number, a, b)
+            alone = answer(model, template, question, Options(sampling))
             replies = {"without": "".join(event.text for event in alone)}
             for way, toolbox in ways.items():
-                events = ask_with_tools(model, template, question, toolbox, sampling=sampling)
+                events = answer(model, template, question, Options(sampling, toolbox=toolbox))
                 replies[way] = "".join(event.text for event in events)
             right.update(
-                (digits, way) for way, reply in replies.items() if last_number(reply) == str(answer)
+                (digits, way) for way, reply in replies.items() if last_number(reply) == str(result)
             )
     print(f"\n{question_of.__name__}, right of {PROBLEMS}\ndigits  without  own  scored")
     for digits in DIGITS:

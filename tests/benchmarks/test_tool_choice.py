@@ -19,12 +19,12 @@ import pytest
 from scale import is_tiny
 from tool_questions import TOOLS, ToolQuestion, questions
 
-from chatapp.dialogue.events import Called
-from chatapp.dialogue.oneshot import ask_with_tools
+from chatapp.dialogue.events import Called, Options
 from chatapp.dialogue.tool_calls import Toolbox
 from chatapp.dialogue.tools.choosing import Chooser
 from chatapp.dialogue.tools.registry import find_tools
 from chatapp.dialogue.tools.tool import Tool, run
+from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.engine.models.loading import load_model
@@ -99,9 +99,8 @@ def measured(
     sampling = Sampling(temperature=0.0, max_tokens=60, seed=0)
     for question in questions()[::EVERY]:
         reply, calls = "", list[Call]()
-        for event in ask_with_tools(
-            model, template, question.text, toolbox, system=system, sampling=sampling
-        ):
+        options = Options(sampling, system=system, toolbox=toolbox)
+        for event in answer(model, template, question.text, options):
             reply += event.text
             calls += [event.call] if isinstance(event, Called) else []
         if question.tool == "none":

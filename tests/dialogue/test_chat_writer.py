@@ -8,9 +8,10 @@ from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.oneshot import ask
+from chatapp.dialogue.events import Options
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
 from chatapp.engine.model import Request, Sampling
@@ -129,9 +130,8 @@ def test_a_special_token_ends_the_reply_of_a_real_model(tmp_path: Path) -> None:
 
 def test_ask_in_the_models_own_template(tmp_path: Path) -> None:
     scripted = model(tmp_path)
-    events = ask(
-        scripted, choose_template(scripted, ""), "Hi", system="Be brief.", sampling=Sampling()
-    )
+    options = Options(Sampling(), system="Be brief.")
+    events = answer(scripted, choose_template(scripted, ""), "Hi", options)
     assert "".join(event.text for event in events) == "Hello!"
     assert scripted.prompts == [
         "<s><|im_start|>system Be brief.<|im_end|><|im_start|>user Hi<|im_end|>"

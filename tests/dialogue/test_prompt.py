@@ -1,6 +1,8 @@
 """White space around replies, drawn tokens, and answers without a store."""
 
 import threading
+from collections.abc import Sequence
+from itertools import islice
 
 import pytest
 from fakes import ScriptedModel
@@ -8,22 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.common.parameters import seeded
-from chatapp.dialogue import oneshot
-from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong, trimmed
+from chatapp.dialogue.events import Options, TurnEvent
+from chatapp.dialogue.turn import Trimmer, answer, complete
+from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
 from chatapp.dialogue.writers.template import PromptWriter
-from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.events import Finished
 from chatapp.engine.model import ContextOverflow, Sampling
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate
 
 PIECES = st.lists(st.text(st.sampled_from(" \n\tab")), max_size=12)
 
 
-def events_of(pieces: list[str]) -> list[Event]:
-    tokens: list[Event] = [Token(place, text, text, -1.0) for place, text in enumerate(pieces)]
-    return [*tokens, Finished("stop")]
+def trimmed(pieces: list[str], *, begun: bool = False) -> list[str]:
+    """The texts as they become visible."""
+    trimmer = Trimmer(begun=begun)
+    return [trimmer.push(piece) for piece in pieces]
 
 
-def text_of(events: list[Event]) -> str:
+def text_of(events: Sequence[TurnEvent]) -> str:
     return "".join(event.text for event in events)
 
 
@@ -57,24 +61,17 @@ def test_only_the_first_segment_and_those_after_an_end_begin(template: DialogueT
 
 @given(PIECES)
 def test_trimming_while_streaming_is_trimming_at_the_end(pieces: list[str]) -> None:
-    events = list(trimmed(events_of(pieces)))
-    assert text_of(events) == "".join(pieces).strip()
-    assert [event.id for event in events[:-1]] == list(range(len(pieces)))
+    assert "".join(trimmed(pieces)) == "".join(pieces).strip()
 
 
 @given(PIECES)
 def test_a_begun_reply_keeps_the_space_before_its_next_word(pieces: list[str]) -> None:
-    assert text_of(list(trimmed(events_of(pieces), begun=True))) == "".join(pieces).rstrip()
+    assert "".join(trimmed(pieces, begun=True)) == "".join(pieces).rstrip()
 
 
 def test_words_are_shown_as_soon_as_they_come() -> None:
-    events = list(trimmed(events_of([" ", " a", " b", "\n", "\n", " c", "\n"])))
-    assert [event.text for event in events] == ["", "a", " b", "", "", "\n\n c", "", ""]
-
-
-def test_text_of_the_last_event_counts() -> None:
-    events: list[Event] = [Token(1, " a", " a", -1.0), Finished("stop", text=" b \n")]
-    assert [event.text for event in trimmed(events)] == ["a", " b"]
+    pieces = [" ", " a", " b", "\n", "\n", " c", "\n"]
+    assert trimmed(pieces) == ["", "a", " b", "", "", "\n\n c", ""]
 
 
 def test_a_seed_is_drawn_once_and_kept() -> None:
@@ -120,7 +117,7 @@ def test_ask_is_the_first_turn_of_a_chat() -> None:
     for template in (PLAIN, ALPACA, CHAT):
         model = ScriptedModel([f"{template.lead}Fine. \n"])
         sampling = Sampling(seed=3)
-        events = list(oneshot.ask(model, template, " How are you? ", sampling=sampling))
+        events = list(answer(model, template, " How are you? ", Options(sampling)))
         assert text_of(events) == "Fine."
         assert model.prompts == [
             PromptWriter(model, template).write(None, [Exchange("How are you?")], max_tokens=9).text
@@ -131,26 +128,26 @@ def test_ask_is_the_first_turn_of_a_chat() -> None:
 
 def test_ask_takes_instructions() -> None:
     model = ScriptedModel([" Yes."])
-    list(oneshot.ask(model, PLAIN, "Hi", system="Be brief.", sampling=Sampling()))
-    list(oneshot.ask(model, PLAIN, "Hi", system="", sampling=Sampling()))
+    list(answer(model, PLAIN, "Hi", Options(Sampling(), system="Be brief.")))
+    list(answer(model, PLAIN, "Hi", Options(Sampling(), system="")))
     assert model.prompts == ["Be brief.\n\nUser: Hi\nAssistant:", "User: Hi\nAssistant:"]
 
 
 def test_ask_refuses_what_cannot_be_answered() -> None:
     model = ScriptedModel(["x"], context=50)
     with pytest.raises(ValueError, match="the question is empty"):
-        list(oneshot.ask(model, CHAT, " \n", sampling=Sampling()))
+        list(answer(model, CHAT, " \n", Options(Sampling())))
     with pytest.raises(MessageTooLong, match="60 tokens long; at most 46 fit"):
-        list(oneshot.ask(model, CHAT, "word " * 60, sampling=Sampling()))
+        list(answer(model, CHAT, "word " * 60, Options(Sampling())))
     assert model.prompts == []
 
 
 def test_ask_can_be_cancelled() -> None:
     cancel = threading.Event()
-    events = oneshot.ask(
-        ScriptedModel([" one two three"]), CHAT, "Count", sampling=Sampling(), cancel=cancel
+    options = Options(Sampling(), cancel)
+    _, first = islice(
+        events := answer(ScriptedModel([" one two three"]), CHAT, "Count", options), 2
     )
-    first = next(events)
     cancel.set()
     rest = list(events)
     assert first.text == "one"
@@ -160,7 +157,7 @@ def test_ask_can_be_cancelled() -> None:
 
 def test_complete_goes_on_with_the_text_as_it_stands() -> None:
     model = ScriptedModel([" scientists found\n"])
-    events = list(oneshot.complete(model, "In a shocking finding,  ", sampling=Sampling()))
+    events = list(complete(model, "In a shocking finding,  ", Options(Sampling())))
     assert text_of(events) == " scientists found\n"
     assert model.prompts == ["In a shocking finding,"]
     assert model.stops == [()]
@@ -169,6 +166,6 @@ def test_complete_goes_on_with_the_text_as_it_stands() -> None:
 def test_complete_refuses_what_cannot_be_continued() -> None:
     model = ScriptedModel(["x"], context=50)
     with pytest.raises(ValueError, match="the text to continue is empty"):
-        list(oneshot.complete(model, "  ", sampling=Sampling()))
+        list(complete(model, "  ", Options(Sampling())))
     with pytest.raises(ContextOverflow, match="the text is 60 tokens long; at most 49 fit"):
-        list(oneshot.complete(model, "word" + " word" * 59, sampling=Sampling()))
+        list(complete(model, "word" + " word" * 59, Options(Sampling())))

@@ -2,10 +2,13 @@
 
 from fakes import ScriptedModel, WordTokenizer
 
-from chatapp.dialogue.reply import reply_events
-from chatapp.dialogue.writers.prompt import Prompt
+from chatapp.dialogue.events import Options
+from chatapp.dialogue.turn import turn
+from chatapp.dialogue.writers.choosing import writer_for
+from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Finished
-from chatapp.engine.model import Request, Sampling, TextStream
+from chatapp.engine.model import Sampling, TextStream
+from chatapp.prompting.template import PLAIN
 
 
 class HoldingTokenizer(WordTokenizer):
@@ -32,9 +35,8 @@ def test_what_the_last_of_the_given_tokens_held_back_comes_with_the_end() -> Non
     model = ScriptedModel([])
     model.tokenizer = HoldingTokenizer()
     begin = [*model.tokenizer.encode(" one two"), model.tokenizer.end_id]
-    prompt = Prompt((), tuple(model.tokenizer.encode("Count")), 0)
-    request = Request(prompt.ids, Sampling(), forced=begin)
-    *tokens, end = reply_events(model, prompt, request)
-    assert [token.text for token in tokens] == ["", " one"]
+    writer, options = writer_for(model, PLAIN), Options(Sampling(), forced=begin)
+    _, *tokens, end = turn(model, writer, [Exchange("Count")], options)
+    assert [token.text for token in tokens] == ["", "one"]
     assert isinstance(end, Finished)
     assert (end.text, end.reason, end.reply_tokens) == (" two", "stop", 2)

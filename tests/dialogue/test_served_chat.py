@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from completions_server import CompletionsServer, delta, piece, replied, said
 
-from chatapp.dialogue import oneshot
 from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.events import Options
 from chatapp.dialogue.reading import read, usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.dialogue.writers.template import SERVED
 from chatapp.engine.events import Finished
@@ -206,14 +207,8 @@ def test_a_chat_goes_on_in_another_model(
 
 
 def test_one_question(server: CompletionsServer, model: LanguageModel) -> None:
-    events = oneshot.ask(
-        model,
-        choose_template(model, ""),
-        " Is it so? ",
-        system="Be brief.",
-        sampling=Sampling(),
-        cancel=threading.Event(),
-    )
+    options = Options(Sampling(), threading.Event(), system="Be brief.")
+    events = answer(model, choose_template(model, ""), " Is it so? ", options)
     assert "".join(event.text for event in events) == "Yes."
     sent = [message("system", "Be brief."), message("user", "Is it so?")]
     assert server.requests[-1]["messages"] == sent

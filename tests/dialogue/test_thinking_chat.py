@@ -10,12 +10,12 @@ from sessions import session_with
 from thinking_model import SPECIAL, TEMPLATE, thinking_model
 
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.events import interleaved
+from chatapp.dialogue.events import Options, interleaved
 from chatapp.dialogue.export import to_json, to_training_rows
-from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.reading import read
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.turn import answer
 from chatapp.dialogue.variants import Pair, Variant
 from chatapp.dialogue.writers.choosing import choose_template, with_thinking, writer_for
 from chatapp.dialogue.writers.prompt import Exchange
@@ -134,8 +134,8 @@ def test_the_switch_is_set_or_there_is_none(tmp_path: Path) -> None:
     template = choose_template(model, "")
     off = with_thinking(model, template, False)
     assert off.fingerprint == template.fingerprint
-    list(ask(model, off, "Hi", sampling=Sampling()))
-    list(ask(model, with_thinking(model, off, True), "Hi", sampling=Sampling()))
+    list(answer(model, off, "Hi", Options(Sampling())))
+    list(answer(model, with_thinking(model, off, True), "Hi", Options(Sampling())))
     assert model.prompts == [f"{ASKED}<think>\n\n</think>\n\n", ASKED]
     plain = ScriptedModel(["Yes."])
     with pytest.raises(ValueError, match="the model scripted has no switch for thinking"):

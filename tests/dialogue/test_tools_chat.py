@@ -17,20 +17,20 @@ from thinking_model import SPECIAL, thinking_model
 from tool_server import add_server, ends
 
 from chatapp.dialogue.chat import Chat, Decision
-from chatapp.dialogue.events import Called, Calling, SessionEvent
+from chatapp.dialogue.events import Called, Calling, Options, SessionEvent
 from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
-from chatapp.dialogue.oneshot import ask_with_tools
 from chatapp.dialogue.reading import draft, read, usage
-from chatapp.dialogue.reply import ReplyNotStored
+from chatapp.dialogue.recording import ReplyNotStored
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
-from chatapp.dialogue.tool_calls import MOST_CALLS, NO_CALL, Toolbox
+from chatapp.dialogue.tool_calls import Toolbox
 from chatapp.dialogue.tools import permission
 from chatapp.dialogue.tools.permission import PermissionRequest
 from chatapp.dialogue.tools.registry import find_tools
 from chatapp.dialogue.tools.tool import ToolError
+from chatapp.dialogue.turn import MOST_CALLS, NO_CALL, answer
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Request, Sampling
@@ -684,7 +684,7 @@ def test_one_question_with_tools(tmp_path: Path) -> None:
     )
     toolbox = Toolbox(find_tools().chosen(["calculator"]), lambda *given: False)
     template = choose_template(model, "")
-    events = list(ask_with_tools(model, template, "How many?", toolbox, sampling=Sampling()))
+    events = list(answer(model, template, "How many?", Options(Sampling(), toolbox=toolbox)))
     assert model.prompts[1] == RESUMED
     assert "".join(event.text for event in events) == "Let me see.\n\nIt is 3648."
     assert replace(events[-1], text="") == events[-1]

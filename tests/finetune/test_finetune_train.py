@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from chatapp.dialogue.oneshot import ask
+from chatapp.dialogue.events import Options
+from chatapp.dialogue.turn import answer
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import used_models
@@ -48,7 +49,7 @@ def test_a_run_is_a_model_that_chats_in_its_template(tmp_path: Path) -> None:
         not torch.equal(expected[k], v)
         for k, v in load_file(tmp_path / "base" / "model.safetensors").items()
     )
-    events = list(ask(trained, ALPACA, "What comes after 3?", sampling=Sampling(max_tokens=9)))
+    events = list(answer(trained, ALPACA, "What comes after 3?", Options(Sampling(max_tokens=9))))
     assert events[-1].reason in ("stop", "length")
     AutoModelForCausalLM.from_pretrained(run)
     AutoTokenizer.from_pretrained(run)

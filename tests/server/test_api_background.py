@@ -181,7 +181,7 @@ def test_ask_imports_little(
     modules = imported.split()
     assert not {*SLOW} & {*modules}
     rooms = {name.split(".")[1] for name in modules if name.startswith("chatapp.")}
-    assert rooms <= {"cli", "commands", "common", "engine", "models"}
+    assert rooms <= {"cli", "commands", "common", "dialogue", "engine"}
     commands = {name.split(".")[2] for name in modules if name.startswith("chatapp.commands.")}
     assert commands == {*COMMANDS}
     assert not {name for name in modules if name.startswith("chatapp.engine.decoder.families")}

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from chatapp.engine.models.loading import load_model
 from chatapp.server import worker
-from chatapp.server.description import describe
+from chatapp.server.bodies import describe
 from chatapp.server.server import LARGEST_BODY, Access, Server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

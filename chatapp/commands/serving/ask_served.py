@@ -4,7 +4,6 @@ Invariant: the answer is the one that the same model gives here. Nothing of what
 templates and prompts is imported, because that takes longer than the answer.
 """
 
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -13,8 +12,8 @@ from chatapp.commands.answers import print_answer
 from chatapp.commands.console import complain
 
 if TYPE_CHECKING:
-    from chatapp.common.parameters import Sampling
     from chatapp.common.settings import Settings
+    from chatapp.dialogue.events import Options
     from chatapp.engine.events import Event
 
 
@@ -41,17 +40,19 @@ def ask_served(question: ServedQuestion, settings: "Settings", *, as_json: bool)
     address, model = match
     heading: dict[str, str] = {}
 
-    def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
+    def answer(options: "Options") -> "Iterator[Event]":
         from chatapp.engine.backends.background import ASK, events_of
 
-        body = {"model": model.name, "sampling": asdict(sampling)} | asdict(question)
-        documents = address.request(ASK, body, cancel)
+        body = {"model": model.name, "sampling": asdict(options.sampling)} | asdict(question)
+        documents = address.request(ASK, body, options.cancel)
         heading.update(next(documents, {}))
         if heading.get("remark"):
             complain(heading["remark"])
-        return events_of(documents, cancel)
+        return events_of(documents, options.cancel)
+
+    from chatapp.dialogue.events import Options
 
     choices = settings.choices(model.sampling)
     named = settings.model, choices, lambda: heading.get("template", "")
-    print_answer(answer, *named, as_json=as_json)
+    print_answer(answer, Options(choices.sampling), *named, as_json=as_json)
     return True

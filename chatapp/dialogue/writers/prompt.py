@@ -7,14 +7,12 @@ are still in its cache.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.documents.sources import Source, fitting
-from chatapp.dialogue.events import PARAGRAPH, Called, ReplyEvent
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.encoding import in_order, segment_ids
 from chatapp.engine.model import ContextOverflow, LanguageModel
@@ -338,24 +336,3 @@ def with_constraint(
         return system
     own = template.instruction if system is None else system
     return f"{own}\n\nAnswer only with {constraint.in_words}".strip()
-
-
-_Event = TypeVar("_Event", bound=ReplyEvent)
-
-
-def trimmed(events: Iterable[_Event], *, begun: bool = False, held: str = "") -> Iterator[_Event]:
-    """Remove the white space around the reply from the events.
-
-    begun: the reply has a beginning already, so the space before the next word counts. held: white
-    space after that. White space is held back until a word follows it.
-    """
-    for event in events:
-        if isinstance(event, Called) and event.text == PARAGRAPH:
-            held = ""
-        text = held + without_surrogates(event.text)
-        if not begun:
-            text = text.lstrip()
-        visible = text.rstrip()
-        begun = begun or bool(visible)
-        held = text[len(visible) :]
-        yield replace(event, text=visible)

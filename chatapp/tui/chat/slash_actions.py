@@ -216,7 +216,7 @@ async def _read_documents(
 ) -> None:
     """Read documents for the next message, showing the progress of what takes long."""
     from chatapp.dialogue.documents.search import Documents
-    from chatapp.dialogue.rendering import until
+    from chatapp.dialogue.session import until
 
     share, go_on = 0.0, until(cancel)
 

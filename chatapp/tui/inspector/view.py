@@ -106,7 +106,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
 
     Takes one pass of the model. Raises ValueError with a sentence when the text does not fit.
     """
-    from chatapp.dialogue.reply import after_thought
+    from chatapp.dialogue.turn import after_thought
     from chatapp.lab.inspectable import inspectable
 
     model, reading = session.model, None if example else _reading(session, target)

@@ -7,7 +7,8 @@ import pytest
 import tiny_finetune as tiny
 from rich.console import Console
 
-from chatapp.dialogue.oneshot import ask
+from chatapp.dialogue.events import Options
+from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.model import Sampling
@@ -38,7 +39,7 @@ def reply(folder: Path) -> str:
     assert isinstance(template, ChatTemplate)
     greedy = Sampling(temperature=0.0, max_tokens=24)
     return "".join(
-        event.text for event in ask(model, template, "What comes after 7?", sampling=greedy)
+        event.text for event in answer(model, template, "What comes after 7?", Options(greedy))
     )
 
 

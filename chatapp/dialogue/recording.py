@@ -1,12 +1,12 @@
-"""One reply while it is generated: its events, and its row in the store.
+"""The row of a reply in the store while it is generated.
 
 Invariant: generated text is stored within half a second, and all of it however the generation ends.
 While the disk has no room, the reply continues, and the error at its end contains it.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 from chatapp.common.foreign import without_surrogates
@@ -14,28 +14,14 @@ from chatapp.dialogue.events import Called, Calling, ReplyEvent
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Conditions, Status, StoredMessage
-from chatapp.dialogue.writers.prompt import Prompt
-from chatapp.engine.constraint.constraint import Constraint
-from chatapp.engine.events import Event, Finished, FinishReason, Token
-from chatapp.engine.model import Generate, LanguageModel, Request, Sampling
-from chatapp.prompting.thinking import ThoughtFilter
-
-ALTERNATIVES = 5
-"""Per token, for a model on a server or a reply under a constraint: as many as every server
-supports.
-"""
+from chatapp.engine.events import Finished, FinishReason, Token
+from chatapp.engine.model import Sampling
 
 _STORE_EVERY_SECONDS = 0.5
 """Half of the time that a crash may cost."""
 
 # Every other reason leaves a reply complete.
 _STATUS: dict[FinishReason, Status] = {"cancelled": "stopped", "error": "error"}
-
-
-_LABELS_OF_THE_WHOLE = (
-    "the labels of the prompt file are scored by the model without changes inside; undo the "
-    "changes first"
-)
 
 
 class ReplyNotStored(StoreError):
@@ -90,15 +76,13 @@ class ReplyRecorder:
     def add(self, event: ReplyEvent) -> None:
         """Add an event's text; store it if the last time was long enough ago, or a tool
         is called."""
+        text, calls = self.reply.text + event.text, self.reply.calls
         if isinstance(event, Called):
-            *before, running = self.reply.calls
-            calls = (*before, replace(event.call, at=running.at))
-            self.reply = replace(self.reply, text=self.reply.text + event.text, calls=calls)
+            self.reply = replace(self.reply, text=text, calls=(*calls[:-1], event.call))
             return
-        self.reply = replace(self.reply, text=self.reply.text + event.text)
+        self.reply = replace(self.reply, text=text)
         if isinstance(event, Calling):
-            call = replace(event.call, at=len(self.reply.text))
-            self.reply = replace(self.reply, calls=(*self.reply.calls, call))
+            self.reply = replace(self.reply, calls=(*calls, event.call))
             self.tokens.clear()
             self._store_partial()
             return
@@ -155,88 +139,3 @@ class ReplyRecorder:
             self._store.update_remark(reply.id, reply.remark)
             if reply.calls:
                 self._store.update_calls(reply.id, reply.calls)
-
-
-def reply_events(
-    model: LanguageModel,
-    prompt: Prompt,
-    request: Request,
-    generate: Generate | None = None,
-) -> Generator[Event]:
-    """A reply to a prompt, with its thoughts in the events' `thought`.
-
-    request: for the tokens of `prompt`; its messages are added here, unless the reply's beginning
-    is forced, which needs a text. generate: instead of the model's own.
-    """
-    if prompt.messages and not request.forced:
-        request = replace(request, messages=prompt.messages_sent, tools=prompt.tools)
-    request = replace(request, constraint=after_thought(request.constraint, prompt))
-    events = _drawn_events(model, prompt, request, generate or model.generate)
-    with closing(events):
-        if prompt.marks is None:
-            yield from events
-        else:
-            thoughts = ThoughtFilter(prompt.marks, is_open=prompt.is_thinking)
-            marks = (prompt.marks.begin, prompt.marks.end)
-            special = model.tokenizer.special
-            names = {special[mark]: mark for mark in marks if mark in special}
-            yield from _apart(events, thoughts, names)
-
-
-def with_remark(finished: Finished, remark: str) -> Finished:
-    """The end of a reply with another remark, unless its message is an error."""
-    if finished.reason == "error":
-        return finished
-    return replace(finished, message=" · ".join(filter(None, (finished.message, remark))))
-
-
-def after_thought(constraint: Constraint | None, prompt: Prompt) -> Constraint | None:
-    """The constraint for a reply to a prompt: a thought before it is free."""
-    if constraint is None or not prompt.is_thinking or prompt.marks is None:
-        return constraint
-    return replace(constraint, after=prompt.marks.end)
-
-
-def _apart(
-    events: Iterable[Event], thoughts: ThoughtFilter, names: Mapping[int, str]
-) -> Iterator[Event]:
-    """Split the events' texts into thoughts and the reply.
-
-    names: of tokens that are a mark; as special tokens they have no text.
-    """
-    for event in events:
-        if isinstance(event, Token):
-            name = names.get(event.id, "")
-            thought, text = thoughts.push(event.text.removesuffix(name) + name)
-        else:
-            thought, text = thoughts.push(event.text)
-            rest, visible = thoughts.flush()
-            if rest is not None:
-                thought = (thought or "") + rest
-            text += visible
-        yield replace(event, text=text, thought=thought)
-
-
-def _drawn_events(
-    model: LanguageModel, prompt: Prompt, request: Request, generate: Generate
-) -> Generator[Event]:
-    """A reply to a prompt: chosen among its labels if it has some, else generated."""
-    if prompt.choose is not None and request.interventions:
-        yield Finished("error", message=_LABELS_OF_THE_WHOLE)
-        return
-    if prompt.choose is None or request.forced:
-        yield from generate(request)
-        return
-    started = time.perf_counter()
-    label = prompt.choose()
-    seconds = time.perf_counter() - started
-    if label is None:
-        yield from generate(request)
-        return
-    whole = replace(request, forced=(*label.ids, model.tokenizer.end_id), messages=())
-    for event in generate(whole):
-        if isinstance(event, Finished):
-            event = replace(
-                event, time_to_first_token=seconds, seconds=seconds, message=label.remark
-            )
-        yield event
