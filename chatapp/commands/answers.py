@@ -1,4 +1,5 @@
-"""Prints one answer on standard output: streamed, as JSON, or the best of many.
+"""What `ask` and `complete` change inside the model, and their answer on standard output: streamed,
+as JSON, or the best of many.
 
 Invariant: whatever ends an answer early (a signal, an error, a full window), the text so far has
 been printed.
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,11 +23,55 @@ if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
     from chatapp.dialogue.documents.sources import Source
     from chatapp.dialogue.events import Options, TurnEvent
+    from chatapp.engine.decoder.interventions import Interventions
     from chatapp.engine.events import Finished, Token
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.prompting.messages import Call, Message
 
 _INTERRUPTED = 130
+
+AblateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PARTS",
+        help="Switch parts of the model off, such as 3.5,4.mlp: head 5 of layer 3, the MLP of "
+        "layer 4.",
+    ),
+]
+
+
+SteerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=STRENGTH",
+        help="Add a direction of `steer make` to the reply, as in calm=0.1; may be repeated.",
+    ),
+]
+
+
+def changes_of(
+    model: "LanguageModel", ablate: str | None, steer: "Sequence[str] | None" = None
+) -> "Interventions":
+    """The parts of --ablate, switched off, and the directions of --steer. Raises UserError for a
+    model without such parts."""
+    from chatapp.engine.decoder.interventions import UNCHANGED, parse_parts, switched_off
+
+    if ablate is None and not steer:
+        return UNCHANGED
+    from chatapp.engine.backends.local import LocalModel
+
+    if not isinstance(model, LocalModel):
+        raise UserError(
+            f"{model.name}: only models that chatapp computes itself have parts to switch off"
+        )
+    shape = model.decoder.architecture
+    changes = UNCHANGED if ablate is None else switched_off(parse_parts(ablate, shape))
+    if steer:
+        from chatapp.lab.steering import steering
+
+        for text in steer:
+            changes += steering(text, shape)
+    return changes
 
 
 def print_answer(

@@ -1,35 +1,37 @@
 """`chatapp ask`: one answer to a question.
 
 Invariant: nothing is stored except a message that continues a chat, and invalid input is reported
-before a model loads.
+before a model loads: bytes that are no text are refused in a sentence that names their place. A
+tool that needs permission is named in an option, or the user is asked on the terminal; without one
+it does not run.
 """
 
 import os
+import signal
+import sys
+import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from chatapp.commands import options
-from chatapp.commands.answers import print_answer, print_best
-from chatapp.commands.ask_inputs import (
-    allowed_names,
-    asking,
-    chat_to_go_on_with,
-    instructions,
-    message_of,
-    names_in,
-    toolbox_of,
+from chatapp.commands.answers import (
+    AblateOption,
+    SteerOption,
+    changes_of,
+    print_answer,
+    print_best,
 )
-from chatapp.commands.changes import AblateOption, SteerOption, changes_of
-from chatapp.commands.console import complain, show_reading, status
-from chatapp.commands.constraints import (
-    GrammarOption,
-    PatternOption,
-    SchemaOption,
-    constraint_of,
+from chatapp.commands.console import (
+    MOST_INPUT,
+    complain,
+    decoded,
+    show_reading,
+    standard_input,
+    status,
 )
 from chatapp.commands.loading import choices_for, load, open_store
 from chatapp.commands.options import (
@@ -45,12 +47,25 @@ from chatapp.commands.options import (
     settings_of,
 )
 from chatapp.commands.serving.ask_served import ServedQuestion, ask_served
-from chatapp.common.userfiles import UserError
+from chatapp.common.foreign import printable
+from chatapp.common.userfiles import (
+    UserError,
+    missing_path,
+    open_named,
+    read_text,
+    reason,
+    suggestion,
+)
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.chat import Ask, Decision
     from chatapp.dialogue.documents.sources import Source
     from chatapp.dialogue.events import Options, TurnEvent
     from chatapp.dialogue.store.rows import StoredChat
+    from chatapp.dialogue.tool_calls import Toolbox
+    from chatapp.dialogue.tools.permission import PermissionRequest
+    from chatapp.dialogue.writers.prompt import ToolChoice
+    from chatapp.engine.constraint.constraint import Constraint
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.prompting.chat_template import Template
     from chatapp.tasks.files.documents import DocumentSet
@@ -123,6 +138,19 @@ ToolChoiceOption = Annotated[
     ),
 ]
 
+SchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|JSON", help="Answer with JSON that fits this JSON schema, a file or its text."
+    ),
+]
+PatternOption = Annotated[
+    str | None, typer.Option(metavar="RE", help="Answer with a text that this pattern matches.")
+]
+GrammarOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Answer with a text of this Lark grammar.")
+]
+
 
 @sampling_options()
 def ask(
@@ -158,14 +186,14 @@ def ask(
     Nothing is stored, unless a chat is continued.
     """
     name_mcp_servers(mcp_servers)
-    chat = chat_to_go_on_with(last, chat_id)
+    chat = _chat_to_go_on_with(last, chat_id)
     _check_together(chat, system, persona, best_of, reward, tools)
-    constraint = constraint_of(schema, pattern, grammar, tools)
-    wanted = names_in(tools)
-    allowed = allowed_names(names_in(yes_tools), wanted)
+    constraint = _constraint_of(schema, pattern, grammar, tools)
+    wanted = _names_in(tools)
+    allowed = _allowed_names(_names_in(yes_tools), wanted)
     settings = settings_of(context, model=None if chat is None else chat.model)
-    text = message_of(question, files or ())
-    own_system, asked_template = instructions(system, persona, chat)
+    text = _message_of(question, files or ())
+    own_system, asked_template = _instructions(system, persona, chat)
     may_be_served = not (no_server or ablate or steer)
     if may_be_served and not (chat or docs or wanted or reward or constraint):
         question_only = ServedQuestion(text, own_system, settings.template, think)
@@ -185,7 +213,7 @@ def ask(
     changes = changes_of(loaded, ablate, steer)
     toolbox = None
     if wanted and chat is None:
-        toolbox = toolbox_of(loaded, chosen, wanted, allowed, tool_choice)
+        toolbox = _toolbox_of(loaded, chosen, wanted, allowed, tool_choice)
     options = Options(
         choices.sampling,
         system=own_system,
@@ -336,3 +364,173 @@ def _reply_in(
                 sources += event.message.sources
             else:
                 yield event
+
+
+def _constraint_of(
+    schema: str | None, pattern: str | None, grammar: str | None, tools: str
+) -> "Constraint | None":
+    """The constraint of one of the options, or None. Raises UserError."""
+    given = {"schema": schema, "pattern": pattern, "grammar": grammar}
+    named = [(kind, text) for kind, text in given.items() if text is not None]
+    if not named:
+        return None
+    if len(named) > 1:
+        raise UserError("use one of --schema, --pattern and --grammar")
+    if tools:
+        raise UserError(f"--{named[0][0]} and --tools cannot be used together")
+    from chatapp.engine.constraint.constraint import Constraint
+
+    kind, text = named[0]
+    return Constraint.read(kind, text)  # type: ignore[arg-type]
+
+
+def _message_of(question: str | None, files: Sequence[Path]) -> str:
+    """A question, the contents of files under their names, and standard input, in that order."""
+    parts = [question or "", *map(_named, files), standard_input()]
+    text = "\n\n".join(part for part in parts if part.strip())
+    if not text:
+        raise UserError("there is no question; pass it in quotes or on standard input")
+    return text
+
+
+def _instructions(
+    system: str | None, persona: str | None, chat: "StoredChat | None"
+) -> tuple[str | None, str]:
+    """The instructions and the template for a question; None and "" for the defaults.
+
+    system: a file's path, or the text itself. chat: the continued one, with its own template.
+    """
+    if chat is not None:
+        return None, chat.asked_template
+    if persona is None:
+        return (None if system is None else _text_or_file(system)), ""
+    if system is not None:
+        raise UserError("use either --system or --persona, not both")
+    from chatapp.tasks.files.library import personas
+    from chatapp.tasks.files.promptfile import Persona, load_for_chat
+
+    known = personas()
+    if persona not in known:
+        raise UserError(f"there is no persona {persona!r}{suggestion(persona, known)}")
+    chosen = load_for_chat(known[persona])
+    if not isinstance(chosen, Persona):
+        raise UserError(f"{known[persona]}: is a prompt file, expected a persona")
+    return chosen.system, chosen.template
+
+
+def _chat_to_go_on_with(last: bool, chat_id: int | None) -> "StoredChat | None":
+    """The chat with an id, or the last one; None for neither. Raises UserError."""
+    if not last and chat_id is None:
+        return None
+    if last and chat_id is not None:
+        raise UserError("use either --continue or --chat, not both")
+    with open_store() as store:
+        if chat_id is None:
+            newest = store.chats(limit=1)
+            if not newest:
+                raise UserError("there is no chat to continue yet")
+            chat_id = newest[0].id
+        chat = store.chat(chat_id)
+    if chat.deleted is not None:
+        raise UserError(f"chat {chat_id} is deleted; you can restore it in the list of chats")
+    return chat
+
+
+def _text_or_file(text: str) -> str:
+    path = os.path.expanduser(text)
+    if os.path.isfile(path):
+        return read_text(Path(path)).strip()
+    if " " not in text and (problem := missing_path(text, "file")):
+        raise UserError(problem)
+    return text
+
+
+def _named(file: Path) -> str:
+    """A file's text under its name."""
+    try:
+        with open_named(file.expanduser()) as content:
+            text = decoded(content.read(MOST_INPUT + 1), str(file))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{file}: cannot be read: {reason(error)}") from None
+    return f"{file.name}:\n{text.strip()}" if text.strip() else ""
+
+
+def _names_in(option: str) -> list[str]:
+    """The names in an option, separated by commas."""
+    return [name.strip() for name in option.split(",") if name.strip()]
+
+
+def _allowed_names(names: Collection[str], tools: Collection[str]) -> Collection[str]:
+    """The tools that need no permission. Raises UserError for one that is not on, where some are,
+    and for one that asks for every call.
+    """
+    if not names:
+        return names
+    from chatapp.dialogue.tools.registry import find_tools
+
+    known = find_tools().tools
+    for name in names:
+        if name in known and known[name].asks_each_time:
+            raise UserError(f"--yes-tools names {name!r}, which shows every call and asks for it")
+        # A tool of a server may be named separately if all of the server's are on.
+        if tools and not any(f"{name}_".startswith(f"{tool}_") for tool in tools):
+            raise UserError(f"--yes-tools names {name!r}, which is not among --tools")
+    return names
+
+
+def asking(allowed: Collection[str]) -> "Ask":
+    """What allows a tool if it or its server is in `allowed`, and else asks on the terminal."""
+
+    def ask(request: "PermissionRequest", cancel: threading.Event) -> "Decision":
+        tool = request.tool
+        if not tool.asks_each_time and (tool.name in allowed or tool.server in allowed):
+            return "once"
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return "no"
+        question = f"\n{request.text(is_expanded=True)}\n[y/N] "
+        print(printable(question), end="", file=sys.stderr, flush=True)
+        with suppress(ImportError):  # Windows
+            import termios
+
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)  # keys typed before are no answer
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return "once" if sys.stdin.readline().strip().lower() in ("y", "yes") else "no"
+        except KeyboardInterrupt:
+            cancel.set()
+            return "no"
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    return ask
+
+
+def _toolbox_of(
+    model: "LanguageModel",
+    template: "Template",
+    names: Collection[str],
+    allowed: Collection[str],
+    tool_choice: "ToolChoice | None",
+) -> "Toolbox":
+    """The tools for one question. tool_choice: None for the model's default. Raises UserError for a
+    tool that does not exist, or that the model cannot call.
+    """
+    from chatapp.dialogue.tool_calls import Toolbox, chooser_of, out_of_reach
+    from chatapp.dialogue.tools.permission import PermissionRequest
+    from chatapp.dialogue.tools.registry import find_tools
+    from chatapp.dialogue.writers.choosing import writer_for
+
+    registry = find_tools()
+    tools = registry.chosen(names)
+    for problem in registry.problems_of(names):
+        complain(problem)
+    writer = writer_for(model, template)
+    writer.tool_choice = tool_choice or writer.tool_choice
+    if problem := out_of_reach(writer, list(tools)):
+        raise UserError(problem)
+    ask = asking(allowed)
+    return Toolbox(
+        tools,
+        lambda tool, arguments, cancel: ask(PermissionRequest(tool, arguments), cancel) != "no",
+        chooser_of(model, writer, tools),
+    )

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.answers import print_answer
-from chatapp.commands.changes import AblateOption, SteerOption, changes_of
+from chatapp.commands.answers import AblateOption, SteerOption, changes_of, print_answer
 from chatapp.commands.console import standard_input
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import (

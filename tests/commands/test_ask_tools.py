@@ -14,7 +14,7 @@ from program import UseModel
 from thinking_model import thinking_model
 from tool_server import add_server
 
-from chatapp.commands.ask_inputs import asking
+from chatapp.commands.ask import asking
 from chatapp.common.paths import tools_dir
 from chatapp.dialogue.tools.permission import PermissionRequest
 from chatapp.dialogue.tools.registry import find_tools

@@ -150,7 +150,7 @@ def test_a_cancelled_reply_ends(model: LanguageModel) -> None:
     assert end.reason == "cancelled"
 
 
-COMMANDS = "answers ask ask_inputs changes console constraints loading options serving".split()
+COMMANDS = "answers ask console loading options serving".split()
 SLOW = "torch transformers datasets tokenizers numpy jinja2 jsonschema llguidance".split()
 SLOW += "textual rich aiohttp httpx2 sqlite3 huggingface_hub".split()
 
