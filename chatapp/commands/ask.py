@@ -200,7 +200,6 @@ def ask(
         if ask_served(question_only, settings, as_json=as_json):
             return
     loaded = load(settings.model, settings.precision, settings.device, may_be_served=may_be_served)
-    from chatapp.dialogue.documents.sources import texts_in_prompt
     from chatapp.dialogue.events import Options
     from chatapp.dialogue.turn import answer
     from chatapp.prompting.messages import Message
@@ -224,7 +223,7 @@ def ask(
 
     def reply(options: Options) -> "Iterator[TurnEvent]":
         if chat is None:
-            return answer(loaded, chosen, text, options, texts_in_prompt(sources))
+            return answer(loaded, chosen, text, options, sources)
         given = documents, wanted, allowed, sources
         return _reply_in(chat, loaded, chosen, text, options, *given)
 

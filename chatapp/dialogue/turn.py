@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.dialogue.events import (
@@ -40,6 +40,9 @@ from chatapp.prompting.calls import CallFilter
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import CallPattern, Requested
 from chatapp.prompting.thinking import ThoughtFilter
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.documents.sources import Source
 
 MOST_CALLS = 10
 """Calls of tools in one reply."""
@@ -116,18 +119,22 @@ def answer(
     template: Template,
     text: str,
     options: Options,
-    passages: Sequence[str] = (),
+    sources: "Sequence[Source]" = (),
 ) -> Generator[TurnEvent]:
     """The reply to a single message; nothing is stored.
 
-    A constraint is also written into the instructions. passages: of documents, placed before the
-    message. Raises ValueError when `text` is empty, and as `turn` does.
+    A constraint is also written into the instructions. sources: the passages of documents
+    before the message. Raises ValueError when `text` is empty, and as `turn` does.
     """
     if not text.strip():
         raise ValueError("the question is empty")
     system = with_constraint(options.system, template, options.constraint)
     top = ALTERNATIVES if options.constraint else options.top
-    exchange = Exchange(text, passages=tuple(passages))
+    exchange = Exchange(text)
+    if sources:
+        from chatapp.dialogue.documents.sources import texts_in_prompt
+
+        exchange = replace(exchange, passages=texts_in_prompt(sources))
     options = replace(options, system=system, top=top)
     yield from turn(model, writer_for(model, template), [exchange], options)
 
