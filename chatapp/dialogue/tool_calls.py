@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chatapp.dialogue.events import PARAGRAPH, Called, Calling
 from chatapp.dialogue.tools.tool import STOPPED, Arguments, Outcome, Tool, failed, misfit_of, run
 from chatapp.dialogue.writers.prompt import Writer
 from chatapp.engine.constraint.compiling import ConstraintError
@@ -50,33 +49,29 @@ class Toolbox:
         """The call chosen for a question; None where the model opens calls, or needs none."""
         return None if self.choose is None else self.choose(question, cancel)
 
-    def begun(self, requested: Requested, text: str = "") -> Calling:
-        """A call that begins. text: before it."""
-        call = Call(requested.name, requested.arguments, STOPPED.text, "running", 0)
-        return Calling(call, text)
+    def call(self, requested: Requested) -> Call:
+        """A call that begins."""
+        return Call(requested.name, requested.arguments, STOPPED.text, "running", 0)
 
-    def called(
+    def run(
         self,
         requested: Requested,
         cancel: threading.Event,
         model: LanguageModel,
         pattern: CallPattern | None,
         problem: str = "",
-    ) -> Called:
-        """Run a call, unless there is a problem with it.
+    ) -> tuple[Call, str]:
+        """Run a call, unless there is a problem with it; return it and its part of the text.
 
         pattern: how the model calls tools; None if it knows no form for a result, which then is
-        the reply.
+        the reply. The text is "" where a template writes the call.
         """
         outcome = failed(problem) if problem else self.outcome(requested, cancel)
         text = result = _fitting(outcome.text, model)
-        if isinstance(pattern, InlineCalls):
-            text = inline_result(outcome, pattern)
-        elif pattern is not None:
-            text = PARAGRAPH  # white space, held back until more text follows
-        inside = 0 if text == PARAGRAPH else len(text)
-        call = Call(requested.name, requested.arguments, result, outcome.ending, 0, inside)
-        return Called(call, text)
+        if pattern is not None:
+            text = inline_result(outcome, pattern) if isinstance(pattern, InlineCalls) else ""
+        call = Call(requested.name, requested.arguments, result, outcome.ending, 0, len(text))
+        return call, text
 
     def outcome(self, requested: Requested, cancel: threading.Event) -> Outcome:
         """The outcome of a call."""

@@ -84,8 +84,8 @@ def turn(
     yield PromptWritten(prompt)
     if toolbox is not None and question and (chosen := toolbox.first_call(question, cancel)):
         # The model knows no form for a result, so the result is the reply.
-        yield reply.add(toolbox.begun(chosen))
-        yield reply.add(toolbox.called(chosen, cancel, model, None))
+        yield reply.add(Calling(toolbox.call(chosen)))
+        yield reply.add(Called(*toolbox.run(chosen, cancel, model, None)))
         yield Finished("cancelled" if cancel.is_set() else "stop")
         return
     for number in range(MOST_CALLS + 1):
@@ -100,7 +100,9 @@ def turn(
         assert toolbox is not None
         is_last = number == MOST_CALLS
         problem = _TOO_MANY if is_last else ""
-        yield reply.add(toolbox.called(requested, cancel, model, writer.calls, problem))
+        called, text = toolbox.run(requested, cancel, model, writer.calls, problem)
+        # Where a template writes the call, white space is held back until more text follows.
+        yield reply.add(Called(called, text or PARAGRAPH))
         if is_last or cancel.is_set():
             end = Finished("stop", message=_TOO_MANY) if is_last else Finished("cancelled")
             yield reply.end(end)
@@ -222,7 +224,7 @@ def _until_call(
                 yield reply.add(visible)
                 text = ""
             assert options.toolbox is not None
-            yield reply.add(options.toolbox.begun(requested, text))
+            yield reply.add(Calling(options.toolbox.call(requested), text))
             return requested
     return None
 
