@@ -54,7 +54,6 @@ WRONG = {
     "chatapp experiment order": Wrong("nosuch --test nosuch.jsonl", "nosuch"),
     "chatapp experiment labels": Wrong("nosuch --test nosuch.jsonl", "nosuch"),
     "chatapp experiment pairs": Wrong("nosuch.jsonl", "nosuch.jsonl"),
-    "chatapp experiment blind": Wrong("nosuch.txt", "nosuch.txt"),
     "chatapp steer make": Wrong("calm nosuch.jsonl", "nosuch.jsonl"),
     "chatapp steer list": Wrong("nosuch", "nosuch: there is no such direction"),
     "chatapp steer sweep": Wrong("nosuch Hi", "nosuch: there is no such direction"),

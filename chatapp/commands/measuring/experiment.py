@@ -3,7 +3,6 @@
 Invariant: each experiment changes one thing and prints what changed with an interval.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,13 +13,11 @@ import typer
 
 from chatapp.commands import options as completion
 from chatapp.commands.console import interruptible, progress, write, write_json
-from chatapp.commands.loading import choices_for, load
+from chatapp.commands.loading import load
 from chatapp.commands.measuring.tasks import TEST_HELP, measure_model, print_table, read_tasks
 from chatapp.commands.options import JsonOption, ModelOption
-from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.tasks.evaluation.blind_test import Trial
     from chatapp.tasks.evaluation.evaluate import Task
     from chatapp.tasks.evaluation.experiments import Preference
     from chatapp.tasks.evaluation.report import Result
@@ -156,54 +153,3 @@ def _print_preferences(rows: "Mapping[str, Preference]") -> None:
         )
         share = f"{of.preferred:.3f} ({low:.3f} to {high:.3f})"
         write(f"{name:{width}}  n {of.n:<5} {of.mean:+.2f} {spread:20} {share}\n")
-
-
-@app.command()
-def blind(
-    file: Annotated[Path, typer.Argument(help="Passages (.jsonl, .csv, or a line each).")],
-    words: Annotated[
-        int, typer.Option(min=1, help="Words of a beginning, and at most of its continuation.")
-    ] = 50,
-    limit: Annotated[int, typer.Option(min=1, help="Use at most this many passages.")] = 30,
-    seed: SeedOption = 0,
-    model: ModelOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Read continuations in the terminal: can you tell the model's from the passages' own?"""
-    from chatapp.tasks.evaluation.blind_test import recognitions
-    from chatapp.tasks.evaluation.evaluate import subset
-    from chatapp.tasks.evaluation.language_modelling import read_passages
-    from chatapp.tui.blind import BlindTestApp
-
-    passages = [item.input for item in subset(read_passages(file), limit, seed)]
-    if not sys.stdin.isatty():
-        raise UserError("a reader answers in a terminal, and standard input is none")
-    trials = _trials(passages, words, seed, model)
-    reading = BlindTestApp(trials)
-    reading.run()
-    if reading.failure is not None:
-        raise reading.failure
-    results = recognitions(trials, reading.verdicts)
-    if as_json:
-        answered = zip(trials, reading.verdicts, strict=False)
-        rows = [asdict(trial) | {"verdict": verdict} for trial, verdict in answered]
-        write_json({"recognitions": [asdict(result) for result in results], "trials": rows})
-        return
-    for result in results:
-        low, high = result.interval
-        write(
-            f"{result.origin} against human: {result.accuracy:.3f} right, 95 % {low:.3f} to "
-            f"{high:.3f}, n {result.n}, don't know {result.unknown}\n"
-        )
-
-
-def _trials(passages: Sequence[str], words: int, seed: int, model: str | None) -> "list[Trial]":
-    """What the reader gets to see, written by the model in the precision of the settings."""
-    from chatapp.common.settings import load_settings
-    from chatapp.tasks.evaluation.blind_test import make_trials
-
-    settings = load_settings({"model": model})
-    writer = load(settings.model, settings.precision, settings.device)
-    sampling = choices_for(writer, settings).sampling
-    with interruptible("interrupted"), progress("Writing") as show:
-        return make_trials(writer, passages, words, sampling, seed, show)

@@ -132,11 +132,3 @@ def test_the_pairs_of_the_library_are_read(run: Run) -> None:
     path = ROOT / "prompts" / "papers" / "occupations.jsonl"
     made = json.loads(run("experiment", "pairs", str(path), "--model", "bundled", "--json").out)
     assert len(made["differences"]) == 24
-
-
-def test_a_blind_test_needs_a_terminal(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "passages.txt"
-    path.write_text("one two three four\n")
-    shown = run("experiment", "blind", str(path))
-    assert (shown.status, shown.out) == (2, "")
-    assert "a reader answers in a terminal" in shown.err
