@@ -18,7 +18,6 @@ from chatapp.common.command_groups import DailyFirst
 from chatapp.common.foreign import printable
 from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.engine.kernels.threads import wait_briefly
-from finetune.average import average
 from finetune.console import errors_in_words, print_answer, print_made
 
 if TYPE_CHECKING:
@@ -210,35 +209,20 @@ def sweep(
 @app.command()
 def trace(
     run: Run,
-    reply: Annotated[str, typer.Option(help="the reply to explain")],
-    prompt: Annotated[str, typer.Option(help="what it replies to")] = "",
+    reply: Annotated[str, typer.Option(help="the reply to look for")],
     verbatim: Annotated[
-        bool, typer.Option("--verbatim", help="show what of it stands in the training files")
-    ] = False,
-    exact: Annotated[
-        int, typer.Option(min=0, help="also train again without each of this many random rows")
-    ] = 0,
+        bool, typer.Option("--verbatim", help="word for word, the only way to look")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Which training rows taught a run a reply: by gradients, by text, and trained again without.
-
-    With --verbatim, which spans of the reply occur word for word in the training files.
-    """
-    with errors_in_words() as console:
+    """Which spans of a reply stand word for word in a run's training files, and in which row."""
+    with errors_in_words():
         from rich.console import Console
 
         from chatapp.common.settings import load_settings
-        from finetune.config.sections import ConfigError
-        from finetune.trace import trace_copies, trace_reply
+        from finetune.trace import trace_copies
 
-        device = load_settings().device
-        if not verbatim and not prompt.strip():
-            raise ConfigError("expected --prompt with what the reply replies to, or --verbatim")
-        result = (
-            trace_copies(run, reply, device)
-            if verbatim
-            else trace_reply(run, prompt, reply, exact, device, console)
-        )
+        result = trace_copies(run, reply, load_settings().device)
         if as_json:
             print_answer(json.dumps(result.document()))
         else:
@@ -345,7 +329,6 @@ def merge(
         print_made(out)
 
 
-app.command()(average)
 app.command(name="filter")(filter_documents)
 
 

@@ -72,7 +72,6 @@ WRONG = {
     "finetune predict": Wrong("nosuch", "expected --input with a text, or --inputs"),
     "finetune feedback": Wrong("", "there is not enough feedback to learn from"),
     "finetune merge": Wrong("./nosuch out", "nosuch"),
-    "finetune average": Wrong("./nosuch ./nosuch --output out", "nosuch"),
     "finetune filter": Wrong("nosuch.txt --like nosuch.txt --output out.jsonl", "nosuch.txt"),
     "finetune push": Wrong("./nosuch name", "nosuch"),
     "finetune keys": Wrong("trian", "trian"),

@@ -1,138 +1,92 @@
-"""Which rows taught a run a reply, against the run itself and against exact answers."""
+"""Copies of training text in a reply, against counting by hand."""
 
 import json
+import math
+import random
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tiny_finetune as tiny
-import torch
-from rich.console import Console
-from typer.testing import CliRunner
 
-from chatapp.engine.models.loading import load_model
-from finetune.cli import app
 from finetune.config.sections import ConfigError
-from finetune.data.packing import Rows
-from finetune.measuring.influence import (
-    Influence,
-    compare_gradients,
-    leave_one_out,
-    trace,
-    trained_rows,
-)
-from finetune.measuring.retraining import Retraining, RowsWithout
-from finetune.run import train
+from finetune.measuring import verbatim
+from finetune.measuring.verbatim import find_copies
 
-QUIET = Console(stderr=True, quiet=True)
+WORDS = ["a", "b", "c", "D", ","]
 
 
-def quiet(what: str, done: int, total: int) -> None:
-    pass
+def pretrained(folder: Path, texts: list[str]) -> Path:
+    """The folder of a run on these texts, without a model."""
+    data = folder / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    run = folder / "run"
+    run.mkdir()
+    record = {"data": {"train": [{"path": str(data)}]}, "digests": {str(data): str(hash(data))}}
+    (run / "pretrain.json").write_text(json.dumps(record))
+    return run
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("traced")
-    return train(tiny.config(folder, train={"max_steps": 4}), QUIET)
+def occurrences(texts: list[list[str]], span: list[str]) -> list[int]:
+    """The row of each occurrence."""
+    return [
+        number
+        for number, words in enumerate(texts)
+        for at in range(len(words) - len(span) + 1)
+        if words[at : at + len(span)] == span
+    ]
 
 
-@pytest.fixture(scope="module")
-def again(run: Path) -> Retraining:
-    return Retraining(run, "cpu")
-
-
-PROMPT, REPLY = "What comes after 8?", "9 comes after."
-
-
-@pytest.fixture(scope="module")
-def found(again: Retraining) -> Influence:
-    return trace(again, trained_rows(again), PROMPT, REPLY, quiet)
-
-
-def test_the_repeated_training_is_the_run(run: Path, again: Retraining) -> None:
-    row = again.encode_reply(PROMPT, REPLY)
-    before = again.log_probability(row)
-    again.train()
-    ids = row["input_ids"].tolist()
-    first = int(row["response_mask"].nonzero()[0])
-    (scores,) = load_model(str(run)).score([(ids[:first], ids[first:])])
-    assert again.log_probability(row) == pytest.approx(sum(scores), abs=2e-3)
-    again.restart()
-    assert again.log_probability(row) == before
-
-
-def test_rows_left_out_have_no_labels_and_stay_in_their_place(again: Retraining) -> None:
-    examples = again.rows.examples[:4]
-    packed = Rows(examples, "full", [[0, 1], [2, 3]])
-    without = RowsWithout(packed, {examples[1].key})
-    assert without.lengths == packed.lengths
-    for index in range(2):
-        row, whole = without[index], packed[index]
-        kept = (row["example_ids"] == 1) | torch.tensor(index == 1)
-        for key in ("input_ids", "position_ids", "example_ids"):
-            assert row[key].tolist() == whole[key].tolist()
-        for mask in ("response_mask", "aux_mask"):
-            assert row[mask].tolist() == (whole[mask] & kept).tolist()
-
-
-def test_a_row_is_most_like_itself(again: Retraining, found: Influence) -> None:
-    rows = trained_rows(again)
-    chosen = next(number for number, row in enumerate(rows) if row.prompt == PROMPT)
-    assert found.gradient.argmax() == found.text.argmax() == chosen
-    assert found.gradient[chosen] == pytest.approx(1, abs=1e-4)
-    assert np.abs(found.gradient).max() <= 1 + 1e-4
-    assert "rows.json" in rows[chosen].location
-
-
-@pytest.mark.parametrize("changes", [{"optimizer": "muon"}, {"method": "lora"}])
-def test_every_optimizer_and_adapters_are_traced(
-    tmp_path: Path, changes: dict[str, object]
+@pytest.mark.parametrize("part", [7, 60, 10_000])
+def test_spans_counts_and_rows_are_those_of_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
-    folder = train(tiny.config(tmp_path, train={"max_steps": 2, **changes}), QUIET)
-    again = Retraining(folder, "cpu")
-    rows = trained_rows(again)[:3]
-    own = again.encode_reply(rows[1].prompt, rows[1].reply)
-    scores = compare_gradients(again, rows, own, quiet)
-    assert scores[1] == pytest.approx(1, abs=1e-4)
+    monkeypatch.setattr(verbatim, "_PART", part)
+    draw = random.Random(part)
+    texts = [draw.choices(WORDS, k=draw.randint(1, 6)) for _ in range(40)]
+    run = pretrained(tmp_path, [" ".join(text) for text in texts])
+    for _ in range(20):
+        query = draw.choices([*WORDS, "unknown"], k=9)
+        longest = []  # of each place
+        for at in range(len(query)):
+            ends = [e for e in range(at, 10) if e == at or occurrences(texts, query[at:e])]
+            longest.append((at, max(ends)))
+        expected = [
+            (" ".join(query[at:end]), *(f(occurrences(texts, query[at:end])) for f in (len, min)))
+            for number, (at, end) in enumerate(longest)
+            if end - at >= 2 and end > max((e for _, e in longest[:number]), default=0)
+        ]
+        text = " ".join(query)
+        copies = find_copies(run, text, shortest=2).copies
+        found = [
+            (text[copy.start : copy.end], copy.count, int(copy.row.split("line ")[1]) - 1)
+            for copy in copies
+        ]
+        assert found == expected
 
 
-def test_leaving_one_out_is_exact(again: Retraining, found: Influence) -> None:
-    """Each change is that of an ordinary training on rows of which one has no labels."""
-    rows = trained_rows(again)
-    target = again.encode_reply(PROMPT, REPLY)
-    left = leave_one_out(again, rows, found, target, 2, 0, quiet)
-    assert found.replayed - again.log_probability(target) == pytest.approx(left.changes[1])
-    assert len(left.numbers) == 2
-    assert all(abs(change) > 1e-6 for change in left.changes)
-    again.train([rows[left.numbers[0]].key])
-    assert found.replayed - again.log_probability(target) == pytest.approx(left.changes[0])
+def test_the_baseline_is_a_distribution(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(WORDS, k=12)) for _ in range(30)]
+    run = pretrained(tmp_path, texts)
+    before = "a b , c D"
+    whole = math.exp(-find_copies(run, before).ngram_nats)
+    after = [math.exp(-find_copies(run, f"{before} {w}").ngram_nats) for w in [*WORDS, "unknown"]]
+    # Text that ends after the context takes the rest, as it is counted among what was seen.
+    assert sum(after) / whole == pytest.approx(1, abs=0.35)
+    assert sum(after) / whole <= 1 + 1e-9
 
 
-def test_the_command_shows_its_cost_and_proves(run: Path) -> None:
-    words = ["trace", str(run), "--prompt", PROMPT, "--reply", REPLY, "--json"]
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "trained again 4 times, 4 steps each" in " ".join(result.stderr.split())
-    document = json.loads(result.stdout)
-    scores = [row["score"] for row in document["rows"]]
-    assert scores == sorted(scores, reverse=True)
-    assert document["rows"][0]["prompt"] == PROMPT
-    proof = document["proof"]
-    assert proof["before"] < proof["without_first"] < proof["log_probability"]
+def test_other_files_are_indexed_anew(tmp_path: Path) -> None:
+    run = pretrained(tmp_path, ["one two three four five"])
+    assert [copy.words for copy in find_copies(run, "two three four five six").copies] == [4]
+    record = json.loads((run / "pretrain.json").read_text())
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "six seven eight nine"}) + "\n")
+    (run / "pretrain.json").write_text(json.dumps(record | {"digests": {"texts.jsonl": "other"}}))
+    assert find_copies(run, "two three four five six").copies == []
 
 
-def test_what_cannot_be_traced_is_one_sentence(run: Path, tmp_path: Path) -> None:
+def test_what_has_no_words_or_is_no_run_is_refused(tmp_path: Path) -> None:
+    run = pretrained(tmp_path, ["one two three four five"])
+    with pytest.raises(ConfigError, match="no words"):
+        find_copies(run, " \n")
     with pytest.raises(ConfigError, match="expected the folder of a run"):
-        Retraining(tmp_path)
-    words = ["trace", str(run), "--reply", "8 comes after."]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 2
-    assert "expected --prompt" in result.stderr
-    result = (run / "result.json").read_text()
-    (run / "result.json").unlink()
-    try:
-        with pytest.raises(ConfigError, match="is not finished; `finetune resume"):
-            Retraining(run)
-    finally:
-        (run / "result.json").write_text(result)
+        find_copies(tmp_path, "one")

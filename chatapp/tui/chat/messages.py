@@ -179,16 +179,14 @@ class MessageActions(Screen[None]):
         try:
             models = {one.message_id: one.model for one in store.generations(reply.chat_id)}
             run = local_folder(models[reply.id]) if reply.id in models else None
-            question = self._user_message(reply).text
         except (StoreError, ModelError) as error:
             widgets.show_problem(str(error))
             return
         if run is None:
             widgets.inform("No model on this machine wrote this reply.")
             return
-        copies = trace_command(run, reply.text, "--verbatim", "--json")
-        rows = trace_command(run, reply.text, f"--prompt={question}")
-        self.app.push_screen(TraceScreen(self.controls.conversation, copies, rows))
+        command = trace_command(run, reply.text)
+        self.app.push_screen(TraceScreen(self.controls.conversation, command))
 
     def action_sources(self, message: "StoredMessage") -> None:
         self.app.push_screen(SourceScreen(message.sources))

@@ -1,14 +1,10 @@
-"""Where a reply is from: runs `finetune trace` as a command.
-
-What stands in the training files is found in seconds; the rows that taught it, by training again.
-"""
+"""Which words of a reply stand in the training files of its run: `finetune trace` as a command."""
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.content import Content
 
 from chatapp.common.foreign import printable
@@ -17,46 +13,21 @@ from chatapp.tui.widgets.command import KEYS, CommandScreen
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chatapp.tui.conversation.conversation import Conversation
 
-_COPIES_HINT = "Enter ranks the training rows, by training again without some · Esc closes"
-
-
-def trace_command(run: "Path", reply: str, *more: str) -> list[str]:
-    """The command that traces a reply to the training rows of a run."""
-    return [sys.executable, "-m", "finetune", "trace", str(run), f"--reply={reply}", *more]
+def trace_command(run: "Path", reply: str) -> list[str]:
+    """The command that looks for a reply in the training files of a run."""
+    return [sys.executable, "-m", "finetune", "trace", str(run), f"--reply={reply}", "--json"]
 
 
 class TraceScreen(CommandScreen):
-    """Shows copies of training text in a reply, and on demand the rows that taught it.
-
-    rows_command: what finds the rows.
-    """
+    """Shows copies of training text in a reply."""
 
     TASK = "tracing a reply"
     BINDING_GROUP_TITLE = "Where a reply is from"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *KEYS,
-        Binding("enter", "rows", "Rank the training rows"),
-    ]
-
-    def __init__(
-        self, conversation: "Conversation", copies: Sequence[str], rows_command: Sequence[str]
-    ) -> None:
-        super().__init__(conversation, copies)
-        self._rows_command: Sequence[str] | None = rows_command
+    BINDINGS: ClassVar[list[BindingType]] = [*KEYS]
 
     def answered(self, answer: str) -> tuple[str | Content, str]:
-        if self._rows_command is None:
-            return answer, "Esc closes"
-        return _copies(
-            json.loads(answer)
-        ), "Enter ranks the training rows, by training again without some · Esc closes"
-
-    def action_rows(self) -> None:
-        if self._has_ended and self._rows_command is not None:
-            command, self._rows_command = self._rows_command, None
-            self.start(command)
+        return _copies(json.loads(answer)), "Esc closes"
 
 
 def _copies(document: dict[str, Any]) -> Content:

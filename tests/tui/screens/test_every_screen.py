@@ -46,8 +46,8 @@ async def copy(driver: Driver) -> None:
 async def trace(driver: Driver) -> None:
     copies = {"reply": SEA, "copies": [], "words": 1, "nats_per_word": {"model": 1, "ngram": 2}}
     command = [sys.executable, "-c", f"print({json.dumps(copies)!r})"]
-    driver.app.push_screen(TraceScreen(driver.chat.conversation, command, command))
-    await driver.until(lambda: "Enter ranks" in driver.screen_text)
+    driver.app.push_screen(TraceScreen(driver.chat.conversation, command))
+    await driver.until(lambda: "2.00 by the n-grams" in driver.screen_text)
 
 
 WAYS: dict[str, Callable[[Driver], Awaitable[object]]] = {

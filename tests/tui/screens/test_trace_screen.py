@@ -1,4 +1,4 @@
-"""Where a reply is from is found in a process of its own: copies first, and on demand the rows."""
+"""Which words of a reply stand in its training files is found in a process of its own."""
 
 import sys
 from pathlib import Path
@@ -14,13 +14,9 @@ from chatapp.tui.screens.trace import TraceScreen, trace_command
 
 TRACES = """
 import json, sys
-if "--verbatim" in sys.argv:
-    copy = {"text": "[b]here", "start": 0, "end": 7, "words": 4, "count": 2, "row": "a.txt, line 1"}
-    nats = {"model": 2.5, "ngram": 3.25}
-    print(json.dumps({"reply": sys.argv[2], "copies": [copy], "words": 4, "nats_per_word": nats}))
-else:
-    print("the run is trained again 4 times", file=sys.stderr)
-    print("rows for", sys.argv[3:])
+copy = {"text": "[b]here", "start": 0, "end": 7, "words": 4, "count": 2, "row": "a.txt, line 1"}
+nats = {"model": 2.5, "ngram": 3.25}
+print(json.dumps({"reply": sys.argv[2], "copies": [copy], "words": 4, "nats_per_word": nats}))
 """
 
 
@@ -37,11 +33,11 @@ async def press_i(driver: Driver) -> None:
 
 
 def test_a_reply_that_begins_with_a_dash_is_no_option() -> None:
-    made = trace_command(Path("runs/a"), "--json", "--verbatim")
-    assert made[1:] == ["-m", "finetune", "trace", "runs/a", "--reply=--json", "--verbatim"]
+    made = trace_command(Path("runs/a"), "--verbatim")
+    assert made[1:] == ["-m", "finetune", "trace", "runs/a", "--reply=--verbatim", "--json"]
 
 
-async def test_copies_come_first_and_rows_on_demand(
+async def test_copies_are_underlined_and_located(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch, run: Path
 ) -> None:
     def command(*arguments: object) -> list[str]:
@@ -50,18 +46,13 @@ async def test_copies_come_first_and_rows_on_demand(
     monkeypatch.setattr(messages, "trace_command", command)
     async with open_app(ScriptedModel(["[b]here"], name=str(run))) as driver:
         await press_i(driver)
-        await driver.until(lambda: "Enter ranks" in driver.screen_text)
+        await driver.until(lambda: "“[b]here”" in driver.screen_text)
         assert isinstance(driver.app.screen, TraceScreen)
         assert "“[b]here”: 4 words, 2 times, first in a.txt, line 1" in driver.screen_text
         assert "2.50 nats a word by the model, 3.25 by the n-grams" in driver.screen_text
         answer = driver.app.screen.query_one("#answer", Static).content
         assert isinstance(answer, Content)
         assert [(span.start, span.end) for span in answer.spans] == [(0, 7)]
-        await driver.press("enter")
-        await driver.until(lambda: "'--prompt=Where?']" in driver.screen_text)
-        assert "trained again 4 times" in driver.screen_text
-        await driver.press("enter")  # it has been done
-        assert "nats a word" not in driver.screen_text
         await driver.press("escape")
         assert driver.app.screen is driver.chat
 
