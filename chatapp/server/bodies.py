@@ -179,13 +179,15 @@ class DetokenizeBody(Body):
     tokens: list[int]
 
 
-_POSTS: dict[str, type[Body]] = {
+POSTS: dict[str, type[Body]] = {
     "/completions": CompletionBody,
     "/chat/completions": ChatBody,
     "/embeddings": EmbeddingBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
+"""The requests by their paths."""
+
 _GETS = ("/models", "/tokenizer_info", "/health")
 _ANSWERS = {
     "200": {"description": "The answer"},
@@ -200,10 +202,10 @@ _ANSWERS = {
 
 def describe() -> dict[str, Any]:
     """The description as JSON data."""
-    kinds = [(kind, "validation") for kind in _POSTS.values()]
+    kinds = [(kind, "validation") for kind in POSTS.values()]
     names, schemas = models_json_schema(kinds, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     paths: dict[str, Any] = {}
-    for path, kind in _POSTS.items():
+    for path, kind in POSTS.items():
         content = {"application/json": {"schema": names[kind, "validation"]}}
         body = {"required": True, "content": content}
         paths[f"/v1{path}"] = {"post": {"requestBody": body, "responses": _ANSWERS}}

@@ -83,11 +83,7 @@ class Server:
         answers: list[tuple[str, str, _Handler]] = [
             ("GET", "/models", self._list),
             ("GET", "/models/{name:.+}", self._model),
-            ("POST", "/completions", self._completions),
-            ("POST", "/chat/completions", self._chat),
-            ("POST", "/embeddings", self._embeddings),
-            ("POST", "/tokenize", self._tokenize),
-            ("POST", "/detokenize", self._detokenize),
+            *(("POST", path, self._answering(kind)) for path, kind in bodies.POSTS.items()),
             ("GET", "/tokenizer_info", self._tokenizer_info),
             ("GET", "/health", self._health),
             ("GET", "/openapi.json", self._openapi),
@@ -205,34 +201,17 @@ class Server:
 
     # Answers
 
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._reply(request, await self._read(request, bodies.CompletionBody))
+    def _answering(self, kind: type[bodies.Body]) -> _Handler:
+        """Answers requests of a kind."""
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._reply(request, await self._read(request, bodies.ChatBody))
+        async def answer(request: web.Request) -> web.StreamResponse:
+            body = await self._read(request, kind)
+            answer = await self._service(body.model).answer(body)
+            if isinstance(answer, AsyncGenerator):
+                return await _streamed(request, answer)
+            return web.json_response(answer)
 
-    async def _reply(
-        self, request: web.Request, body: bodies.CompletionBody | bodies.ChatBody
-    ) -> web.StreamResponse:
-        service = self._service(body.model)
-        if body.stream:
-            return await _streamed(request, await service.stream(body))
-        return web.json_response(await service.answer(body))
-
-    async def _embeddings(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read(request, bodies.EmbeddingBody)
-        service = self._service(body.model)
-        return web.json_response(await service.embed(body))
-
-    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read(request, bodies.TokenizeBody)
-        service = self._service(body.model)
-        return web.json_response(await asyncio.to_thread(service.tokenize, body))
-
-    async def _detokenize(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read(request, bodies.DetokenizeBody)
-        service = self._service(body.model)
-        return web.json_response(await asyncio.to_thread(service.detokenize, body))
+        return answer
 
     async def _tokenizer_info(self, request: web.Request) -> web.StreamResponse:
         service = self._service(request.query.get("model"))

@@ -39,23 +39,29 @@ class Service:
         """End all replies."""
         self.worker.close()
 
-    async def answer(self, body: bodies.CompletionBody | bodies.ChatBody) -> Document:
-        """The whole answer to a request for completions or a chat's reply."""
-        return await (await self._replies(body)).whole(self.worker, self._name)
+    async def answer(self, body: bodies.Body) -> Document | AsyncGenerator[Document]:
+        """The answer to a request, or the chunks of its stream."""
+        if isinstance(body, bodies.EmbeddingBody):
+            return await self._embed(body)
+        if isinstance(body, bodies.TokenizeBody):
+            return await asyncio.to_thread(self._tokenize, body)
+        if isinstance(body, bodies.DetokenizeBody):
+            return await asyncio.to_thread(self._detokenize, body)
+        assert isinstance(body, bodies.Writing)
+        replies = await asyncio.to_thread(self._replies, body)
+        if not body.stream:
+            return await replies.whole(self.worker, self._name)
+        options = body.stream_options
+        with_usage = options is not None and bool(options.include_usage)
+        return replies.chunks(self.worker, self._name, with_usage=with_usage)
 
-    async def stream(
-        self, body: bodies.CompletionBody | bodies.ChatBody
-    ) -> AsyncGenerator[Document]:
-        """The chunks of the answer."""
-        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return (await self._replies(body)).chunks(self.worker, self._name, with_usage=with_usage)
-
-    async def _replies(self, body: bodies.CompletionBody | bodies.ChatBody) -> Replies:
+    def _replies(self, body: bodies.Writing) -> Replies:
         if isinstance(body, bodies.CompletionBody):
-            return await asyncio.to_thread(Completions, self.model, self._choices, body)
-        return await asyncio.to_thread(ChatReplies, self.model, self._template, self._choices, body)
+            return Completions(self.model, self._choices, body)
+        assert isinstance(body, bodies.ChatBody)
+        return ChatReplies(self.model, self._template, self._choices, body)
 
-    async def embed(self, body: bodies.EmbeddingBody) -> Document:
+    async def _embed(self, body: bodies.EmbeddingBody) -> Document:
         """Mean hidden states of texts after the final norm, for similarities."""
         texts = await asyncio.to_thread(ids_of, self.model, body.input, "input")
         vectors = [
@@ -75,7 +81,7 @@ class Service:
             "usage": {"prompt_tokens": count, "total_tokens": count},
         }
 
-    def tokenize(self, body: bodies.TokenizeBody) -> Document:
+    def _tokenize(self, body: bodies.TokenizeBody) -> Document:
         """The tokens of a text or of a chat's prompt."""
         if body.messages is not None:
             chat = bodies.ChatBody(messages=body.messages)
@@ -89,7 +95,7 @@ class Service:
             raise BadRequestError("there is neither prompt nor messages", "prompt")
         return {"tokens": ids, "count": len(ids), "max_model_len": self.model.context}
 
-    def detokenize(self, body: bodies.DetokenizeBody) -> Document:
+    def _detokenize(self, body: bodies.DetokenizeBody) -> Document:
         """The text of tokens."""
         if not all(0 <= id < self.model.tokenizer.size for id in body.tokens):
             raise BadRequestError("tokens has ids that are not in the vocabulary", "tokens")

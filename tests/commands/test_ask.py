@@ -79,7 +79,8 @@ def test_a_reply_that_repeated_itself_is_marked(run, use_model: UseModel) -> Non
 
 
 def test_json_is_one_document(run, use_model: UseModel) -> None:
-    use_model(ScriptedModel([" Ja, 你好."]))
+    model = use_model(ScriptedModel([" Ja, 你好."]))
+    assert json.loads(run("ask", "Hi", "--json").out)["seed"] == model.samplings[0].seed
     status, out, err = run("ask", "Hi", "--json", "--seed", "5")
     document = json.loads(out)
     assert list(document) == KEYS
@@ -87,7 +88,7 @@ def test_json_is_one_document(run, use_model: UseModel) -> None:
     assert document["reply"] == "Ja, 你好."
     assert (document["finish_reason"], document["seed"]) == ("stop", 5)
     assert (document["model"], document["template"]) == ("bundled", "plain")
-    assert (document["reply_tokens"], document["reused_tokens"]) == (2, 0)
+    assert document["reply_tokens"] == 2
     assert document["prompt_tokens"] > 5
 
 
@@ -113,11 +114,6 @@ def test_the_makers_values_are_the_defaults_and_everyone_is_named(
     expected = "generation_config.json: min_p is 'much'; expected a number; the value is ignored"
     assert status == 0
     assert err.endswith(f"chatapp: {folder}/{expected}\n")
-
-
-def test_json_names_the_seed_that_was_drawn(run, use_model: UseModel) -> None:
-    model = use_model(ScriptedModel([" Ok."]))
-    assert json.loads(run("ask", "Hi", "--json").out)["seed"] == model.samplings[0].seed
 
 
 def test_every_sampling_field_is_a_flag(run, use_model: UseModel) -> None:
@@ -231,14 +227,6 @@ def test_a_model_that_fails_gives_status_one(run, use_model: UseModel, flags: li
     assert (status, err) == (1, "chatapp: out of memory\n")
     if flags:
         assert json.loads(out)["finish_reason"] == "error"
-
-
-def test_an_unknown_template_is_refused_before_generating(run, use_model: UseModel) -> None:
-    model = use_model(ScriptedModel([" Ok."]))
-    status, _, err = run("ask", "Hi", "--template", "plian")
-    assert status == 2
-    assert "no template 'plian'" in err
-    assert model.prompts == []
 
 
 def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,11 +364,6 @@ def test_what_was_thought_is_counted_and_not_printed(
     assert shown.err.index("Thinking …\r\x1b[K") < shown.err.index("thought for")
 
 
-def test_an_answer_that_ends_in_a_thought(run, use_model: UseModel, tmp_path: Path) -> None:
-    use_model(thinking_model(tmp_path / "model", ["<think>\nHm, what"]))
-    assert run("ask", "Hi") == (0, "\n", "chatapp: thought for 4 tokens\n")
-
-
 def test_the_switch_for_thinking(run, use_model: UseModel, tmp_path: Path) -> None:
     model = use_model(thinking_model(tmp_path / "model", ["Hello!"]))
     run("ask", "Hi", "--no-think")
@@ -399,15 +382,7 @@ def test_the_switch_for_thinking(run, use_model: UseModel, tmp_path: Path) -> No
     ("template", "words"),
     [
         ("{{ raise_exception('no\x1b[2Jsuch chat') }}", "refuses this chat: no␛[2Jsuch chat"),
-        ("{% for %}", "line 1: "),
-        (
-            "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
-            "it takes more than ",
-        ),
-        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__'"),
-        ("x" * 10_000_000, "has 10,000,000 characters; expected at most 500,000"),
         ("{{ nothing }}", "renders this chat as an empty text"),
-        ("{{ 'a'.ljust(10 ** 11) }}", "it fills a text up to more than a million characters"),
     ],
 )
 def test_a_bad_template_is_one_sentence(

@@ -190,11 +190,3 @@ def test_files_are_put_into_the_message(run, use_model: UseModel, tmp_path: Path
         "User: Compare:\n\none.txt:\nwhat one.txt says — ü\n\n"
         "two.md:\nwhat two.md says — ü\n\npiped\nAssistant:"
     )
-
-
-def test_a_file_longer_than_the_window_is_told(run, use_model: UseModel, tmp_path: Path) -> None:
-    (tmp_path / "long.txt").write_text("word " * 2000)
-    use_model(ScriptedModel([" Ok."]))
-    result = run("ask", "Sum up:", "-f", str(tmp_path / "long.txt"))
-    assert result.status == 2
-    assert "tokens long; at most" in result.err

@@ -37,11 +37,24 @@ def touch(tmp_path: Path) -> Path:
 
 def test_a_call_is_told_on_standard_error(run, use_model: UseModel, tmp_path: Path) -> None:
     replies = [call("calculator", expression="1/3"), "A third."]
-    use_model(thinking_model(tmp_path / "model", replies))
-    result = run("ask", "How many?", "--tools", "calculator, clock")
-    assert result == (
-        *(0, "A third.\n"),
-        "chatapp: calculator(expression=1/3): 0.333333333333333… (1/3)\n",
+    told = "chatapp: calculator(expression=1/3): 0.333333333333333… (1/3)\n"
+    for options in ([], ["--json"]):
+        use_model(thinking_model(tmp_path / "model", replies))
+        result = run("ask", "How many?", "--tools", "calculator, clock", *options)
+        assert (result.status, result.err) == (0, told)
+    document = json.loads(result.out)
+    assert (document["reply"], document["calls"]) == (
+        "A third.",
+        [
+            {
+                "name": "calculator",
+                "arguments": {"expression": "1/3"},
+                "result": "0.333333333333333… (1/3)",
+                "status": "done",
+                "at": 0,
+                "inside": 0,
+            }
+        ],
     )
 
 
@@ -75,23 +88,6 @@ def test_a_call_stays_out_of_the_answer_in_a_terminal(
     monkeypatch.setattr("sys.stderr", sys.stdout)  # a terminal shows both in one place
     out = run("ask", "How many?", "--tools", "calculator").out
     assert out.endswith("<<48*76=3648>>3648 eggs.\nchatapp: calculator(expression=48*76): 3648\n")
-
-
-def test_calls_in_json(run, use_model: UseModel, tmp_path: Path) -> None:
-    replies = [call("calculator", expression="6*7"), "42."]
-    use_model(thinking_model(tmp_path / "model", replies))
-    document = json.loads(run("ask", "How many?", "--tools", "calculator", "--json").out)
-    assert document["reply"] == "42."
-    assert document["calls"] == [
-        {
-            "name": "calculator",
-            "arguments": {"expression": "6*7"},
-            "result": "42",
-            "status": "done",
-            "at": 0,
-            "inside": 0,
-        }
-    ]
 
 
 def test_a_tool_that_asks_runs_only_when_it_was_named(
@@ -137,7 +133,7 @@ def test_a_terminal_is_asked(
     assert "  │ 1\n  │ \\u001b[2J\n[y/N] " in shown.getvalue()
 
 
-@pytest.mark.parametrize("yes", ["demo", "demo_add", ""])
+@pytest.mark.parametrize("yes", ["demo_add", ""])
 def test_a_server_of_tools(run, use_model: UseModel, tmp_path: Path, yes: str) -> None:
     add_server(tools_dir())
     use_model(thinking_model(tmp_path / "model", [call("demo_add", a=2, b=40), "Done."]))
