@@ -324,16 +324,14 @@ class Attention(Finding):
 class Layers(Finding):
     """Each layer's prediction after a token, by the logit lens; see `Trace.layer_logits`.
 
-    texts: of the tokens up to it. predictions: of each layer, from the embeddings on. jacobian:
-    the same by the Jacobian lens, see `lab.lens`; empty without one. is_of_mask: whether they are
-    of the token itself, which is masked.
+    texts: of the tokens up to it. predictions: of each layer, from the embeddings on. is_of_mask:
+    whether they are of the token itself, which is masked.
     """
 
     name: ClassVar[str] = "layers"
 
     texts: tuple[str, ...]
     predictions: "tuple[Prediction, ...]"
-    jacobian: "tuple[Prediction, ...]" = ()
     is_of_mask: bool = False
 
     @classmethod
@@ -342,15 +340,8 @@ class Layers(Finding):
         return cls(
             trace.texts[: position + 1],
             tuple(trace.lens(position, top)),
-            tuple(trace.jacobian(position, top)),
             trace.sees_all,
         )
-
-    @property
-    def lenses(self) -> "dict[str, tuple[Prediction, ...]]":
-        """What there is to show, by the lens's name."""
-        lenses = {"logit lens": self.predictions, "Jacobian lens": self.jacobian}
-        return {name: rows for name, rows in lenses.items() if rows}
 
     @property
     def actual(self) -> "Candidate | None":
@@ -367,13 +358,14 @@ class Layers(Finding):
         return f"{words}; │{visible(self.actual.text)}│ {came}" if self.actual else words
 
     def to_json(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = [
-            {"layer": state_name(index), **_layer_json(prediction)}
+        return [
+            {
+                "layer": state_name(index),
+                "entropy": prediction.entropy,
+                "alternatives": candidates_json(prediction),
+            }
             for index, prediction in enumerate(self.predictions)
         ]
-        for row, prediction in zip(rows, self.jacobian, strict=False):
-            row["jacobian"] = _layer_json(prediction)
-        return rows
 
 
 def state_name(index: int) -> str:
@@ -381,10 +373,6 @@ def state_name(index: int) -> str:
     layer that it comes from, counted from 0.
     """
     return str(index - 1) if index else "embed"
-
-
-def _layer_json(prediction: "Prediction") -> dict[str, Any]:
-    return {"entropy": prediction.entropy, "alternatives": candidates_json(prediction)}
 
 
 FINDINGS: tuple[type[Finding], ...] = (Tokens, NextToken, Attention, Layers)

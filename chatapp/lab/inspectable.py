@@ -19,7 +19,6 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.lab.architectures.encoder_decoder import EncoderDecoderTrace
-from chatapp.lab.lens import find_lens
 from chatapp.lab.limits import matcher_after
 from chatapp.lab.predictions import Stepper
 from chatapp.lab.traces import DecoderTrace, Trace, TransformersTrace
@@ -89,16 +88,8 @@ class _InspectableGenerator:
         model, prompt, ids = self._model, ids, [*ids, *reply]
         model.check_text(ids)
         if isinstance(model, LocalModel):
-            lens = find_lens(model)
             with model.lock:
-                return DecoderTrace(
-                    model.decoder,
-                    ids,
-                    model.piece,
-                    model.start,
-                    interventions,
-                    None if lens is None else lens.transport,
-                )
+                return DecoderTrace(model.decoder, ids, model.piece, model.start, interventions)
         check_changeable(model.name, interventions, is_changeable=False)
         if isinstance(model, EncoderDecoderModel):
             return EncoderDecoderTrace(model, prompt, reply)

@@ -68,10 +68,6 @@ class Trace(ABC):
         are the model's own logits.
         """
 
-    def jacobian_logits(self, position: int) -> Tensor | None:
-        """As `layer_logits`, by the Jacobian lens, see `lab.lens`; None where there is none."""
-        return None
-
     @abstractmethod
     def attention(self, position: int) -> NDArray[np.float32]:
         """Attention weights (layers, heads, position + 1) of one position on those before it and
@@ -103,14 +99,7 @@ class Trace(ABC):
 
     def lens(self, position: int, top: int = 5) -> list[Prediction]:
         """Each layer's prediction after a position, from the embeddings on."""
-        return self._predicted(self.layer_logits(position), position, top)
-
-    def jacobian(self, position: int, top: int = 5) -> list[Prediction]:
-        """As `lens`, by the Jacobian lens; empty where there is none of this model."""
-        rows = self.jacobian_logits(position)
-        return [] if rows is None else self._predicted(rows, position, top)
-
-    def _predicted(self, rows: Tensor, position: int, top: int) -> list[Prediction]:
+        rows = self.layer_logits(position)
         follower = self.ids[position + 1] if position + 1 < len(self.ids) else None
         return predictions(rows, [follower] * len(rows), top=top, piece=self._piece)
 
@@ -131,9 +120,8 @@ class Recorder:
 class DecoderTrace(Trace):
     """The trace of a decoder of this program. Tokens before the text have no positions.
 
-    start: those tokens. interventions: changes during the pass. transport: of this model's
-    Jacobian lens. The states after each layer and the queries and keys of each head are kept, whose
-    size is linear in the positions.
+    start: those tokens. interventions: changes during the pass. The states after each layer and the
+    queries and keys of each head are kept, whose size is linear in the positions.
     """
 
     def __init__(
@@ -143,12 +131,10 @@ class DecoderTrace(Trace):
         piece: Callable[[int], str],
         start: Sequence[int] = (),
         interventions: Interventions = UNCHANGED,
-        transport: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         shape = decoder.architecture
         super().__init__(ids, layers=shape.layers, heads=shape.heads, piece=piece)
         self._decoder = decoder
-        self._transport = transport
         self._start = len(start)
         blocks = [f"blocks.{layer}" for layer in range(self.layers)]
         states = ["embed", *blocks]
@@ -165,15 +151,7 @@ class DecoderTrace(Trace):
         return self._decoder.unembed(self._states[-1][start:stop])
 
     def layer_logits(self, position: int) -> Tensor:
-        return self._decoder.unembed(self._states_at(position))
-
-    def jacobian_logits(self, position: int) -> Tensor | None:
-        if self._transport is None:
-            return None
-        return self._decoder.unembed(self._transport(self._states_at(position)))
-
-    def _states_at(self, position: int) -> Tensor:
-        return torch.stack([state[position] for state in self._states])
+        return self._decoder.unembed(torch.stack([state[position] for state in self._states]))
 
     def attention(self, position: int) -> NDArray[np.float32]:
         place = self._start + position

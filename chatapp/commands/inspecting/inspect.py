@@ -15,7 +15,6 @@ import typer
 from chatapp.commands.console import interruptible, standard_input, write, write_json, write_output
 from chatapp.commands.inspecting.close_ups import CloseUps, find_close_ups
 from chatapp.commands.inspecting.heads import HeadOptions, find_heads
-from chatapp.commands.inspecting.lenses import compare_layers, make_lens
 from chatapp.commands.inspecting.masked import find_masked
 from chatapp.commands.inspecting.parts import PartOptions, find_parts
 from chatapp.commands.inspecting.places import Place, checked_place, text_position
@@ -63,14 +62,6 @@ class Sections:
     layers: Annotated[
         bool, typer.Option("--layers", help="Show what each layer would predict after a token.")
     ] = False
-    lens_from: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TEXTS",
-            help="Compute the model's Jacobian lens on the texts of a file, an empty line after "
-            "each, and keep it for --layers. It goes on where it was interrupted.",
-        ),
-    ] = None
     parts: Annotated[
         bool,
         typer.Option(
@@ -150,10 +141,6 @@ def inspect(
     target.check()
     against = experiments.against
     is_chosen = sections.parts or experiments.are_given or close_ups.are_given
-    if sections.lens_from is not None:
-        with interruptible("interrupted; the same command goes on"):
-            target.take(make_lens(settings, sections.lens_from), {"model": settings.model})
-        return
     with interruptible("interrupted"):
         if heads.heads:
             if sections.names or sections.parts:
@@ -166,10 +153,6 @@ def inspect(
             raise UserError("there is no text to inspect; pass it in quotes or on standard input")
         if (masked := find_masked(settings, content, sections.names, place, is_chosen)) is not None:
             target.take(masked, {"model": settings.model, "text": content})
-            return
-        if sections.names == [Layers.name] and against is not None and not is_chosen:
-            findings = compare_layers(settings, against, content)
-            target.take(findings, {"model": settings.model, "text": content})
             return
         language_model = load(settings.model, "float32", settings.device)
         sampling = choices_for(language_model, settings).sampling

@@ -60,7 +60,6 @@ def used_models() -> list[Path]:
 
 BUNDLED = "bundled"
 BUNDLED_FOLDER = Path(__file__).parents[2] / "bundled"
-BUNDLED_LENS = "lens.safetensors"
 
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")

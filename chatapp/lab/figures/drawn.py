@@ -22,7 +22,6 @@ _BLOCKS: dict[str, Callable[[Any], list[Block]]] = {
     "patching": of_parts.patches_blocks,
     "circuit": of_parts.circuit_blocks,
     "heads": of_parts.heads_blocks,
-    "divergence": of_parts.divergence_blocks,
     "neighbours": of_close_ups.neighbours_blocks,
     "state": of_close_ups.neighbours_blocks,
     "weight": of_close_ups.weight_blocks,

@@ -3,11 +3,9 @@
 from typing import TYPE_CHECKING
 
 from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, Why
-from chatapp.lab.figures.blocks import Bar, Block, Cell, Heading, Map, Note, Number, Pieces, Table
-from chatapp.lab.findings import state_name
+from chatapp.lab.figures.blocks import Block, Cell, Heading, Map, Note, Number, Pieces, Table
 
 if TYPE_CHECKING:
-    from chatapp.lab.divergence import Divergence
     from chatapp.lab.heads import HeadScores
     from chatapp.lab.patching import Grid
 
@@ -134,14 +132,3 @@ def heads_blocks(scores: "HeadScores") -> list[Block]:
         Heading("Names", "I induction, P previous token, D duplicate token"),
         Map(shares, letters=letters, scale=scale),
     ]
-
-
-def divergence_blocks(divergence: "Divergence") -> list[Block]:
-    """A row a layer, a column a lens, and a bar for the first."""
-    most = max(divergence.logit) or 1.0
-    rows: list[list[Cell]] = []
-    for index, value in enumerate(divergence.logit):
-        kls = [Number(values[index], ".4f") for values in divergence.lenses.values()]
-        rows.append([state_name(index), *kls, Bar(max(value, 0.0) / most)])
-    columns = [">layer", *(f">{lens}" for lens in divergence.lenses), ""]
-    return [Heading("Divergence", divergence.sentence), Table(columns, rows)]

@@ -134,17 +134,17 @@ def attention_blocks(attention: Attention) -> list[Block]:
 
 
 def layers_blocks(layers: Layers) -> list[Block]:
-    """A table for each lens, a row a state."""
-    blocks: list[Block] = [Heading("Layers", layers.sentence)]
+    """A table with a row a state."""
     ranks = [">rank"] if layers.actual else []
-    for lens, guesses in layers.lenses.items():
-        rows: list[list[Cell]] = []
-        for index, guess in enumerate(guesses):
-            rank = [f"{guess.actual.rank:,}"] if guess.actual else []
-            entropy = Number(guess.entropy or 0.0, ".1f")
-            rows.append([state_name(index), entropy, *rank, pieces(guess.candidates)])
-        blocks.append(Table([">layer", ">bits", *ranks, lens], rows))
-    return blocks
+    rows: list[list[Cell]] = []
+    for index, guess in enumerate(layers.predictions):
+        rank = [f"{guess.actual.rank:,}"] if guess.actual else []
+        entropy = Number(guess.entropy or 0.0, ".1f")
+        rows.append([state_name(index), entropy, *rank, pieces(guess.candidates)])
+    return [
+        Heading("Layers", layers.sentence),
+        Table([">layer", ">bits", *ranks, "logit lens"], rows),
+    ]
 
 
 def parts_blocks(parts: "PromptParts") -> list[Block]:

@@ -186,8 +186,7 @@ class LayersView(CloserView):
     hint = "← → choose a token · Tab: scroll the layers"
     formula = (
         "Logit lens: softmax(W_U norm(h)) of the hidden state h after each layer (nostalgebraist "
-        "2020). Jacobian lens: the same of J h, J = mean of d h_final / d h (Gurnee et al. 2026, "
-        "transformer-circuits.pub/2026/workspace). The last row is the model's own prediction."
+        "2020). The last row is the model's own prediction."
     )
     DEFAULT_CSS = """
     LayersView #layers-detail { border-top: none; }
@@ -247,22 +246,18 @@ class LayersView(CloserView):
     def _computed(self, layers_and_norms: "tuple[Layers, Norms | None]") -> None:
         self._layers, self._norms = layers, norms = layers_and_norms
         self._show_detail(Content.styled(layers.sentence, "dim"))
-        tables = [
-            self._table(lens, guesses, layers.actual) for lens, guesses in layers.lenses.items()
-        ]
-        self.query_one("#layers-table", Static).update(Content("\n").join(tables))
+        table = self._table(layers.predictions, layers.actual)
+        self.query_one("#layers-table", Static).update(table)
         rows: list[RenderableType] = []
         if norms is not None:
             width = max(20, self.query_one("#layers-scroll").size.width - 1)
             rows = [Text(), *drawn([norms], width)]
         self.query_one("#layers-norms", Static).update(Group(*rows))
 
-    def _table(
-        self, lens: str, guesses: "Sequence[Prediction]", actual: "Candidate | None"
-    ) -> Content:
-        """A lens's predictions, the last layer's first."""
+    def _table(self, guesses: "Sequence[Prediction]", actual: "Candidate | None") -> Content:
+        """The logit lens's predictions, the last layer's first."""
         width = self.size.width - 2
-        header = " layer  bits" + ("    rank" if actual else "") + f"  {lens}"
+        header = " layer  bits" + ("    rank" if actual else "") + "  logit lens"
         rows = [Content.styled(header, "dim")]
         for index in reversed(range(len(guesses))):
             guess = guesses[index]
