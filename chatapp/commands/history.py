@@ -259,14 +259,12 @@ def _all_ids(store: "Store") -> list[int]:
 def _exported(
     store: "Store", ids: list[int], format: Format, *, as_list: bool, thinking: bool
 ) -> str:
-    from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
+    from chatapp.dialogue.export import to_html, to_json, to_markdown, to_training_rows
 
     chats = [(store.chat(id), store.path(id)) for id in ids]
     if format is Format.MARKDOWN:
         return "\n---\n\n".join(to_markdown(chat, messages) for chat, messages in chats)
     if format is Format.HTML:
-        from chatapp.dialogue.html_export import to_html
-
         return to_html(*chats[0])
     if format is Format.JSONL:
         rows = [

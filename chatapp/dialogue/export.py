@@ -1,4 +1,4 @@
-"""Chats as Markdown, JSON and fine-tuning rows; `html_export` has them as HTML.
+"""Chats as Markdown, HTML, JSON and fine-tuning rows.
 
 A chat's JSON document, which `importing` reads back:
 
@@ -40,22 +40,55 @@ The thoughts before a reply are part of its content only on request, between the
 The rows from feedback are described in `feedback`.
 
 Invariant: exported text is unchanged; nothing in it is escaped, shortened or left out, so that it
-can be read back.
+can be read back. In HTML, which is to be read in a browser or printed, a text of the chat is only
+text: no HTML in it takes effect, nothing is loaded, and a link leads to a web address.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
+from html import escape
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from chatapp.common.foreign import printable
 from chatapp.dialogue.store.rows import StoredChat, StoredMessage
 from chatapp.dialogue.tools.tool import call_in_words
 from chatapp.engine.events import THINKING
 from chatapp.prompting.messages import Call
 
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+
 _NAMES = {"user": "User", "assistant": "Assistant"}
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 1rem/1.5 sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.4rem; }}
+header p, .note {{ opacity: 0.75; font-size: 0.9rem; }}
+section {{ margin: 1.5rem 0; }}
+section > h2 {{ font-size: 0.9rem; margin: 0; }}
+.user {{ border-left: 3px solid #2f8f7b; padding-left: 1rem; }}
+.text {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
+pre {{ overflow-x: auto; padding: 0.6rem; border: 1px solid #8886; }}
+table {{ border-collapse: collapse; }} td, th {{ border: 1px solid #8886; padding: 0.2rem 0.5rem; }}
+</style>
+</head>
+<body>
+<header><h1>{title}</h1><p>{facts}</p></header>
+{messages}
+</body>
+</html>
+"""
 
 
 def as_text(chat: StoredChat, messages: Sequence[StoredMessage], suffix: str) -> str:
@@ -66,8 +99,6 @@ def as_text(chat: StoredChat, messages: Sequence[StoredMessage], suffix: str) ->
     if suffix == ".md":
         return to_markdown(chat, messages)
     if suffix == ".html":
-        from chatapp.dialogue.html_export import to_html
-
         return to_html(chat, messages)
     if suffix == ".json":
         return json.dumps(to_json(chat, messages), indent=2, ensure_ascii=False) + "\n"
@@ -81,14 +112,12 @@ def as_text(chat: StoredChat, messages: Sequence[StoredMessage], suffix: str) ->
 
 def to_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
     """A chat to read: a title, then each message under the name of who said it."""
-    date = datetime.fromtimestamp(chat.created).astimezone().isoformat(" ", "minutes")
-    facts = ", ".join(filter(None, (date, f"model {chat.model}", chat.tags)))
+    facts = ", ".join(filter(None, (_time(chat.created), f"model {chat.model}", chat.tags)))
     parts = [f"# {chat.title or 'Untitled chat'}", f"*{facts}*"]
     if chat.system:
         parts += ["## System", chat.system]
     for message in messages:
-        status = "" if message.status == "complete" else message.status
-        notes = ", ".join(filter(None, (status, "edited" * message.is_edited, message.changes)))
+        notes = ", ".join(_notes(message))
         note = f" ({notes})" if notes else ""
         parts += [f"## {_NAMES[message.role]}{note}", message.text]
         parts += [_call_in_words(call) for call in message.calls]
@@ -97,6 +126,62 @@ def to_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
             "\n".join(f"{source.number}. {source.file}, {source.place}" for source in shown)
         )
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_html(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
+    """A chat as a page of its own. Replies are laid out as Markdown if the chat shows them so."""
+    facts = [_time(chat.created), f"model {chat.model}", chat.tags]
+    title = escape(printable(chat.title or "Untitled chat"))
+    system = [_section("Instructions", "system", _plain(chat.system), [])] if chat.system else []
+    from markdown_it import MarkdownIt
+
+    # No links to schemes other than the web's, and no images: markdown-it renders what is here.
+    markdown = MarkdownIt("gfm-like", {"html": False}).disable("image")
+    sections = [_message(message, markdown if chat.markdown else None) for message in messages]
+    return _PAGE.format(
+        title=title,
+        facts=escape(printable(" · ".join(filter(None, facts)))),
+        messages="\n".join(system + sections),
+    )
+
+
+def _message(message: StoredMessage, markdown: "MarkdownIt | None") -> str:
+    text = printable(message.text)
+    is_laid_out = markdown is not None and message.role == "assistant"
+    body = markdown.render(text) if markdown is not None and is_laid_out else _plain(text)
+    calls = "".join(
+        f"<pre>{escape(printable(call_in_words(call.name, call.arguments)))}\n"
+        f"{escape(printable(call.result))}</pre>"
+        for call in message.calls
+    )
+    notes = [_time(message.created), *_notes(message)]
+    notes += [
+        f"[{source.number}] {source.file}, {source.place}"
+        for source in message.sources
+        if source.number
+    ]
+    name = "You" if message.role == "user" else "Assistant"
+    return _section(name, message.role, body + calls, notes)
+
+
+def _section(name: str, kind: str, body: str, notes: Sequence[str]) -> str:
+    words = escape(printable(" · ".join(filter(None, notes))))
+    note = f'<p class="note">{words}</p>' if words else ""
+    return f'<section class="{kind}"><h2>{name}</h2>\n{body}\n{note}</section>'
+
+
+def _plain(text: str) -> str:
+    return f'<div class="text">{escape(printable(text))}</div>'
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "minutes")
+
+
+def _notes(message: StoredMessage) -> list[str]:
+    """What is to be known of a message besides its text."""
+    status = "" if message.status == "complete" else message.status
+    return [note for note in (status, "edited" * message.is_edited, message.changes) if note]
 
 
 def to_json(chat: StoredChat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
