@@ -51,6 +51,11 @@ class _Plan:
     forced: Sequence[int] = ()
     is_another: bool = False
 
+    @property
+    def messages(self) -> list[StoredMessage]:
+        """Those in its prompt, except a new one."""
+        return self.path if self.beginning is None else [*self.path, self.beginning]
+
 
 class Session:
     """A chat with a model.
@@ -182,8 +187,8 @@ class Session:
         self.chat.messages = [*plan.path, *([user] if user else []), reply]
         with self._recording(reply) as recorder:
             sampling = self._unused(reply, prompt) if plan.is_another else seeded(self.sampling)
-            options = self._options(sampling, plan.forced, reply.text, toolbox, cancel)
-            *history, newest = self._exchanges(self._path_of(plan), plan.text, prompt.sources)
+            options = self._options(plan, reply.text, sampling, toolbox, cancel)
+            *history, newest = self._exchanges(plan.messages, plan.text, prompt.sources)
             exchanges = [*history, replace(newest, thoughts=reply.thoughts)]
             is_grounded = bool(prompt.sources) or self._documents() is None
             events = turn(self.model, self.writer, exchanges, options, prompt)
@@ -213,17 +218,13 @@ class Session:
         else:
             message = plan.path[-1].text if plan.text is None else plan.text
             sources = self.find_sources(message, cancel)
-        prompt = self.render(self._path_of(plan), plan.text, sources)
+        prompt = self.render(plan.messages, plan.text, sources)
         if len(prompt.ids) + len(plan.forced) >= self.model.context:
             raise ContextOverflow(
                 f"the reply would begin with {len(plan.forced)} tokens and fill the model's window "
                 f"of {self.model.context}"
             )
         return replace(prompt, messages=()) if plan.forced else prompt  # only a text is continued
-
-    def _path_of(self, plan: _Plan) -> list[StoredMessage]:
-        """The messages of its prompt, but for a new one."""
-        return plan.path if plan.beginning is None else [*plan.path, plan.beginning]
 
     def _store(self, plan: _Plan, prompt: Prompt) -> tuple[StoredMessage | None, StoredMessage]:
         """The rows of the user's new message, if there is one, and of the reply at its
@@ -308,9 +309,9 @@ class Session:
 
     def _options(
         self,
-        sampling: Sampling,
-        forced: Sequence[int],
+        plan: _Plan,
         begun: str,
+        sampling: Sampling,
         toolbox: Toolbox | None,
         cancel: threading.Event | None,
     ) -> Options:
@@ -327,7 +328,7 @@ class Session:
             constraint,
             toolbox,
             self.chat.interventions,
-            forced,
+            plan.forced,
             top=top,
             generate=self._generate,
         )
