@@ -1,6 +1,5 @@
 """Chats held with a prompt file: what is sent, which examples, what fits, and what is kept."""
 
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,6 @@ from chatapp.dialogue.events import Started
 from chatapp.dialogue.reading import draft, read, usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.database import APPLICATION_ID
-from chatapp.dialogue.store.migrations import MIGRATIONS
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.dialogue.writers.fewshot import FewShotWriter
@@ -383,29 +380,6 @@ def test_a_chat_asks_for_a_template_where_the_model_has_none(tmp_path: Path) -> 
     assert choose_template(free, "plain", "alpaca") == ALPACA
     assert choose_template(free, "", "") == choose_template(free, "", "unknown") == PLAIN
     assert choose_template(tuned, "", "alpaca") == CHAT
-
-
-def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    connection = sqlite3.connect(path)
-    before = list(MIGRATIONS).index("prompt file and template")
-    for statements in list(MIGRATIONS.values())[:before]:
-        for statement in statements:
-            connection.execute(statement)
-    connection.execute(
-        "INSERT INTO chats (title, system, template, model, created, updated)"
-        " VALUES ('Old', 'Be brief.', 'plain', 'tiny', 1, 1)"
-    )
-    connection.execute(f"PRAGMA user_version = {before}")
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.commit()
-    connection.close()
-    store = Store(path)
-    chat = store.chat(1)
-    assert (chat.system, chat.prompt, chat.asked_template) == ("Be brief.", "", "")
-    store.set_basis(1, Basis(prompt="spam"))
-    assert store.chat(1).basis == Basis(None, "spam", "")
-    store.close()
 
 
 # With a real model

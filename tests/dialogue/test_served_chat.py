@@ -1,7 +1,6 @@
 """Chats with a server that writes them in its model's own template."""
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,9 @@ import pytest
 from completions_server import CompletionsServer, delta, piece, replied, said
 
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.events import Options
 from chatapp.dialogue.reading import read, usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.dialogue.writers.template import SERVED
 from chatapp.engine.events import Finished
@@ -204,14 +201,6 @@ def test_a_chat_goes_on_in_another_model(
     assert server.requests[-1]["prompt"].endswith(
         "User: So?\nAssistant: Yes.\nUser: Really?\nAssistant:"
     )
-
-
-def test_one_question(server: CompletionsServer, model: LanguageModel) -> None:
-    options = Options(Sampling(), threading.Event(), system="Be brief.")
-    events = answer(model, choose_template(model, ""), " Is it so? ", options)
-    assert "".join(event.text for event in events) == "Yes."
-    sent = [message("system", "Be brief."), message("user", "Is it so?")]
-    assert server.requests[-1]["messages"] == sent
 
 
 def calls_of(*arguments: str, name: str = "calculator") -> list[str]:

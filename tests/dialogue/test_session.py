@@ -115,14 +115,6 @@ def test_the_user_is_stored_before_the_model_is_asked(
     ]
 
 
-def test_white_space_around_a_reply_is_neither_shown_nor_stored(session_of: MakeSession) -> None:
-    session = session_of(ScriptedModel([" \n  One.\n\nTwo. \n\n"]))
-    events = list(session.say("Go"))
-    assert reply_of(events) == "One.\n\nTwo."
-    assert next(event.text for event in events[1:] if event.text) == "One."
-    assert session.chat.messages[-1].text == "One.\n\nTwo."
-
-
 @pytest.mark.parametrize("text", ["", "  \n\t "])
 def test_an_empty_message_is_refused(session_of: MakeSession, store: Store, text: str) -> None:
     with pytest.raises(ValueError, match="the message is empty"):
@@ -153,16 +145,6 @@ def test_a_turn_is_recorded_with_all_it_was_made_from(
     assert row.reason == "stop"
     assert row.prompt_tokens == model.finished[0].prompt_tokens
     assert row.seconds == model.finished[0].seconds
-
-
-def test_sampling_takes_effect_with_the_next_turn(session_of: MakeSession) -> None:
-    model = ScriptedModel([" Ok."])
-    session = session_of(model, sampling=Sampling(seed=1))
-    list(session.say("Hi"))
-    session.sampling = Sampling(temperature=0.0, seed=2)
-    list(session.say("Hi"))
-    assert [sampling.seed for sampling in model.samplings] == [1, 2]
-    assert model.samplings[1].temperature == 0.0
 
 
 # How a reply ends
