@@ -3,6 +3,8 @@
 Invariant: nothing of torch is imported before a model is loaded, nor rich before it draws.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +19,8 @@ from chatapp.common.userfiles import UserError, reason
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from chatapp.dialogue.events import TurnEvent
+    from chatapp.engine.decoder.interventions import Interventions
     from chatapp.lab.steering import Sweep
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and try directions that change replies.")
@@ -100,16 +104,22 @@ def sweep(
     settings = load_settings({"model": model})
     language_model = load(settings.model, "float32", settings.device)
 
+    from chatapp.dialogue.events import Options
+    from chatapp.dialogue.turn import turn, write_prompt
     from chatapp.dialogue.writers.choosing import choose_template, writer_for
     from chatapp.dialogue.writers.prompt import Exchange
 
     writer = writer_for(language_model, choose_template(language_model, ""))
-    written = writer.write(None, [Exchange(prompt)], max_tokens=max_tokens)
-    sampling = Sampling(temperature=0, max_tokens=max_tokens)
+    options = Options(Sampling(temperature=0, max_tokens=max_tokens))
+    exchanges = [Exchange(prompt)]
+    written = write_prompt(writer, exchanges, options)
+
+    def draw(changes: "Interventions") -> "Iterator[TurnEvent]":
+        changed = replace(options, changes=changes)
+        return turn(language_model, writer, exchanges, changed, written)
+
     with interruptible("interrupted"), progress("Replying") as report:
-        results = replies_by_strength(
-            language_model, direction, written.ids, wanted, sampling, writer.stop, report
-        )
+        results = replies_by_strength(language_model, direction, written.ids, wanted, draw, report)
     if as_json:
         write_json({"model": language_model.name, "prompt": prompt, **results.to_json()})
         return

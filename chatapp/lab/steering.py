@@ -15,7 +15,7 @@ Invariant: strength 0 is the model itself, bit by bit.
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,8 +30,9 @@ from chatapp.common.userfiles import UserError, quoted, read_required, whole_fil
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.interventions import Change, Interventions
+from chatapp.engine.events import Token
 from chatapp.engine.files.gguf.reader import GGUFFile
-from chatapp.engine.model import LanguageModel, Request, Sampling
+from chatapp.engine.model import LanguageModel
 from chatapp.lab.findings import Finding
 from chatapp.lab.heads import own_decoder
 from chatapp.lab.traces import Recorder
@@ -246,20 +247,21 @@ def sweep(
     direction: Direction,
     ids: Sequence[int],
     strengths: Sequence[float],
-    sampling: Sampling,
-    stop: Sequence[str] = (),
+    draw: Callable[[Interventions], Iterable[Any]],
     progress: Progress = no_progress,
 ) -> Sweep:
-    """Reply to a prompt at each strength. ids: of the prompt. Raises UserError."""
+    """The replies to a prompt at each strength. Raises UserError.
+
+    ids: of the prompt. draw: draws the reply to it of the model that is changed so.
+    """
     own = own_decoder(model)
     replies = []
     for done, strength in enumerate(strengths):
         progress(done, len(strengths))
         changes = direction.at(strength, own.decoder.architecture).added_after(len(ids))
-        drawn, text = [], ""
-        for event in own.generate(Request(ids, sampling, stop, interventions=changes)):
-            text += event.text
-            drawn += [event.id] if hasattr(event, "id") else []
+        events = list(draw(changes))
+        text = "".join(event.text for event in events)
+        drawn = [event.id for event in events if isinstance(event, Token)]
         replies.append(Steered(strength, text, *_compared(own, ids, drawn, changes)))
     return Sweep(direction.name, tuple(replies))
 

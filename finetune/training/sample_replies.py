@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from chatapp.dialogue.events import TurnEvent
+from chatapp.dialogue.events import Options, TurnEvent
+from chatapp.dialogue.turn import write_prompt
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Finished
@@ -96,9 +97,8 @@ def _own_prompts(
     prompts = []
     for text in settings.prompts:
         try:
-            written = writer_for(model, template).write(
-                None, [Exchange(text)], max_tokens=settings.max_tokens
-            )
+            options = Options(Sampling(max_tokens=settings.max_tokens))
+            written = write_prompt(writer_for(model, template), [Exchange(text)], options)
         except ValueError as error:
             raise ConfigError(f"samples.prompts: {one_line(text)[:40]!r}: {error}") from None
         prompts.append(Question(written.ids, text))

@@ -34,6 +34,11 @@ PAIRS = [("The quick fox", "Hello, who"), ("a small model", "my friend"), ("jump
 GREEDY = Sampling(temperature=0, max_tokens=5)
 
 
+def drawn_by(model: LocalModel, ids: list[int], sampling: Sampling) -> Any:
+    """What draws the replies of a changed model."""
+    return lambda changes: model.generate(Request(ids, sampling, interventions=changes))
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
@@ -84,7 +89,7 @@ def test_replies_are_those_of_hooks(pair: Pair) -> None:
         tokens.append(int(steered[-1].argmax()))
         if tokens[-1] in model.end_ids:
             break
-    found = sweep(model, direction, ids, [0.8], GREEDY).replies[0]
+    found = sweep(model, direction, ids, [0.8], drawn_by(model, ids, GREEDY)).replies[0]
     drawn = tokens[1 + len(ids) :]
     text = model.tokenizer.decode(drawn)
     assert found.text == text
@@ -103,7 +108,7 @@ def test_strength_0_is_the_model_itself(local: LocalModel) -> None:
     assert torch.equal(local.logits(ids, changes), local.logits(ids))
     request = Request(ids, Sampling(seed=1, max_tokens=8))
     plain = "".join(event.text for event in local.generate(request))
-    found = sweep(local, direction, ids, [0.0], request.sampling).replies[0]
+    found = sweep(local, direction, ids, [0.0], drawn_by(local, ids, request.sampling)).replies[0]
     assert (found.text, found.kl) == (plain, 0.0)
 
 
