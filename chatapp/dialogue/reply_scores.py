@@ -7,7 +7,7 @@ template, closed as that template closes it.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from chatapp.dialogue.events import TurnEvent
+from chatapp.dialogue.events import TurnEvent, interleaved
 from chatapp.dialogue.writers.choosing import own_template
 from chatapp.engine.backends.head import RewardModel
 from chatapp.engine.batch import MOST_AT_ONCE
@@ -101,18 +101,15 @@ def best_of(
 
 def _whole(replies: Sequence[Iterator[TurnEvent]]) -> Iterator[Scored]:
     """Each reply as soon as it has ended, not scored yet."""
-    events_of_replies: list[list[TurnEvent]] = [[] for _ in replies]
-    going_on = list(zip(replies, events_of_replies, strict=True))
-    while going_on:
-        for reply in list(going_on):
-            events, so_far = reply
-            event = next(events)
-            so_far.append(event)
-            if isinstance(event, Finished):
-                going_on.remove(reply)
-                text = "".join(part.text for part in so_far)
-                thoughts = "".join(part.thought or "" for part in so_far)
-                yield Scored(text, thoughts, event, float("-inf"))
+    so_far: list[list[TurnEvent]] = [[] for _ in replies]
+    for number, event in interleaved(replies):
+        if isinstance(event, BaseException):
+            raise event
+        so_far[number].append(event)
+        if isinstance(event, Finished):
+            text = "".join(part.text for part in so_far[number])
+            thoughts = "".join(part.thought or "" for part in so_far[number])
+            yield Scored(text, thoughts, event, float("-inf"))
 
 
 def _by_score(reply: Scored) -> float:

@@ -186,7 +186,7 @@ def test_the_commands_and_their_exit_status(
     assert done.exit_code == 2
     done = runner.invoke(app, ["train", str(path), f"output={tmp_path / 'a'}", "train.epoch=1"])
     assert done.exit_code == 2
-    assert "did you mean 'epochs'" in done.stderr
+    assert "did you mean 'train.epochs'" in done.stderr
     done = runner.invoke(
         app, ["train", str(path), f"output={tmp_path / 'a'}", "train.learning_rate=1e30"]
     )
