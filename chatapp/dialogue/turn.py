@@ -4,7 +4,7 @@
 tools, goes on after their results, and removes the white space around the reply. A session is this
 and a store; `answer` and `complete` store nothing.
 
-Invariant: nobody else makes a request for a reply. The server, which draws many replies in one
+Invariant: nobody else makes a request for a reply to messages. The server, which draws many in one
 batch, makes its requests by `request_for` and reads the events with `ReplyFilter`.
 """
 

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from api_server import Client, serving
 
+from chatapp.dialogue import turn
+from chatapp.dialogue.events import Options
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
+from chatapp.prompting.template import PLAIN
 
 GREEDY = {"temperature": 0, "top_p": 1.0}
 
@@ -182,6 +185,16 @@ async def test_a_chat_is_one_string_for_the_model(client: Client) -> None:
     assert 0 < len(content) <= answer["usage"]["completion_tokens"]
     assert joined_bytes(content).decode() == choice["message"]["content"]
     assert all(len(token["top_logprobs"]) == 2 for token in content)
+
+
+async def test_a_chats_reply_is_that_of_ask(client: Client) -> None:
+    sampling = Sampling(temperature=1.0, top_p=1.0, seed=3, max_tokens=9)
+    events = turn.answer(client.model, PLAIN, "Hi", Options(sampling, system="Be brief."))
+    expected = "".join(event.text for event in events)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    body = {"messages": messages, "temperature": 1.0, "top_p": 1.0, "seed": 3, "max_tokens": 9}
+    (choice,) = (await client.post("/v1/chat/completions", body))["choices"]
+    assert choice["message"]["content"] == expected
 
 
 def joined_bytes(content: list[Any]) -> bytes:
