@@ -122,9 +122,9 @@ def personas() -> Iterable[str]:
 @_offered
 def methods() -> Iterable[tuple[str, str]]:
     """Methods to choose demonstrations."""
-    from chatapp.tasks.selection.installed import usable_methods
+    from chatapp.tasks.selection.methods import METHODS
 
-    return [(name, method.summary) for name, method in usable_methods().items()]
+    return [(name, method.summary) for name, method in METHODS.items()]
 
 
 lists_of_methods = _for_lists(methods)

@@ -9,8 +9,7 @@ from chatapp.engine.model import LanguageModel
 from chatapp.prompting.examples import PromptError
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.selection.encoders import load_encoder
-from chatapp.tasks.selection.installed import find_method, listed_methods, usable_methods
-from chatapp.tasks.selection.methods import Selector, with_encoder
+from chatapp.tasks.selection.methods import METHODS, Selector, with_encoder
 from chatapp.tasks.selection.select import build_selector
 from chatapp.tasks.settings import SETTINGS, Scoring, Style
 
@@ -20,7 +19,7 @@ def method_and_encoder(value: str) -> tuple[str, str | None]:
     name, colon, encoder = value.partition(":")
     method = _named(name)
     if colon and not method.needs_encoder:
-        known = ", ".join(with_encoder(usable_methods()))
+        known = ", ".join(with_encoder(METHODS))
         raise PromptError(f"--select is {quoted(value)}; only {known} take an encoder")
     if colon and not encoder:
         raise PromptError(f"--select is {quoted(value)}; expected an encoder after the colon")
@@ -34,12 +33,10 @@ def method_of(selection: str) -> type[Selector]:
 
 
 def _named(name: str) -> type[Selector]:
-    method = find_method(name)
-    if method is None:
-        known, clashes = listed_methods()
-        message = f"--select is {quoted(name)}, which is not known{suggestion(name, known)}"
-        raise PromptError(f"{message}{clashes}")
-    return method
+    if name not in METHODS:
+        message = f"--select is {quoted(name)}, which is not known{suggestion(name, METHODS)}"
+        raise PromptError(message)
+    return METHODS[name]
 
 
 def changed(

@@ -340,10 +340,7 @@ def help_on_methods() -> str:
     """What the built-in methods choose, for the help of a command."""
     summaries = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
     *most, last = with_encoder(METHODS)
-    return (
-        f"{summaries}. {', '.join(most)} and {last} also with an encoder, as knn:minilm. "
-        "Installed packages may offer more."
-    )
+    return f"{summaries}. {', '.join(most)} and {last} also with an encoder, as knn:minilm."
 
 
 def vote(pool: Pool, indices: Sequence[int]) -> str:

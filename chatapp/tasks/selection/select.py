@@ -8,10 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from chatapp.common.userfiles import quoted
-from chatapp.prompting.examples import Pool, PromptError
-from chatapp.tasks.selection.installed import find_method, listed_methods
-from chatapp.tasks.selection.methods import Fixed, Selector
+from chatapp.prompting.examples import Pool
+from chatapp.tasks.selection.methods import METHODS, Fixed, Selector
 from chatapp.tasks.selection.similarity import Encoder, Metric
 from chatapp.tasks.settings import ShotOrder
 
@@ -19,22 +17,18 @@ Pooling = Literal["mean", "cls"]
 
 
 def _known(value: Any) -> str:
-    try:
-        if isinstance(value, str) and find_method(value):
-            return value
-    except PromptError as error:
-        raise ValueError(f"is {quoted(value)}: {error}") from None
-    known, clashes = listed_methods()
-    *names, last = map(repr, known)
+    if isinstance(value, str) and value in METHODS:
+        return value
+    *names, last = map(repr, METHODS)
     # Pydantic's words for a choice, so that all choices are refused alike.
-    message = f"Input should be {', '.join(names)} or {last}{clashes}"
+    message = f"Input should be {', '.join(names)} or {last}"
     raise PydanticCustomError("literal_error", "{message}", {"message": message})
 
 
 class Select(BaseModel):
     """Which demonstrations are shown, in which order.
 
-    method: its name, see `find_method`. k: how many. order: of printing; None is `nearest-last` if
+    method: its name, see `METHODS`. k: how many. order: of printing; None is `nearest-last` if
     the method ranks, so that the best one is next to the query, else as chosen. seed: for methods
     that draw, and for `shuffled`. encoder: for methods that need one; None is the best one
     installed. pooling: of a sentence encoder; None is its own. layer: of the encoder `lm`, counted
@@ -59,9 +53,7 @@ class Select(BaseModel):
     @property
     def selector(self) -> type[Selector]:
         """The class of the method."""
-        method = find_method(self.method)
-        assert method is not None, self.method  # validation found it
-        return method
+        return METHODS[self.method]
 
 
 def build_selector(pool: Pool, select: Select, encoder: Encoder | None = None) -> Selector:
