@@ -55,7 +55,6 @@ from finetune.training.best_metric import read_tasks
 from finetune.training.callbacks import RunCallback
 from finetune.training.checkpoints import last_checkpoint
 from finetune.training.export import whole_model, write_pretrained
-from finetune.training.initial_weights import plant_heads
 from finetune.training.record import (
     LOSSES_FILE,
     PRETRAIN_RECORD,
@@ -131,10 +130,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
 def _network(config: PretrainConfig, tokenizer: Tokenizer) -> Any:
     """The model before its first step."""
     set_seed(config.seed)
-    model = build_network(config.shape, tokenizer.get_vocab_size(), end_id(tokenizer))
-    if config.shape.start == "planted":
-        plant_heads(model)
-    return model
+    return build_network(config.shape, tokenizer.get_vocab_size(), end_id(tokenizer))
 
 
 def _is_masked(config: PretrainConfig) -> bool:
@@ -149,11 +145,6 @@ def _check_shape(config: PretrainConfig) -> None:
         raise ConfigError(
             f"shape.hidden is {config.shape.hidden}; expected a multiple of shape.heads "
             f"({config.shape.heads})"
-        )
-    if config.shape.start == "planted" and config.shape.architecture != "gpt2":
-        raise ConfigError(
-            f"shape.start is planted, but shape.architecture is {config.shape.architecture}; "
-            "heads are planted in gpt2 only"
         )
     is_recurrent = config.shape.architecture == "transformer-xl"
     if is_recurrent and (config.shape.hidden % 2 or processes() > 1):

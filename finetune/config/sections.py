@@ -87,11 +87,6 @@ class Shape(Section):
         "positions, a gated MLP, RMSNorm, grouped heads; transformer-xl has the window before as "
         "its memory; bert is trained to fill masks",
     )
-    start: Literal["random", "planted"] = Field(
-        "random",
-        description="the first weights: random as in GPT-2, or with positions as sinusoids and "
-        "heads that copy planted in the first two blocks",
-    )
 
 
 OptimizerName = Literal["adamw", "muon"]

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from finetune.config.sections import ConfigError, PretrainConfig
 from finetune.data.corpus import Ids
 from finetune.measuring.learning import watched_steps
 from finetune.pretrain import pretrain
+from finetune.training.architectures import build_network
 from finetune.training.checkpoints import CheckpointingTrainer, last_checkpoint
 from finetune.training.trainer import NotFinite
 
@@ -155,15 +157,14 @@ def test_changed_documents_in_the_same_folder_are_refused(
 def test_a_loss_that_is_no_number_stops_before_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoilt(model: GPT2LMHeadModel) -> None:
+    def spoilt(*arguments: Any) -> GPT2LMHeadModel:
+        model = build_network(*arguments)
         with torch.no_grad():
             model.transformer.wpe.weight[3] = torch.nan
+        return model
 
-    monkeypatch.setattr("finetune.pretrain.plant_heads", spoilt)
+    monkeypatch.setattr("finetune.pretrain.build_network", spoilt)
     settings = config(tmp_path)
-    settings = settings.model_copy(
-        update={"shape": settings.shape.model_copy(update={"start": "planted"})}
-    )
     with pytest.raises(NotFinite, match="the loss is nan at step 1"):
         pretrain(settings, QUIET)
     assert last_checkpoint(Path(settings.output)) is None

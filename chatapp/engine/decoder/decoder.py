@@ -13,7 +13,6 @@ States are float32, whatever the type of the matrices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -33,7 +32,6 @@ from chatapp.engine.decoder.parts import (
     Rotation,
     make_norm,
 )
-from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.decoder.relative import distances_between
 from chatapp.engine.errors import ModelError
 from chatapp.engine.kernels.linear import linear_layer
@@ -99,7 +97,6 @@ class Decoder:
         self._output = linear_layer(output, name.removesuffix(".weight"), self.vocabulary)
         self._native = native_blocks(self.blocks, architecture, self.rotations)
         self._most_native_rows = 0 if self._native is None else self._native.most_rows
-        self._steps: WeakKeyDictionary[KeyValueCache, Step] = WeakKeyDictionary()
 
     @property
     def norm(self) -> LayerNorm | RMSNorm:
@@ -325,10 +322,6 @@ class Decoder:
         `all_positions`, on the CPU.
         """
         cache = self.new_cache() if cache is None else cache
-        is_recorded = self.device.type == "cuda" and self.architecture.farthest is None
-        if len(ids) == 1 and is_recorded and not changes:
-            after = self._step(ids[0], cache).cpu()
-            return after[None] if all_positions else after
         logits = []
         for start in range(0, len(ids), CHUNK):
             chunk = [ids[start : start + CHUNK]]
@@ -377,23 +370,3 @@ class Decoder:
     def attention_weights(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
         """The weights that a layer mixes values with; see `Attention.weights`."""
         return self.blocks[layer].attention.weights(query, key)
-
-    def _step(self, id: int, cache: KeyValueCache) -> Tensor:
-        """Logits (vocabulary,) after one more token, recorded for each cache."""
-        cache.reserve(len(cache) + 1)
-        step = self._steps.get(cache)
-        if step is None or step.layers is not cache.layers:
-            step = self._steps[cache] = Step(cache)
-        logits = step(id, len(cache), self._logits_after)
-        cache.commit([id])
-        return logits
-
-    def _logits_after(
-        self, id: Tensor, position: Tensor, key_values: KeyValues, mask: Tensor
-    ) -> Tensor:
-        """The computation of a `Step`."""
-        keys = torch.arange(mask.shape[1], device=mask.device)
-        masks = self._masks(mask, position, keys)
-        return self.head(
-            self._through(id, position, Pass(1, self._turns(position), key_values, masks))
-        )

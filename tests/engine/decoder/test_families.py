@@ -18,7 +18,6 @@ from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.decoder import attention, decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import DECODERS
-from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.decoder.summary import parameter_formula
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.files.model_files import ModelFiles
@@ -116,20 +115,6 @@ def test_padded_batch(pair: Pair) -> None:
     hidden = ours.hidden([[*ids, *[0] * (53 - len(ids))] for ids in rows])
     for states, ids in zip(hidden, rows, strict=True):
         assert close(ours.head(states[: len(ids)]), logits_of(reference, ids))
-
-
-def test_a_step_is_a_pass_of_one_token(pair: Pair, wanted: torch.Tensor) -> None:
-    ours, cache = pair[0], pair[0].new_cache(4)
-    for layer in cache.layers:
-        layer.fill_(torch.nan)  # whatever lay in this memory before, it is masked
-    ours.forward(IDS[:20], cache)
-    step = Step(cache)
-    for place in range(20, 40):
-        with torch.inference_mode():
-            logits = step(IDS[place], place, ours._logits_after)
-        cache.commit([IDS[place]])
-        assert close(logits, wanted[place])
-    assert close(ours.forward(IDS[40:], cache), wanted[-1])
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("int8", 0.02), ("int4", 0.05), ("bfloat16", 0.02)])

@@ -11,7 +11,6 @@ from random_models import MakeGPT2, logits_of
 
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels import device, precision
@@ -63,32 +62,6 @@ def test_a_gpu_that_is_not_there_is_not_replaced_in_silence(
     pretend(monkeypatch, "cuda")
     with pytest.raises(ModelError, match="int8 is multiplied on the CPU"):
         device_for("cuda", "int8", LARGE)
-
-
-def test_a_step_is_a_pass_of_one_token(gpt2: tuple[Path, Any]) -> None:
-    folder, theirs = gpt2
-    wanted = logits_of(theirs, IDS)
-    ours = load_decoder(ModelFiles.read(folder))
-    cache = ours.new_cache(4)
-    # Whatever lay in this memory before, it is masked.
-    for layer in cache.layers:
-        layer.fill_(torch.nan)
-    ours.forward(IDS[:20], cache)
-    step = Step(cache)
-    for place in range(20, 40):
-        with torch.inference_mode():
-            logits = step(IDS[place], place, ours._logits_after)
-        cache.commit([IDS[place]])
-        assert torch.allclose(logits, wanted[place], atol=2e-4)
-    # What steps wrote is what passes read.
-    assert torch.allclose(ours.forward(IDS[40:], cache), wanted[-1], atol=2e-4)
-    # A step after going back overwrites what came later.
-    other = [*IDS[:10], 5]
-    cache.rewind(other)
-    with torch.inference_mode():
-        assert torch.allclose(
-            step(5, 10, ours._logits_after), logits_of(theirs, other)[-1], atol=2e-4
-        )
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])

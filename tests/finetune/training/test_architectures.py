@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from chatapp.engine.models.loading import load_model
-from finetune.config.sections import ConfigError, PretrainConfig, Shape
+from finetune.config.sections import PretrainConfig, Shape
 from finetune.pretrain import pretrain
 from finetune.training.architectures import ARCHITECTURES, build_network, parameter_formula
 
@@ -80,6 +80,3 @@ def test_a_run_is_a_model(tmp_path: Path, name: str) -> None:
         ).logits[0, -1]
     (scores,) = model.score([(ids, ids[-1:])])
     assert scores[0] == pytest.approx(float(wanted.log_softmax(0)[ids[-1]]), abs=1e-3)
-    settings["shape"] |= {"start": "planted"}
-    with pytest.raises(ConfigError, match="planted in gpt2 only"):
-        pretrain(PretrainConfig.model_validate(settings), Console(quiet=True))
