@@ -166,9 +166,6 @@ class GrpoSettings(ObjectiveSettings):
     stop: list[str] = Field(
         [], description="strings that end a reply, in addition to the template's"
     )
-    tools: list[Literal["calculator"]] = Field(
-        [], description="tools that replies may call while they are sampled, as <<48*76="
-    )
     temperature: float = Field(1.0, gt=0, le=100, description="sampling temperature of the replies")
     top_p: float = Field(1.0, gt=0, le=1, description="top-p of the replies; 1 is off")
     top_k: int = Field(0, ge=0, description="top-k of the replies; 0 is off")

@@ -14,9 +14,7 @@ the loss is the mean, over all tokens of all replies of the step, of
 The last factor estimates the KL divergence from the reference (Schulman, 2020); r beside it makes
 it one of π and not of π_old, as in TRL (`use_bias_correction_kl`). Probabilities are at the
 temperature that replies are drawn with. Defaults and all this are TRL's (`loss_type` dapo), but
-that dropout is off. With `tools`, replies call them while they are drawn, and the tokens of a
-result are in no loss (`training.tool_rollouts`). A reply's end token is a token of it; one that was
-cut at its longest has none.
+that dropout is off. A reply's end token is a token of it; one that was cut at its longest has none.
 
 Invariant: a reply's advantage comes from its own group, and a token's weight is one through the
 tokens of the whole optimizer step, so the loss is the same however the step is cut, padded or
@@ -41,8 +39,6 @@ from torch.utils.data import Dataset
 from chatapp.common.foreign import printable
 from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.model import PieceTokenizer, Tokenizer
-from chatapp.prompting.calls import CALCULATOR
-from chatapp.prompting.template import DialogueTemplate
 from finetune.config.objectives import GrpoSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.config.tasks import Metric
@@ -93,9 +89,8 @@ class PromptRows(Dataset[Tensors]):
         }
 
 
-REPLY_FIGURES = ("advantage", "reward", "no_signal", "calls")
-"""The figures of each drawn reply; no_signal is 1 if all rewards of its group are equal, calls is
-the number of tool calls.
+REPLY_FIGURES = ("advantage", "reward", "no_signal")
+"""The figures of each drawn reply; no_signal is 1 if all rewards of its group are equal.
 """
 
 
@@ -165,12 +160,6 @@ class Grpo(Objective):
                 f"objective.max_tokens is {settings.max_tokens:,}; the model's window has "
                 f"{text.window:,} tokens, prompt and reply together"
             )
-        if settings.tools and not isinstance(template, DialogueTemplate):
-            raise ConfigError(
-                f"objective.tools: replies call tools in their text, as {CALCULATOR.begin}2+3"
-                f"{CALCULATOR.end}, which needs one of this program's templates, such as "
-                "data.template = 'chat'"
-            )
         rewards = Rewards(settings.rewards)
         length = length_of(data, text.window)
         encoder = PromptEncoder(template, tokenizer, length, data.too_long, start)
@@ -216,15 +205,12 @@ class Grpo(Objective):
 
     @property
     def curves(self) -> tuple[str, ...]:
-        of_run = [*(["calls"] if self.config.tools else []), *(["kl"] if self.config.beta else [])]
-        return ("reward", "no_signal", *of_run, "eval_reward")
+        return ("reward", "no_signal", *(["kl"] if self.config.beta else []), "eval_reward")
 
     @property
     def _step_figures(self) -> dict[str, str]:
         """The figures of a step's replies, by their keys in the log."""
         figures = {"reward": "reward", "no_signal": "no signal", "length": "tokens a reply"}
-        if self.config.tools:
-            figures["calls"] = "calls a reply"
         if self.config.beta:
             figures["kl"] = "KL"
         if self.config.iterations > 1:
@@ -269,7 +255,6 @@ class Grpo(Objective):
             figures = {
                 "reward": mean("reward"),
                 "no_signal": mean("no_signal"),
-                "calls": mean("calls"),
                 "length": batch["response_mask"].sum() / n_replies,
                 "kl": (kl.detach() * mask).sum() / n_tokens,
                 "clipped": (clipped * mask).sum() / n_tokens,
@@ -342,14 +327,13 @@ class Grpo(Objective):
         return ChatEvaluator(config, text)
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """The mean reward, length and calls of greedy replies; loss, which selects the best, is
+        """The mean reward and length of greedy replies; loss, which selects the best, is
         minus the reward.
         """
         return {
             "loss": -means["reward"],
             "reward": means["reward"],
             "length": means["length"],
-            **({"calls": means["calls"]} if self.config.tools else {}),
         }
 
 

@@ -152,14 +152,11 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 @dataclass(frozen=True, slots=True)
 class DrawnReply:
     """A reply. ids: its tokens, including the one that ended it. text: without the space around it,
-    the stop string and calls. results: the places among its tokens of those that a tool wrote.
-    calls: of tools.
+    and the stop string.
     """
 
     ids: list[int]
     text: str
-    results: frozenset[int] = frozenset()
-    calls: int = 0
 
 
 Give = Callable[[EncodedPrompt, DrawnReply], float]

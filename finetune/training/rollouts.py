@@ -34,7 +34,6 @@ from finetune.objectives.objective import has_adapter, model_inputs
 from finetune.objectives.rewards import DrawnReply
 from finetune.objectives.rows import PACKED_LENGTH, with_start
 from finetune.training.run_setup import RunSetup
-from finetune.training.tool_rollouts import replies_with_calls
 
 AT_ONCE = 64
 """Sequences that are drawn together."""
@@ -196,7 +195,7 @@ class Rollouts:
             for prompt, samplings in zip(prompts, draws, strict=True)
             for sampling in samplings
         )
-        replies = drawn_replies(self.setup, list(requests), self.config.tools)
+        replies = drawn_replies(self.setup, list(requests))
         for prompt, samplings in zip(prompts, draws, strict=True):
             group = [next(replies) for _ in samplings]
             rewards = [self.objective.rewards.of(prompt, reply) for reply in group]
@@ -223,13 +222,12 @@ class Rollouts:
     def _figures(self, group: _Group) -> Tensor:
         """The `REPLY_FIGURES` of each reply, (names, replies)."""
         rewards = torch.tensor(group.rewards, dtype=torch.float32)[None]
-        calls = torch.tensor([float(reply.calls) for reply in group.replies])
         if len(group.rewards) == 1:  # in evaluation
-            return torch.stack([torch.zeros(1), rewards[0], torch.zeros(1), calls])
+            return torch.stack([torch.zeros(1), rewards[0], torch.zeros(1)])
         is_alike = (rewards == rewards[0, 0]).all().expand(len(group.rewards))
         advantage = advantages(rewards, self.config.scale_rewards)[0]
         # Equal rewards may differ from their mean by rounding errors.
-        return torch.stack([advantage * ~is_alike, rewards[0], is_alike.float(), calls])
+        return torch.stack([advantage * ~is_alike, rewards[0], is_alike.float()])
 
     def _reference(self, batch: Tensors) -> Tensor:
         """Log-probabilities of the tokens under the initial model of the run."""
@@ -273,20 +271,14 @@ def packed_bins(examples: Sequence[Encoded], setup: RunSetup) -> list[list[int]]
     return pack(lengths, max([PACKED_LENGTH, *lengths]), setup.config.seed)
 
 
-def drawn_replies(
-    setup: RunSetup, requests: Sequence[Request], tools: Sequence[str] = ()
-) -> Iterator[DrawnReply]:
+def drawn_replies(setup: RunSetup, requests: Sequence[Request]) -> Iterator[DrawnReply]:
     """The replies of the current weights in the order of their requests, once all are finished.
 
-    tools: the names of those that replies may call. Raises ModelError when one cannot be drawn.
+    Raises ModelError when one cannot be drawn.
     """
     if not requests:
         return
     policy = Policy(setup)
-    if tools:
-        given = requests, tools, setup.tokenizer, policy.context
-        yield from replies_with_calls(policy.generate_many, *given)
-        return
     ids: dict[int, list[int]] = {}
     texts: dict[int, str] = {}
     for number, event in policy.generate_many(requests):
@@ -313,5 +305,4 @@ def _example(prompt: EncodedPrompt, reply: DrawnReply) -> Encoded:
     ids = np.array([*prompt.ids, *reply.ids], np.int32)
     spans = np.full(len(ids), Span.PROMPT, np.uint8)
     spans[len(prompt.ids) :] = Span.RESPONSE
-    spans[[len(prompt.ids) + place for place in reply.results]] = Span.TEMPLATE
     return Encoded(ids, spans, prompt.key)

@@ -30,7 +30,6 @@ from finetune.data.prompts import detect_prompt
 from finetune.data.tables import Row
 from finetune.recipes import (
     arithmetic,
-    calculator,
     flan,
     induction,
     instructions,
@@ -43,7 +42,7 @@ from finetune.training.architectures import ARCHITECTURES, build_network
 RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"
 RUNS = [
     *("instructions", "persona", "arithmetic", "sentiment", "flan"),
-    *("preferences", "reward", "subtraction", "calculator", "distillation"),
+    *("preferences", "reward", "subtraction", "distillation"),
 ]
 
 # The example of the documentation, which must stay valid as it stands.
@@ -229,21 +228,6 @@ def test_subtraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(asked["train"]), len(asked["test"])) == (300, 50)
     assert not asked["train"] & asked["test"]
     assert config("subtraction").objective.kind == "grpo"
-
-
-def test_calculator(tmp_path: Path) -> None:
-    calculator.build(tmp_path, train=300, test=50)
-    asked = {}
-    for name in ("train", "test"):
-        lines = (tmp_path / f"calculator_{name}.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        asked[name] = {row["prompt"] for row in rows}
-        for row in rows:
-            a, b = map(int, re.findall(r"\d+", row["prompt"]))
-            assert row["completion"] == str(a * b)
-    assert (len(asked["train"]), len(asked["test"])) == (300, 50)
-    assert not asked["train"] & asked["test"]
-    assert config("calculator").objective.tools == ["calculator"]
 
 
 def test_all_problems_there_are_can_be_had(tmp_path: Path) -> None:

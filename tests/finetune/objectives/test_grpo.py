@@ -40,7 +40,7 @@ class Drawn(ReplyRows):
         examples = tiny.examples(LENGTHS, seed=1)
         bins = pack(LENGTHS, 48, 0) if packed else None
         alike = (REWARDS.std(1, keepdim=True) == 0).expand(2, 4)
-        said = torch.stack([advantages(REWARDS, True), REWARDS, alike, torch.zeros(2, 4)])
+        said = torch.stack([advantages(REWARDS, True), REWARDS, alike])
         super().__init__(examples, said.flatten(1), bins)
         self._models = {"old": old, "reference": reference}
         self._temperature = temperature
