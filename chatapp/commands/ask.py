@@ -310,17 +310,16 @@ def _sources(
     """The passages for a question; a terminal shows the progress."""
     if documents is None:
         return []
+    from chatapp.dialogue.documents.search import Documents
     from chatapp.dialogue.documents.sources import NO_PASSAGE
-    from chatapp.dialogue.session import Grounding
     from chatapp.dialogue.writers.choosing import writer_for
 
-    writer, grounding, most = writer_for(model, template), Grounding(model), sampling.max_tokens
     try:
-        sources = grounding.sources(
-            documents, writer, system, text, max_tokens=most, progress=show_reading
-        )
+        passages = Documents(documents, model).search(text, show_reading)
     finally:
         status("")
+    writer, most = writer_for(model, template), sampling.max_tokens
+    sources = writer.sources(system, text, passages, max_tokens=most)
     if not sources:
         complain(NO_PASSAGE)
     return list(sources)

@@ -1,12 +1,14 @@
 """The dialogue loop: a user's message becomes a prompt, the model's answer a stored reply.
 
 Invariant: the store is never behind the screen. A message is stored before the model sees it, and a
-growing reply at least once a second.
+growing reply within half a second, all of it however the generation ends. While the disk has no
+room, the reply continues, and the error at its end contains it.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 
 from chatapp.common.foreign import without_surrogates
@@ -16,9 +18,18 @@ from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.documents.search import Documents
 from chatapp.dialogue.documents.sources import NO_PASSAGE, Source, texts_in_prompt
-from chatapp.dialogue.events import Options, PromptWritten, SessionEvent, Started
-from chatapp.dialogue.recording import ReplyRecorder
-from chatapp.dialogue.store.rows import Conditions, StoredMessage
+from chatapp.dialogue.events import (
+    Called,
+    Calling,
+    Options,
+    PromptWritten,
+    ReplyEvent,
+    SessionEvent,
+    Started,
+)
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.store.rows import Conditions, Status, StoredMessage
 from chatapp.dialogue.tool_calls import Toolbox, chooser_of, out_of_reach
 from chatapp.dialogue.tools.registry import Registry
 from chatapp.dialogue.tools.tool import ToolError
@@ -27,11 +38,17 @@ from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer, with_constraint
 from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.constraint.constraint import Constraint
-from chatapp.engine.events import Finished, Token
+from chatapp.engine.events import Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import Message, Role
 from chatapp.tasks.files.documents import DocumentsError, DocumentSet
+
+_STORE_EVERY_SECONDS = 0.5
+"""Half of the time that a crash may cost."""
+
+# Every other reason leaves a reply complete.
+_STATUS: dict[FinishReason, Status] = {"cancelled": "stopped", "error": "error"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +105,7 @@ class Session:
         self._sampling_is_set = False
         self._file_sampling: Mapping[str, int | float] = {}
         """The values in the chat's prompt file, once it is read, as far as they apply."""
-        self._grounding = Grounding(model)
+        self._documents: Documents | None = None
         self._writer: Writer | None = None
         self._drawn: dict[int, list[Token]] = {}
 
@@ -187,10 +204,25 @@ class Session:
         self.chat.messages = [*plan.path, *([user] if user else []), reply]
         with self._recording(reply) as recorder:
             sampling = self._unused(reply, prompt) if plan.is_another else seeded(self.sampling)
-            options = self._options(plan, reply.text, sampling, toolbox, cancel)
+            constraint = self.constraint
+            # A server's alternatives are available only now.
+            top = ALTERNATIVES if constraint or isinstance(self.model, RemoteModel) else 0
+            if constraint is not None and reply.text:
+                constraint = replace(constraint, begun=reply.text)
+            options = Options(
+                sampling,
+                cancel,
+                self._system,
+                constraint,
+                toolbox,
+                self.chat.interventions,
+                plan.forced,
+                top=top,
+                generate=self._generate,
+            )
             *history, newest = self._exchanges(plan.messages, plan.text, prompt.sources)
             exchanges = [*history, replace(newest, thoughts=reply.thoughts)]
-            is_grounded = bool(prompt.sources) or self._documents() is None
+            is_grounded = bool(prompt.sources) or self._named_documents() is None
             events = turn(self.model, self.writer, exchanges, options, prompt)
             # In any case, a model on a server learns at once that the reply is over.
             with closing(events):
@@ -202,8 +234,9 @@ class Session:
                             row = replace(reply, status="partial")
                             yield Started(row, user, len(prompt.ids), dropped)
                         continue
-                    if isinstance(event, Finished) and not is_grounded:
-                        event = _with_remark(event, NO_PASSAGE)
+                    if isinstance(event, Finished) and event.reason != "error" and not is_grounded:
+                        remarks = filter(None, (event.message, NO_PASSAGE))
+                        event = replace(event, message=" · ".join(remarks))
                     recorder.add(event)
                     self.chat.messages[-1] = recorder.reply
                     if not isinstance(event, Finished):
@@ -249,15 +282,15 @@ class Session:
         return user, reply
 
     @contextmanager
-    def _recording(self, reply: StoredMessage) -> Iterator[ReplyRecorder]:
+    def _recording(self, reply: StoredMessage) -> Iterator["_Recorder"]:
         """Record a reply; at its end, store it and keep its tokens."""
-        recorder = ReplyRecorder(self.chat.store, reply)
+        recorder = _Recorder(self.chat.store, reply)
         try:
             yield recorder
         except INTERRUPTS:
             raise
         except BaseException:
-            recorder.fail()
+            recorder.reply = replace(recorder.reply, status="error")
             raise
         finally:
             self.chat.messages[-1] = recorder.reply
@@ -266,7 +299,7 @@ class Session:
             finally:
                 self._remember(reply, recorder)
 
-    def _begin(self, recorder: ReplyRecorder, prompt: Prompt, sampling: Sampling) -> None:
+    def _begin(self, recorder: "_Recorder", prompt: Prompt, sampling: Sampling) -> None:
         """Record the conditions of a reply."""
         system, writer = self.chat.basis.system, self.writer
         opening = prompt.opening or ([Message("system", system)] if system else [])
@@ -277,10 +310,18 @@ class Session:
             prompt.choose is not None,
             writer.tools,
         )
-        named = self.model.name, writer.name, prompt.text
-        recorder.begin(*named, sampling, conditions, self.chat.interventions.words)
+        recorder.mark(self.chat.interventions.words)
+        recorder.generation_id = self.chat.store.begin_generation(
+            recorder.reply.id,
+            model=self.model.name,
+            template=writer.name,
+            prompt=prompt.text,
+            sampling=asdict(sampling),
+            seed=sampling.seed or 0,
+            conditions=asdict(conditions),
+        )
 
-    def _remember(self, before: StoredMessage, recorder: ReplyRecorder) -> None:
+    def _remember(self, before: StoredMessage, recorder: "_Recorder") -> None:
         """Keep the drawn tokens of a reply. before: its row before generation."""
         reply, tokens = recorder.reply, recorder.tokens
         if isinstance(self.model, RemoteModel):
@@ -306,32 +347,6 @@ class Session:
         while sampling.seed is not None and asdict(sampling) in used:
             sampling = replace(sampling, seed=sampling.seed + 1)
         return sampling
-
-    def _options(
-        self,
-        plan: _Plan,
-        begun: str,
-        sampling: Sampling,
-        toolbox: Toolbox | None,
-        cancel: threading.Event | None,
-    ) -> Options:
-        """begun: the reply's text so far."""
-        constraint = self.constraint
-        # A server's alternatives are available only now.
-        top = ALTERNATIVES if constraint or isinstance(self.model, RemoteModel) else 0
-        if constraint is not None and begun:
-            constraint = replace(constraint, begun=begun)
-        return Options(
-            sampling,
-            cancel,
-            self._system,
-            constraint,
-            toolbox,
-            self.chat.interventions,
-            plan.forced,
-            top=top,
-            generate=self._generate,
-        )
 
     def _toolbox(self, cancel: threading.Event | None) -> Toolbox:
         """The tools of the chat. Raises ToolError for one that does not exist."""
@@ -392,25 +407,26 @@ class Session:
     def find_sources(
         self, message: str, cancel: threading.Event | None = None
     ) -> tuple[Source, ...]:
-        """The passages of the chat's documents for a message; see `Grounding.sources`."""
-        writer, documents = self.writer, self._documents()
-        if documents is None:
-            return ()
-        return self._grounding.sources(
-            documents,
-            writer,
-            self.chat.basis.system,
-            message,
-            max_tokens=self.sampling.max_tokens,
-            progress=until(cancel),
-        )
+        """The passages of the chat's documents for a message; those that fit are numbered.
 
-    def _documents(self) -> DocumentSet | None:
+        The documents stay open while the same ones are used, so that only changes are read again.
+        Raises DocumentsError and ModelError when they cannot be searched, and MessageTooLong.
+        """
+        writer, named = self.writer, self._named_documents()
+        if named is None:
+            return ()
+        if self._documents is None or self._documents.document_set != named:
+            self._documents = Documents(named, self.model)
+        passages = self._documents.search(message, until(cancel))
+        system, most = self.chat.basis.system, self.sampling.max_tokens
+        return writer.sources(system, message, passages, max_tokens=most)
+
+    def _named_documents(self) -> DocumentSet | None:
         return self.chat.documents or self.writer.documents
 
     def find_tools(self) -> Registry:
         """The tools available to the chat. The first use may read its prompt file."""
-        return self.chat.find_tools(self._documents())
+        return self.chat.find_tools(self._named_documents())
 
     def find_tools_without_reading(self) -> Registry:
         """Like `find_tools`; ignores the documents of a prompt file that has not been read."""
@@ -442,11 +458,99 @@ class Session:
         return message
 
 
-def _with_remark(finished: Finished, remark: str) -> Finished:
-    """The end of a reply with another remark, unless its message is an error."""
-    if finished.reason == "error":
-        return finished
-    return replace(finished, message=" · ".join(filter(None, (finished.message, remark))))
+class ReplyNotStored(StoreError):
+    """A reply has ended but could not be stored. store: tries again; raises StoreError."""
+
+    def __init__(self, error: StoreError, store: Callable[[], None]) -> None:
+        super().__init__(f"the reply is not saved: {error}")
+        self.store = store
+
+
+class _Recorder:
+    """Writes a reply into its row of the store while it grows.
+
+    reply: its final row; stopped, unless its end or an error changes that. tokens: those drawn
+    since the last tool call. finished: the generation's end, once known.
+    """
+
+    def __init__(self, store: Store, reply: StoredMessage) -> None:
+        """reply: the current row; generated text is appended to its text."""
+        self.reply = replace(reply, status="stopped")
+        self.tokens: list[Token] = []
+        self.finished: Finished | None = None
+        self._store = store
+        self.generation_id: int | None = None
+        self._stored_at = time.monotonic()
+
+    def mark(self, changes: str) -> None:
+        """Store what is changed inside the model, in words; a reply keeps that of earlier parts."""
+        if changes and changes not in self.reply.changes:
+            changes = " · ".join(filter(None, (self.reply.changes, changes)))
+            self.reply = replace(self.reply, changes=changes)
+            self._store.update_changes(self.reply.id, changes)
+
+    def add(self, event: ReplyEvent) -> None:
+        """Add an event's text; store it if the last time was long enough ago, or a tool
+        is called."""
+        text, calls = self.reply.text + event.text, self.reply.calls
+        if isinstance(event, Called):
+            self.reply = replace(self.reply, text=text, calls=(*calls[:-1], event.call))
+            return
+        self.reply = replace(self.reply, text=text)
+        if isinstance(event, Calling):
+            self.reply = replace(self.reply, calls=(*calls, event.call))
+            self.tokens.clear()
+            self._store_partial()
+            return
+        if isinstance(event, Token):
+            self.tokens.append(event)
+        if event.thought is not None:
+            self.reply = replace(
+                self.reply,
+                thoughts=self.reply.thoughts + without_surrogates(event.thought),
+                thought_tokens=self.reply.thought_tokens + isinstance(event, Token),
+            )
+        if isinstance(event, Finished):
+            self.finished = event
+            status = _STATUS.get(event.reason, "complete")
+            remark = "" if status == "error" else event.message
+            self.reply = replace(self.reply, status=status, remark=remark)
+        elif time.monotonic() - self._stored_at >= _STORE_EVERY_SECONDS:
+            self._store_partial()
+
+    def end(self) -> None:
+        """Store all of the reply, and how its generation ended. Raises ReplyNotStored."""
+        try:
+            self._store_all()
+        except StoreError as error:
+            raise ReplyNotStored(error, self._store_all) from error
+
+    def _store_partial(self) -> None:
+        with suppress(StoreError):  # the end stores all of it, or reports the error
+            self._store_reply("partial")
+        self._stored_at = time.monotonic()
+
+    def _store_all(self) -> None:
+        self._store_reply(self.reply.status)
+        if self.finished is not None and self.generation_id is not None:
+            self._store.finish_generation(
+                self.generation_id,
+                reason=self.finished.reason,
+                prompt_tokens=self.finished.prompt_tokens,
+                reused_tokens=self.finished.reused_tokens,
+                reply_tokens=self.finished.reply_tokens,
+                time_to_first_token=self.finished.time_to_first_token,
+                seconds=self.finished.seconds,
+            )
+
+    def _store_reply(self, status: Status) -> None:
+        reply = self.reply
+        with self._store.transaction():
+            self._store.update_message(reply.id, reply.text, status)
+            self._store.update_thoughts(reply.id, reply.thoughts, reply.thought_tokens)
+            self._store.update_remark(reply.id, reply.remark)
+            if reply.calls:
+                self._store.update_calls(reply.id, reply.calls)
 
 
 def message_text(text: str) -> str:
@@ -484,34 +588,6 @@ def messages_in(exchanges: int, path: Sequence[StoredMessage]) -> int:
     """The number of messages in the first `exchanges` exchanges of a path."""
     starts = [place for place, message in enumerate(path) if message.role == "user"]
     return [*starts, len(path)][exchanges]
-
-
-class Grounding:
-    """Finds the passages for replies of one model."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
-        self._documents: Documents | None = None
-
-    def sources(
-        self,
-        documents: DocumentSet,
-        writer: Writer,
-        system: str | None,
-        message: str,
-        *,
-        max_tokens: int,
-        progress: Progress | None = None,
-    ) -> tuple[Source, ...]:
-        """Find the passages for a message; those that fit its prompt are numbered.
-
-        writer, system, max_tokens: of the prompt; see `Writer.sources`. Raises DocumentsError and
-        ModelError when the documents cannot be searched, and MessageTooLong.
-        """
-        if self._documents is None or self._documents.document_set != documents:
-            self._documents = Documents(documents, self._model)
-        passages = self._documents.search(message, progress)
-        return writer.sources(system, message, passages, max_tokens=max_tokens)
 
 
 def until(cancel: threading.Event | None) -> Progress:

@@ -20,8 +20,7 @@ from chatapp.dialogue.chat import Chat, Decision
 from chatapp.dialogue.events import Called, Calling, SessionEvent
 from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
 from chatapp.dialogue.reading import draft, read, usage
-from chatapp.dialogue.recording import ReplyNotStored
-from chatapp.dialogue.session import Session
+from chatapp.dialogue.session import ReplyNotStored, Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis

@@ -98,7 +98,7 @@ def test_both_are_what_each_is_alone_by_one_pass_for_both(
 def test_what_there_is_of_both_is_stored_while_they_grow(
     store: Store, bundled: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chatapp.dialogue.recording._STORE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("chatapp.dialogue.session._STORE_EVERY_SECONDS", 0.0)
     replies = pair_of(store, bundled).answers([LONG, LONG], threading.Event())
     texts = ["", ""]
     for number, event in interleaved(replies):

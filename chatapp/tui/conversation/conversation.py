@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
     from chatapp.common.settings import Settings
     from chatapp.dialogue.events import SessionEvent
-    from chatapp.dialogue.recording import ReplyNotStored
-    from chatapp.dialogue.session import Session
+    from chatapp.dialogue.session import ReplyNotStored, Session
     from chatapp.dialogue.store import Store
     from chatapp.dialogue.variants import Pair, Variant
     from chatapp.engine.backends.remote.completions import RemoteModel
@@ -256,7 +255,7 @@ class Conversation:
 
     def _events(self, replies: "Sequence[Iterator[SessionEvent]]") -> Iterator[NumberedEvent]:
         """The events of replies that are drawn in turn, while this thread holds the session."""
-        from chatapp.dialogue.recording import ReplyNotStored
+        from chatapp.dialogue.session import ReplyNotStored
 
         with self._lock:
             self.store_rest()

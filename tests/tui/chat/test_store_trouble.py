@@ -94,7 +94,7 @@ async def test_a_reply_stays_while_the_disk_is_full_and_is_stored_later(
     model = ScriptedModel(["one two three four."])
     model.gate = threading.Event()
     disk = Disk(store, monkeypatch)
-    monkeypatch.setattr("chatapp.dialogue.recording._STORE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("chatapp.dialogue.session._STORE_EVERY_SECONDS", 0.0)
     monkeypatch.setattr("chatapp.tui.chat.controls._TRY_EVERY_SECONDS", 0.05)
     async with open_app(model) as driver:
         driver.prompt.text = "Go"

@@ -664,7 +664,7 @@ def test_a_reply_given_up_that_cannot_be_stored_closes_the_connection(
     def full(*_: object) -> None:
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr("chatapp.dialogue.recording._STORE_EVERY_SECONDS", 0)
+    monkeypatch.setattr("chatapp.dialogue.session._STORE_EVERY_SECONDS", 0)
     store = Store(tmp_path / "chats.db")
     model.context = 512
     session = Session(Chat(store), model, template=PLAIN)
