@@ -2,8 +2,9 @@
 
 WALK: ask (`chatapp ask hello`), message (one in the chat, from its key to its reply), api (one
 request for a chat) or row (`chatapp run` of one row). It prints how many functions in how many
-files of chatapp and finetune run, and with --calls also each of them, in the order of their first
-call. Bodies of modules and classes, and lambdas and comprehensions, are not counted.
+files of chatapp and finetune run, of how many that are loaded, and with --calls also each of them,
+in the order of their first call. Bodies of modules and classes, and lambdas and comprehensions, are
+not counted.
 """
 
 import asyncio
@@ -115,7 +116,9 @@ def main(arguments: list[str]) -> int:
             walk_command(calls, "run", prompt, "--input", "A fine film", "--model", "bundled")
         else:
             walk_command(calls, "ask", "hello", "--seed", "1", "--max-tokens", "8")
-    print(f"{walk}: {len(calls)} functions in {len({file for file, _ in calls})} files")
+    loaded = sum(name.split(".")[0] in ("chatapp", "finetune") for name in sys.modules)
+    files = len({file for file, _ in calls})
+    print(f"{walk}: {len(calls)} functions in {files} files, of {loaded} that are loaded")
     if "--calls" in arguments:
         for file, name in calls:
             print(f"  {file}: {name}")

@@ -3,16 +3,19 @@
 from pathlib import Path
 
 import pytest
-from fakes import ScriptedModel
+from fakes import ScriptedModel, WordTokenizer
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.events import Started
+from chatapp.dialogue.events import Options, Started
 from chatapp.dialogue.reading import read, usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.turn import turn
+from chatapp.dialogue.writers.choosing import writer_for
+from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Finished
-from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.engine.model import ContextOverflow, Sampling, TextStream
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import CHAT, PLAIN
 
@@ -122,3 +125,34 @@ def test_a_branch_of_a_real_model(store: Store, tmp_path: Path) -> None:
     # Greedy decoding goes the same way from the same place.
     assert session.chat.messages[-1].text.startswith(reply.text)
     assert len(set(reply.text)) > 3
+
+
+class HoldingTokenizer(WordTokenizer):
+    """Its last piece could be the beginning of a character, and is held back."""
+
+    def stream(self) -> TextStream:
+        return HoldingStream(self)
+
+
+class HoldingStream:
+    def __init__(self, tokenizer: WordTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._held = ""
+
+    def push(self, id: int) -> str:
+        complete, self._held = self._held, self._tokenizer.piece(id)
+        return complete
+
+    def flush(self) -> str:
+        return self._held
+
+
+def test_what_the_last_of_the_given_tokens_held_back_comes_with_the_end() -> None:
+    model = ScriptedModel([])
+    model.tokenizer = HoldingTokenizer()
+    begin = [*model.tokenizer.encode(" one two"), model.tokenizer.end_id]
+    writer, options = writer_for(model, PLAIN), Options(Sampling(), forced=begin)
+    _, *tokens, end = turn(model, writer, [Exchange("Count")], options)
+    assert [token.text for token in tokens] == ["", "one"]
+    assert isinstance(end, Finished)
+    assert (end.text, end.reason, end.reply_tokens) == (" two", "stop", 2)
