@@ -289,6 +289,8 @@ class Writer(ABC):
 
     def _replied(self, exchange: Exchange, reply: Sequence[Segment]) -> list[Segment]:
         """Insert the calls into a reply that was rendered without them."""
+        if not exchange.calls:
+            return list(reply)
         return with_calls(reply, exchange.reply or "", exchange.calls)
 
     def _tokens(self, segments: Sequence[Segment]) -> tuple[int, ...]:

@@ -31,7 +31,8 @@ class PromptWriter(Writer):
         instructions = self.render_instruction(system)
         turns = [self._closed(exchange) for exchange in history]
         last = self._template.render_user(newest.full_message, after=END_OF_TEXT)
-        last = set_apart(last, newest.passages)
+        if newest.passages:
+            last = set_apart(last, newest.passages)
         # The first remaining turn follows the instructions, not a reply.
         first = self._template.render_user("", after=next(iter(instructions), None))[0]
         last += self._replied(newest, self.render_reply(newest.reply or ""))
