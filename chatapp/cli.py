@@ -145,9 +145,13 @@ def chat(
     wanted = model or (chat.model if chat is not None else None) or None
     settings = load_settings({"model": wanted, "template": template, "precision": precision})
     chat_id = chat.id if chat is not None else None
-    raise typer.Exit(
-        run(settings, chat_id, store=store, inline=inline, may_be_served=not no_server)
-    )
+    status = run(settings, chat_id, store=store, inline=inline, may_be_served=not no_server)
+    if not unsaved:
+        from chatapp.common.paths import database_path
+        from chatapp.dialogue.store.backup import back_up
+
+        back_up(database_path())
+    raise typer.Exit(status)
 
 
 def main() -> None:

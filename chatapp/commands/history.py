@@ -229,27 +229,32 @@ def delete(
 
 
 @app.command()
-def rescue(
-    new: Annotated[Path, typer.Argument(help="The file to write.", dir_okay=False)],
-    damaged: Annotated[
+def restore(
+    copy: Annotated[
         Path | None,
-        typer.Option("--from", help="The damaged file. [default: where the chats are]"),
+        typer.Option("--from", help="The copy. [default: the newest of those made each day]"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Save what is readable of a damaged file of chats into a NEW one."""
+    """Put a copy of all chats in the place of their file, which is moved aside."""
     from chatapp.common.paths import database_path
-    from chatapp.dialogue.store.rescue import rescue
+    from chatapp.dialogue.store.backup import restore
 
-    damaged = damaged or database_path()
-    saved = rescue(damaged, new)
+    restored, aside = restore(database_path(), copy)
+    with open_store() as store:
+        count = len(_all_ids(store))
     if as_json:
-        write_json(asdict(saved))
-    else:
-        messages = "message" if saved.messages == 1 else "messages"
-        complain(f"saved {_chats(saved.chats)} with {saved.messages:,} {messages} in {new}")
-        if damaged == database_path():
-            complain(f"to continue with them, move {damaged} away, and {new} there")
+        write_json(
+            {
+                "from": str(restored),
+                "chats": count,
+                "replaced": str(aside) if aside else None,
+            }
+        )
+        return
+    complain(f"restored {_chats(count)} from {restored}")
+    if aside is not None:
+        complain(f"the file that was there is {aside}")
 
 
 def _all_ids(store: "Store") -> list[int]:

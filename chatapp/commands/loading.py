@@ -151,9 +151,11 @@ def choices_for(
 
 @contextmanager
 def open_store() -> Iterator["Store"]:
-    """The user's chats."""
+    """The user's chats; their daily copy is made when they are closed."""
     from chatapp.common.paths import database_path
     from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.backup import back_up
 
     with closing(Store(database_path())) as store:
         yield store
+    back_up(database_path())

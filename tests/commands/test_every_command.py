@@ -49,7 +49,7 @@ WRONG = {
     "chatapp history export": Wrong("", "give either the id of a chat or --all"),
     "chatapp history import": Wrong("nosuch.json", "nosuch.json"),
     "chatapp history delete": Wrong("7", "7"),
-    "chatapp history rescue": Wrong("saved.db --from nosuch.db", "nosuch.db"),
+    "chatapp history restore": Wrong("--from nosuch.db", "nosuch.db"),
     "chatapp docs search": Wrong("word nosuch", "nosuch"),
     "chatapp experiment order": Wrong("nosuch --test nosuch.jsonl", "nosuch"),
     "chatapp experiment labels": Wrong("nosuch --test nosuch.jsonl", "nosuch"),

@@ -311,26 +311,20 @@ def test_chats_without_a_message_are_skipped_and_counted(run, tmp_path: Path) ->
     assert run("history", "import", str(target)) == (2, "", f"chatapp: {target}: has no message\n")
 
 
-def test_what_is_readable_of_a_damaged_file_is_saved(run, ids: list[int], tmp_path: Path) -> None:
-    path, new = database_path(), tmp_path / "new.db"
+def test_a_damaged_file_is_replaced_by_the_copy_of_the_day(run, ids: list[int]) -> None:
+    path = database_path()
+    assert run("history", "list")[0] == 0  # at whose end the copy is made
     with path.open("r+b") as file:
         file.write(b"\xff" * 100)
     status, _, err = run("history", "list")
     assert (status, len(err.splitlines())) == (2, 1)
-    assert "`chatapp history rescue NEW.db` saves what is readable" in err
-    status, out, err = run("history", "rescue", str(new))
+    assert "`chatapp history restore`" in err
+    status, out, err = run("history", "restore")
     assert (status, out) == (0, "")
-    first, second = err.splitlines()
-    assert first.startswith("chatapp: saved 2 chats with ")
-    assert second == f"chatapp: to continue with them, move {path} away, and {new} there"
-    status, out, _ = run(
-        "history", "rescue", str(tmp_path / "again.db"), "--from", str(path), "--json"
-    )
-    assert (status, json.loads(out)["chats"]) == (0, 2)
-    path.unlink()
-    new.rename(path)
+    assert err.startswith("chatapp: restored 2 chats from ")
     assert len(json.loads(run("history", "list", "--json").out)) == 2
-    assert run("history", "rescue", str(path)).status == 2
+    status, out, _ = run("history", "restore", "--json")
+    assert (status, json.loads(out)["chats"]) == (0, 2)
 
 
 def test_an_interrupted_import_leaves_nothing(

@@ -1,9 +1,10 @@
-"""A damaged file of chats is one sentence and stays unchanged; what is readable can be saved."""
+"""A damaged file of chats is one sentence and stays unchanged; its daily copy takes its place."""
 
 import os
 import random
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.database import APPLICATION_ID, StoreError, log_of
+from chatapp.dialogue.store.backup import back_up, backups, restore
+from chatapp.dialogue.store.database import APPLICATION_ID, StoreError, is_sound, log_of
 from chatapp.dialogue.store.migrations import MIGRATIONS
-from chatapp.dialogue.store.rescue import Rescued, rescue
 from chatapp.dialogue.store.rows import StoredMessage
 
 CHATS, MESSAGES = 12, 8
@@ -80,22 +81,17 @@ def damaged(data: bytes, seed: int) -> Iterator[bytes]:
         yield bytes(scattered)
 
 
-def test_whatever_is_damaged_is_a_sentence_and_the_rest_is_saved(
+def test_whatever_is_damaged_is_a_sentence_and_is_never_backed_up(
     path: Path, tmp_path: Path
 ) -> None:
     data = path.read_bytes()
     for number, content in enumerate(damaged(data, seed=7)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        broken, new = folder / "chats.db", folder / "new.db"
+        broken = folder / "chats.db"
         broken.write_bytes(content)
-        with suppress(StoreError):
-            rescue(broken, new)
-            whole = texts(new)
-            with closing(sqlite3.connect(new)) as connection:
-                assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-                assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-            assert whole
+        made = back_up(broken, every=0)
+        assert made is None or is_sound(made)
         assert broken.read_bytes() == content
         with suppress(StoreError):
             use(broken)
@@ -107,48 +103,66 @@ def overwrite(path: Path, start: int, content: bytes) -> None:
         file.write(content)
 
 
-def test_nothing_is_lost_with_the_header(path: Path, tmp_path: Path) -> None:
-    expected = texts(path)
+def test_a_damaged_file_is_replaced_by_its_copy_and_kept(path: Path, tmp_path: Path) -> None:
+    expected, copy = texts(path), back_up(path)
+    assert copy is not None
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert copy.parent.stat().st_mode & 0o777 == 0o700
     overwrite(path, 0, b"\xff" * 100)
+    broken = path.read_bytes()
     with pytest.raises(StoreError, match=r"is damaged .*; it was left unchanged; `chatapp history"):
         Store(path)
-    assert rescue(path, tmp_path / "new.db") == Rescued(CHATS, CHATS * MESSAGES)
-    assert texts(tmp_path / "new.db") == expected
-    with closing(Store(tmp_path / "new.db")) as store:
-        assert store.feedback(1)[2].thumb == 1
-        assert len(store.search("walrus")) == 50
+    used, aside = restore(path)
+    assert (used, aside is not None and aside.read_bytes()) == (copy, broken)
+    assert texts(path) == expected
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
-def test_messages_without_their_chat_are_a_chat_of_their_own(path: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("DELETE FROM chats WHERE id = 3")  # SQLite's own default keeps messages
-        connection.commit()
-    rescue(path, tmp_path / "new.db")
-    whole = texts(tmp_path / "new.db")
-    assert whole["Rescued chat"][0] == "walrus 0"
-    assert len(whole["Rescued chat"]) == MESSAGES
+def test_a_copy_is_made_once_a_day_and_three_are_kept(path: Path) -> None:
+    made = back_up(path)
+    assert made is not None
+    assert back_up(path) is None, "there is one of today"
+    for number in range(4):
+        for days, file in enumerate(backups(path), 1):
+            os.utime(file, (0, time.time() - 100_000 * days))
+        made.replace(made.with_name(f"chats-2020-01-0{number + 1}-000000.db"))
+        made = back_up(path)
+        assert made is not None
+    assert len(backups(path)) == 3
+    assert backups(path)[0] == made
 
 
-def test_what_was_deleted_stays_deleted(path: Path, tmp_path: Path) -> None:
+def test_a_copy_holds_what_is_in_the_log_while_the_store_is_open(path: Path) -> None:
     with closing(Store(path)) as store:
-        for chat_id in range(2, CHATS + 1):
-            store.delete_chat(chat_id)
-    assert rescue(path, tmp_path / "new.db") == Rescued(1, MESSAGES)
+        store.create_chat(title="In the log")
+        copy = back_up(path)
+    assert copy is not None
+    assert "In the log" in texts(copy)
 
 
-def test_the_log_of_a_program_that_died_is_read_too(path: Path, tmp_path: Path) -> None:
+def test_what_is_deleted_for_good_is_in_no_copy(path: Path) -> None:
+    assert back_up(path) is not None
     with closing(Store(path)) as store:
-        chat_id = store.create_chat(title="In the log")
-        store.add_message(chat_id, None, "user", "Hello")
-        copy = tmp_path / "copy.db"
-        shutil.copy(path, copy)
-        shutil.copy(log_of(path), log_of(copy))
-    assert rescue(copy, tmp_path / "new.db") == Rescued(CHATS + 1, CHATS * MESSAGES + 1)
-    assert texts(copy)["In the log"] == ["Hello"]
+        store.delete_chat(2)
+    assert backups(path) == []
+
+
+def test_a_copy_that_is_no_file_of_chats_replaces_nothing(path: Path, tmp_path: Path) -> None:
+    before = path.read_bytes()
+    (tmp_path / "text.db").write_bytes(b"not a database")
+    (tmp_path / "torn.db").write_bytes(before[:5000])
+    with closing(sqlite3.connect(tmp_path / "foreign.db")) as connection:
+        connection.execute("CREATE TABLE notes (a)")
+    for name in ("text.db", "torn.db", "foreign.db", "nosuch.db"):
+        with pytest.raises(StoreError, match=r"sound file of chats|belongs to another program"):
+            restore(path, tmp_path / name)
+    with pytest.raises(StoreError, match="has no copy"):
+        restore(path)
+    assert path.read_bytes() == before
 
 
 def test_the_log_of_another_file_is_not_written_into_this_one(path: Path, tmp_path: Path) -> None:
-    expected, content = texts(path), path.read_bytes()
+    content = path.read_bytes()
     other = tmp_path / "other.db"
     fill(other, "tusk")
     fill(other, "seal")
@@ -159,8 +173,6 @@ def test_the_log_of_another_file_is_not_written_into_this_one(path: Path, tmp_pa
     with pytest.raises(StoreError, match=r"chats\.db-wal does not fit it"):
         Store(path)
     assert path.read_bytes() == content
-    rescue(path, tmp_path / "new.db")
-    assert texts(tmp_path / "new.db") == expected
 
 
 def make_folder(path: Path) -> None:
@@ -177,9 +189,7 @@ def test_what_is_no_file_is_refused(make: Callable[[Path], None], tmp_path: Path
     make(tmp_path / "chats.db")
     with pytest.raises(StoreError, match="is not a regular file"):
         Store(tmp_path / "chats.db")
-    with pytest.raises(StoreError, match="cannot be read"):
-        rescue(tmp_path / "chats.db", tmp_path / "new.db")
-    assert not (tmp_path / "new.db").exists()
+    assert back_up(tmp_path / "chats.db") is None
 
 
 def test_tables_of_another_shape_are_damage(tmp_path: Path) -> None:
@@ -208,16 +218,7 @@ def test_a_value_that_cannot_be_read_is_a_sentence(column: str, path: Path) -> N
     assert "a value cannot be read" in str(found) or "a\ufffdb" in str(found)
 
 
-def test_an_empty_file_is_a_new_one_and_has_nothing_to_save(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "chats.db").touch()
-    with pytest.raises(StoreError, match="no chat in it that can be read"):
-        rescue(tmp_path / "chats.db", tmp_path / "new.db")
     with closing(Store(tmp_path / "chats.db")) as store:
         assert store.chats() == []
-
-
-def test_an_existing_file_is_not_replaced(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "new.db").write_text("mine")
-    with pytest.raises(StoreError, match="already exists"):
-        rescue(path, tmp_path / "new.db")
-    assert (tmp_path / "new.db").read_text() == "mine"

@@ -16,6 +16,7 @@ from typing import Unpack
 
 from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.store import queries
+from chatapp.dialogue.store.backup import forget_backups
 from chatapp.dialogue.store.database import Database, Gone, StoreError
 from chatapp.dialogue.store.rows import (
     Basis,
@@ -164,12 +165,15 @@ class Store:
 
     def empty_bin(self) -> None:
         """Delete for good the chats that were put into the bin more than a day ago."""
-        self._database.rows("DELETE FROM chats WHERE deleted < ?", time.time() - _SECONDS_IN_BIN)
+        statement = "DELETE FROM chats WHERE deleted < ? RETURNING id"
+        if self._database.rows(statement, time.time() - _SECONDS_IN_BIN):
+            forget_backups(self._database.path)
 
     def delete_chat(self, chat_id: int) -> None:
         """Delete a chat with all its messages and their generations, for good, also on a full
         disk."""
         self._database.delete("chats", chat_id)
+        forget_backups(self._database.path)
 
     def _open_chat(self, chat_id: int) -> StoredChat:
         """A chat that is not in the bin."""

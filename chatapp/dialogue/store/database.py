@@ -75,12 +75,12 @@ class Database:
         program, or was made by a newer version of it.
         """
         _check_library()
-        self._path = path
+        self.path = path
         self._lock = threading.RLock()
         self._open()
 
     def _open(self) -> None:
-        path = self._path
+        path = self.path
         self._obstacle = ""  # why nothing can be written
         try:
             self._create_file()
@@ -164,7 +164,7 @@ class Database:
                 raise
 
     def _create_file(self) -> None:
-        path = self._path
+        path = self.path
         if path is None:
             return
         try:
@@ -182,7 +182,7 @@ class Database:
     def _check_log(self) -> None:
         """Refuse a write-ahead log that does not fit the file, before SQLite writes it in there:
         that of another file, for instance."""
-        path = self._path
+        path = self.path
         if path is None or not log_of(path).is_file() or path.stat().st_size > _LARGEST_CHECKED:
             return
         if log_of(path).stat().st_size and not is_sound(path):
@@ -214,10 +214,10 @@ class Database:
         file_format = self._pragma("user_version")
         tables = self.rows("SELECT count(*) AS number FROM sqlite_schema")[0]["number"]
         if tables and self._pragma("application_id") != APPLICATION_ID:
-            raise StoreError(f"{self._path}: belongs to another program")
+            raise StoreError(f"{self.path}: belongs to another program")
         if file_format > len(MIGRATIONS):
             raise StoreError(
-                f"{self._path}: was made by a newer version of chatapp (format {file_format}; "
+                f"{self.path}: was made by a newer version of chatapp (format {file_format}; "
                 f"this version knows up to {len(MIGRATIONS)})"
             )
         return file_format
@@ -273,15 +273,15 @@ class Database:
         try:
             self.row(table, statement, row_id)
         except CannotWrite as error:
-            if self._path is None or error.why != DISK_FULL:
+            if self.path is None or error.why != DISK_FULL:
                 raise
             with self._lock:
                 self._connection.close()
                 try:
-                    self._make_smaller(str(self._path), table, statement, row_id)
+                    self._make_smaller(str(self.path), table, statement, row_id)
                 except CannotWrite:  # its log has no room in it
                     raise StoreError(
-                        f"{self._path}: cannot be written: {DISK_FULL}; delete other files first"
+                        f"{self.path}: cannot be written: {DISK_FULL}; delete other files first"
                     ) from None
                 finally:
                     self._open()
@@ -310,15 +310,16 @@ class Database:
             name = getattr(error, "sqlite_errorname", "")
             if name.startswith((*_NO_ROOM, *_NO_WRITING)):
                 why = DISK_FULL if name.startswith(_NO_ROOM) else "it is read-only"
-                raise CannotWrite(self._path, self._obstacle or why) from error
-            raise StoreError(f"{self._path}: cannot be used: {error}") from error
+                raise CannotWrite(self.path, self._obstacle or why) from error
+            raise StoreError(f"{self.path}: cannot be used: {error}") from error
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
 
     def _damaged(self, problem: object) -> StoreError:
         return StoreError(
-            f"{self._path}: is damaged or not a chat database ({problem}); it was left unchanged; "
-            "`chatapp history rescue NEW.db` saves what is readable; move it away to start afresh"
+            f"{self.path}: is damaged or not a chat database ({problem}); it was left unchanged; "
+            "`chatapp history restore` puts yesterday's copy in its place; move it away to start "
+            "afresh"
         )
 
 
