@@ -19,8 +19,7 @@ from chatapp.engine.backends.background import request_of, written
 from chatapp.engine.model import Request, Sampling
 from chatapp.server.bodies import Body
 from chatapp.server.prompts import BadRequestError
-from chatapp.server.replies import Document
-from chatapp.server.service import Service
+from chatapp.server.service import Document, Service
 
 
 class ProofBody(BaseModel):

@@ -24,8 +24,7 @@ from chatapp.engine.backends.background import ASK, GENERATE, PROOF, SCORE, proo
 from chatapp.engine.backends.remote.server import host_of
 from chatapp.server import background, bodies
 from chatapp.server.prompts import BadRequestError
-from chatapp.server.replies import Document
-from chatapp.server.service import Service
+from chatapp.server.service import Document, Service
 from chatapp.server.worker import BusyError, ModelFailedError
 
 LARGEST_BODY = 16 * 2**20

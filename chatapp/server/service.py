@@ -1,26 +1,60 @@
-"""One model and what it answers: completions, chats, embeddings, tokens.
+"""One model and what it answers: completions, chats, embeddings, tokens, in OpenAI's forms.
 
-Invariant: a reply is what `chatapp ask` and `complete` give for the same text, sampling and seed.
-A text is cut into tokens on a thread, so that a long one holds up no other reply.
+Invariant: a reply is what `chatapp ask` and `complete` give for the same text, sampling and seed,
+and a whole answer is the sum of the pieces that a stream would send. Thoughts, the white space
+around a chat's reply, and calls of tools are no part of its text. A text is cut into tokens on a
+thread, so that a long one holds up no other reply.
+Source of the forms: OpenAI's API reference, and what its Python library accepts in strict mode.
 """
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices
-from chatapp.engine.model import LanguageModel
+from chatapp.dialogue.events import Options
+from chatapp.dialogue.turn import ReplyFilter, Trimmer, request_for
+from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.model import LanguageModel, Request
 from chatapp.prompting.chat_template import Template
-from chatapp.server import bodies
-from chatapp.server.prompts import BadRequestError, chat_prompt, ids_of
-from chatapp.server.replies import ChatReplies, Completions, Document, Replies
-from chatapp.server.worker import Worker
+from chatapp.prompting.messages import Requested
+from chatapp.server.bodies import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+    Writing,
+)
+from chatapp.server.prompts import (
+    BadRequestError,
+    ChatPrompt,
+    chat_prompt,
+    constraint_of,
+    ids_of,
+    requests_for,
+)
+from chatapp.server.scores import ScoredToken, ShownTokens, bytes_of, drawn, ended
+from chatapp.server.worker import MOST_WAITING, Worker, raise_error
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+Document = dict[str, Any]
+
+_LENGTH = ("length", "context")
+_MOST_TOKENS = 16
+"""A completion's length unless the request says, as in OpenAI's protocol."""
 
 
 class Service:
@@ -39,15 +73,15 @@ class Service:
         """End all replies."""
         self.worker.close()
 
-    async def answer(self, body: bodies.Body) -> Document | AsyncGenerator[Document]:
+    async def answer(self, body: Body) -> Document | AsyncGenerator[Document]:
         """The answer to a request, or the chunks of its stream."""
-        if isinstance(body, bodies.EmbeddingBody):
+        if isinstance(body, EmbeddingBody):
             return await self._embed(body)
-        if isinstance(body, bodies.TokenizeBody):
+        if isinstance(body, TokenizeBody):
             return await asyncio.to_thread(self._tokenize, body)
-        if isinstance(body, bodies.DetokenizeBody):
+        if isinstance(body, DetokenizeBody):
             return await asyncio.to_thread(self._detokenize, body)
-        assert isinstance(body, bodies.Writing)
+        assert isinstance(body, Writing)
         replies = await asyncio.to_thread(self._replies, body)
         if not body.stream:
             return await replies.whole(self.worker, self._name)
@@ -55,13 +89,13 @@ class Service:
         with_usage = options is not None and bool(options.include_usage)
         return replies.chunks(self.worker, self._name, with_usage=with_usage)
 
-    def _replies(self, body: bodies.Writing) -> Replies:
-        if isinstance(body, bodies.CompletionBody):
+    def _replies(self, body: Writing) -> "Replies":
+        if isinstance(body, CompletionBody):
             return Completions(self.model, self._choices, body)
-        assert isinstance(body, bodies.ChatBody)
+        assert isinstance(body, ChatBody)
         return ChatReplies(self.model, self._template, self._choices, body)
 
-    async def _embed(self, body: bodies.EmbeddingBody) -> Document:
+    async def _embed(self, body: EmbeddingBody) -> Document:
         """Mean hidden states of texts after the final norm, for similarities."""
         texts = await asyncio.to_thread(ids_of, self.model, body.input, "input")
         vectors = [
@@ -81,10 +115,10 @@ class Service:
             "usage": {"prompt_tokens": count, "total_tokens": count},
         }
 
-    def _tokenize(self, body: bodies.TokenizeBody) -> Document:
+    def _tokenize(self, body: TokenizeBody) -> Document:
         """The tokens of a text or of a chat's prompt."""
         if body.messages is not None:
-            chat = bodies.ChatBody(messages=body.messages)
+            chat = ChatBody(messages=body.messages)
             ids = list(chat_prompt(self.model, self._template, chat, 1).prompt.ids)
         elif body.prompt is not None:
             special = {} if body.parse_special is False else self.model.tokenizer.special
@@ -95,7 +129,7 @@ class Service:
             raise BadRequestError("there is neither prompt nor messages", "prompt")
         return {"tokens": ids, "count": len(ids), "max_model_len": self.model.context}
 
-    def _detokenize(self, body: bodies.DetokenizeBody) -> Document:
+    def _detokenize(self, body: DetokenizeBody) -> Document:
         """The text of tokens."""
         if not all(0 <= id < self.model.tokenizer.size for id in body.tokens):
             raise BadRequestError("tokens has ids that are not in the vocabulary", "tokens")
@@ -115,7 +149,338 @@ class Service:
         }
 
 
-def _vector(vector: "NDArray[np.float32]", body: bodies.EmbeddingBody) -> list[float] | str:
+@dataclass(slots=True)
+class Piece:
+    """A part of the reply at a place. end: how it ended, in the last part."""
+
+    place: int
+    text: str = ""
+    tokens: list[ScoredToken] = field(default_factory=list)
+    calls: list[Document] = field(default_factory=list)
+    end: Finished | None = None
+
+    def add(self, other: "Piece") -> None:
+        """Append the next part."""
+        self.text += other.text
+        self.tokens += other.tokens
+        self.calls += other.calls
+        self.end = other.end or self.end
+
+    def choice(self, written: Document, logprobs: Document | None) -> Document:
+        """One of the `choices` of an answer or a chunk. written: its text, message or delta."""
+        reason = None
+        if self.end is not None:
+            reason = "length" if self.end.reason in _LENGTH else "stop"
+        reason = "tool_calls" if self.calls else reason
+        return {"index": self.place} | written | {"logprobs": logprobs, "finish_reason": reason}
+
+
+class Replies(ABC):
+    """The replies to one request.
+
+    prefix, kind: of the answer's id and its `object`; chunk: the latter in a stream. requests: one
+    for each reply, to `prompts` texts.
+    """
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk: ClassVar[str]
+
+    def __init__(self, model: LanguageModel, requests: Sequence[Request], count: int) -> None:
+        """count: of replies to each prompt."""
+        self._model, self._requests, self._count = model, requests, count
+        self._places = len(requests)
+        self._ends: list[Finished] = []
+
+    async def whole(self, worker: Worker, name: str) -> Document:
+        """The answer. name: of the model here."""
+        joined = [Piece(place) for place in range(self._places)]
+        async with aclosing(self._pieces(worker)) as pieces:
+            async for piece in pieces:
+                joined[piece.place].add(piece)
+        choices = [self._choice(piece) for piece in joined]
+        return self._head(self.kind, name) | {"choices": choices, "usage": self._usage()}
+
+    async def chunks(
+        self, worker: Worker, name: str, *, with_usage: bool
+    ) -> AsyncGenerator[Document]:
+        """The chunks of a stream; the numbers of tokens come last, where they are wanted."""
+        head = self._head(self.chunk, name)
+        async with aclosing(self._pieces(worker)) as pieces:
+            async for piece in pieces:
+                for choice in self._parts(piece):
+                    yield head | {"choices": [choice]}
+        if with_usage:
+            yield head | {"choices": [], "usage": self._usage()}
+
+    @abstractmethod
+    def _pieces(self, worker: Worker) -> AsyncGenerator[Piece]:
+        """What the replies consist of, in the order in which it becomes known.
+
+        Raises BadRequestError for one that fails.
+        """
+
+    @abstractmethod
+    def _choice(self, piece: Piece) -> Document:
+        """A whole reply."""
+
+    @abstractmethod
+    def _parts(self, piece: Piece) -> Iterable[Document]:
+        """The parts of a stream for a piece."""
+
+    def _head(self, kind: str, name: str) -> Document:
+        return {
+            "id": _new_id(self.prefix),
+            "object": kind,
+            "created": int(time.time()),
+            "model": name,
+        }
+
+    def _ended(self, place: int, end: Finished) -> Finished:
+        """Record an end. Several replies to one prompt read it once."""
+        end = replace(end, prompt_tokens=0) if place % self._count else end
+        self._ends.append(end)
+        return end
+
+    def _usage(self) -> Document:
+        """The numbers of tokens of all replies."""
+        prompt = sum(end.prompt_tokens for end in self._ends)
+        reply = sum(end.reply_tokens for end in self._ends)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": reply,
+            "total_tokens": prompt + reply,
+            "prompt_tokens_details": {"cached_tokens": sum(e.reused_tokens for e in self._ends)},
+        }
+
+
+class ChatReplies(Replies):
+    """The replies to a chat. Raises BadRequestError, MessageTooLong when it is made."""
+
+    prefix, kind, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self, model: LanguageModel, template: Template, choices: Choices, body: ChatBody
+    ) -> None:
+        most = body.max_completion_tokens or body.max_tokens or choices.sampling.max_tokens
+        self._body, self._chat = body, chat_prompt(model, template, body, most)
+        options = Options(
+            choices.sampling,
+            constraint=constraint_of(model, body, self._chat),
+            stop=body.stops,
+            top=(body.top_logprobs or 0) if body.logprobs else 0,
+        )
+        request = request_for(model, self._chat.writer, self._chat.prompt, options)
+        requests = requests_for(body, choices, most, request)
+        super().__init__(model, requests, len(requests))
+        self._begun: set[int] = set()
+
+    async def _pieces(self, worker: Worker) -> AsyncGenerator[Piece]:
+        replies = [_ChatReply(self._model, self._chat) for _ in self._requests]
+        going_on = len(replies)
+        async with aclosing(worker.generate(self._requests)) as events:
+            async for place, event in events:
+                if replies[place].has_ended:
+                    continue
+                piece = replies[place].take(event, place)
+                if piece.end is not None:
+                    going_on -= 1
+                    piece.end = self._ended(place, piece.end)
+                yield piece
+                if not going_on:
+                    return
+
+    def _choice(self, piece: Piece) -> Document:
+        content = piece.text if piece.text or not piece.calls else None
+        message: Document = {"role": "assistant", "content": content, "refusal": None}
+        if piece.calls:
+            message["tool_calls"] = piece.calls
+        return piece.choice({"message": message}, self._logprobs(piece))
+
+    def _parts(self, piece: Piece) -> Iterable[Document]:
+        """The first one of each reply has the role."""
+        going_on = Piece(piece.place)
+        if piece.place not in self._begun:
+            self._begun.add(piece.place)
+            yield going_on.choice({"delta": {"role": "assistant", "content": ""}}, None)
+        if piece.text or (piece.tokens and self._body.logprobs):
+            yield going_on.choice({"delta": {"content": piece.text}}, self._logprobs(piece))
+        if piece.calls:
+            calls = [{"index": index} | call for index, call in enumerate(piece.calls)]
+            yield going_on.choice({"delta": {"tool_calls": calls}}, None)
+        if piece.end is not None:
+            yield piece.choice({"delta": {}}, None)
+
+    def _logprobs(self, piece: Piece) -> Document | None:
+        if not self._body.logprobs:
+            return None
+
+        def described(piece: str, logprob: float | None, own: Iterable[int]) -> Document:
+            known = -9999.0 if logprob is None else logprob
+            return {"token": piece, "logprob": known, "bytes": list(own)}
+
+        content = [
+            described(token.piece, token.logprob, token.shown)
+            | {
+                "top_logprobs": [
+                    described(
+                        other.text, other.logprob, bytes_of(self._model, other.id, other.text)
+                    )
+                    for other in token.alternatives
+                ]
+            }
+            for token in piece.tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+class _ChatReply:
+    """A reply to a chat while it is written. has_ended: whether nothing more of it is wanted."""
+
+    def __init__(self, model: LanguageModel, chat: ChatPrompt) -> None:
+        self.has_ended = False
+        self._prompt_tokens, self._tokens = len(chat.prompt.ids), 0
+        self._split = ReplyFilter(model, chat.prompt, chat.calls, chat.tools)
+        self._trimmer, self._shown = Trimmer(), ShownTokens(model)
+
+    def take(self, event: Event, place: int) -> Piece:
+        """What an event adds to the reply, as a piece at a place.
+
+        Raises BadRequestError for one that reports an error.
+        """
+        if isinstance(event, Finished):
+            raise_error(event)
+        visible, requested = self._split.push(event)
+        text = self._trimmer.push(visible.text)
+        is_last = isinstance(event, Finished) or requested is not None
+        token = None
+        if isinstance(event, Token):
+            self._tokens += 1
+            token = drawn(event) if visible.thought is None and requested is None else None
+        piece = Piece(place, text, self._shown.push(token, text, is_last=is_last))
+        if requested is not None:  # it ends the reply
+            piece.calls.append(_call(requested))
+        if isinstance(event, Finished):
+            piece.end = event
+        elif requested is not None:
+            size = self._prompt_tokens
+            piece.end = Finished("stop", prompt_tokens=size, reply_tokens=self._tokens)
+        self.has_ended = piece.end is not None
+        return piece
+
+
+class Completions(Replies):
+    """Texts continued, and their own tokens scored. Raises BadRequestError when it is made."""
+
+    prefix, kind, chunk = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, model: LanguageModel, choices: Choices, body: CompletionBody) -> None:
+        self._body, self._prompts = body, ids_of(model, body.prompt, "prompt")
+        self._written: dict[int, int] = {}
+        """The characters of each reply that a stream has sent."""
+        count = body.n or 1
+        super().__init__(model, self._requests_of(model, choices, count), count)
+        self._places = len(self._prompts) * count
+
+    def _requests_of(self, model: LanguageModel, choices: Choices, count: int) -> list[Request]:
+        """The requests for all completions; none for max_tokens 0."""
+        body = self._body
+        most = _MOST_TOKENS if body.max_tokens is None else body.max_tokens
+        if most == 0:
+            if not body.echo:
+                raise BadRequestError("max_tokens is 0, which needs echo", "max_tokens")
+            return []
+        for ids in self._prompts:
+            if len(ids) >= model.context:
+                raise BadRequestError(
+                    f"the prompt is {len(ids)} tokens long and leaves no room for a reply; the "
+                    f"model's window has {model.context}",
+                    "prompt",
+                    "context_length_exceeded",
+                )
+        if (wanted := len(self._prompts) * count) > MOST_WAITING:
+            raise BadRequestError(
+                f"{wanted} replies are wanted; at most {MOST_WAITING} can wait", "prompt"
+            )
+        top = body.logprobs or 0
+        requests = [Request(ids, choices.sampling, body.stops, top=top) for ids in self._prompts]
+        return [one for request in requests for one in requests_for(body, choices, most, request)]
+
+    async def _pieces(self, worker: Worker) -> AsyncGenerator[Piece]:
+        if self._body.echo:
+            top = self._body.logprobs
+            for number, ids in enumerate(self._prompts):
+                tokens: list[ScoredToken] = []
+                if top is not None:
+                    tokens = await worker.call(
+                        lambda ids=ids, top=top: worker.scorer.score(ids, top)  # type: ignore[misc]
+                    )
+                for which in range(self._count):
+                    yield Piece(number * self._count + which, self._text(number, ids), tokens)
+        if not self._requests:
+            for place in range(self._places):
+                size = len(self._prompts[place // self._count])
+                yield Piece(place, end=self._ended(place, Finished("length", prompt_tokens=size)))
+            return
+        async with aclosing(worker.generate(self._requests)) as events:
+            async for place, event in events:
+                if isinstance(event, Finished):
+                    raise_error(event)
+                    tokens, end = ended(self._model, event), self._ended(place, event)
+                    yield Piece(place, event.text, tokens, end=end)
+                else:
+                    yield Piece(place, event.text, [drawn(event)])
+
+    def _choice(self, piece: Piece, offset: int = 0) -> Document:
+        return piece.choice({"text": piece.text}, self._logprobs(piece.tokens, offset))
+
+    def _parts(self, piece: Piece) -> Iterable[Document]:
+        offset = self._written.get(piece.place, 0)
+        self._written[piece.place] = offset + len(piece.text)
+        return [self._choice(piece, offset)]
+
+    def _logprobs(self, tokens: Sequence[ScoredToken], offset: int) -> Document | None:
+        """offset: characters of the text before the first token."""
+        if self._body.logprobs is None:
+            return None
+        stream, offsets = self._model.tokenizer.stream(), []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(stream.push(token.id))
+        return {
+            "tokens": [token.piece for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [
+                None
+                if token.logprob is None
+                else {other.text: other.logprob for other in reversed(token.alternatives)}
+                for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+    def _text(self, number: int, ids: Sequence[int]) -> str:
+        """A prompt as text: the request's own, where it is one."""
+        prompt = self._body.prompt
+        if isinstance(prompt, str):
+            return prompt
+        own = prompt[number] if isinstance(prompt[0], str | list) else prompt
+        return own if isinstance(own, str) else self._model.tokenizer.decode(ids)
+
+
+def _new_id(prefix: str) -> str:
+    """An id that no other answer has."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def _call(requested: Requested) -> Document:
+    """A call of a tool, for the caller to carry out."""
+    arguments = json.dumps(requested.arguments, ensure_ascii=False)
+    function = {"name": requested.name, "arguments": arguments}
+    return {"id": _new_id("call_"), "type": "function", "function": function}
+
+
+def _vector(vector: "NDArray[np.float32]", body: EmbeddingBody) -> list[float] | str:
     if body.encoding_format == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return [float(value) for value in vector]
