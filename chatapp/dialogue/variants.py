@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import PARAMETERS, PRECISIONS
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.events import SessionEvent, Started
+from chatapp.dialogue.events import Options, SessionEvent, Started
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store.rows import Basis
+from chatapp.dialogue.turn import write_prompt
 from chatapp.dialogue.writers.choosing import (
     INSIST,
     choose_template,
@@ -201,7 +202,7 @@ def preview(
             about = f"A chat in {in_a_sentence(template.name)}, with the template's instructions."
     message = message.strip() or _ANY_MESSAGE
     system = basis_of(name, chosen).system
-    prompt = writer.write(system, [Exchange(message)], max_tokens=sampling.max_tokens)
+    prompt = write_prompt(writer, [Exchange(message)], Options(sampling, system=system))
     generate = chosen.generate if isinstance(chosen, PromptFile) else {}
     return Preview(message, prompt, about, generate)
 

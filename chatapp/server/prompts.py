@@ -11,7 +11,9 @@ from typing import Any
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import GREEDY, PARAMETERS, Choices, Sampling
+from chatapp.dialogue.events import Options
 from chatapp.dialogue.tool_calls import call_constraint, call_schema
+from chatapp.dialogue.turn import write_prompt
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.constraint.constraint import Constraint, ConstraintError
@@ -135,7 +137,8 @@ def chat_prompt(
     system, exchanges = _exchanges(body.messages)
     size = sum(len(part.user) + len(part.reply or "") for part in exchanges)
     _refuse_endless(model, size + len(system or ""), "messages")
-    prompt = writer.write(system, exchanges, max_tokens=max_tokens)
+    options = Options(Sampling(max_tokens=max_tokens), system=system)
+    prompt = write_prompt(writer, exchanges, options)
     functions = [definition["function"] for definition in definitions]
     tools = {function["name"]: function["parameters"] for function in functions}
     calls = writer.calls
