@@ -24,8 +24,9 @@ from textual.binding import Binding
 from textual.color import Color
 from textual.document._wrapped_document import WrappedDocument
 from textual.driver import Driver
-from textual.events import Paste
+from textual.events import Event, Paste, Resize
 from textual.filter import LineFilter
+from textual.geometry import Size
 from textual.keys import _character_to_key
 from textual.message import Message
 from textual.widget import Widget
@@ -165,6 +166,14 @@ class _NeverDim(LineFilter):
         ]
 
 
+LEAST = 20, 6
+"""Columns and rows that are laid out; of a smaller terminal the rest lies outside."""
+
+
+def _at_least(size: Size) -> Size:
+    return Size(max(size.width, LEAST[0]), max(size.height, LEAST[1]))
+
+
 class FailingApp(App[ReturnType]):
     """An App that keeps a fatal exception instead of printing its traceback."""
 
@@ -172,6 +181,16 @@ class FailingApp(App[ReturnType]):
     def failure(self) -> Exception | None:
         """The exception that ended the program, or None."""
         return self._exception
+
+    @property
+    def size(self) -> Size:
+        """The size of the terminal, or `LEAST`: widgets of no width cannot be drawn."""
+        return _at_least(super().size)
+
+    async def on_event(self, event: Event) -> None:
+        if isinstance(event, Resize):
+            event = Resize(_at_least(event.size), _at_least(event.virtual_size))
+        await super().on_event(event)
 
     def _fatal_error(self) -> None:
         self._close_messages_no_wait()
