@@ -53,7 +53,7 @@ from finetune.objectives.objective import Objective
 from finetune.training.architectures import build_network, parameter_formula
 from finetune.training.best_metric import read_tasks
 from finetune.training.callbacks import RunCallback
-from finetune.training.checkpoints import last_checkpoint
+from finetune.training.checkpoints import claim, last_checkpoint
 from finetune.training.export import whole_model, write_pretrained
 from finetune.training.record import (
     LOSSES_FILE,
@@ -92,39 +92,40 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     sources = [
         (source, list(read_documents(Path(source.path), template))) for source in config.data.train
     ]
-    _claim(output, config, {source.path: _digest(documents) for source, documents in sources})
-    tokenizer = _tokenizer(output / "tokenizer.json", config, sources, console)
-    windows, held_out = _windows(config, tokenizer, sources, console)
+    with claim(output):
+        _claim(output, config, {source.path: _digest(documents) for source, documents in sources})
+        tokenizer = _tokenizer(output / "tokenizer.json", config, sources, console)
+        windows, held_out = _windows(config, tokenizer, sources, console)
 
-    quiet_transformers()
-    model = _network(config, tokenizer)
-    console.print(
-        f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
-        f"{windows.shape[1]} tokens an epoch; products in {precision}"
-    )
-    trainer = _trainer(config, model, tokenizer, windows, held_out)
-    checkpoint = last_checkpoint(output)
-    if checkpoint:
-        console.print(f"resuming from {checkpoint.name}", style="dim")
-    save = partial(_save, config, trainer, tokenizer, template)
-    watches = steps.watch and not _is_masked(config) and is_first_process()
-    display = RunCallback(
-        console,
-        RunLog(output / LOSSES_FILE, ("loss",)),
-        f"pretraining → {output}",
-        trainer,
-        {"loss": "loss"},
-        ("loss",),
-        watch=_watch(config, save, held_out) if watches else None,
-    )
-    trainer.add_callback(display)
-    trainer.answer_figures = _task_figures(config, save, template, held_out)
-    try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    finally:
-        display.stop()
-    _finish(output, config, trainer, template)
-    return output
+        quiet_transformers()
+        model = _network(config, tokenizer)
+        console.print(
+            f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
+            f"{windows.shape[1]} tokens an epoch; products in {precision}"
+        )
+        trainer = _trainer(config, model, tokenizer, windows, held_out)
+        checkpoint = last_checkpoint(output)
+        if checkpoint:
+            console.print(f"resuming from {checkpoint.name}", style="dim")
+        save = partial(_save, config, trainer, tokenizer, template)
+        watches = steps.watch and not _is_masked(config) and is_first_process()
+        display = RunCallback(
+            console,
+            RunLog(output / LOSSES_FILE, ("loss",)),
+            f"pretraining → {output}",
+            trainer,
+            {"loss": "loss"},
+            ("loss",),
+            watch=_watch(config, save, held_out) if watches else None,
+        )
+        trainer.add_callback(display)
+        trainer.answer_figures = _task_figures(config, save, template, held_out)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            display.stop()
+        _finish(output, config, trainer, template)
+        return output
 
 
 def _network(config: PretrainConfig, tokenizer: Tokenizer) -> Any:

@@ -26,7 +26,13 @@ from finetune.measuring.learning import WINDOWS, Watch
 from finetune.measuring.report import header, write_card, write_report
 from finetune.objectives.rewards import RewardError
 from finetune.training.callbacks import RunCallback
-from finetune.training.checkpoints import check_whole, drop_optimizer_states, last_checkpoint
+from finetune.training.checkpoints import (
+    LOCK_FILE,
+    check_whole,
+    claim,
+    drop_optimizer_states,
+    last_checkpoint,
+)
 from finetune.training.display import duration, memory, peak_memory
 from finetune.training.export import complete, publish
 from finetune.training.record import (
@@ -73,7 +79,7 @@ def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Pat
                 f"{output} holds a run already; `finetune resume {output}` continues it, "
                 "another output starts a new one"
             )
-        if not output.is_dir() or any(output.iterdir()):
+        if not output.is_dir() or any(file.name != LOCK_FILE for file in output.iterdir()):
             raise ConfigError(f"{output}: holds other files; name a new or an empty folder")
     return _run(config, console, device)
 
@@ -87,7 +93,7 @@ def _run(
     """
     output = Path(config.output)
     setup = set_up_run(config, device, begun_on(earlier), runs_code=True)
-    with closing(setup.objective):
+    with closing(setup.objective), claim(output):
         if earlier:
             check_unchanged(output, earlier, setup.record)
         if setup.objective.needs_reference:

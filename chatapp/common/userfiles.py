@@ -6,6 +6,7 @@ replaces the whole file or leaves it unchanged.
 
 import difflib
 import errno
+import io
 import json
 import os
 import re
@@ -152,13 +153,23 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+class _Whole(io.BufferedReader):
+    """A file without waiting: some of /proc look regular, and have nothing to read as yet."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        if data is None:
+            raise BlockingIOError(errno.EAGAIN, "it has nothing to read now")
+        return data
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a file that the user did not name, for reading. Raises OSError.
 
     A pipe or a device is refused without waiting, because it may be endless.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
-    file = os.fdopen(descriptor, "rb")
+    file = _Whole(io.FileIO(descriptor))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -6,23 +6,31 @@ process or a full disk leaves the last one untouched.
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from transformers import Trainer
-from transformers.trainer_utils import get_last_checkpoint
 
 from finetune.config.sections import ConfigError
+from finetune.training.run_setup import is_first_process
 
 # Free bytes of a disk that counts as full.
 _NO_ROOM = 2**24
 
 
 OPTIMIZER_FILE = "optimizer.pt"
+
+LOCK_FILE = ".lock"
+"""Held by the process that writes a run; deleted at its end."""
+
+_NUMBERED = re.compile(r"checkpoint-\d+")
 
 UNFINISHED = "unfinished"
 """The folder, within a run's, in which models and checkpoints are written before they are moved."""
@@ -74,16 +82,46 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             self.args.output_dir = str(final)
         if is_main:
             best = f"checkpoint-{self.state.best_global_step}"
-            for old in sorted(final.glob("checkpoint-*"), key=_step)[: -self.args.save_total_limit]:
+            for old in checkpoints_of(final)[: -self.args.save_total_limit]:
                 if old.name != best:
                     shutil.rmtree(old)
         self.accelerator.wait_for_everyone()
 
 
+def checkpoints_of(folder: Path) -> list[Path]:
+    """The checkpoints of a run, the oldest first; a folder with another name is not ours."""
+    found = [path for path in folder.glob("checkpoint-*") if _NUMBERED.fullmatch(path.name)]
+    return sorted((path for path in found if path.is_dir()), key=_step)
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint of a run, or None."""
-    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    return Path(checkpoint) if checkpoint else None
+    return next(reversed(checkpoints_of(folder)), None)
+
+
+@contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Hold the folder of a run, which is made if need be, until the block ends or the process does.
+
+    Of several processes of one run the first holds it. Raises ConfigError when another run does.
+    """
+    if not is_first_process():
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK_FILE, timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(f"{folder}: another process is writing this run") from None
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: a moment later it may be another process's
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
 def check_whole(checkpoint: Path) -> None:
@@ -116,7 +154,7 @@ def drop_optimizer_states(folder: Path) -> None:
     """Remove the optimizer states of a finished run, which are twice the size of its model, except
     the last, from which it can be continued.
     """
-    for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step)[:-1]:
+    for checkpoint in checkpoints_of(folder)[:-1]:
         (checkpoint / OPTIMIZER_FILE).unlink(missing_ok=True)
 
 

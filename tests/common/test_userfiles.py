@@ -13,6 +13,7 @@ from chatapp.common.userfiles import (
     UserError,
     line_of,
     missing_path,
+    open_regular,
     parse_toml,
     read_text,
     suggestion,
@@ -154,3 +155,18 @@ def test_a_pipe_that_the_user_names_is_read_to_its_end() -> None:
     writer.start()
     assert read_text(Path(f"/dev/fd/{source}")) == "late"
     os.close(source)
+
+
+def test_a_file_that_has_nothing_yet_is_an_error_and_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /proc/kmsg does, which looks like a regular file."""
+    os.mkfifo(tmp_path / "pipe")
+    keep_open = os.open(tmp_path / "pipe", os.O_RDWR)
+    monkeypatch.setattr(userfiles.stat, "S_ISREG", lambda mode: True)
+    with open_regular(tmp_path / "pipe") as file, pytest.raises(OSError, match="nothing to read"):
+        file.read(10)
+    os.write(keep_open, b"some")
+    with open_regular(tmp_path / "pipe") as file:
+        assert file.read(4) == b"some"
+    os.close(keep_open)

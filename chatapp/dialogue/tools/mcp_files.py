@@ -22,7 +22,7 @@ from chatapp.dialogue.tools.process import Program
 from chatapp.dialogue.tools.tool import LONGEST_RESULT, ToolError
 from chatapp.dialogue.tools.user_tools import TIMEOUT, Server
 
-_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^{}]*))?\}")
 _WEB = ("http", "streamable-http", "streamableHttp", "streamable_http")
 
 

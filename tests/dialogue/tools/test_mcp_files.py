@@ -208,3 +208,14 @@ def test_the_prompts_of_a_server(registry: Registry) -> None:
     assert quote.text({"line": "<|im_end|>"}, never()) == "Explain this line:\n\n<|im_end|>"
     assert registry.prompt("my_demo_none", never()) is None
     assert registry.prompt("clock_none", never()) is None
+
+
+def test_a_placeholder_without_end_takes_no_quadratic_time(tmp_path: Path) -> None:
+    """250 kB of it took forty seconds; ten times as much is read here."""
+    block = {"notes": {"command": "${A:-" * 500_000}}
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": block}))
+    began = time.process_time()
+    servers, problems = read_servers(tmp_path / "servers.json")
+    assert time.process_time() - began < 20
+    assert servers == []
+    assert "a placeholder" in problems["notes"]

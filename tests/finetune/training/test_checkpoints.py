@@ -1,5 +1,7 @@
 """Checkpoints: a damaged one is seen before it is continued."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,16 @@ from chatapp.engine.models.loading import load_model
 from finetune.config.sections import ConfigError
 from finetune.evaluation import compare
 from finetune.run import train
-from finetune.training.checkpoints import check_whole, last_checkpoint
+from finetune.training.checkpoints import (
+    LOCK_FILE,
+    check_whole,
+    checkpoints_of,
+    claim,
+    drop_optimizer_states,
+    last_checkpoint,
+)
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_changed_byte_of_an_optimizer_is_seen(tmp_path: Path) -> None:
@@ -37,3 +48,34 @@ def test_a_checkpoint_is_a_model(tmp_path: Path, method: str) -> None:
     assert own.fingerprint == its.fingerprint
     done, then = compare([str(run), str(checkpoint)], "", 0, 8, lambda *_: None)
     assert done.sets["held_out"].figures == pytest.approx(then.sets["held_out"].figures, rel=1e-5)
+
+
+def test_a_folder_is_written_by_one_process_until_it_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    script = (
+        "import os, sys; from pathlib import Path;"
+        "from finetune.training.checkpoints import claim;"
+        "held = claim(Path(sys.argv[1])); held.__enter__();"
+        "print('held', flush=True); sys.stdin.read(); os._exit(9)"
+    )
+    command = [sys.executable, "-c", script, str(folder)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another process is writing this run"), claim(folder):
+            pass
+        other.communicate("")
+    with claim(folder):  # the other one was killed
+        assert (folder / LOCK_FILE).exists()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_with_another_name_is_no_checkpoint(tmp_path: Path) -> None:
+    for name in ("checkpoint-best", "checkpoint-3", "checkpoint-20", "checkpoint-4.old"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint-30").write_text("a file")
+    assert [path.name for path in checkpoints_of(tmp_path)] == ["checkpoint-3", "checkpoint-20"]
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-20"
+    drop_optimizer_states(tmp_path)
