@@ -17,7 +17,6 @@ from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.model_files import TokenizerFiles
-from chatapp.engine.tokenizers.trial import try_tokenizer
 
 if TYPE_CHECKING:
     from chatapp.engine.files.gguf.reader import GGUFFile
@@ -172,7 +171,6 @@ def _read(folder: Path) -> tokenizers.Tokenizer:
     path = folder / TOKENIZER
     vocabulary, merges = _first_file(folder, _VOCABULARIES), _first_file(folder, _MERGES)
     if path.is_file():
-        try_tokenizer(path)
         with one_sentence(f"{path}: not a tokenizer"):
             return tokenizers.Tokenizer.from_file(str(path))
     if vocabulary is None or merges is None:

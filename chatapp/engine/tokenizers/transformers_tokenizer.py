@@ -17,12 +17,10 @@ from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers.byte_level import (
     NO_TEXT,
     NO_TOKENS,
-    TOKENIZER,
     BPETokenizer,
     NotByteLevel,
     tokens_before,
 )
-from chatapp.engine.tokenizers.trial import try_tokenizer
 
 if TYPE_CHECKING:
     from chatapp.engine.files.gguf.reader import GGUFFile
@@ -181,8 +179,6 @@ def transformers_tokenizer(files: TokenizerFiles) -> Any:
 
     if files.gguf is not None:
         return _gguf_tokenizer(files, files.gguf)
-    if (files.path / TOKENIZER).is_file():
-        try_tokenizer(files.path / TOKENIZER)
     with one_sentence(f"{files.path}: there is no tokenizer that can be loaded"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             files.path, trust_remote_code=False, local_files_only=True

@@ -18,8 +18,7 @@ from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.exporting import write_gguf
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.models.description import describe
-from chatapp.engine.models.loading import load_model, read_tokenizer
-from chatapp.engine.tokenizers import trial
+from chatapp.engine.models.loading import load_model
 
 MakeGPT2 = Callable[..., tuple[Path, Any]]
 
@@ -93,42 +92,6 @@ def test_sizes_are_compared_before_transformers_allocates_them(key: str, opt: Pa
     change(opt / "config.json", **{key: 10**9})
     with pytest.raises(ModelError, match=r"expected at most|do not belong|takes about"):
         load_model(str(opt))
-
-
-REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1_000}
-REPLACED_OFTEN = {"type": "Sequence", "normalizers": [REPLACE] * 9}
-SLOW = {"type": "Split", "pattern": {"Regex": "(a|a|aa)+$"}, "behavior": "Isolated"}
-
-
-@pytest.mark.parametrize(
-    ("step", "value", "words"),
-    [
-        ("normalizer", REPLACE, "more than 40 characters of one"),
-        (
-            "normalizer",
-            {"type": "Sequence", "normalizers": [REPLACE] * 9},
-            "memory|fails|seconds",
-        ),
-        ("normalizer", {"type": "Prepend", "prepend": "a" * 10**6}, "more than 40 characters"),
-        ("pre_tokenizer", {**SLOW, "invert": False}, "more than 3 seconds|fails"),
-    ],
-)
-def test_a_tokenizer_that_explodes_or_backtracks_is_refused(
-    step: str, value: Any, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trial, "_SECONDS", 3.0)
-    change(folder / "tokenizer.json", **{step: value})
-    with pytest.raises(ModelError, match=f"tokenizer.json: the tokenizer .*({words})"):
-        read_tokenizer(str(folder))
-
-
-def test_a_tokenizer_with_patterns_that_are_in_order_is_used(folder: Path) -> None:
-    words = {"type": "Split", "pattern": {"Regex": r" ?\w+|\s+"}, "behavior": "Isolated"}
-    cut = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    steps = [{**words, "invert": False}, cut]
-    change(folder / "tokenizer.json", pre_tokenizer={"type": "Sequence", "pretokenizers": steps})
-    tokenizer = read_tokenizer(str(folder))
-    assert tokenizer.decode(tokenizer.encode("a b")) == "a b"
 
 
 def test_an_empty_vocabulary_is_a_sentence(folder: Path, opt: Path) -> None:
