@@ -49,9 +49,9 @@ class RelativeAttention(Attention):
         rotations: Mapping[Rotary, Rotation],
     ) -> None:
         super().__init__(weights, architecture, layer, rotations)
-        own = "" if architecture.has_shared_biases else f"{self.point}."
         self._u, self._v = (
-            weights[f"{own}biases.{name}"].float()[:, None] for name in ("r_w_bias", "r_r_bias")
+            weights[f"{self.point}.biases.{name}"].float()[:, None]
+            for name in ("r_w_bias", "r_r_bias")
         )
         assert architecture.farthest is not None
         self._farthest, self._width = architecture.farthest, architecture.width

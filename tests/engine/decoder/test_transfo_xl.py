@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.tasks.evaluation.language_modelling import perplexity
@@ -68,10 +69,7 @@ def save(folder: Path, bpe: Tokenizer, **changes: Any) -> dict[str, Tensor]:
         for norm in ("dec_attn", "pos_ff"):
             weights[f"{block}.{norm}.layer_norm.weight"] = 1 + random(WIDTH)
             weights[f"{block}.{norm}.layer_norm.bias"] = random(WIDTH)
-        if config["untie_r"]:
-            weights |= {f"{block}.dec_attn.{name}": random(HEADS, SIZE) for name in biases}
-    if not config["untie_r"]:
-        weights |= {f"transformer.{name}": random(HEADS, SIZE) for name in biases}
+        weights |= {f"{block}.dec_attn.{name}": random(HEADS, SIZE) for name in biases}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
@@ -82,7 +80,7 @@ def save(folder: Path, bpe: Tokenizer, **changes: Any) -> dict[str, Tensor]:
 
 def by_the_paper(w: dict[str, Tensor], segments: list[list[int]], config: dict[str, Any]) -> Tensor:
     """Logits of a text in segments; each layer attends to its memory and to the segment."""
-    memory, same = config["mem_len"], config["same_length"]
+    memory = config["mem_len"]
     memories = [torch.zeros(0, WIDTH) for _ in range(LAYERS)]
     logits = []
     for segment in segments:
@@ -93,7 +91,7 @@ def by_the_paper(w: dict[str, Tensor], segments: list[list[int]], config: dict[s
             both = torch.cat([memories[n], h])
             memories[n] = both[-memory:]
             h = F.layer_norm(
-                h + attended(w, n, h, both, config["clamp_len"], memory if same else None),
+                h + attended(w, n, h, both, config["clamp_len"], memory),
                 (WIDTH,),
                 w[block + "dec_attn.layer_norm.weight"],
                 w[block + "dec_attn.layer_norm.bias"],
@@ -111,20 +109,19 @@ def by_the_paper(w: dict[str, Tensor], segments: list[list[int]], config: dict[s
 
 
 def attended(
-    w: dict[str, Tensor], n: int, h: Tensor, both: Tensor, farthest: int, seen: int | None
+    w: dict[str, Tensor], n: int, h: Tensor, both: Tensor, farthest: int, seen: int
 ) -> Tensor:
     """The output of attention, one query, key and head at a time (section 3.3 of the paper)."""
     name = f"transformer.layers.{n}.dec_attn."
     wq, wk, wv = w[name + "qkv_net.weight"].chunk(3)
-    own = name if name + "r_w_bias" in w else "transformer."
-    u, v = w[own + "r_w_bias"], w[own + "r_r_bias"]
+    u, v = w[name + "r_w_bias"], w[name + "r_r_bias"]
     queries = (h @ wq.T).view(-1, HEADS, SIZE)
     keys, values = ((both @ m.T).view(-1, HEADS, SIZE) for m in (wk, wv))
     rates = 1 / 10000 ** (torch.arange(0, WIDTH, 2) / WIDTH)
     heads = torch.zeros(len(h), HEADS, SIZE)
     for i in range(len(h)):
         place = len(both) - len(h) + i
-        first = 0 if seen is None else max(0, place - seen + 1)
+        first = max(0, place - seen + 1)
         for head in range(HEADS):
             scores = []
             for j in range(first, place + 1):
@@ -142,8 +139,8 @@ def attended(
 
 @pytest.mark.parametrize(
     ("changes", "size"),
-    [({}, 8), ({}, 3), ({"untie_r": False, "clamp_len": 30}, 8), ({"same_length": False}, 1)],
-    ids=["segments longer than the memory", "shorter", "shared biases", "growing length"],
+    [({}, 8), ({}, 3), ({"clamp_len": 30}, 8)],
+    ids=["segments longer than the memory", "shorter", "distances beyond the memory"],
 )
 def test_logits_are_those_of_the_paper(
     tmp_path: Path, bpe: Tokenizer, changes: dict[str, Any], size: int
@@ -194,7 +191,12 @@ def test_perplexity_with_and_without_memory(tmp_path: Path, bpe: Tokenizer) -> N
     assert found.without_memory == pytest.approx(float(without), rel=1e-4)
 
 
-def test_what_is_not_computed_is_refused(tmp_path: Path, bpe: Tokenizer) -> None:
-    save(tmp_path, bpe, cutoffs=[100])
-    with pytest.raises(Exception, match="cutoffs is"):
+@pytest.mark.parametrize(
+    ("key", "value"), [("cutoffs", [100]), ("untie_r", False), ("same_length", False)]
+)
+def test_files_of_other_programs_are_refused(
+    tmp_path: Path, bpe: Tokenizer, key: str, value: object
+) -> None:
+    save(tmp_path, bpe, **{key: value})
+    with pytest.raises(ModelError, match=rf"config.json: {key} is"):
         load_model(str(tmp_path))

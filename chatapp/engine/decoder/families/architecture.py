@@ -67,8 +67,7 @@ class Architecture:
     is_tied: whether the output matrix is the token embedding. logit_cap: see `SoftCap`.
     is_post_norm: whether the sums are normalized instead of what attention and MLP read; such a
     decoder has no final norm. farthest: of relative positions (Dai et al. 2019), the distance from
-    which on all are one; None for other positions. has_shared_biases: whether all blocks share the
-    two biases of relative positions.
+    which on all are one; None for other positions.
     """
 
     width: int
@@ -95,7 +94,6 @@ class Architecture:
     logit_cap: float | None = None
     is_post_norm: bool = False
     farthest: int | None = None
-    has_shared_biases: bool = False
     has_output_bias: bool = False
 
     @property
@@ -128,8 +126,6 @@ class Architecture:
             yield from self.block_parts(layer)
         if not self.is_post_norm:
             yield from self._norm("norm", self.width)
-        if self.farthest is not None and self.has_shared_biases:
-            yield from self._relative_biases("")
         if self.has_output_bias:
             yield Part("output.bias", (self.vocabulary,))
         if not self.is_tied:
@@ -156,8 +152,10 @@ class Architecture:
             yield from self._norm(f"{block}.attention.key_norm", self.head_size)
         if self.farthest is not None:
             yield Part(f"{block}.attention.distances.weight", (queries,), self.width)
-            if not self.has_shared_biases:
-                yield from self._relative_biases(f"{block}.attention.")
+            # u and v of Dai et al. (2019), by their names in checkpoints, which have no ending.
+            for name in ("r_w_bias", "r_r_bias"):
+                part = f"{block}.attention.biases.{name}"
+                yield Part(part, (self.heads,), self.head_size)
         projection = f"{block}.attention.projection"
         yield from _linear(projection, (self.width,), queries, has_bias=self.has_projection_bias)
         yield from self._norm(f"{block}.norm_2", self.width)
@@ -168,11 +166,6 @@ class Architecture:
         if self.has_norms_after:
             yield from self._norm(f"{block}.norm_after_1", self.width)
             yield from self._norm(f"{block}.norm_after_2", self.width)
-
-    def _relative_biases(self, prefix: str) -> Iterator[Part]:
-        """u and v of Dai et al. (2019), by their names in checkpoints, which have no ending."""
-        for name in ("r_w_bias", "r_r_bias"):
-            yield Part(f"{prefix}biases.{name}", (self.heads,), self.head_size)
 
     def _norm(self, name: str, size: int) -> Iterator[Part]:
         yield Part(f"{name}.weight", (size,))

@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al. 2019), in the layout of transformers before 5.
+"""Transformer-XL (Dai et al. 2019), as `finetune pretrain` writes it.
 
 With token embedding E of width H and L blocks:
 
@@ -8,8 +8,9 @@ With token embedding E of width H and L blocks:
     logits = x Eᵀ + b
 
 Attention has relative positions, see `decoder.relative`. The paper computes a text in segments and
-keeps the states of the last `mem_len` tokens as a memory. Where each token sees equally many
-(`same_length`), that is a window over the keys and values of a cache, in any segments.
+keeps the states of the last `mem_len` tokens as a memory. Each token sees equally many, so that is
+a window over the keys and values of a cache, in any segments. Files of other programs, with
+adaptive softmax, shared biases or a growing window, are refused.
 
 Invariant: no import of torch.
 """
@@ -24,19 +25,7 @@ LONGEST = 4096
 """Tokens of a text in a chat: the model has no limit of its own, but caches do."""
 
 _DEFAULTS = {
-    "vocab_size": 267735,
-    "d_model": 1024,
-    "n_head": 16,
-    "d_head": 64,
-    "d_inner": 4096,
-    "n_layer": 18,
-    "mem_len": 1600,
-    "clamp_len": 1000,
-    "div_val": 4,
-    "cutoffs": [20000, 40000, 200000],
     "layer_norm_epsilon": 1e-5,
-    "pre_lnorm": False,
-    "attn_type": 0,
     "same_length": True,
     "untie_r": True,
     "tie_word_embeddings": True,
@@ -46,7 +35,6 @@ _BLOCK = "transformer.layers.{n}"
 
 _TENSORS = {
     "embed": "transformer.word_emb.emb_layers.0",
-    "biases": "transformer",
     "blocks.{n}.attention.query_key_value": f"{_BLOCK}.dec_attn.qkv_net",
     "blocks.{n}.attention.distances": f"{_BLOCK}.dec_attn.r_net",
     "blocks.{n}.attention.biases": f"{_BLOCK}.dec_attn",
@@ -61,18 +49,15 @@ _TENSORS = {
 
 
 def _read(fields: ConfigFields) -> Architecture:
-    if fields.is_set("cutoffs"):
-        raise fields.refused("cutoffs", "expected [], because no adaptive softmax is computed")
-    for key in ("pre_lnorm", "attn_type"):
+    for key in ("cutoffs", "pre_lnorm", "attn_type"):
         if fields.is_set(key):
-            raise fields.refused(key, "expected false or 0, as in the paper")
+            raise fields.refused(key, "expected none, as a model trained here has it")
+    for key in ("same_length", "untie_r", "tie_word_embeddings"):
+        if not fields.flag(key):
+            raise fields.refused(key, "expected true, as a model trained here has it")
     width, head_size = fields.size("d_model"), fields.size("d_head")
-    if fields.has("d_embed") and fields.size("d_embed") != width:
-        raise fields.refused("d_embed", f"expected d_model, which is {width}")
-    memory, farthest = fields.size("mem_len"), fields.size("clamp_len")
+    window, farthest = fields.size("mem_len"), fields.size("clamp_len")
     heads = fields.size("n_head")
-    # A token sees itself too, unless it counts among those of the memory.
-    window = memory if fields.flag("same_length") else memory + 1
     return Architecture(
         width=width,
         heads=heads,
@@ -86,12 +71,11 @@ def _read(fields: ConfigFields) -> Architecture:
         epsilon=fields.fraction("layer_norm_epsilon"),
         activation="relu",
         is_gated=False,
-        is_tied=fields.flag("tie_word_embeddings"),
+        is_tied=True,
         has_mlp_bias=True,
         embedding_scale=math.sqrt(width),
         is_post_norm=True,
         farthest=farthest,
-        has_shared_biases=not fields.flag("untie_r"),
         has_output_bias=True,
     )
 
