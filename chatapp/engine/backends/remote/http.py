@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import cached_property
 from itertools import islice
-from queue import SimpleQueue
+from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.paths import SERVERS
@@ -33,6 +33,9 @@ _CONNECT_SECONDS, _ANSWER_SECONDS, SILENCE_SECONDS = 5.0, 10.0, 300.0
 
 _POLL_SECONDS = 0.05
 """Interval at which the cancel event is checked while nothing arrives."""
+
+_AHEAD = 64
+"""Items that have arrived and are not read yet: until one is, nothing more is read from a server."""
 
 _MOST_ANSWER_BYTES = 64 * 2**20
 """Of the tokens of a text, and of their log-probabilities."""
@@ -109,7 +112,7 @@ class BlockingStream:
     def __init__(self, server: Server, stream: AsyncGenerator[str]) -> None:
         self._server = server
         self._loop = asyncio.new_event_loop()
-        self._items: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+        self._items: asyncio.Queue[str | Exception | None] = asyncio.Queue(_AHEAD)
         self._task = self._loop.create_task(self._pump(stream))
         self._silence = 0.0
 
@@ -137,10 +140,10 @@ class BlockingStream:
         try:
             async with aclosing(stream):
                 async for item in stream:
-                    self._items.put_nowait(item)
-            self._items.put_nowait(None)
+                    await self._items.put(item)
+            await self._items.put(None)
         except Exception as error:
-            self._items.put_nowait(error)
+            await self._items.put(error)
 
     async def _next(self, cancel: threading.Event, started: float) -> str | None:
         while not cancel.is_set():
@@ -367,17 +370,22 @@ def at_once(replies: Iterable[Begin], most: int = MOST_AT_ONCE) -> Iterator[tupl
     replies: taken one by one, each as soon as fewer than `most` go on. One that raises ValueError
     ends as `error` with the reason as its message, and the others continue.
     """
-    arrived: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
+    arrived: Queue[tuple[int, Event | Exception]] = Queue(_AHEAD)
     given_up = threading.Event()
+
+    def put(number: int, event: Event | Exception) -> None:
+        while not given_up.is_set():
+            with suppress(Full):
+                return arrived.put((number, event), timeout=_POLL_SECONDS)
 
     def draw(number: int, begin: Begin) -> None:
         try:
             for event in begin(given_up):
-                arrived.put((number, event))
+                put(number, event)
         except ValueError as error:  # ContextOverflow is one
-            arrived.put((number, Finished("error", message=str(error))))
+            put(number, Finished("error", message=str(error)))
         except Exception as error:
-            arrived.put((number, error))
+            put(number, error)
 
     waiting, going_on = enumerate(replies), 0
     try:

@@ -5,7 +5,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -395,6 +395,23 @@ def test_a_server_that_sends_no_words_is_given_up(
     tokens, finished = run(model)
     assert [token.text for token in tokens] == [" Yes"]
     assert finished.message == f"{server.url}: the server has stopped answering"
+
+
+def test_what_a_server_sends_is_not_read_before_it_is_wanted() -> None:
+    """The queue between a connection and its reader has a bound, however fast events come."""
+    sent = 0
+
+    async def flood() -> AsyncGenerator[str]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield "{}"
+
+    stream = http.BlockingStream(Server("http://localhost/v1"), flood())
+    for _ in range(10):
+        assert stream.next(threading.Event()) == "{}"
+    stream.close()
+    assert sent <= 10 + http._AHEAD + 2
 
 
 def test_a_server_that_writes_spaces_alone_is_given_up(
