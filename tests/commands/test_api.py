@@ -74,6 +74,29 @@ def test_a_server_in_the_background(home: Path) -> None:
     assert "no server runs" in chatapp("api", "--stop").stderr
 
 
+def test_of_two_servers_at_once_the_second_names_the_first_and_ends(home: Path) -> None:
+    ports = [str(closed_port()) for _ in range(2)]
+    starting = [
+        subprocess.Popen(
+            [sys.executable, "-m", "chatapp", "api", "--background", "--port", port],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for port in ports
+    ]
+    try:
+        ends = [process.communicate(timeout=120) for process in starting]
+        assert sorted(process.returncode for process in starting) == [0, 2], ends
+        first = [process.returncode for process in starting].index(0)
+        assert f"already, on port {ports[first]}" in ends[1 - first][1]
+    finally:
+        stopped = chatapp("api", "--stop")
+    assert stopped.returncode == 0, stopped.stderr
+
+
 def test_a_background_server_that_cannot_start_says_why(home: Path) -> None:
     failed = chatapp("api", "--background", "--model", "no-such-model")
     assert failed.returncode == 2

@@ -131,8 +131,14 @@ def test_only_the_server_of_this_user_is_used(noted: background.Background) -> N
         port = int(urlsplit(other.url).port or 0)
         background.note(replace(noted, address=replace(noted.address, port=port)))
         assert background.running() is None
-    for nonsense in ("", "[]", "{}", '{"pid": 1, "address": 2, "models": 3}'):
-        background_path().write_text(nonsense)
+    wrong = ("", "[]", "{}", '{"pid": 1, "address": 2, "models": 3}', "[" * 100_000, "\udcff")
+    for nonsense in wrong:
+        background_path().write_text(nonsense, errors="surrogateescape")
+        assert background.running() is None
+        background.forget(os.getpid())
+    if hasattr(os, "mkfifo"):
+        background_path().unlink()
+        os.mkfifo(background_path())
         assert background.running() is None
     with pytest.raises(ModelError, match="API key"):
         list(replace(noted.address, token="another").request("/background/generate", {}))

@@ -119,9 +119,6 @@ def _service(settings: "Settings") -> "Service":
 
 def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM."""
-    from chatapp.engine.models import background
-
-    is_first = background.running() is None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as stack:
         try:
@@ -134,7 +131,7 @@ def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> 
             served[settings.model], about = _served(settings)
             stack.callback(served[settings.model].close)
             described.append(about)
-        _run(served, described if is_first else [], access, listening)
+        _run(served, described, access, listening)
 
 
 def _served(settings: "Settings") -> "tuple[Service, ServedModel]":
@@ -154,23 +151,25 @@ def _run(
     access: "Access",
     listening: socket.socket,
 ) -> None:
-    """Serve until a signal. described: for the user's file, or empty."""
+    """Serve until a signal. described: for the user's file, if this is the first server."""
     from aiohttp import web
 
     from chatapp.engine.backends.background import Address
-    from chatapp.engine.models.background import Background, forget, note
+    from chatapp.engine.models.background import Background, claim, forget, note
     from chatapp.server.server import BACKLOG, SILENCE, Server
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("chatapp.server").setLevel(logging.INFO)
     _allow_connections()
     host, port = listening.getsockname()[:2]
-    token = secrets.token_urlsafe(32) if access.hosts and described else ""
+    token = secrets.token_urlsafe(32) if access.hosts else ""
+    claimed = []  # the lock, held until the process ends
 
     def announce(_: str) -> None:
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{port}/v1"
-        if token:
+        if token and (lock := claim()) is not None:
+            claimed.append(lock)
             note(Background(os.getpid(), Address(host, port, token), (*described,)))
         models = ", ".join(served)
         print(f"Serving {models} on {address} · Ctrl+C ends it", file=sys.stderr, flush=True)

@@ -30,10 +30,7 @@ def start() -> None:
     Raises UserError if a server runs already, typer.Exit if this one cannot start.
     """
     if (other := background.running()) is not None:
-        raise UserError(
-            f"a server is running already, on port {other.address.port}; "
-            "`chatapp api --stop` ends it"
-        )
+        raise _runs_already(other)
     arguments = [argument for argument in sys.argv[1:] if argument != "--background"]
     log = log_dir() / "api.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +45,7 @@ def start() -> None:
         )
     status("Loading …")
     try:
-        _wait(lambda: process.poll() is not None or _is(background.running(), process.pid))
+        _wait(lambda: process.poll() is not None or background.running() is not None)
     finally:
         status("")
     if process.poll() is not None:
@@ -56,7 +53,10 @@ def start() -> None:
         complain((lines or ["the server has ended"])[-1].removeprefix("chatapp: "))
         raise typer.Exit(process.returncode or 1)
     server = background.running()
-    assert server is not None
+    if server is None or server.pid != process.pid:  # another command was faster
+        process.terminate()
+        process.wait()
+        raise UserError("the server has ended") if server is None else _runs_already(server)
     names = ", ".join(model.name for model in server.models)
     address = f"http://{server.address.host}:{server.address.port}/v1"
     typer.echo(f"Serving {names} on {address} · `chatapp api --stop` ends it · log: {log}")
@@ -69,13 +69,15 @@ def stop() -> None:
         raise UserError("no server runs on this machine for this user")
     with suppress(ProcessLookupError):
         os.kill(server.pid, signal.SIGTERM)
-    if not _wait(lambda: not server.address.is_alive(), _END_SECONDS):
+    if not _wait(lambda: background.claim() is not None, _END_SECONDS):
         raise UserError(f"process {server.pid} has not ended within {_END_SECONDS:.0f} seconds")
     typer.echo("The server has ended.")
 
 
-def _is(server: background.Background | None, pid: int) -> bool:
-    return server is not None and server.pid == pid
+def _runs_already(server: background.Background) -> UserError:
+    return UserError(
+        f"a server is running already, on port {server.address.port}; `chatapp api --stop` ends it"
+    )
 
 
 def _wait(condition: Callable[[], bool], seconds: float = float("inf")) -> bool:

@@ -13,17 +13,26 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chatapp.common.parameters import Values
 from chatapp.common.paths import background_path
+from chatapp.common.userfiles import UserError, open_regular, parse_json_object
 from chatapp.engine.backends.background import Address, BackgroundModel
 
 if TYPE_CHECKING:
+    from filelock import FileLock
+
     from chatapp.engine.model import LanguageModel
 
 Stamps = Mapping[str, tuple[int, int]]
 """Size and time of change of each file, by its path."""
+
+
+_MOST = 2**20
+"""Bytes of the file that are read."""
+
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, UserError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +92,27 @@ def describe(
     )
 
 
+def claim() -> "FileLock | None":
+    """Become the server of this user while the lock is held; None if there is one already.
+
+    A process that is killed releases it.
+    """
+    from filelock import FileLock
+
+    path = background_path().with_suffix(".lock")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except TimeoutError:  # filelock's own is one
+        return None
+    return lock
+
+
 def note(background: Background) -> None:
     """Write the file, for this user only. Raises OSError."""
     path = background_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(asdict(background), file)
@@ -95,21 +121,21 @@ def note(background: Background) -> None:
 
 def forget(pid: int) -> None:
     """Remove the file, if it is that of this process."""
-    with suppress(OSError, ValueError, KeyError):
-        if json.loads(background_path().read_bytes())["pid"] == pid:
+    with suppress(*_UNREADABLE):
+        if _document()["pid"] == pid:
             background_path().unlink()
 
 
 def running() -> Background | None:
     """The server that runs, if there is one."""
     try:
-        document = json.loads(background_path().read_bytes())
+        document = _document()
         background = Background(
             document["pid"],
             Address(**document["address"]),
             tuple(_model_of(row) for row in document["models"]),
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except _UNREADABLE:
         return None
     return background if background.address.is_alive() else None
 
@@ -155,6 +181,12 @@ def stamps(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
             status = os.stat(path)
             result[path] = (status.st_size, status.st_mtime_ns)
     return result
+
+
+def _document() -> dict[str, Any]:
+    """What the file holds. Raises one of _UNREADABLE; what is no regular file is not opened."""
+    with open_regular(background_path()) as file:
+        return parse_json_object(file.read(_MOST).decode(), str(background_path()))
 
 
 def _model_of(row: dict[str, object]) -> ServedModel:

@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.05
 """Interval at which the cancel event is checked while nothing arrives."""
 
 _AHEAD = 64
-"""Items that have arrived and are not read yet: until one is, nothing more is read from a server."""
+"""Items that have arrived and wait to be read; then nothing more is read from the server."""
 
 _MOST_ANSWER_BYTES = 64 * 2**20
 """Of the tokens of a text, and of their log-probabilities."""
