@@ -106,7 +106,7 @@ def load(
 
         if (served := load_served(name, precision, device)) is not None:
             return served
-    from chatapp.engine.backends.remote.completions import RemoteModel
+    from chatapp.engine.backends.remote.remote_model import RemoteModel
     from chatapp.engine.files.generation_config import read_generation_config
     from chatapp.engine.models.loading import load_model
     from chatapp.engine.models.resolving import note_model

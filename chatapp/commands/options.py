@@ -82,7 +82,7 @@ def known() -> Iterable[tuple[str, str]]:
 @_offered
 def fetched() -> Iterable[str]:
     """Models that `models get` has downloaded."""
-    from chatapp.engine.models.fetched import fetched_models
+    from chatapp.engine.models.fetching import fetched_models
 
     return [model.name for model in fetched_models()]
 

@@ -72,7 +72,7 @@ def summarize(
 
 
 def _warn_of_size(model: "LanguageModel") -> None:
-    from chatapp.engine.models.sizes import read_sizes
+    from chatapp.engine.models.description import read_sizes
 
     count = read_sizes(model.files).parameters if model.files else None
     if count and count < _TOO_SMALL:

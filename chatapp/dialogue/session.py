@@ -36,7 +36,7 @@ from chatapp.dialogue.tools.tool import ToolError
 from chatapp.dialogue.turn import ALTERNATIVES, turn, write_prompt
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer, with_constraint
-from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling

@@ -21,7 +21,7 @@ from chatapp import __version__
 from chatapp.common.unforeseen import describe_unforeseen
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.background import ASK, GENERATE, PROOF, SCORE, proof_of
-from chatapp.engine.backends.remote.server import host_of
+from chatapp.engine.backends.remote.http import host_of
 from chatapp.server import background, bodies
 from chatapp.server.prompts import BadRequestError
 from chatapp.server.service import Document, Service

@@ -18,7 +18,7 @@ import numpy as np
 from chatapp.common.userfiles import UserError
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.engine.models.loading import load_model
-from chatapp.engine.models.run_steps import step_folder
+from chatapp.engine.models.resolving import step_folder
 from chatapp.lab.heads import score_heads
 from chatapp.tasks.evaluation.language_modelling import is_passage, lambada
 

@@ -15,8 +15,8 @@ from chatapp.common.paths import presets_path, settings_path
 from chatapp.common.presets import read_presets, save_preset
 from chatapp.common.settings import load_settings
 from chatapp.dialogue.variants import Variant
-from chatapp.engine.backends.remote.completions import RemoteModel
-from chatapp.engine.backends.remote.server import Server
+from chatapp.engine.backends.remote.http import Server
+from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.files.generation_config import read_generation_config
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.tasks.answering import sampling_of

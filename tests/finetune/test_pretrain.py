@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
-from chatapp.engine.models.run_steps import kept_steps, step_folder
+from chatapp.engine.models.resolving import kept_steps, step_folder
 from chatapp.prompting.template import CHAT, load_template
 from finetune.config.sections import ConfigError, PretrainConfig
 from finetune.data.corpus import Ids

@@ -10,7 +10,7 @@ import pytest
 from glass import random_gpt2
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.backends.remote.stream import TextPieces
+from chatapp.engine.backends.remote.protocol import TextPieces
 from chatapp.engine.events import Alternative, Token
 from chatapp.engine.model import Sampling
 from chatapp.lab.figures.console import printed

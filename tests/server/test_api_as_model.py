@@ -9,7 +9,7 @@ from completions_server import CompletionsServer
 from typer.testing import CliRunner
 
 from chatapp.cli import app
-from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
 from chatapp.engine.models.loading import load_model

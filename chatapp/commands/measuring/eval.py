@@ -225,7 +225,7 @@ def _evaluate_tasks(
     """The results of one model, or of several, each with a folder of its own in the report."""
     from dataclasses import replace
 
-    from chatapp.engine.models.sizes import read_sizes
+    from chatapp.engine.models.description import read_sizes
 
     names = _split_list(settings.model)
     if len(names) == 1:

@@ -62,16 +62,16 @@ def remove(
 ) -> None:
     """Delete a model that `models get` has downloaded, and nothing else."""
     from chatapp.common.shading import size_in_words
-    from chatapp.engine.models import fetched
+    from chatapp.engine.models import fetching
 
-    model = fetched.find_fetched(name)
+    model = fetching.find_fetched(name)
     if model is not None and not yes:
         if not sys.stdin.isatty():
             raise UserError("to remove a model, confirm with --yes")
         if not typer.confirm(f"Remove {name}, {size_in_words(model.bytes)}?", err=True):
             complain("nothing was removed")
             raise typer.Exit(1)
-    complain(f"removed {name}, freeing {size_in_words(fetched.remove(name))}")
+    complain(f"removed {name}, freeing {size_in_words(fetching.remove(name))}")
 
 
 def _list_known(*, as_json: bool) -> None:

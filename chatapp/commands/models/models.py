@@ -19,7 +19,7 @@ from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
-    from chatapp.engine.backends.remote.server import Server
+    from chatapp.engine.backends.remote.http import Server
     from chatapp.engine.models.catalogue import ListedModel
     from chatapp.engine.models.description import ModelInfo
 
@@ -125,11 +125,10 @@ def _show_model(name: str, *, as_json: bool) -> None:
     from chatapp.dialogue.writers.choosing import tool_choice_of
     from chatapp.engine.files.generation_config import read_generation_config
     from chatapp.engine.kernels.native import kernels
-    from chatapp.engine.models.description import describe
+    from chatapp.engine.models.description import describe, memory_needed
     from chatapp.engine.models.loading import usual_precision
     from chatapp.engine.models.resolving import BUNDLED, find_model
     from chatapp.engine.models.servers import server_of
-    from chatapp.engine.models.sizes import memory_needed
 
     if name != BUNDLED and (server := server_of(name)) is not None:
         _show_server(server, name, as_json=as_json)
@@ -205,7 +204,7 @@ def _chosen_sampling(choices: "Choices") -> str:
 
 def _show_server(server: "Server", name: str, *, as_json: bool) -> None:
     """A server's description of its model. Raises ModelError."""
-    from chatapp.engine.backends.remote.connecting import connect
+    from chatapp.engine.backends.remote.remote_model import connect
 
     model = connect(server, name=name)
     facts = {

@@ -69,7 +69,7 @@ def api(
     """
     from chatapp.commands.serving import detached
     from chatapp.common.settings import load_settings
-    from chatapp.engine.backends.remote.server import is_loopback
+    from chatapp.engine.backends.remote.http import is_loopback
 
     if stop:
         detached.stop()

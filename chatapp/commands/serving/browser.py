@@ -20,7 +20,7 @@ from aiohttp import WSMsgType, web
 from textual_serve.app_service import AppService
 from textual_serve.server import Server
 
-from chatapp.engine.backends.remote.server import host_of
+from chatapp.engine.backends.remote.http import host_of
 
 _PAGE = Path(__file__).parent / "page"
 _POLICY = (

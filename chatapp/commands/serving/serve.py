@@ -37,7 +37,7 @@ def serve(
 ) -> None:
     """Serve the chat to a browser on this machine; each tab is a chat of its own."""
     from chatapp.common.settings import load_settings
-    from chatapp.engine.backends.remote.server import is_loopback
+    from chatapp.engine.backends.remote.http import is_loopback
 
     is_local = is_loopback(host)
     if not is_local and not expose:

@@ -10,17 +10,21 @@ from pathlib import Path
 
 from chatapp.common.paths import SERVERS
 from chatapp.common.shading import size_in_words
-from chatapp.engine.backends.remote.connecting import served_models
+from chatapp.engine.backends.remote.remote_model import served_models
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models import resolving
-from chatapp.engine.models.description import OWN, ModelInfo, bytes_on_disk, describe
-from chatapp.engine.models.fetched import fetched_models, find_fetched
+from chatapp.engine.models.description import OWN, ModelInfo, bytes_on_disk, describe, memory_needed
+from chatapp.engine.models.fetching import fetched_models, find_fetched
 from chatapp.engine.models.known_models import KnownModel, known_models
 from chatapp.engine.models.loading import usual_precision
-from chatapp.engine.models.other_programs import is_of_other_program
-from chatapp.engine.models.resolving import BUNDLED, find_local_model, folder_here, local_folder
+from chatapp.engine.models.resolving import (
+    BUNDLED,
+    find_local_model,
+    folder_here,
+    is_of_other_program,
+    local_folder,
+)
 from chatapp.engine.models.servers import named_servers
-from chatapp.engine.models.sizes import memory_needed
 
 
 @dataclass(frozen=True, slots=True)

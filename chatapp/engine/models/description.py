@@ -1,4 +1,4 @@
-"""The facts for `models info`: sizes, parts, types of weights, licence and template.
+"""A model's sizes, whether this machine has the memory for it, and the facts for `models info`.
 
 Invariant: figures come from the configuration and the headers of the weights; no weight is read.
 torch and transformers are loaded only for a family without a decoder here.
@@ -7,18 +7,178 @@ torch and transformers are loaded only for a family without a decoder here.
 import math
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE
+from chatapp.common.shading import size_in_words
 from chatapp.common.userfiles import open_regular, parse_json_object, read_json_object
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.summary import parameter_formula, parts
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.files.model_files import ModelFiles, architectures
-from chatapp.engine.files.safetensors import is_buffer
-from chatapp.engine.models.sizes import ModelSizes, read_sizes
+from chatapp.engine.files.safetensors import TensorHeader, is_buffer
+from chatapp.engine.kernels.device import machine_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """The sizes of a model.
+
+    parameters: weights in the checkpoint, tied ones counted once. layers, heads, hidden_size,
+    vocabulary, cached_numbers: None if the configuration has no single figure for the whole model;
+    heads: 0 without attention. cached_numbers: keys and values in the cache per token.
+    """
+
+    parameters: int = 0
+    layers: int | None
+    heads: int | None
+    hidden_size: int | None
+    vocabulary: int | None
+    context: int
+    cached_numbers: int | None
+
+
+def read_sizes(files: ModelFiles) -> ModelSizes:
+    """The sizes of a model; of an adapter, of its base with the weights of both.
+
+    Raises ModelError.
+    """
+    whole = files.whole
+    try:
+        sizes, is_tied = _of_decoder(whole.architecture)
+    except NoDecoder:
+        sizes, is_tied = _by_transformers(whole)
+    doubled = "lm_head.weight" if is_tied else ""
+    parameters = _count(header for header in whole.headers if header.name != doubled)
+    if files.is_adapter:
+        parameters += _count(files.headers)
+    return replace(sizes, parameters=parameters)
+
+
+def _count(headers: Iterable[TensorHeader]) -> int:
+    return sum(math.prod(header.shape) for header in headers if not is_buffer(header.name))
+
+
+def _of_decoder(a: Architecture) -> tuple[ModelSizes, bool]:
+    """Sizes without parameters, and whether the output matrix is the token embedding."""
+    sizes = ModelSizes(
+        layers=a.layers,
+        heads=a.heads,
+        hidden_size=a.width,
+        vocabulary=a.vocabulary,
+        context=a.context,
+        cached_numbers=2 * a.layers * a.key_value_heads * a.head_size,
+    )
+    return sizes, a.is_tied
+
+
+def _by_transformers(files: ModelFiles) -> tuple[ModelSizes, bool]:
+    """Like `_of_decoder`, by the names that transformers uses for all families.
+
+    Raises ModelError.
+    """
+    from chatapp.engine.backends.transformers_loading import context_of, read_config
+
+    config = read_config(files)
+    text = config.get_text_config(decoder=True)
+    # Of an encoder and a decoder, the decoder's. transformers drops the number of its layers from a
+    # flat configuration of both.
+    of_decoder = (_number(config, key) for key in ("num_decoder_layers", "decoder_layers"))
+    layers = next(filter(None, of_decoder), None) or _number(text, "num_hidden_layers")
+    if files.family in _WITHOUT_ATTENTION:
+        heads: int | None = 0
+        cached: int | None = 0
+    elif getattr(text, "is_heterogeneous", False):  # its blocks differ
+        blocks = list(text.per_layer_config)
+        of_blocks = [_cached_numbers(block) for block in blocks]
+        cached = None if None in of_blocks else sum(filter(None, of_blocks))
+        heads_of_blocks = {_number(block, "num_attention_heads") for block in blocks}
+        heads = heads_of_blocks.pop() if len(heads_of_blocks) == 1 else None
+    else:
+        heads, of_block = _number(text, "num_attention_heads"), _cached_numbers(text)
+        cached = None if layers is None or of_block is None else layers * of_block
+    sizes = ModelSizes(
+        layers=layers,
+        heads=heads,
+        hidden_size=_number(text, "hidden_size"),
+        vocabulary=_number(text, "vocab_size"),
+        context=context_of(config),
+        cached_numbers=cached,
+    )
+    return sizes, bool(getattr(text, "tie_word_embeddings", False))
+
+
+_WITHOUT_ATTENTION = ("falcon_mamba", "fnet", "mamba", "mamba2", "rwkv", "xlstm")
+"""The language models whose configurations have no heads because there are none."""
+
+
+def _cached_numbers(block: Any) -> int | None:
+    """Keys and values of a token in one block; None if unknown."""
+    heads, width = _number(block, "num_attention_heads"), _number(block, "hidden_size")
+    if heads is None or width is None:
+        return None
+    head_size = _number(block, "head_dim") or width // heads
+    return 2 * (_number(block, "num_key_value_heads") or heads) * head_size
+
+
+def _number(config: Any, key: str) -> int | None:
+    """A size in a transformers configuration; None if there is no single figure."""
+    try:
+        value = getattr(config, key, None)
+    except Exception:  # transformers raises many types for values that differ between blocks
+        return None
+    return value if isinstance(value, int) and value > 0 else None
+
+
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.625}
+# Of the token embedding, which int8 and int4 store in float16 in addition to the int8 output
+# matrix.
+_EMBEDDING_BYTES = {"int8": 2, "int4": 2.375}
+_CACHE_BYTES = 4
+
+# The allocator's overhead over the weights, which are transposed one by one while they are read.
+_OVERHEAD = 1.25
+
+# The interpreter, torch, and temporary results of a pass.
+_PROGRAM = 250_000_000
+
+_CHAT_TOKENS = 4096
+"""The longest chat in the estimate, if the context of a model is longer."""
+
+
+def memory_needed(sizes: ModelSizes, precision: str) -> int:
+    """Bytes that a chat with a model needs: its weights, keys and values, and the program.
+
+    Within a fifth of measurements of GPT-2s from 3 to 355 million parameters, without mapped files,
+    whose pages the system can take back, and without the keys and values of a model of unknown
+    sizes. precision: of its matrices, not "auto".
+    """
+    weights = sizes.parameters * WEIGHT_BYTES[precision]
+    embedding = (sizes.vocabulary or 0) * (sizes.hidden_size or 0)
+    weights += embedding * _EMBEDDING_BYTES.get(precision, 0)
+    cache = min(sizes.context, _CHAT_TOKENS) * (sizes.cached_numbers or 0) * _CACHE_BYTES
+    return int(weights * _OVERHEAD) + cache + _PROGRAM
+
+
+def check_memory(name: str, needed: int, say: Callable[[str], None]) -> None:
+    """Warn about a model that needs more memory than is free.
+
+    say: gets the sentence. Raises ModelError for more than the machine has.
+    """
+    memory = machine_memory()
+    takes = f"{name} takes about {size_in_words(needed)} of memory"
+    if needed > memory.total:
+        raise ModelError(f"{takes}, and this machine has {size_in_words(memory.total)}")
+    if needed > memory.available:
+        say(
+            f"{takes}, and {size_in_words(memory.available)} are free. It may be slow, or "
+            "be killed for lack of memory."
+        )
+
 
 OWN = "own"
 """The name of a tokenizer's chat template among templates."""

@@ -46,7 +46,7 @@ def load_model(
     if device not in DEVICES:
         raise ModelError(f"device {device!r} is unknown; expected one of {', '.join(DEVICES)}")
     if name != BUNDLED and (server := server_of(name)) is not None:
-        from chatapp.engine.backends.remote.connecting import connect
+        from chatapp.engine.backends.remote.remote_model import connect
 
         return connect(server, name=name)
     files = find_model(name)
@@ -116,7 +116,7 @@ def _check_memory(
 ) -> None:
     """Raises ModelError for a model that needs more memory than this machine has."""
     from chatapp.engine.kernels.device import device_for
-    from chatapp.engine.models.sizes import check_memory, memory_needed, read_sizes
+    from chatapp.engine.models.description import check_memory, memory_needed, read_sizes
 
     try:
         sizes = read_sizes(files)

@@ -7,12 +7,20 @@ nothing else fails.
 
 import json
 import os
+import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from chatapp.common.paths import RUN_RECORD, models_dir, used_models_path
-from chatapp.common.userfiles import did_you_mean, is_path, missing_path, write_whole
-from chatapp.engine.backends.remote.server import is_address
+from chatapp.common.userfiles import (
+    did_you_mean,
+    is_path,
+    missing_path,
+    read_json_object,
+    write_whole,
+)
+from chatapp.engine.backends.remote.http import is_address
 from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import (
@@ -28,12 +36,6 @@ from chatapp.engine.files.model_files import (
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.hub import cached_folder, cached_hub_models, downloaded_folder
 from chatapp.engine.models.known_models import known_models
-from chatapp.engine.models.other_programs import (
-    file_of_other_program,
-    files_of_other_programs,
-    is_of_other_program,
-)
-from chatapp.engine.models.run_steps import step_of
 
 _MOST = 200
 
@@ -223,3 +225,120 @@ def _writes_text(folder: Path) -> bool:
         not names and config.get("model_type") in DECODERS
     )
     return writes and any(folder.glob("*.safetensors"))
+
+
+OLLAMA = "ollama:"
+LM_STUDIO = "lmstudio:"
+"""The prefixes of these models' names. No name on the hub has a colon."""
+
+_SERVICE_MODELS = Path("/usr/share/ollama/.ollama/models")
+_REGISTRY = "registry.ollama.ai"
+_LIBRARY = "library"
+_DEFAULT_TAG = ":latest"
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+
+# One of several parts of a model is not a whole file, and a projector turns images into vectors.
+_NO_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$|mmproj", re.IGNORECASE)
+
+
+def is_of_other_program(name: str) -> bool:
+    """Whether a name has one of these prefixes."""
+    return name.startswith((OLLAMA, LM_STUDIO))
+
+
+def files_of_other_programs() -> dict[str, Path]:
+    """All of them, by names that `load_model` takes: ollama:NAME[:TAG] and lmstudio:FILE."""
+    return dict(sorted(_ollama())) | dict(sorted(_lm_studio()))
+
+
+def file_of_other_program(name: str) -> Path | None:
+    """The file of a name, if it exists. Ollama's default tag is optional."""
+    bare = name.removesuffix(_DEFAULT_TAG) if name.startswith(OLLAMA) else name
+    return files_of_other_programs().get(bare)
+
+
+def _ollama() -> Iterator[tuple[str, Path]]:
+    """Names and files by the manifests: manifests/HOST/NAMESPACE/NAME/TAG."""
+    for models in _ollama_folders():
+        for manifest in _matches(models, "manifests/*/*/*/*"):
+            host, namespace, model, tag = manifest.parts[-4:]
+            parts = [model]
+            if (host, namespace) != (_REGISTRY, _LIBRARY):
+                parts = [namespace, model] if host == _REGISTRY else [host, namespace, model]
+            if (blob := _blob(models, manifest)) is not None:
+                yield OLLAMA + f"{'/'.join(parts)}:{tag}".removesuffix(_DEFAULT_TAG), blob
+
+
+def _ollama_folders() -> list[Path]:
+    """Ollama's folders of models: the user's own, and on Linux those of its service."""
+    if chosen := os.environ.get("OLLAMA_MODELS"):
+        return [Path(chosen).expanduser()]
+    return [_SERVICE_MODELS, Path.home() / ".ollama" / "models"]
+
+
+def _blob(models: Path, manifest: Path) -> Path | None:
+    """The file of a manifest's weights; None when the manifest or the file cannot be used."""
+    try:
+        layers = read_json_object(manifest, ModelError)["layers"]
+        digests = [layer["digest"] for layer in layers if layer["mediaType"] == _MODEL_LAYER]
+        (digest,) = digests  # a model of safetensors has one for each tensor
+        match = _DIGEST.fullmatch(digest)
+    except (ModelError, OSError, KeyError, TypeError, ValueError):
+        return None
+    blob = models / "blobs" / f"sha256-{match[1]}" if match else None
+    return blob if blob is not None and os.path.isfile(blob) else None
+
+
+def _lm_studio() -> Iterator[tuple[str, Path]]:
+    """Names and files of PUBLISHER/REPOSITORY/FILE.gguf: the file name alone if it is unique."""
+    home = Path.home()
+    taken = set()
+    for models in (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"):
+        for file in _matches(models, "*/*/*.gguf"):
+            if not _NO_MODEL.search(file.name) and os.path.isfile(file):
+                name = file.stem
+                if name in taken:
+                    name = file.relative_to(models).with_suffix("").as_posix()
+                taken.add(name)
+                yield LM_STUDIO + name, file
+
+
+def _matches(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
+
+
+STEPS_FOLDER = "steps"
+
+
+def step_folder(run: Path, step: int) -> Path:
+    """Where the model of a step is."""
+    return run / STEPS_FOLDER / str(step)
+
+
+def kept_steps(run: Path) -> list[int]:
+    """The steps whose models a run kept, in order."""
+    folder = run / STEPS_FOLDER
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+
+
+def step_of(model: str) -> int | None:
+    """The step of a model's name, such as RUN/steps/64; None for any other."""
+    path = Path(model)
+    return int(path.name) if path.parent.name == STEPS_FOLDER and path.name.isdecimal() else None
+
+
+def step_beside(model: str, move: int) -> str | None:
+    """The name of the model `move` kept steps after that of a model's name, which is a run or one
+    of its steps. The run itself comes after its last step. None where there is no such model.
+    """
+    path = Path(model).expanduser()
+    run = path if step_of(model) is None else path.parent.parent
+    names = [step_folder(run, step) for step in kept_steps(run)]
+    if names and has_model(run):
+        names.append(run)
+    place = names.index(path) + move if path in names else -1
+    return str(names[place]) if 0 <= place < len(names) else None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from chatapp.common.paths import SERVERS, config_dir
 from chatapp.common.userfiles import read_toml
-from chatapp.engine.backends.remote.server import Server, is_address, server_url
+from chatapp.engine.backends.remote.http import Server, is_address, server_url
 from chatapp.engine.errors import ModelError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -262,7 +262,7 @@ def _continued(
 
 def _blocks(model: LanguageModel, items: Iterable[_T]) -> Iterator[list[_T]]:
     """The items in lists as long as a server takes requests at a time; a model here takes one."""
-    from chatapp.engine.backends.remote.completions import RemoteModel
+    from chatapp.engine.backends.remote.remote_model import RemoteModel
 
     size = model.concurrency if isinstance(model, RemoteModel) else 1
     rest = iter(items)

@@ -20,8 +20,8 @@ from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.kernels.native import kernels
 from chatapp.engine.kernels.precision import precision_for
 from chatapp.engine.model import Sampling
+from chatapp.engine.models.description import WEIGHT_BYTES, ModelSizes, memory_needed
 from chatapp.engine.models.known_models import KnownModel
-from chatapp.engine.models.sizes import WEIGHT_BYTES, ModelSizes, memory_needed
 from chatapp.engine.sampling import Sampler
 
 PROMPT = 64

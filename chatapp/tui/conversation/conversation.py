@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.session import ReplyNotStored, Session
     from chatapp.dialogue.store import Store
     from chatapp.dialogue.variants import Pair, Variant
-    from chatapp.engine.backends.remote.completions import RemoteModel
+    from chatapp.engine.backends.remote.remote_model import RemoteModel
     from chatapp.engine.model import LanguageModel, Sampling
 
 
@@ -210,7 +210,7 @@ class Conversation:
 
     def remote(self) -> "RemoteModel | None":
         """The model, when it is on a server."""
-        from chatapp.engine.backends.remote.completions import RemoteModel
+        from chatapp.engine.backends.remote.remote_model import RemoteModel
 
         return self.model if isinstance(self.model, RemoteModel) else None
 

@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widget import Widget
 
-from chatapp.engine.models.run_steps import step_beside, step_of
+from chatapp.engine.models.resolving import step_beside, step_of
 from chatapp.tui.conversation.conversation import Conversation
 
 

@@ -10,9 +10,9 @@ import pytest
 from hub_server import HubServer
 
 from chatapp.common.paths import fetched_path, models_dir
-from chatapp.engine.models import fetched, fetching
+from chatapp.engine.models import fetching
 from chatapp.engine.models.description import gpt2_parameters
-from chatapp.engine.models.fetched import Fetched
+from chatapp.engine.models.fetching import Fetched
 from chatapp.engine.models.known_models import known_models
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -25,7 +25,7 @@ def tiny() -> Fetched:
     folder.mkdir(parents=True)
     (folder / "model.gguf").write_bytes(bytes(1_500_000))
     model = Fetched("smollm2", "package==1", folder, {"model.gguf": 1_500_000}, "Apache-2.0")
-    fetched.remember(model)
+    fetching.remember(model)
     return model
 
 

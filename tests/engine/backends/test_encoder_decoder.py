@@ -254,8 +254,9 @@ def test_a_model_that_does_not_say_how_replies_begin(tmp_path: Path) -> None:
 
 
 def test_a_huge_one_is_told_before_it_is_loaded(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from chatapp.engine.models import sizes
 
-    monkeypatch.setattr(sizes, "machine_memory", lambda: Memory(1000, 500))
+    from chatapp.engine.models import description
+
+    monkeypatch.setattr(description, "machine_memory", lambda: Memory(1000, 500))
     with pytest.raises(ModelError, match=r"takes about .* of memory, and this machine has"):
         load_model(str(t5))

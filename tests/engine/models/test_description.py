@@ -12,8 +12,7 @@ from safetensors.numpy import save_file
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.models.description import ModelInfo, describe
-from chatapp.engine.models.sizes import memory_needed
+from chatapp.engine.models.description import ModelInfo, describe, memory_needed
 
 WITHOUT_ATTENTION = {"falcon_mamba", "fnet", "mamba", "mamba2", "rwkv", "xlstm"}
 

@@ -18,9 +18,8 @@ from huggingface_hub import DryRunFileInfo, constants, errors
 
 from chatapp.common.paths import fetched_path, models_dir
 from chatapp.engine.errors import ModelError
-from chatapp.engine.models import fetched, fetching
-from chatapp.engine.models.fetched import Fetched, fetched_models, remove
-from chatapp.engine.models.fetching import fetch
+from chatapp.engine.models import fetching
+from chatapp.engine.models.fetching import Fetched, fetch, fetched_models, remove
 from chatapp.engine.models.known_models import known_models
 from chatapp.engine.models.resolving import model_folder
 
@@ -336,7 +335,7 @@ def test_a_name_that_is_not_in_the_catalogue(hub: Hub) -> None:
 
 
 def test_one_process_at_a_time() -> None:
-    with fetched.only_one():
+    with fetching.only_one():
         assert "another `models get`" in refusal()
 
 
@@ -428,7 +427,7 @@ def test_a_link_in_the_place_of_the_folder(tmp_path: Path) -> None:
     models_dir().mkdir(parents=True)
     (models_dir() / "smollm2").symlink_to(mine)
     model = Fetched("smollm2", "p==1", models_dir() / "smollm2", {"m.gguf": 4}, "")
-    fetched.remember(model)
+    fetching.remember(model)
     with pytest.raises(ModelError, match="is a link"):
         remove("smollm2")
     (models_dir() / "smollm2").unlink()
@@ -437,7 +436,7 @@ def test_a_link_in_the_place_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not the file"):
         remove("smollm2")
     assert (mine / "m.gguf").read_bytes() == b"1234"
-    fetched.remember(replace(model, files={}))
+    fetching.remember(replace(model, files={}))
     (models_dir() / "smollm2" / "notes.txt").touch()
     assert remove("smollm2") == 0
     assert (models_dir() / "smollm2" / "notes.txt").exists()

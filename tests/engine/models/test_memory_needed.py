@@ -12,15 +12,15 @@ from random_models import MakeGPT2
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.models import loading
+from chatapp.engine.models.description import memory_needed, read_sizes
 from chatapp.engine.models.loading import load_model
-from chatapp.engine.models.sizes import memory_needed, read_sizes
 
 ROOT = Path(__file__).parents[3]
 
 MEASURE = """
 import sys, psutil
 from chatapp.engine.models.loading import load_model
-from chatapp.engine.models.sizes import memory_needed, read_sizes
+from chatapp.engine.models.description import memory_needed, read_sizes
 from chatapp.engine.model import Request, Sampling
 model = load_model(sys.argv[1])
 list(model.generate(Request([5] * 900, Sampling(max_tokens=4))))

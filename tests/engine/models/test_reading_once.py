@@ -14,10 +14,9 @@ from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.exporting import write_gguf
 from chatapp.engine.files.gguf import reader
-from chatapp.engine.models.description import describe
+from chatapp.engine.models.description import describe, read_sizes
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import find_model, model_identity
-from chatapp.engine.models.sizes import read_sizes
 
 GPT2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64}
 

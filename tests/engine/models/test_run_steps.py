@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.engine.models.run_steps import kept_steps, step_beside, step_of
+from chatapp.engine.models.resolving import kept_steps, step_beside, step_of
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from chatapp.engine.backends.remote.http import reason_of
-from chatapp.engine.backends.remote.server import Server, server_url
+from chatapp.engine.backends.remote.http import Server, reason_of, server_url
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models.servers import named_servers, server_of
 

@@ -3,10 +3,14 @@
 Invariant: other rooms import only from this module.
 """
 
-from chatapp.engine.backends.remote.chat import RemoteChatModel
-from chatapp.engine.backends.remote.completions import RemoteModel
-from chatapp.engine.backends.remote.connecting import ServedModel, connect, served_models
-from chatapp.engine.backends.remote.stream import TextPieces
+from chatapp.engine.backends.remote.protocol import TextPieces
+from chatapp.engine.backends.remote.remote_model import (
+    RemoteChatModel,
+    RemoteModel,
+    ServedModel,
+    connect,
+    served_models,
+)
 
 __all__ = [
     "RemoteChatModel",

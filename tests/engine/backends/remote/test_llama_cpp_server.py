@@ -21,7 +21,7 @@ from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles

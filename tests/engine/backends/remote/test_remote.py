@@ -27,10 +27,14 @@ from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.engine.backends.remote import http
-from chatapp.engine.backends.remote.completions import RemoteModel
-from chatapp.engine.backends.remote.connecting import ServedModel, connect, served_models
-from chatapp.engine.backends.remote.server import Server
-from chatapp.engine.backends.remote.stream import TextPieces
+from chatapp.engine.backends.remote.http import Server
+from chatapp.engine.backends.remote.protocol import TextPieces
+from chatapp.engine.backends.remote.remote_model import (
+    RemoteModel,
+    ServedModel,
+    connect,
+    served_models,
+)
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Request, Sampling

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from completions_server import CompletionsServer, Item, piece, replied, said
 
-from chatapp.engine.backends.remote.chat import RemoteChatModel
-from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.backends.remote.http import MOST_AT_ONCE
+from chatapp.engine.backends.remote.remote_model import RemoteChatModel, RemoteModel
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Request, Sampling, whole_replies
 from chatapp.engine.models.loading import load_model

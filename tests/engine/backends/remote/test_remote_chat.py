@@ -12,7 +12,7 @@ import pytest
 from completions_server import CompletionsServer, Item, break_off, delta, replied, said, usage
 
 from chatapp.engine.backends.remote import http
-from chatapp.engine.backends.remote.chat import RemoteChatModel
+from chatapp.engine.backends.remote.remote_model import RemoteChatModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Request, Sampling

@@ -1,13 +1,15 @@
-"""Reads the events of a stream, in the protocols of completions and of chats.
+"""What a server sends and understands: events of streams, tokens, scores, and constraints.
 
-Each is a JSON object {"choices": [{"text", "finish_reason", "logprobs"}], "usage", "error"}, of
+An event is a JSON object {"choices": [{"text", "finish_reason", "logprobs"}], "usage", "error"}, of
 which all may be missing or null; the last event is the word [DONE]. In a chat, "text" is "delta":
 {"content", "reasoning_content", "tool_calls"}, where some servers write "reasoning".
 
 Invariants: an event is either understood or refused with a sentence. `TextPieces` cuts text into
 numbered pieces that replace the tokens of an unavailable tokenizer; their concatenation is the
-text. `Calls` and `Thoughts` convert separate tool calls and thoughts to text with marks, in their
-order, as models write them.
+text. Where a server cuts texts, a count of tokens is its own; tokens of its replies arrive as text
+without their ids, get numbers that no server uses, and are sent back as text. Scores are those of a
+prompt's own tokens, which the server repeats. A schema is sent with the request, and every reply is
+checked here.
 """
 
 import json
@@ -16,13 +18,26 @@ import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
-from chatapp.engine.backends.remote.http import nonsense, reason_of
-from chatapp.engine.backends.remote.server import Server
+from chatapp.engine.backends.remote.http import (
+    SILENCE_SECONDS,
+    Body,
+    JSONClient,
+    RefusedError,
+    Server,
+    nonsense,
+    reason_of,
+)
+from chatapp.engine.constraint.compiling import ConstraintError
+from chatapp.engine.constraint.constraint import Constraint
+from chatapp.engine.constraint.validation import misfit
 from chatapp.engine.errors import ModelError
-from chatapp.engine.events import CALLING, THINKING
+from chatapp.engine.events import CALLING, THINKING, Finished
+from chatapp.engine.model import Request
 
 DONE = "[DONE]"
 """The data of a stream's last event."""
@@ -311,3 +326,203 @@ class Thoughts:
 def _after(mark: str, tokens: tuple[ServedToken, ...]) -> tuple[ServedToken, ...]:
     first, *others = tokens
     return (replace(first, text=mark + first.text), *others)
+
+
+_PIECES = 2**40
+"""The first number of a piece of a reply; every id of a server is below."""
+
+_REMEMBERED = 4096
+"""Texts and runs of tokens whose conversions are kept."""
+
+UNKNOWN = -1
+"""The id of an end-of-text token that the server does not tell."""
+
+
+class ServedTokens:
+    """A `Tokenizer` for a model on a server that cuts texts, as ours, vLLM and llama.cpp's do."""
+
+    special: Mapping[str, int]
+
+    def __init__(self, client: JSONClient) -> None:
+        """Raises ModelError for a server that does not cut texts."""
+        self._client = client
+        self._pieces = TextPieces()
+        self.encode_once = lru_cache(_REMEMBERED)(self._encode)
+        self._join = lru_cache(_REMEMBERED)(self._joined)
+        self._encode("a")
+        information = self._information()
+        end, size = information.get("eos_token_id"), information.get("vocab_size")
+        if not isinstance(end, int) and isinstance(information.get("eos_token"), str):
+            (end, *_) = self.encode(information["eos_token"])  # vLLM cuts its name so
+        self.end_id = end if isinstance(end, int) else UNKNOWN
+        self.size = size if isinstance(size, int) else _PIECES
+        special = information.get("special_tokens")
+        self.special = special if isinstance(special, dict) else {}
+
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        """The server's tokens of a text. Raises ModelError."""
+        return list(self.encode_once(text)) if text else []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, of the server and of replies. Raises ModelError."""
+        return "".join(
+            self._join(tuple(run))
+            if served
+            else "".join(self._pieces.piece(id - _PIECES) for id in run)
+            for served, run in groupby(ids, key=self.is_served)
+        )
+
+    def is_served(self, id: int) -> bool:
+        """Whether a token is the server's, which it can be sent as a number."""
+        return 0 <= id < _PIECES
+
+    def token(self, piece: str) -> int:
+        """The number of a piece of a reply."""
+        return _PIECES + self._pieces.token(piece)
+
+    def piece(self, id: int) -> str:
+        """A token's own text."""
+        return self.decode([id])
+
+    def stream(self) -> "_Stream":
+        return _Stream(self)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        # llama.cpp's own server calls the text "content".
+        body: dict[str, object] = {"prompt": text, "content": text, "add_special_tokens": False}
+        body["parse_special"] = False  # in ours and llama.cpp's
+        ids = self._client.post("/tokenize", body).get("tokens")
+        if not isinstance(ids, list) or not all(isinstance(id, int) for id in ids):
+            raise ModelError("the server does not cut texts into tokens")
+        return tuple(ids)
+
+    def _joined(self, ids: tuple[int, ...]) -> str:
+        answer = self._client.post("/detokenize", {"tokens": [id for id in ids if id >= 0]})
+        text = answer.get("prompt", answer.get("content"))
+        if not isinstance(text, str):
+            raise ModelError("the server does not join tokens to a text")
+        return text
+
+    def _information(self) -> Mapping[str, Any]:
+        """What the server tells of its vocabulary; vLLM does so where it was started with
+        --enable-tokenizer-info-endpoint.
+        """
+        try:
+            return self._client.get("/tokenizer_info")
+        except ModelError:
+            return {}
+
+
+class _Stream:
+    """Tokens to text, one at a time."""
+
+    def __init__(self, tokens: ServedTokens) -> None:
+        self._tokens, self._ids, self._text = tokens, list[int](), ""
+
+    def push(self, id: int) -> str:
+        self._ids.append(id)
+        whole = self._tokens.decode(self._ids)
+        if whole.endswith("\ufffd"):  # a part of a character
+            return ""
+        new, self._text = whole[len(self._text) :], whole
+        return new
+
+    def flush(self) -> str:
+        return self._tokens.decode(self._ids)[len(self._text) :]
+
+
+_NEEDED = (
+    "scoring needs a server that repeats the prompt with its log-probabilities (echo and logprobs "
+    "of /completions), as chatapp's, vLLM's and llama-cpp-python's with --logits_all do"
+)
+
+
+def score_continuation(
+    client: JSONClient,
+    tokens: ServedTokens | TextPieces,
+    context: Sequence[int],
+    continuation: Sequence[int],
+) -> list[float]:
+    """The log-probability of each token of a continuation, in nats.
+
+    Without the server's tokens, each piece gets the same share of the sum. Raises ModelError with
+    what the server lacks.
+    """
+    if isinstance(tokens, ServedTokens):
+        ids = [*context, *continuation]
+        if UNKNOWN in ids:
+            raise ModelError(
+                f"{client.server.url}: the server does not tell its end-of-text token, which this "
+                "measurement begins with; vLLM does with --enable-tokenizer-info-endpoint"
+            )
+        if all(map(tokens.is_served, ids)):
+            # vLLM and ours take 0 here; it leaves room for a prompt that fills the window.
+            logprobs = _echoed(client, ids, most=0)["token_logprobs"]
+            return _numbers(client, logprobs[len(context) : len(ids)], len(continuation))
+    before, after = tokens.decode(context), tokens.decode(continuation)
+    echoed = _echoed(client, before + after, most=1)
+    ends = [*echoed["text_offset"][1:], math.inf]
+    own = [
+        logprob
+        for logprob, begin, end in zip(
+            echoed["token_logprobs"], echoed["text_offset"], ends, strict=True
+        )
+        if begin < len(before + after) and end > len(before)
+    ]
+    total = math.fsum(_numbers(client, own, len(own)))
+    return [total / len(continuation)] * len(continuation)
+
+
+def _echoed(client: JSONClient, prompt: str | list[int], most: int) -> dict[str, Any]:
+    """The `logprobs` of a repeated prompt. Raises ModelError."""
+    body = {"prompt": prompt, "max_tokens": most, "echo": True, "logprobs": 1, "temperature": 0}
+    try:
+        answer = client.post("/v1/completions", body, SILENCE_SECONDS)
+    except RefusedError as refusal:
+        raise ModelError(f"{refusal}; {_NEEDED}") from None
+    try:
+        logprobs: dict[str, Any] = answer["choices"][0]["logprobs"]
+        is_whole = len(logprobs["token_logprobs"]) == len(logprobs["text_offset"])
+    except (KeyError, IndexError, TypeError):
+        is_whole = False
+    if not is_whole:
+        raise ModelError(f"{client.server.url}: the answer has no log-probabilities; {_NEEDED}")
+    return logprobs
+
+
+def _numbers(client: JSONClient, logprobs: list[Any], count: int) -> list[float]:
+    """Check that all log-probabilities are there. Raises ModelError."""
+    if len(logprobs) != count or not count or not all(isinstance(n, float | int) for n in logprobs):
+        raise ModelError(f"{client.server.url}: the prompt was not repeated whole; {_NEEDED}")
+    return [float(number) for number in logprobs]
+
+
+def ending_with_constraint(name: str, request: Request) -> Request:
+    """A request that ends where its constraint does. Raises ConstraintError for a pattern or a
+    grammar, which servers do not take."""
+    constraint = request.constraint
+    if constraint is None or constraint.is_optional:
+        return request
+    if constraint.kind != "schema":
+        raise ConstraintError(
+            f"{name}: servers take a JSON schema, but no {constraint.kind}; that needs a model on "
+            "this machine"
+        )
+    return replace(request, stop=(), sampling=replace(request.sampling, max_repeats=0))
+
+
+def response_format(constraint: Constraint | None) -> Body:
+    """The field of OpenAI's protocol for a schema."""
+    if constraint is None or constraint.is_optional:
+        return {}
+    schema = {"name": "answer", "schema": json.loads(constraint.source), "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def checked(finished: Finished, text: str, constraint: Constraint) -> Finished:
+    """The end of a reply, with whether it fits: not every server heeds the schema."""
+    why_not = misfit(text.rpartition(THINKING[1])[2].strip(), constraint.source)
+    if finished.reason != "stop":
+        why_not = why_not or f"it ended with {finished.reason!r}"
+    message = f"the reply does not fit its schema: {why_not}" if why_not else ""
+    return replace(finished, valid=not why_not, message=finished.message or message)

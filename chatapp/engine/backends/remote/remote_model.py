@@ -1,50 +1,57 @@
-"""A `LanguageModel` on a server that speaks OpenAI's completions protocol.
+"""A `LanguageModel` on a server that speaks OpenAI's protocol of completions, chats, or both.
 
-It sends a text unchanged and receives the continuation as server-sent events: vLLM, llama.cpp's
-server, llama-cpp-python's and Ollama's support that.
+`connect` finds the server's models, their windows and the protocol, before any text of the user is
+sent, so no message is sent twice. Windows are never guessed from names.
 
-Invariant: text that has arrived is kept, whatever happens to the connection.
+Invariants: text that has arrived is kept, whatever happens to the connection. A text that must
+continue unchanged uses the completions protocol, or fails.
 """
 
+import json
 import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import PARAMETERS
-from chatapp.engine.backends.remote.constraints import (
-    checked,
-    ending_with_constraint,
-    response_format,
-)
+from chatapp.common.paths import SERVERS
 from chatapp.engine.backends.remote.http import (
     MOST_AT_ONCE,
+    NO_PATH,
     BlockingStream,
     Body,
     Cancelled,
     JSONClient,
+    Server,
     at_once,
+    get_json,
+    has_path,
+    nonsense,
     post,
 )
-from chatapp.engine.backends.remote.scoring import score_continuation
-from chatapp.engine.backends.remote.server import Server
-from chatapp.engine.backends.remote.stream import (
+from chatapp.engine.backends.remote.protocol import (
     DONE,
     Calls,
     Chunk,
     ServedToken,
+    ServedTokens,
     TextPieces,
     Thoughts,
     Usage,
+    checked,
+    ending_with_constraint,
     read_chunk,
+    response_format,
+    score_continuation,
+    token_count,
 )
-from chatapp.engine.backends.remote.tokens import ServedTokens
 from chatapp.engine.decoder.interventions import check_changeable
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
@@ -56,6 +63,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from chatapp.engine.files.model_files import ModelFiles
+
 
 _EXTENSIONS = frozenset(
     field
@@ -398,3 +406,164 @@ class _Reply:
         id = self._text.token(token.text)
         text = self._repeats.push(id, self._stops.push(token.text))
         return Token(id, text, token.text, token.logprob, alternatives)
+
+
+_AROUND = 4
+"""Approximate number of tokens of a template around a message."""
+
+
+class RemoteChatModel(RemoteModel):
+    """A `RemoteModel` that takes messages; it completes texts if the server can do that, too."""
+
+    takes_messages = True
+    _completes = True
+
+    def generate(self, request: Request) -> Iterator[Event]:
+        """See `LanguageModel.generate`. Without `top`, log-probabilities are not requested.
+
+        A text ends as an error if the server supports only chats.
+        """
+        if request.messages:
+            return self._reply(request)
+        if not self._completes or self.server.protocol == "chat":
+            return iter([Finished("error", message=str(self._no_completions()))])
+        return super().generate(request)
+
+    def _reply(self, request: Request) -> Iterator[Event]:
+        """The reply to messages."""
+        sent = [_writable(message) for message in request.messages]
+        count = sum(_AROUND + len(self._text.encode(message["content"])) for message in sent)
+        calls = [message["tool_calls"] for message in sent if "tool_calls" in message]
+        count += sum(len(self._text.encode(json.dumps(part))) for part in (*request.tools, *calls))
+        prompt = "\n".join(message["content"] for message in sent)
+        request = ending_with_constraint(self.name, request)
+        reply = self._open_reply(lambda: prompt, count, request, StopFilter(()))
+        body = self._options(request.sampling, reply.most) | {"messages": sent}
+        body |= response_format(request.constraint)
+        if request.tools:
+            body["tools"] = _writable(request.tools)
+        if request.top:
+            body |= {"logprobs": True, "top_logprobs": request.top}
+        return self._run("chat/completions", body, reply, request)
+
+    def _simpler(self, body: Body, status: int, text: str) -> Body | None:
+        if "prompt" in body and status in NO_PATH:
+            self._completes = False
+            raise self._no_completions()
+        return super()._simpler(body, status, text)
+
+    def _no_completions(self) -> ModelError:
+        return ModelError(
+            f"{self.server.url}: this server offers chats only; continuing a text needs a "
+            "server with OpenAI's completions API"
+        )
+
+
+def _writable(value: Any) -> Any:
+    """Copy a JSON value with every text encodable as UTF-8."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, Mapping):
+        return {_writable(name): _writable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(part) for part in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model on a server. context: its window in tokens; 0 if unknown."""
+
+    name: str
+    context: int = 0
+
+
+def served_models(server: Server) -> list[ServedModel]:
+    """The models on a server, in its order. Raises ModelError."""
+    document = get_json(server, f"{server.url}/models")
+    rows = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(rows, list):
+        raise nonsense(server, "its list of models is not a list")
+    return [
+        ServedModel(row["id"], _context(row))
+        for row in rows
+        if isinstance(row, dict) and isinstance(row.get("id"), str)
+    ]
+
+
+def context_of_llama_cpp(server: Server) -> int:
+    """The window that llama.cpp's own server reports at its own path; 0 for other servers."""
+    try:
+        document = get_json(server, f"{server.url.removesuffix('/v1')}/props")
+    except ModelError:
+        return 0
+    settings = document.get("default_generation_settings") if isinstance(document, dict) else None
+    return token_count(settings.get("n_ctx")) if isinstance(settings, dict) else 0
+
+
+def _context(row: dict[str, Any]) -> int:
+    """The window in an entry of the list, by the keys of vLLM and llama-cpp-python; 0 if absent."""
+    meta = row.get("meta")
+    in_meta = meta.get("n_ctx") if isinstance(meta, dict) else 0
+    return token_count(row.get("max_model_len")) or token_count(in_meta)
+
+
+_ASSUMED_CONTEXT = 2048
+"""The window if neither the server nor the settings give one: even old and small models have it."""
+
+
+def connect(server: Server, *, name: str) -> RemoteModel:
+    """Connect to a model on a server. Raises ModelError.
+
+    name: the user's name for it.
+    """
+    remarks = []
+    if server.key and server.url.startswith("http://") and not server.is_here:
+        remarks.append(
+            f"The key is sent to {urlsplit(server.url).hostname} unencrypted; use https."
+        )
+    served = _chosen(server)
+    context = server.context or served.context or context_of_llama_cpp(server)
+    if not context:
+        context = _ASSUMED_CONTEXT
+        remarks.append(
+            f"The server does not report its context window; {context:,} tokens are "
+            f"assumed unless {SERVERS} says otherwise."
+        )
+    chosen = replace(server, model=served.name, context=context)
+    kind = RemoteChatModel if _converses(chosen) else RemoteModel
+    full = name if "#" in name else f"{name}#{served.name}"
+    return kind(chosen, name=full, context=context, remark=" ".join(remarks))
+
+
+def _chosen(server: Server) -> ServedModel:
+    """The model that the server address selects. Raises ModelError."""
+    models = {model.name: model for model in served_models(server)}
+    names = ", ".join(models)
+    if not models:
+        raise ModelError(f"{server.url}: the server has no model")
+    if server.model and server.model not in models:
+        raise ModelError(f"{server.url}: there is no model {server.model!r}; it has {names}")
+    if not server.model and len(models) > 1:
+        raise ModelError(
+            f"{server.url}: the server has several models; put one of them after a #: {names}"
+        )
+    return models[server.model or names]
+
+
+def _converses(server: Server) -> bool:
+    """Whether to use the chat protocol. Raises ModelError where that is the only choice but absent.
+
+    The probe is a request that no server can fulfil, a reply to a number: llama-cpp-python replies
+    to an empty one, at length.
+    """
+    if server.protocol != "auto":
+        return server.protocol == "chat"
+    body = {"model": server.model, "max_tokens": 1}
+    if has_path(server, "chat/completions", body | {"messages": 0}):
+        return True
+    if not has_path(server, "completions", body | {"prompt": 0}):
+        raise ModelError(
+            f"{server.url}: the server offers neither chat nor completions of OpenAI's API"
+        )
+    return False
