@@ -153,18 +153,6 @@ def die() -> str:
     os._exit(3)
 
 
-@app.prompt()
-def summary(topic: str, length: str = "short") -> str:
-    """Sums up a topic."""
-    return f"Sum up {topic}, {length}.\x1b[2J"
-
-
-@app.prompt()
-def quote(line: str) -> list[str]:
-    """Explains a line."""
-    return ["Explain this line:", line]
-
-
 @contextmanager
 def web_server(*, wants: str = "", **options: Any) -> Iterator[str]:
     """Serve it by HTTP; yields its address. wants: the key without which it answers 401."""

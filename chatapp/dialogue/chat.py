@@ -6,7 +6,7 @@ after permission.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from chatapp.engine.decoder.interventions import UNCHANGED
 from chatapp.tasks.files.documents import DocumentSet
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.tools.mcp_servers import ServerPrompt, Servers
+    from chatapp.dialogue.tools.mcp_servers import Servers
     from chatapp.dialogue.tools.permission import PermissionRequest
     from chatapp.dialogue.tools.registry import Registry
     from chatapp.dialogue.tools.tool import Arguments, Tool
@@ -266,10 +266,6 @@ class Chat:
 
         self._servers = self._servers or Servers()
         return self._servers
-
-    def server_prompts(self) -> "Mapping[str, ServerPrompt]":
-        """The prompts that the servers of the chat have listed so far, by name."""
-        return {} if self._servers is None else self._servers.prompts()
 
     def find_tools(self, documents: DocumentSet | None = None) -> "Registry":
         """The available tools. documents: those of the prompt file, searched by a tool if the chat

@@ -69,7 +69,7 @@ def expected(question: ToolQuestion, tools: dict[str, Tool]) -> str:
     if question.answer or question.arguments is None:
         return question.answer
     result = run(tools[question.tool], question.arguments, threading.Event()).text
-    return result.partition(" (")[0].partition(", ")[2 if question.tool == "calendar" else 0]
+    return result.partition(" (")[0].partition(", ")[0]
 
 
 @pytest.mark.benchmark

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-TOOLS = ("calculator", "clock", "calendar", "units", "manual")
+TOOLS = ("calculator", "clock", "manual")
 
 
 @dataclass(frozen=True)
@@ -91,47 +91,6 @@ def _clock() -> list[ToolQuestion]:
     ]
 
 
-def _calendar(draw: random.Random) -> list[ToolQuestion]:
-    questions = []
-    for number in range(20):
-        day, days = (
-            f"20{draw.randrange(25, 40)}-{draw.randrange(1, 13):02}-{draw.randrange(1, 28):02}",
-            draw.randrange(3, 300),
-        )
-        text, arguments = (
-            (f"My birthday is on {day}. What weekday will that be?", {"date": day}),
-            (f"How many more days until {day} comes?", {"date": "today", "until": day}),
-            (f"In {days} days I travel. On which date?", {"date": "today", "days": days}),
-            (f"Does {day} fall on a weekend?", {"date": day}),
-            (f"Count {days} days on from {day}: where do we land?", {"date": day, "days": days}),
-        )[number % 5]
-        questions.append(ToolQuestion(text, "calendar", arguments))
-    return questions
-
-
-def _units(draw: random.Random) -> list[ToolQuestion]:
-    pairs = (
-        ("grams", "ounces"),
-        ("km", "miles"),
-        ("pints", "litres"),
-        ("acres", "hectares"),
-        ("hours", "seconds"),
-        ("stone", "kg"),
-    )
-    questions = []
-    for number in range(20):
-        unit, into = pairs[number % len(pairs)]
-        value = str(draw.randrange(2, 900))
-        text = (
-            f"A recipe says {value} {unit}. What is that in {into}?",
-            f"{value} {unit} make how many {into}?",
-            f"Please give me {value} {unit} as {into}.",
-            f"I have {value} {unit}; I would like to know it in {into}.",
-        )[number % 4]
-        questions.append(ToolQuestion(text, "units", {"value": value, "unit": unit, "into": into}))
-    return questions
-
-
 _MANUAL = (
     "How can I search my old conversations in chatapp?",
     "Which slash command of this program clears the screen?",
@@ -210,13 +169,11 @@ _NONE = (
 
 
 def questions() -> list[ToolQuestion]:
-    """A hundred that need a tool, twenty each, and fifty that need none, shuffled."""
+    """Sixty that need a tool, twenty each, and fifty that need none, shuffled."""
     draw = random.Random(7)
     drawn = [
         *_sums(draw),
         *_clock(),
-        *_calendar(draw),
-        *_units(draw),
         *(ToolQuestion(text, "manual") for text in _MANUAL),
         *(ToolQuestion(text, "none") for text in _NONE),
     ]

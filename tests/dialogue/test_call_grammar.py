@@ -13,7 +13,7 @@ from chatapp.prompting.calls import CALCULATOR, HERMES, CallFilter
 
 def test_what_follows_the_mark_of_a_call_is_a_call() -> None:
     model = load_model(BUNDLED)
-    tools = find_tools().chosen(["clock", "units"])
+    tools = find_tools().chosen(["clock", "calculator"])
     schemas = {name: tool.parameters for name, tool in tools.items()}
     constraint = call_constraint(model, HERMES, schemas)
     assert constraint is not None

@@ -1,4 +1,4 @@
-"""The built-in tools: a calculator, the clock and the calendar, units of measurement.
+"""Two built-in tools: a calculator and the clock.
 
 Invariant: an expression is parsed by the grammar below and never executed; its length, its depth
 and the size of every number in it are bounded. A number stays an exact fraction until it is
@@ -23,13 +23,13 @@ printed, and a rounded one is marked. A time includes its zone and a date its da
 
 import re
 from collections.abc import Callable
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import cache
 from zoneinfo import ZoneInfo, available_timezones
 
-from chatapp.common.userfiles import quoted, suggestion
+from chatapp.common.userfiles import quoted
 from chatapp.dialogue.tools.tool import ToolError
 
 MOST_BITS = 13_000
@@ -126,36 +126,10 @@ def clock(zone: str | None = None) -> str:
     return f"{in_words(time.date())}, {time:%H:%M:%S} {time.tzname()}"
 
 
-def calendar(day: str, days: int = 0, until: str | None = None) -> str:
-    """Describe a date, or one so many days later, and the number of days until another.
-
-    day, until: as 2026-11-23, or "today". Raises ToolError.
-    """
-    start = _date(day)
-    try:
-        start += timedelta(days=days)
-    except OverflowError:
-        raise ToolError("the date is too far away") from None
-    words = in_words(start)
-    if until is None:
-        return words
-    end = _date(until)
-    return f"{words}; {(end - start).days:,} days until {in_words(end)}"
-
-
 def in_words(day: date) -> str:
     """A date with its day of the week and its week."""
     _, week, _ = day.isocalendar()
     return f"{day:%A}, {day.day} {day:%B} {day.year} ({day.isoformat()}, week {week})"
-
-
-def _date(text: str) -> date:
-    if text.strip().lower() == "today":
-        return now().date()
-    try:
-        return date.fromisoformat(text.strip())
-    except ValueError:
-        raise ToolError(f"{quoted(text)} is not a date; expected one such as 2026-11-23") from None
 
 
 _LONGEST = 1_000
@@ -282,98 +256,3 @@ class _Parser:
         value = read()
         self._depth -= 1
         return value
-
-
-_FACTORS = {
-    "length": """
-        m metre meter = 1; km kilometre kilometer = 1000; cm centimetre centimeter = 0.01
-        mm millimetre millimeter = 0.001; inch in inches = 0.0254; foot ft feet = 0.3048
-        yard yd = 0.9144; mile mi = 1609.344; nmi nautical-mile = 1852""",
-    "mass": """
-        kg kilogram kilogramme = 1; g gram gramme = 0.001; mg milligram = 0.000001
-        t tonne = 1000; lb pound = 0.45359237; oz ounce = 0.028349523125; stone = 6.35029318""",
-    "volume": """
-        l litre liter = 1; ml millilitre milliliter = 0.001; cl centilitre centiliter = 0.01
-        m3 cubic-metre cubic-meter = 1000; gallon gal = 3.785411784; pint pt = 0.473176473
-        cup = 0.2365882365; floz fluid-ounce = 0.0295735295625; tablespoon tbsp = 0.01478676478125
-        teaspoon tsp = 0.00492892159375""",
-    "time": """
-        s second sec = 1; ms millisecond = 0.001; min minute = 60; h hour = 3600; day d = 86400
-        week = 604800""",
-    "area": """
-        m2 square-metre square-meter = 1; km2 square-kilometre square-kilometer = 1000000
-        cm2 = 0.0001; hectare ha = 10000; acre = 4046.8564224; square-foot square-feet ft2 sqft
-        = 0.09290304; square-mile mi2 = 2589988.110336""",
-    "speed": """
-        m/s = 1; km/h kmh kph = 5/18; mph = 0.44704; knot kn = 463/900; ft/s = 0.3048""",
-    "energy": """
-        j joule = 1; kj kilojoule = 1000; cal calorie = 4.184; kcal kilocalorie = 4184
-        wh watt-hour = 3600; kwh kilowatt-hour = 3600000""",
-    "data": """
-        byte b = 1; kb kilobyte = 1000; mb megabyte = 1000000; gb gigabyte = 1000000000
-        tb terabyte = 1000000000000; kib = 1024; mib = 1048576; gib = 1073741824
-        tib = 1099511627776; bit = 0.125""",
-}
-"""For each dimension: the names of a unit, and its size in the first unit. Volumes are those of the
-United States where countries differ; a calorie is the thermochemical one.
-"""
-
-_DEGREES = {
-    "celsius": (Fraction(1), Fraction("273.15")),
-    "kelvin": (Fraction(1), Fraction(0)),
-    "fahrenheit": (Fraction(5, 9), Fraction("459.67") * Fraction(5, 9)),
-}
-"""Conversion of a temperature to kelvin: times the first, plus the second."""
-
-_DEGREE_NAMES = {"c": "celsius", "°c": "celsius", "k": "kelvin", "f": "fahrenheit"}
-_DEGREE_NAMES |= {"°f": "fahrenheit"} | {name: name for name in _DEGREES}
-
-
-def convert(value: str, unit: str, into: str) -> str:
-    """A quantity in another unit, in words. Raises ToolError."""
-    amount, source, target = number(value), _known(unit), _known(into)
-    if source[0] != target[0]:
-        raise ToolError(f"{quoted(unit)} is {source[0]} and {quoted(into)} is {target[0]}")
-    _, factor, offset = source
-    _, into_factor, into_offset = target
-    result = check_size((amount * factor + offset - into_offset) / into_factor)
-    return f"{value.strip()} {unit.strip()} = {in_digits(result)} {into.strip()}"
-
-
-def _known(unit: str) -> tuple[str, Fraction, Fraction]:
-    """The dimension of a unit, its factor and its offset. Raises ToolError."""
-    known = _looked_up(unit)
-    if known is None:
-        hint = suggestion(unit.strip().lower(), [*_table(), *_DEGREES])
-        raise ToolError(f"there is no unit {quoted(unit)}{hint}")
-    return known
-
-
-def _looked_up(unit: str) -> tuple[str, Fraction, Fraction] | None:
-    name = "-".join(unit.strip().lower().replace("²", "2").replace("³", "3").split())
-    degrees = _DEGREE_NAMES.get(name.removeprefix("degrees-").removeprefix("degree-"))
-    if degrees is not None:
-        return ("temperature", *_DEGREES[degrees])
-    units = _table()
-    for spelling in (name, name.removesuffix("s")):
-        if spelling in units:
-            dimension, factor = units[spelling]
-            return dimension, factor, Fraction(0)
-    return None
-
-
-def is_unit(text: str) -> bool:
-    """Whether it names a unit, and not the word between two of them."""
-    return text.casefold() != "in" and _looked_up(text) is not None
-
-
-@cache
-def _table() -> dict[str, tuple[str, Fraction]]:
-    """The dimension and the factor of every unit, by each of its names."""
-    units = {}
-    for dimension, text in _FACTORS.items():
-        for entry in text.replace("\n        =", " =").replace("\n", ";").split(";"):
-            names, equals, factor = entry.partition("=")
-            for name in names.split() if equals else ():
-                units[name] = dimension, Fraction(factor.strip())
-    return units

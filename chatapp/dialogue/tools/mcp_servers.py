@@ -1,4 +1,4 @@
-"""The tools and the prompts of servers of the Model Context Protocol.
+"""The tools of servers of the Model Context Protocol.
 
 Invariant: a server starts when one of its tools is needed, runs until its `Servers` are closed, and
 is restarted after it has ended. Its descriptions of tools are foreign text: bounded, without
@@ -9,8 +9,7 @@ import json
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,34 +36,17 @@ if TYPE_CHECKING:
 
 _LISTING_SECONDS = 20.0
 _MOST_LISTED = 200
-"""Tools or prompts of a server."""
+"""Tools of a server, and pages of a list of them."""
 
 _LONGEST_DESCRIPTION = 1_000
 """Characters. The model reads it in every prompt."""
 
 
 @dataclass(frozen=True, slots=True)
-class ServerPrompt:
-    """A text that a server offers for the user to send.
-
-    arguments: whether each is required, by name. text: returns it for the values of arguments;
-    raises ToolError and Stopped.
-    """
-
-    name: str
-    description: str
-    arguments: Mapping[str, bool]
-    text: Callable[[Mapping[str, str], threading.Event], str]
-
-
-@dataclass(frozen=True, slots=True)
 class Listing:
-    """The tools and the prompts of a server by their names here. problems: a sentence for every
-    invalid tool.
-    """
+    """The tools of a server by their names here. problems: a sentence for every invalid tool."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    prompts: Mapping[str, ServerPrompt] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -92,16 +74,14 @@ class Servers:
         """Let a server list its tools. Raises ToolError, which names it."""
         try:
             connection = self._connection(server)
-            foreign_tools, foreign_prompts = connection.ask(
-                _list_all, _LISTING_SECONDS, cancel or threading.Event()
-            )
+            listed = connection.ask(_listed, _LISTING_SECONDS, cancel or threading.Event())
         except ToolError as error:
             raise ToolError(f"{server.name}: {error}") from None
         except Stopped:
             raise ToolError(f"{server.name}: stopped before it had listed its tools") from None
         tools: dict[str, Tool] = {}
         problems: list[str] = []
-        for foreign in foreign_tools:
+        for foreign in listed:
             try:
                 tool = self._tool(server, foreign)
                 if tool.name in tools:
@@ -109,8 +89,7 @@ class Servers:
                 tools[tool.name] = tool
             except ToolError as error:
                 problems.append(f"{server.name}: {error}")
-        prompts = {prompt.name: prompt for prompt in self._prompts(server, foreign_prompts)}
-        self._listings[server] = Listing(tools, prompts, tuple(problems))
+        self._listings[server] = Listing(tools, tuple(problems))
         return self._listings[server]
 
     def _connection(self, server: Server) -> Connection:
@@ -124,27 +103,9 @@ class Servers:
                 connection = self._running[server.target] = Connection(server.target)
             return connection
 
-    def prompts(self) -> "dict[str, ServerPrompt]":
-        """The prompts that servers have listed before, by name."""
-        listings = list(self._listings.values())
-        return {name: prompt for listing in listings for name, prompt in listing.prompts.items()}
-
-    def _prompts(
-        self, server: Server, foreign: "list[mcp_types.Prompt]"
-    ) -> "Iterator[ServerPrompt]":
-        for prompt in foreign:
-            if NAME.fullmatch(name := _own_name(server, prompt.name)):
-                description = clean(prompt.description or prompt.title or "")
-                yield ServerPrompt(
-                    name,
-                    " ".join(description.split())[:_LONGEST_DESCRIPTION],
-                    {item.name: bool(item.required) for item in prompt.arguments or ()},
-                    partial(self._prompt_text, server, prompt.name),
-                )
-
     def _tool(self, server: Server, foreign: "mcp_types.Tool") -> Tool:
         """A tool that a server has listed. Raises ToolError for an invalid one."""
-        name = _own_name(server, foreign.name)
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server.name}_{foreign.name}")
         if not NAME.fullmatch(name):
             raise ToolError(f"the name of its tool {quoted(foreign.name)} is too long")
         schema = {**foreign.input_schema, "type": "object"}
@@ -182,53 +143,27 @@ class Servers:
             raise ToolError(text or "it failed")
         return text
 
-    def _prompt_text(
-        self, server: Server, name: str, arguments: Mapping[str, str], cancel: threading.Event
-    ) -> str:
-        async def got(client: "Client") -> "mcp_types.GetPromptResult":
-            return await client.get_prompt(name, dict(arguments))
-
-        result = self._connection(server).ask(got, server.timeout, cancel)
-        parts = (_part(message.content) for message in result.messages)
-        return bounded("\n\n".join(parts), server.output_limit)
-
-
-def _own_name(server: Server, name: str) -> str:
-    """The name here of what a server names."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", f"{server.name}_{name}")
-
 
 def _close_all(running: dict[Program | Address, Connection]) -> None:
     for connection in running.values():
         connection.close()
 
 
-async def _list_all(client: "Client") -> "tuple[list[mcp_types.Tool], list[mcp_types.Prompt]]":
-    """All tools and prompts of a server."""
-    from mcp import MCPError
-
-    there_is = client.server_capabilities
-    tools = await _pages(client.list_tools, "tools") if there_is.tools else []
-    prompts: list[mcp_types.Prompt] = []
-    if there_is.prompts:
-        with suppress(MCPError):  # its tools can be called nevertheless
-            prompts = await _pages(client.list_prompts, "prompts")
-    return tools, prompts
-
-
-async def _pages(list_page: Callable[..., Any], kind: str) -> list[Any]:
-    """All things of a kind that a server lists, page by page."""
-    things: list[Any] = []
+async def _listed(client: "Client") -> "list[mcp_types.Tool]":
+    """All tools of a server, which lists them page by page."""
+    tools: list[mcp_types.Tool] = []
     cursor: str | None = None
-    for _ in range(_MOST_LISTED):  # a page may be empty
-        page = await list_page(cursor=cursor)
-        things += getattr(page, kind)
+    for _ in range(_MOST_LISTED if client.server_capabilities.tools else 0):  # a page may be empty
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
         cursor = page.next_cursor
-        if len(things) > _MOST_LISTED:
-            raise ToolError(f"its server lists more than {_MOST_LISTED} {kind}")
+        if len(tools) > _MOST_LISTED:
+            raise ToolError(f"its server lists more than {_MOST_LISTED} tools")
         if cursor is None:
-            return things
-    raise ToolError(f"its server lists its {kind} on more than {_MOST_LISTED} pages")
+            return tools
+    if cursor is not None:
+        raise ToolError(f"its server lists its tools on more than {_MOST_LISTED} pages")
+    return tools
 
 
 def _text(result: "mcp_types.CallToolResult") -> str:

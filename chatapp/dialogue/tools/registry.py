@@ -14,10 +14,10 @@ from typing import Any
 from chatapp.common.settings import load_settings
 from chatapp.common.userfiles import UserError, suggestion
 from chatapp.dialogue.tools import built_in, user_tools
-from chatapp.dialogue.tools.built_in import calculate, convert, in_digits
+from chatapp.dialogue.tools.built_in import calculate, in_digits
 from chatapp.dialogue.tools.examples import with_examples
 from chatapp.dialogue.tools.mcp_files import read_servers
-from chatapp.dialogue.tools.mcp_servers import ServerPrompt, Servers
+from chatapp.dialogue.tools.mcp_servers import Servers
 from chatapp.dialogue.tools.python import run_python
 from chatapp.dialogue.tools.tool import Arguments, Tool, ToolError
 from chatapp.tasks.files.documents import DocumentSet
@@ -58,16 +58,6 @@ class Registry:
                 unread = self.problems.get(name) or self.problems.get(_MCP_SERVERS)
                 raise ToolError(unread or f"there is no tool {name!r}{hint}")
         return chosen
-
-    def prompt(self, name: str, cancel: threading.Event) -> ServerPrompt | None:
-        """The prompt of a server; None if there is none. A server that has not listed it yet is
-        asked. Raises ToolError.
-        """
-        for server in self._servers_of(name):
-            prompts = self.running.known(server).prompts or self.running.ask(server, cancel).prompts
-            if name in prompts:
-                return prompts[name]
-        return None
 
     def may_have(self, name: str) -> bool:
         """Whether an unknown tool may belong to a server."""
@@ -182,22 +172,6 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
         _schema((), zone="string"),
         lambda arguments, cancel: built_in.clock(arguments.get("zone")),
         accepts={"zone": built_in.is_place},
-    )
-    yield Tool(
-        "calendar",
-        "Tells the day of the week of a date, or of one so many days later, and how many days "
-        'there are until another. A date is "today" or as 2026-11-23.',
-        _schema(("date",), date="string", days="integer", until="string"),
-        lambda arguments, cancel: built_in.calendar(
-            arguments["date"], arguments.get("days", 0), arguments.get("until")
-        ),
-    )
-    yield Tool(
-        "units",
-        "Converts a quantity from one unit to another, such as 5 miles into km.",
-        _schema(value="string", unit="string", into="string"),
-        lambda arguments, cancel: convert(arguments["value"], arguments["unit"], arguments["into"]),
-        accepts={"unit": built_in.is_unit, "into": built_in.is_unit},
     )
     yield Tool(
         "manual",

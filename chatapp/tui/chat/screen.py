@@ -233,10 +233,8 @@ class ChatScreen(MessageActions):
     @on(events.Suggested)
     def _suggested(self, event: events.Suggested) -> None:
         is_command = event.text.startswith("/")
-        described = (self.commands if is_command else self.attachments).described(
-            event.text, event.completions
-        )
-        self.widgets.completions.show(described, event.chosen)
+        described = slash.described if is_command else self.attachments.described
+        self.widgets.completions.show(described(event.text, event.completions), event.chosen)
 
     def direct(self, event: Key) -> bool:
         """Focus the prompt for a letter that is no command of the focused message."""

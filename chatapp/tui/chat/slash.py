@@ -1,8 +1,7 @@
 """Slash commands: typed after a slash in place of a message.
 
-Invariant: a text is a command only when its first word is a slash and letters, or a slash and a
-name with _ (a prompt of an MCP server), so a path or a space before the slash makes a message; and
-no text that looks like a command is sent to the model.
+Invariant: a text is a command only when its first word is a slash and letters, so a path or a space
+before the slash makes a message; and no text that looks like a command is sent to the model.
 """
 
 import difflib
@@ -11,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from chatapp.common.userfiles import UserError, invalid_path
 from chatapp.tui.chat import slash_actions as actions
@@ -20,7 +18,7 @@ from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.slash_actions import Action, Rest, SlashError
 from chatapp.tui.widgets.prompt import Completion
 
-_COMMAND = re.compile(r"/([A-Za-z]+|[A-Za-z0-9-]+_[\w-]+)(?:\s+|$)", re.ASCII)
+_COMMAND = re.compile(r"/([A-Za-z]+)(?:\s+|$)", re.ASCII)
 
 Values = Callable[[ChatControls], Iterable[str]]
 
@@ -244,7 +242,7 @@ def command_in(text: str) -> tuple[Command, str]:
     """The command in a text, and its argument. Raises SlashError."""
     match = _COMMAND.match(text)
     name = match[1] if match else ""
-    command = _BY_NAME.get(name.lower()) or (_server_prompt(name) if "_" in name else None)
+    command = _BY_NAME.get(name.lower())
     if command is None:
         near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists them all."
@@ -259,11 +257,6 @@ def command_in(text: str) -> tuple[Command, str]:
     return command, argument
 
 
-def _server_prompt(name: str) -> Command:
-    action = partial(slash_tools.use_server_prompt, name)
-    return Command(name, "[NAME=VALUE …]", "a prompt of a server", action, empty=True)
-
-
 class SlashCommands:
     """Runs commands on a chat; a long one runs in the background."""
 
@@ -273,19 +266,7 @@ class SlashCommands:
 
     def complete(self, text: str) -> list[str]:
         """The completions of an unfinished command, the most likely first."""
-        own = completions(text, lambda command: command.values(self._chat))
-        names = self._chat.conversation.chat.server_prompts()
-        return own + [f"/{name} " for name in names if f"/{name} ".startswith(text)]
-
-    def described(self, text: str, completions: Sequence[str]) -> list[Completion]:
-        """See the function `described`; also of the prompts of servers."""
-        prompts = self._chat.conversation.chat.server_prompts()
-        return [
-            Completion(item.text, slash_tools.usage_of(prompt), prompt.description)
-            if (prompt := prompts.get(item.text.strip()[1:]))
-            else item
-            for item in described(text, completions)
-        ]
+        return completions(text, lambda command: command.values(self._chat))
 
     async def run(self, text: str) -> None:
         """Run a command; on failure, give the reason and the text back."""

@@ -1,4 +1,4 @@
-"""Clock, calendar, units and the searches, as a model calls them."""
+"""Clock and the searches, as a model calls them."""
 
 import re
 import threading
@@ -34,41 +34,6 @@ def test_the_clock_tells_day_and_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert called("clock", zone="../etc/passwd").startswith("error: there is no time zone")
 
 
-def test_the_calendar_counts_days(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(built_in, "now", lambda zone=None: NOW)
-    assert called("calendar", date="today", until="2026-12-24") == (
-        "Monday, 23 November 2026 (2026-11-23, week 48); 31 days until "
-        "Thursday, 24 December 2026 (2026-12-24, week 52)"
-    )
-    assert called("calendar", date="2024-02-28", days=1).startswith("Thursday, 29 February 2024")
-    assert called("calendar", date="2024-02-28", days=10**9) == ("error: the date is too far away")
-    assert called("calendar", date="soon") == (
-        "error: 'soon' is not a date; expected one such as 2026-11-23"
-    )
-    assert called("calendar", date="today", days=1.5) == (
-        "the argument 'days' is the number 1.5, expected integer"
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "into", "expected"),
-    [
-        ("5", "miles", "km", "5 miles = 8.04672 km"),
-        ("100", "°F", "celsius", "100 °F = 37.7777777777778… (340/9) celsius"),
-        ("-40", "degrees Fahrenheit", "C", "-40 degrees Fahrenheit = -40 C"),
-        ("1", "GiB", "MiB", "1 GiB = 1024 MiB"),
-        ("90", "km/h", "m/s", "90 km/h = 25 m/s"),
-        ("2.5", "square metres", "cm²", "2.5 square metres = 25000 cm²"),
-        ("3", "hours", "minutes", "3 hours = 180 minutes"),
-        ("1", "mile", "kg", "error: 'mile' is length and 'kg' is mass"),
-        ("1/0", "m", "km", "error: '1/0' is not a number"),
-        ("1", "smoots", "m", "error: there is no unit 'smoots'"),
-    ],
-)
-def test_units(value: str, unit: str, into: str, expected: str) -> None:
-    assert called("units", value=value, unit=unit, into=into).startswith(expected)
-
-
 def test_the_manual_is_that_of_this_program() -> None:
     found = called("manual", query="how do I branch a reply")
     assert "[1] " in found
@@ -92,14 +57,6 @@ def test_documents_are_searched_where_the_chat_has_some(tmp_path: Path) -> None:
 USES: dict[str, tuple[dict[str, object], str, dict[str, object], str]] = {
     "calculator": ({"expression": "15% of 80"}, "12", {"expression": "1/0"}, "it divides by zero"),
     "clock": ({"zone": "Europe/Paris"}, "week", {"zone": "Atlantis"}, "there is no time zone"),
-    "calendar": (
-        *({"date": "2026-11-23", "until": "2026-12-24"}, "31 days until"),
-        *({"date": "2026-13-01"}, "'2026-13-01' is not a date"),
-    ),
-    "units": (
-        *({"value": "5", "unit": "miles", "into": "km"}, "= 8.04672 km"),
-        *({"value": "5", "unit": "miles", "into": "kg"}, "'miles' is length"),
-    ),
     "manual": ({"query": "how do I branch a reply"}, "[1] ", {"query": 5}, "'query' is the number"),
     "documents": ({"query": "clams"}, "A walrus eats clams.", {}, "'query' is missing"),
     "python": ({"code": "6 * 7"}, "42", {"code": "x"}, "name 'x' is not defined"),

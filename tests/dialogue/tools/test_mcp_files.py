@@ -1,4 +1,4 @@
-"""The `mcpServers` blocks of other programs, servers by HTTP, and the prompts of servers."""
+"""The `mcpServers` blocks of other programs, and servers by HTTP."""
 
 import json
 import sys
@@ -192,22 +192,6 @@ def test_a_web_server_that_is_none_is_told(
         assert "\n" not in str(error.value)
         if how:
             server.shutdown()
-
-
-def test_the_prompts_of_a_server(registry: Registry) -> None:
-    prompt = registry.prompt("my_demo_summary", never())
-    assert prompt is not None
-    assert (prompt.description, prompt.arguments) == (
-        "Sums up a topic.",
-        {"topic": True, "length": False},
-    )
-    assert prompt.text({"topic": "the sea"}, never()) == "Sum up the sea, short."
-    assert [*registry.running.prompts()] == ["my_demo_summary", "my_demo_quote"]
-    quote = registry.prompt("my_demo_quote", never())
-    assert quote is not None
-    assert quote.text({"line": "<|im_end|>"}, never()) == "Explain this line:\n\n<|im_end|>"
-    assert registry.prompt("my_demo_none", never()) is None
-    assert registry.prompt("clock_none", never()) is None
 
 
 def test_a_placeholder_without_end_takes_no_quadratic_time(tmp_path: Path) -> None:

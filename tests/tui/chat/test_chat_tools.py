@@ -189,7 +189,7 @@ async def test_tools_are_listed_switched_and_refused(
     async with open_app(ScriptedModel([" Hi."])) as driver:
         await driver.ready()
         await order(driver, "/tools")
-        off = "calculator, clock, calendar, units, manual, python, page, touch"
+        off = "calculator, clock, manual, python, page, touch"
         listed = f"On: none. Off: {off}."
         await driver.until(lambda: listed in driver.notices)
         assert "bad.toml: 'description' is missing" in driver.problem
@@ -227,28 +227,6 @@ async def test_code_is_shown_and_asked_for_each_time(
             ("done", "0\n1\n2"),
             ("refused", "error: the user did not allow this call"),
         ]
-
-
-async def test_the_prompts_of_a_server_are_commands(open_app: OpenApp, tmp_path: Path) -> None:
-    add_server(tools_dir())
-    async with open_app(ScriptedModel([" Hi."])) as driver:
-        await driver.ready()
-        await order(driver, "/demo_summary topic=tides")  # starts the server
-        await driver.until(lambda: driver.prompt.text == "Sum up tides, short.")
-        assert driver.texts == []
-        await driver.press("ctrl+u", *"/demo")
-        await driver.until(lambda: "Sums up a topic." in driver.screen_text)
-        await driver.press("tab")
-        assert driver.prompt.text == "/demo_summary "
-        await order(driver, "/demo_summary length=long")
-        await driver.until(lambda: "Usage: /demo_summary topic=… [length=…]" in driver.problem)
-        driver.prompt.text = ""
-        await order(driver, "/demo_quote To be, or 'not")
-        await driver.until(lambda: driver.prompt.text.startswith("Explain this line:"))
-        assert driver.prompt.text.endswith("To be, or 'not")
-        driver.prompt.text = ""
-        await order(driver, "/usr_local")
-        await driver.until(lambda: "no server has the prompt usr_local" in driver.problem)
 
 
 async def test_the_tools_of_a_server(open_app: OpenApp, tmp_path: Path) -> None:
