@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -47,7 +48,13 @@ from finetune.training.record import (
     without_places,
     write_json,
 )
-from finetune.training.run_setup import RunSetup, is_first_process, keep_reference, set_up_run
+from finetune.training.run_setup import (
+    RunSetup,
+    is_first_process,
+    keep_reference,
+    processes,
+    set_up_run,
+)
 from finetune.training.sample_replies import sampler
 from finetune.training.trainer import NotFinite, ObjectiveTrainer
 from finetune.training.trainer_factory import build_trainer
@@ -75,13 +82,36 @@ def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Pat
     output = Path(config.output)
     if is_first_process() and output.exists():
         if (output / RUN_RECORD).exists():
+            if _is_done(config, output):
+                console.print(f"{output} holds this very run, and it is finished", markup=False)
+                return output
             raise ConfigError(
-                f"{output} holds a run already; `finetune resume {output}` continues it, "
-                "another output starts a new one"
+                f"{output} holds a run already; `finetune resume {output}` continues it, and "
+                f"output={_free(output)} at the end of this command starts a new one"
             )
         if not output.is_dir() or any(file.name != LOCK_FILE for file in output.iterdir()):
             raise ConfigError(f"{output}: holds other files; name a new or an empty folder")
     return _run(config, console, device)
+
+
+def _is_done(config: FinetuneConfig, output: Path) -> bool:
+    """Whether a folder holds this run, finished, and no row has changed since."""
+    record, result = read_record(output), output / RESULT_FILE
+    if not result.exists() or processes() > 1 or record.get("folder") != str(Path.cwd()):
+        return False
+    held_out = config.data.held_out
+    sources = [*config.data.train, *(held_out if isinstance(held_out, list) else [])]
+    changed = [Path(source.path) for source in sources if Path(source.path).is_file()]
+    return record["config"] == config.model_dump(mode="json") and all(
+        path.stat().st_mtime <= result.stat().st_mtime for path in changed
+    )
+
+
+def _free(output: Path) -> Path:
+    """The first of OUTPUT-2, OUTPUT-3 … that does not exist."""
+    return next(
+        name for n in count(2) if not (name := output.with_name(f"{output.name}-{n}")).exists()
+    )
 
 
 def _run(

@@ -361,13 +361,37 @@ ConfigModel = TypeVar("ConfigModel", bound=BaseModel)
 def load_config(model: type[ConfigModel], path: Path, overrides: Sequence[str]) -> ConfigModel:
     """Read a TOML file and apply `section.key=value` overrides.
 
-    A value is parsed as TOML (`3`, `0.1`, `true`, `[1, 2]`, `"text"`); anything else is a string.
-    Raises ConfigError.
+    path: NAME is also NAME.toml, or else the recipe of that name, whose rows are beside it. A value
+    is parsed as TOML (`3`, `0.1`, `true`, `[1, 2]`, `"text"`); anything else is a string. Raises
+    ConfigError.
     """
+    path = _named_configuration(path)
     source = read_required(path, ConfigError)
     data = parse_toml(source, path, ConfigError)
+    if path.parent == RECIPES:
+        _place_rows(data.get("data"))
     # The fault may be in an override, which has no line.
     return _laid_over(model, data, overrides, str(path), "" if overrides else source)
+
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def _named_configuration(path: Path) -> Path:
+    if path.suffix or path.is_file():
+        return path
+    beside, recipe = path.with_suffix(".toml"), RECIPES / f"{path.name}.toml"
+    if not beside.exists() and path.parent == Path() and recipe.is_file():
+        return recipe
+    return beside if beside.exists() else path
+
+
+def _place_rows(data: Any) -> None:
+    """Name the files beside a recipe by their whole path, unless they are here."""
+    for key in ("train", "held_out") if isinstance(data, dict) else ():
+        name = data.get(key)
+        if isinstance(name, str) and not Path(name).exists() and (RECIPES / name).is_file():
+            data[key] = str(RECIPES / name)
 
 
 def lay_over(config: ConfigModel, overrides: Sequence[str]) -> ConfigModel:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import typer
 from fakes import WordTokenizer
 from typer.testing import CliRunner
 
+import chatapp
 from chatapp.common.userfiles import UserError
 from chatapp.prompting.template import TEMPLATES
 from finetune.cli import app
@@ -316,3 +318,29 @@ def test_every_published_data_set_has_one_cluster() -> None:
     assert not any(a != b and a.startswith(f"{b}_") for a in names for b in names)
     with pytest.raises(ConfigError, match="is of no data set"):
         flan.cluster_of("unknown_set_phrased")
+
+
+def test_the_line_of_the_readme_can_be_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    short = ["train", "pirate", "train.max_steps=2"]
+    first = runner.invoke(app, short)
+    assert (first.exit_code, first.stdout) == (0, "pirate\n"), first.stderr
+    again = runner.invoke(app, short)
+    assert (again.exit_code, again.stdout) == (0, "pirate\n")
+    assert "this very run" in again.stderr
+    changed = runner.invoke(app, ["train", "pirate", "train.max_steps=3"])
+    assert (changed.exit_code, changed.stdout) == (2, "")
+    assert "output=pirate-2" in changed.stderr
+    (tmp_path / "pirate.jsonl").write_text('{"prompt": "Hi", "completion": "Arr!"}\n')
+    own = runner.invoke(app, ["check", "pirate", "--json"])
+    assert json.loads(own.stdout)["kept"] == 1, "rows that lie here come first"
+
+
+def test_the_pirate_of_the_tour_is_the_recipe(tmp_path: Path) -> None:
+    tour = (Path(chatapp.__file__).parent / "docs" / "tour.md").read_text(encoding="utf-8")
+    assert (RECIPES / "pirate.jsonl").read_text() in tour
+    own = tomllib.loads(tour.partition("```toml pirate.toml\n")[2].partition("```")[0])
+    assert tomllib.loads((RECIPES / "pirate.toml").read_text()) == own
