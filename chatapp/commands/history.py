@@ -17,6 +17,7 @@ import typer
 
 from chatapp.commands import options
 from chatapp.commands.console import (
+    FAILED,
     complain,
     interruptible,
     progress,
@@ -175,6 +176,8 @@ def export(
         complain("there are no chats yet")
     elif not text:
         complain(f"there is no {'feedback' if feedback else 'complete exchange'} to export")
+    if not text:
+        raise typer.Exit(FAILED)  # and no empty file, which the next export would not replace
     if output:
         write_output(output, text, force=force)
     else:

@@ -78,6 +78,9 @@ class Report:
         """The report in words: layouts, dropped and shortened rows. Contains foreign text."""
         lines = []
         for table in self.tables:
+            if not table.rows:
+                lines.append(f"{table.name}: is empty; nothing is learnt from it")
+                continue
             fields = [", ".join(table.fields)]
             if table.ignored:
                 fields.append(f"not used: {', '.join(table.ignored)}")

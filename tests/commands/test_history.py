@@ -172,7 +172,7 @@ def test_export_for_fine_tuning_holds_complete_exchanges(run, ids: list[int]) ->
         ]
     }
     assert run("history", "export", str(ids[1]), "--format", "jsonl") == (
-        *(0, "", "chatapp: there is no complete exchange to export\n"),
+        *(1, "", "chatapp: there is no complete exchange to export\n"),
     )
 
 
@@ -210,7 +210,7 @@ def test_a_file_survives_a_disk_that_is_full(
 
 
 def test_export_without_chats_says_so(run) -> None:
-    assert run("history", "export", "--all") == (0, "", "chatapp: there are no chats yet\n")
+    assert run("history", "export", "--all") == (1, "", "chatapp: there are no chats yet\n")
 
 
 def test_export_to_a_place_that_is_none(run, ids: list[int], tmp_path: Path) -> None:
@@ -260,11 +260,12 @@ def test_a_damaged_database_is_told_in_words(run) -> None:
 
 
 def test_feedback_is_exported_as_training_rows(run, ids: list[int], tmp_path: Path) -> None:
-    assert run("history", "export", "--feedback", "kto") == (
-        0,
-        "",
-        "chatapp: there is no feedback to export\n",
-    )
+    file = tmp_path / "rows.jsonl"
+    for more in ((), ("--output", str(file))):
+        assert run("history", "export", "--feedback", "kto", *more) == (
+            *(1, "", "chatapp: there is no feedback to export\n"),
+        )
+    assert not file.exists()
     store = Store(database_path())
     reply, hostile = (store.path(id)[-1].id for id in ids)
     store.set_thumb(reply, 1)

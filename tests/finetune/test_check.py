@@ -197,3 +197,15 @@ def test_the_command(model: Path, tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "parameters are trained (last-blocks)" in shown.stdout
     assert RUNNER.invoke(app, ["check", path, "data.held_out=2"]).exit_code == 2
+
+
+def test_a_source_without_rows_is_named_in_words(tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").touch()
+    (tmp_path / "some.jsonl").write_text('{"prompt": "Hi", "completion": "Hello."}\n')
+    (tmp_path / "config.toml").write_text(
+        f'model = "bundled"\noutput = "{tmp_path / "run"}"\n[data]\nheld_out = 0.0\n'
+        f'train = ["{tmp_path / "some.jsonl"}", "{tmp_path / "none.jsonl"}"]\n'
+    )
+    shown = CliRunner().invoke(app, ["check", str(tmp_path / "config.toml")])
+    assert shown.exit_code == 0
+    assert "none.jsonl: is empty" in " ".join(shown.stdout.split())
