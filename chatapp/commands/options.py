@@ -65,8 +65,7 @@ def _for_lists(offer: Callable[[str], Names]) -> Callable[[str], Names]:
 @_offered
 def models() -> Iterable[str]:
     """Models on this machine, and servers with a name."""
-    from chatapp.engine.models.resolving import local_models
-    from chatapp.engine.models.servers import named_servers
+    from chatapp.engine.models.resolving import local_models, named_servers
 
     return [*local_models(), *named_servers()]
 

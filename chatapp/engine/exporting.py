@@ -22,8 +22,7 @@ from chatapp.common.userfiles import whole_file
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.backends.transformers_loading import read_config as read_transformers_config
 from chatapp.engine.decoder.families.family import Family
-from chatapp.engine.decoder.families.gguf_rotary import FACTORS, position_factors
-from chatapp.engine.decoder.families.gguf_row import Config
+from chatapp.engine.decoder.families.gguf_row import FACTORS, Config, position_factors
 from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.generation_config import GGUF_KEYS, read_generation_config
 from chatapp.engine.files.gguf.config import (
@@ -35,8 +34,9 @@ from chatapp.engine.files.gguf.config import (
 )
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.gguf.tensors import gguf_names
-from chatapp.engine.files.gguf.vocabulary import CHAT_TEMPLATE, NAMED_TOKENS
-from chatapp.engine.files.gguf.vocabulary_keys import (
+from chatapp.engine.files.gguf.vocabulary import (
+    CHAT_TEMPLATE,
+    NAMED_TOKENS,
     Metadata,
     cuts_white_space,
     vocabulary_metadata,

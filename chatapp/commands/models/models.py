@@ -127,8 +127,7 @@ def _show_model(name: str, *, as_json: bool) -> None:
     from chatapp.engine.kernels.native import kernels
     from chatapp.engine.models.description import describe, memory_needed
     from chatapp.engine.models.loading import usual_precision
-    from chatapp.engine.models.resolving import BUNDLED, find_model
-    from chatapp.engine.models.servers import server_of
+    from chatapp.engine.models.resolving import BUNDLED, find_model, server_of
 
     if name != BUNDLED and (server := server_of(name)) is not None:
         _show_server(server, name, as_json=as_json)

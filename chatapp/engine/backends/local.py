@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.batch import SharedBatch, generate_many
-from chatapp.engine.cache.key_values import CachePool, KeyValueCache
-from chatapp.engine.cache.prefix_tree import PrefixTree
+from chatapp.engine.cache.key_values import CachePool, KeyValueCache, PrefixTree
 from chatapp.engine.cache.prompt_lookup import Lookup
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.files.stored_tensors import kept_weights
-from chatapp.engine.files.weights import read_weights
+from chatapp.engine.files.weights import kept_weights, read_weights
 from chatapp.engine.generation import CancelCheck, LocalGenerator
 from chatapp.engine.kernels.device import device_for
 from chatapp.engine.kernels.precision import (

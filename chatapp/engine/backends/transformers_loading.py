@@ -17,8 +17,7 @@ from torch import Tensor
 from chatapp.engine.decoder.families import FAMILIES
 from chatapp.engine.errors import ModelError, first_line, one_sentence
 from chatapp.engine.files.model_files import MASKED, ModelFiles
-from chatapp.engine.files.stored_tensors import stored_tensors
-from chatapp.engine.files.weights import check_finite
+from chatapp.engine.files.weights import check_finite, stored_tensors
 from chatapp.engine.kernels.device import device_for
 
 # transformers changes global state of torch while it loads: how tensors are filled, whether they

@@ -1,7 +1,9 @@
 """Caches of keys and values: of single sequences, pooled, and of batches.
 
 A sequence reuses its longest common prefix with the cache; a pool keeps several texts, so that
-returning to a chat computes nothing again.
+returning to a chat computes nothing again. Many sequences are scored as one with common prefixes
+stored once: tokens are nodes of a prefix tree, with a slot of the cache each and their depth as the
+position, and attend only to the nodes on their path (tree attention, as in Miao et al. 2023).
 
 Invariants: positions below `len(cache)` hold the keys and values of `cache.ids`; anything above is
 undefined and never read. Row n of a `RowCache` holds the `lengths[n]` tokens of its sequence from
@@ -10,6 +12,7 @@ position 0 on; positions after them, up to the longest row, are multiplied by 0 
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -276,3 +279,50 @@ class RowCache:
             for layer in self.layers:
                 layer[:, : len(self.lengths), :, self._finite : stretch] = 0
             self._finite = stretch
+
+
+class PrefixTree:
+    """Rows after the contents of a cache, added in lexicographic order.
+
+    ids, positions: the tokens that the cache does not hold, one per node. path: the slot of each
+    token of the last row.
+    """
+
+    def __init__(self, known: Sequence[int]) -> None:
+        self.start = len(known)
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.path = list(range(self.start))
+        self._row = list(known)
+        self._branches: list[tuple[list[int], int]] = []
+
+    def shared(self, row: Sequence[int]) -> int:
+        """The number of leading tokens of `row` that the last row has."""
+        return common_prefix(self._row, row)
+
+    def add(self, row: Sequence[int]) -> list[int]:
+        """Make room for the new tokens of `row`; return its path."""
+        shared = self.shared(row)
+        first = self.start + len(self.ids)
+        self.ids += row[shared:]
+        self.positions += range(shared, len(row))
+        self.path = [*self.path[:shared], *range(first, first + len(row) - shared)]
+        self._row = list(row)
+        if shared < len(row):
+            self._branches.append((self.path, shared))
+        return self.path
+
+    def mask(self) -> Tensor | None:
+        """The nodes that each new token sees: (new, start + new), 0 or -inf; None for plain
+        causality.
+        """
+        if len(self._branches) < 2:
+            return None
+        shape = (len(self.ids), self.start + len(self.ids))
+        mask = np.full(shape, -np.inf, dtype=np.float32)
+        for path, shared in self._branches:
+            own = slice(path[shared], path[-1] + 1)
+            rows = mask[own.start - self.start : own.stop - self.start]
+            rows[:, path[:shared]] = 0
+            rows[:, own][np.tri(len(rows), dtype=bool)] = 0
+        return torch.from_numpy(mask)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from chatapp.engine.kernels import native
 from chatapp.engine.kernels.measured import token_threads, torch_multiplies_faster
-from chatapp.engine.kernels.tiles import kind_of
+from chatapp.engine.kernels.rounding import kind_of
 
 FEW_ROWS = 16
 """Up to this many rows, float32 blocks are computed natively on every instruction set, and all

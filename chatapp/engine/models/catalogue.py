@@ -23,8 +23,8 @@ from chatapp.engine.models.resolving import (
     folder_here,
     is_of_other_program,
     local_folder,
+    named_servers,
 )
-from chatapp.engine.models.servers import named_servers
 
 
 @dataclass(frozen=True, slots=True)

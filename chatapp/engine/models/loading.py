@@ -18,8 +18,8 @@ from chatapp.engine.models.resolving import (
     find_model,
     model_folder,
     note_on_folder,
+    server_of,
 )
-from chatapp.engine.models.servers import server_of
 from chatapp.engine.tokenizers.byte_level import NotByteLevel, load_tokenizer
 
 

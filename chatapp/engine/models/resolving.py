@@ -2,7 +2,8 @@
 
 Invariant: an adapter's base is looked up here, once, when the adapter's files are read. The record
 of used models is a convenience: if it cannot be read or written, models are not remembered, and
-nothing else fails.
+nothing else fails. The folders of other programs (Ollama, LM Studio) are only read, and their
+broken files are left out. A name in servers.toml wins over a folder or a hub model of its name.
 """
 
 import json
@@ -10,17 +11,19 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from chatapp.common.paths import RUN_RECORD, models_dir, used_models_path
+from chatapp.common.paths import RUN_RECORD, SERVERS, config_dir, models_dir, used_models_path
 from chatapp.common.userfiles import (
     did_you_mean,
     is_path,
     missing_path,
     read_json_object,
+    read_toml,
     write_whole,
 )
-from chatapp.engine.backends.remote.http import is_address
+from chatapp.engine.backends.remote.http import Server, is_address, server_url
 from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import (
@@ -342,3 +345,54 @@ def step_beside(model: str, move: int) -> str | None:
         names.append(run)
     place = names.index(path) + move if path in names else -1
     return str(names[place]) if 0 <= place < len(names) else None
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def server_of(name: str) -> Server | None:
+    """The server for a name or an address; None for any other name.
+
+    name: ends with `#` and one of the server's models if it has several. The key and context of a
+    named server also apply to its bare address. Raises ModelError for an invalid address or an
+    unusable file of names.
+    """
+    address, _, model = name.partition("#")
+    servers = named_servers()
+    server = servers.get(address)
+    if server is None and is_address(address):
+        url = server_url(address)
+        server = next(
+            (candidate for candidate in servers.values() if candidate.url == url), Server(url)
+        )
+    return replace(server, model=model) if server is not None and model else server
+
+
+def named_servers() -> dict[str, Server]:
+    """The servers in the user's file, by their names. Raises ModelError."""
+    path = config_dir() / SERVERS
+    try:
+        tables = read_toml(path, ModelError)
+    except FileNotFoundError:
+        return {}
+    return {name: _server(table, f"{path}, server {name!r}") for name, table in tables.items()}
+
+
+def _server(table: object, origin: str) -> Server:
+    """One table of the file. Raises ModelError that begins with `origin`."""
+    from chatapp.common.validation import strict_model, validated
+
+    checked = validated(strict_model(Server), table, ModelError, origin=origin, what="server")
+    server = Server(**dict(checked))
+    try:
+        server = replace(server, url=server_url(server.url))
+    except ModelError as error:
+        raise ModelError(f"{origin}: {error}") from None
+    if server.key and not _NAME.fullmatch(server.key):
+        raise ModelError(
+            f"{origin}: 'key' must name an environment variable; put the key itself into "
+            "that variable"
+        )
+    if server.context < 0 or server.context == 1:
+        raise ModelError(f"{origin}: 'context' is {server.context}, expected 2 tokens or more")
+    return server

@@ -10,7 +10,7 @@ from random_models import logits_of
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_model import TransformersModel
-from chatapp.engine.cache.prefix_tree import PrefixTree
+from chatapp.engine.cache.key_values import PrefixTree
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from chatapp.engine.kernels import native, tiles
+from chatapp.engine.kernels import native, rounding
 
 SHAPES = int(os.environ.get("FUZZ_SHAPES", "60"))
 ACTIVATIONS = (lambda x: F.gelu(x, approximate="tanh"), F.gelu, F.relu, F.silu)
@@ -94,7 +94,7 @@ def test_products(library: Any, threads: int) -> None:
 
         whole = torch.randint(-127, 128, (out, columns), dtype=torch.int8)
         scale = torch.rand(out) * 0.01
-        packed = tiles.pack_int8(whole)
+        packed = rounding.pack_int8(whole)
         assert torch.equal(unpack_int8(packed, out), whole)
         layer = native.Linear(native.INT8, columns, out, at(packed), at(scale), at(bias))
         assert_rounded_once(product(library, layer, x), x, whole * scale[:, None], bias)
@@ -104,7 +104,7 @@ def test_products(library: Any, threads: int) -> None:
         numbers = torch.randint(0, 16, (out, columns), dtype=torch.uint8)
         scale = (torch.rand(out, columns // 32) * 0.1).bfloat16().float()
         least = torch.randn(out, columns // 32).bfloat16().float()
-        packed, scales = tiles.pack_int4(numbers), tiles.pack_scales(scale, least)
+        packed, scales = rounding.pack_int4(numbers), rounding.pack_scales(scale, least)
         assert torch.equal(unpack_int4(packed, out), numbers)
         layer = native.Linear(native.INT4, columns, out, at(packed), at(scales), at(bias))
         values = numbers.view(out, -1, 32) * scale[..., None] + least[..., None]
@@ -119,13 +119,13 @@ def test_a_row_gives_the_same_in_company(library: Any) -> None:
         (native.FLOAT32, torch.randn(40, 96), None),
         (
             native.INT8,
-            tiles.pack_int8(torch.randint(-127, 128, (40, 96), dtype=torch.int8)),
+            rounding.pack_int8(torch.randint(-127, 128, (40, 96), dtype=torch.int8)),
             torch.rand(40),
         ),
         (
             native.INT4,
-            tiles.pack_int4(torch.randint(0, 16, (40, 96))),
-            tiles.pack_scales(torch.rand(40, 3), torch.rand(40, 3)),
+            rounding.pack_int4(torch.randint(0, 16, (40, 96))),
+            rounding.pack_scales(torch.rand(40, 3), torch.rand(40, 3)),
         ),
     ):
         layer = native.Linear(kind, 96, 40, at(weight), at(scale), None)
@@ -135,7 +135,7 @@ def test_a_row_gives_the_same_in_company(library: Any) -> None:
 
 
 def test_what_is_no_number_gives_none(library: Any) -> None:
-    weight, scale = tiles.pack_int8(torch.ones(16, 4, dtype=torch.int8)), torch.ones(16)
+    weight, scale = rounding.pack_int8(torch.ones(16, 4, dtype=torch.int8)), torch.ones(16)
     layer = native.Linear(native.INT8, 4, 16, at(weight), at(scale), None)
     for wrong in (torch.nan, torch.inf, -torch.inf):
         x = torch.tensor([[1.0, wrong, 0, 0], [1.0, 1, 1, 1]])

@@ -9,7 +9,7 @@ import pytest
 
 from chatapp.engine.backends.remote.http import Server, reason_of, server_url
 from chatapp.engine.errors import ModelError
-from chatapp.engine.models.servers import named_servers, server_of
+from chatapp.engine.models.resolving import named_servers, server_of
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ Invariant: no import of torch; a config.json that transformers reads differently
 
 from dataclasses import replace
 
-from chatapp.engine.decoder.families import gguf_rotary, llama
+from chatapp.engine.decoder.families import gguf_row, llama
 from chatapp.engine.decoder.families.architecture import Architecture, Attention
 from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Checkpoint, Family
@@ -109,16 +109,16 @@ _CAPS = {
 }
 _GGUF = GGUFRow(
     "gemma",
-    gguf_rotary.FIELDS,
-    gguf_rotary.OPTIONAL,
+    gguf_row.FIELDS,
+    gguf_row.OPTIONAL,
     {"hidden_activation": "gelu_pytorch_tanh"},
-    read=gguf_rotary.read_rotary,
+    read=gguf_row.read_rotary,
     change=shifted_norms,
 )
 
 
 def _read_gemma2(keys: Keys, config: Config) -> None:
-    gguf_rotary.read_rotary(keys, config)
+    gguf_row.read_rotary(keys, config)
     config["query_pre_attn_scalar"] = _attention_scale(config, blocks_of_largest=46)
     config.setdefault("sliding_window", 4096)
     config.setdefault("attn_logit_softcapping", 50.0)
@@ -127,10 +127,10 @@ def _read_gemma2(keys: Keys, config: Config) -> None:
 
 
 def _read_gemma3(keys: Keys, config: Config) -> None:
-    gguf_rotary.read_rotary(keys, config)
+    gguf_row.read_rotary(keys, config)
     config["query_pre_attn_scalar"] = _attention_scale(config, blocks_of_largest=62)
     config["layer_types"] = _kinds(config["num_hidden_layers"], every=6)
-    config["rope_local_base_freq"] = keys.value("rope.freq_base_swa") or gguf_rotary.BASE
+    config["rope_local_base_freq"] = keys.value("rope.freq_base_swa") or gguf_row.BASE
 
 
 def _attention_scale(config: Config, *, blocks_of_largest: int) -> int:
@@ -148,7 +148,7 @@ GEMMA2 = Family(
     replace(
         _GGUF,
         architecture="gemma2",
-        optional=gguf_rotary.OPTIONAL | _WINDOW_KEY | _CAPS,
+        optional=gguf_row.OPTIONAL | _WINDOW_KEY | _CAPS,
         read=_read_gemma2,
     ),
 )
@@ -159,8 +159,8 @@ GEMMA3 = Family(
     replace(
         _GGUF,
         architecture="gemma3",
-        fields=gguf_rotary.FIELDS | _WINDOW_KEY,
-        optional=gguf_rotary.OPTIONAL | _CAPS,
+        fields=gguf_row.FIELDS | _WINDOW_KEY,
+        optional=gguf_row.OPTIONAL | _CAPS,
         read=_read_gemma3,
     ),
     Checkpoint(_DEFAULTS, _read, "model.", _TENSORS),

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention, Part
 from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Checkpoint, Family
-from chatapp.engine.decoder.families.gguf_rotary import BASE
-from chatapp.engine.decoder.families.gguf_row import SIZES, Change, Config, GGUFRow, Keys
+from chatapp.engine.decoder.families.gguf_row import BASE, SIZES, Change, Config, GGUFRow, Keys
 from chatapp.engine.decoder.families.rotary import read_rotary
 
 if TYPE_CHECKING:

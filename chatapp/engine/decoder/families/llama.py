@@ -16,7 +16,7 @@ Invariant: no import of torch; a config.json that transformers reads differently
 
 from dataclasses import replace
 
-from chatapp.engine.decoder.families import gguf_rotary
+from chatapp.engine.decoder.families import gguf_row
 from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention
 from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Checkpoint, Family
@@ -106,7 +106,7 @@ def _read(fields: ConfigFields) -> Architecture:
 def _read_gguf(keys: Keys, config: Config) -> None:
     if keys.value("expert_count"):
         raise keys.refused("expert_count", "none; a mixture of experts is not read")
-    gguf_rotary.read_rotary(keys, config)
+    gguf_row.read_rotary(keys, config)
     config["attention_bias"] = "blk.0.attn_q.bias" in keys.file.names
     config["mlp_bias"] = "blk.0.ffn_up.bias" in keys.file.names
 
@@ -121,8 +121,8 @@ def _change(config: Config, tensor: str) -> Change:
 
 _GGUF = GGUFRow(
     "llama",
-    gguf_rotary.FIELDS,
-    gguf_rotary.OPTIONAL,
+    gguf_row.FIELDS,
+    gguf_row.OPTIONAL,
     {"hidden_act": "silu"},
     read=_read_gguf,
     change=_change,

@@ -7,7 +7,7 @@ Invariant: no import of torch; a config.json that transformers reads differently
 
 from dataclasses import replace
 
-from chatapp.engine.decoder.families import gguf_rotary, llama
+from chatapp.engine.decoder.families import gguf_row, llama
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Checkpoint, Family
@@ -47,10 +47,10 @@ def with_windows(architecture: Architecture, fields: ConfigFields) -> Architectu
 def _gguf(architecture: str) -> GGUFRow:
     return GGUFRow(
         architecture,
-        gguf_rotary.FIELDS,
-        gguf_rotary.OPTIONAL,
+        gguf_row.FIELDS,
+        gguf_row.OPTIONAL,
         {"hidden_act": "silu"},
-        read=gguf_rotary.read_rotary,
+        read=gguf_row.read_rotary,
     )
 
 

@@ -9,8 +9,13 @@ from typing import Any
 from chatapp.common.userfiles import shown, suggestion
 from chatapp.engine.decoder.families import FAMILIES, family_in_gguf
 from chatapp.engine.decoder.families.family import Family
-from chatapp.engine.decoder.families.gguf_rotary import rotary_metadata, spell_out_rotary
-from chatapp.engine.decoder.families.gguf_row import ARCHITECTURE, Config, Keys
+from chatapp.engine.decoder.families.gguf_row import (
+    ARCHITECTURE,
+    Config,
+    Keys,
+    rotary_metadata,
+    spell_out_rotary,
+)
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.gguf.reader import GGUFFile
 

@@ -17,7 +17,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from chatapp.common.userfiles import did_you_mean, reason
-from chatapp.engine.decoder.families.gguf_rotary import FACTORS
+from chatapp.engine.decoder.families.gguf_row import FACTORS
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.safetensors import TensorHeader
 
