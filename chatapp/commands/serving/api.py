@@ -2,27 +2,32 @@
 
 Invariant: only programs on this machine reach it unless the user explicitly allows more, and then
 only with a key. A server on loopback is noted in a file of this user, so that other commands of
-this program use it instead of loading its models.
+this program use it instead of loading its models. With --background the command returns when the
+server is ready, or with the reason why it never will be.
 """
 
 import logging
 import os
 import secrets
+import signal
 import socket
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chatapp.commands.console import complain
+from chatapp.commands.console import complain, status
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import PrecisionOption, TemplateOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
-    from chatapp.engine.models.background import ServedModel
+    from chatapp.engine.models.background import Background, ServedModel
     from chatapp.server.server import Access
     from chatapp.server.service import Service
 
@@ -30,6 +35,10 @@ _FAILED = 1
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PATIENCE = 2.0
 """Seconds that open requests get when the server ends."""
+
+_POLL_SECONDS, _END_SECONDS = 0.05, 30.0
+_REASON_BYTES = 4000
+"""Of the end of the log that are read for the reason of a failure."""
 
 _MOST_FILES = 16_384
 """Open connections and files that are requested from the system."""
@@ -67,12 +76,11 @@ def api(
 
     While it runs, `ask`, `run` and the chat use its models instead of loading them again.
     """
-    from chatapp.commands.serving import detached
     from chatapp.common.settings import load_settings
     from chatapp.engine.backends.remote.http import is_loopback
 
     if stop:
-        detached.stop()
+        _stop()
         return
     key = _key(key_env)
     is_local = is_loopback(host)
@@ -84,7 +92,7 @@ def api(
     if len(set(names)) < len(names):
         raise UserError(f"--model names {max(names, key=names.count)!r} twice")
     if background:
-        detached.start()
+        _start_in_background()
         return
     from chatapp.server.server import Access
 
@@ -200,3 +208,74 @@ def _allow_connections() -> None:
         wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
         if now != resource.RLIM_INFINITY and now < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def _start_in_background() -> None:
+    """Run this command again without --background, in a process of its own.
+
+    Raises UserError if a server runs already, typer.Exit if this one cannot start.
+    """
+    from chatapp.common.paths import log_dir
+    from chatapp.engine.models import background
+
+    if (other := background.running()) is not None:
+        raise _runs_already(other)
+    arguments = [argument for argument in sys.argv[1:] if argument != "--background"]
+    log = log_dir() / "api.log"
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    alone = {"creationflags": 8} if os.name == "nt" else {"start_new_session": True}  # DETACHED
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "chatapp", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            **alone,
+        )
+    status("Loading …")
+    try:
+        _wait(lambda: process.poll() is not None or background.running() is not None)
+    finally:
+        status("")
+    if process.poll() is not None:
+        lines = log.read_bytes()[-_REASON_BYTES:].decode("utf-8", "replace").strip().splitlines()
+        complain((lines or ["the server has ended"])[-1].removeprefix("chatapp: "))
+        raise typer.Exit(process.returncode or 1)
+    server = background.running()
+    if server is None or server.pid != process.pid:  # another command was faster
+        process.terminate()
+        process.wait()
+        raise UserError("the server has ended") if server is None else _runs_already(server)
+    names = ", ".join(model.name for model in server.models)
+    address = f"http://{server.address.host}:{server.address.port}/v1"
+    typer.echo(f"Serving {names} on {address} · `chatapp api --stop` ends it · log: {log}")
+
+
+def _stop() -> None:
+    """End the server that runs. Raises UserError if there is none."""
+    from chatapp.engine.models import background
+
+    server = background.running()
+    if server is None:
+        raise UserError("no server runs on this machine for this user")
+    with suppress(ProcessLookupError):
+        os.kill(server.pid, signal.SIGTERM)
+    if not _wait(lambda: background.claim() is not None, _END_SECONDS):
+        raise UserError(f"process {server.pid} has not ended within {_END_SECONDS:.0f} seconds")
+    typer.echo("The server has ended.")
+
+
+def _runs_already(server: "Background") -> UserError:
+    return UserError(
+        f"a server is running already, on port {server.address.port}; `chatapp api --stop` ends it"
+    )
+
+
+def _wait(condition: Callable[[], bool], seconds: float = float("inf")) -> bool:
+    """Wait until a condition holds; False if it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
