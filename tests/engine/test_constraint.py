@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.constraint import validation
 from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.constraint.matching import Matcher
@@ -32,6 +33,7 @@ from chatapp.engine.models.resolving import BUNDLED
 from chatapp.engine.tokenizers.byte_level import BPETokenizer, NotByteLevel
 from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
 
+ROOT = Path(__file__).parents[2]
 PET = {
     "type": "object",
     "properties": {
@@ -238,6 +240,62 @@ def test_the_check_of_a_reply_is_its_own() -> None:
     catastrophe = {"type": "string", "pattern": "^(?:(a+)+x|a{60})$"}
     assert misfit(json.dumps("a" * 60), json.dumps(catastrophe)) == ""
     assert "does not match" in misfit(json.dumps("a" * 59), json.dumps(catastrophe))
+
+
+SAME = {"$ref": "#/$defs/d{}"}
+DOUBLED: dict[str, dict[str, Any]] = {
+    "allOf": {"allOf": [SAME, SAME]},
+    "anyOf": {"anyOf": [SAME, SAME]},
+    "oneOf": {"oneOf": [SAME, SAME]},
+    "if": {"if": SAME, "then": SAME, "else": SAME},
+    "items": {"type": "array", "items": SAME, "prefixItems": [SAME]},
+    "properties": {"properties": {"a": SAME, "b": SAME}},
+    "merged properties": {"allOf": [{"properties": {"x": SAME}}, {"properties": {"x": SAME}}]},
+    "beside": {**SAME, "anyOf": [SAME]},
+    "by address": {"allOf": [{"$ref": "http://x.y/z#/$defs/d{}"}] * 2},
+    "by anchor": {"allOf": [{"$ref": "#d{}"}] * 2},
+    "own draft": {"$schema": "https://json-schema.org/draft/2020-12/schema", "anyOf": [SAME, SAME]},
+}
+"""Parts of a schema that refer to another twice; {} is its number."""
+
+
+@pytest.mark.parametrize("base", [{"type": "string", "maxLength": 5}, {"enum": ["a"]}])
+@pytest.mark.parametrize("form", DOUBLED)
+def test_references_that_double_take_bounded_time(
+    form: str, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty levels, so that a check or a compilation that follows each would never end."""
+    monkeypatch.setattr(validation, "MOST_STEPS", 5_000)  # a whole check takes seconds
+    parts = {"d0": base | {"$anchor": "d0"}}
+    for number in range(1, 41):
+        text = json.dumps(DOUBLED[form]).replace("{}", str(number - 1))
+        parts[f"d{number}"] = {"$anchor": f"d{number}"} | json.loads(text)
+    schema = {"$id": "http://x.y/z", "$defs": parts, "$ref": "#/$defs/d40"}
+    began = time.process_time()
+    with suppress(ConstraintError):
+        Constraint.of_schema(schema)
+    for text in ('"abc"', '{"x": {"x": 1}}', "[[[1]]]"):
+        misfit(text, json.dumps(schema))
+    assert time.process_time() - began < 20
+
+
+def test_few_merged_parts_are_followed() -> None:
+    parts = {"name": {"type": "string"}, "long": {"allOf": [{"$ref": "#/$defs/name"}]}}
+    Constraint.of_schema({"$defs": parts, "$ref": "#/$defs/long"})
+    loop = {"type": "object", "properties": {"next": {"allOf": [{"$ref": "#"}]}}}
+    Constraint.of_schema(loop)
+
+
+def test_nobody_else_runs_a_schema_check() -> None:
+    """A check by jsonschema itself would count no steps."""
+    runs = re.compile(r"\.(?:iter_errors|is_valid|check_schema)\(|jsonschema\.validate\(")
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("chatapp", "finetune")
+        for path in (ROOT / folder).rglob("*.py")
+        if runs.search(path.read_text(encoding="utf-8"))
+    }
+    assert users == {"chatapp/engine/constraint/validation.py"}
 
 
 # Tokenizers

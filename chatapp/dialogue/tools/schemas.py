@@ -6,9 +6,11 @@ and patterns of a foreign schema are left to its server, because they may take f
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.userfiles import Location, did_you_mean, dotted_key, quoted, shown, suggestion
+from chatapp.engine.constraint.validation import TooManySteps, errors_of
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -39,9 +41,9 @@ def fault(schema: Any, place: Location = (), *, is_foreign: bool = False) -> tup
     meta = Draft202012Validator.META_SCHEMA if is_foreign else own
     formats = FormatChecker([] if is_foreign else ["regex"])
     try:
-        errors = list(Draft202012Validator(meta, format_checker=formats).iter_errors(schema))
-    except RecursionError:
-        return place, "is nested too deeply"
+        errors = errors_of(Draft202012Validator, meta, schema, format_checker=formats)
+    except (RecursionError, TooManySteps):
+        return place, "is nested too deeply or has too many parts"
     if is_foreign:
         errors = [error for error in errors if error.validator != "anyOf"]  # that is of `type`
     error = _deepest(errors)
@@ -58,16 +60,13 @@ def misfit(arguments: Any, schema: Mapping[str, Any], *, is_foreign: bool = Fals
     """Why arguments do not fit a schema, in words; "" if they fit."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import UnknownType
-    from jsonschema.validators import extend
     from referencing import Registry
     from referencing.exceptions import Unresolvable
 
-    kind = Draft202012Validator
-    if is_foreign:
-        kind = extend(kind, dict.fromkeys(_LEFT_TO_SERVER, lambda *_: None))
+    kind = _left_to_server() if is_foreign else Draft202012Validator
     try:
-        errors = list(kind(schema, registry=Registry()).iter_errors(arguments))
-    except (RecursionError, re.error, UnknownType, Unresolvable):
+        errors = errors_of(kind, schema, arguments, registry=Registry())
+    except (RecursionError, TooManySteps, re.error, UnknownType, Unresolvable):
         return "" if is_foreign else "the schema of its arguments cannot be applied"
     error = _deepest(errors)
     if error is None:
@@ -83,6 +82,14 @@ def misfit(arguments: Any, schema: Mapping[str, Any], *, is_foreign: bool = Fals
         return f"there is no argument {quoted(within + key)}{suggestion(key, known)}"
     what = f"the argument {quoted(name)}" if name else "what it was given"
     return f"{what} {_in_words(error, errors)}"
+
+
+@cache
+def _left_to_server() -> Any:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    return extend(Draft202012Validator, dict.fromkeys(_LEFT_TO_SERVER, lambda *_: None))
 
 
 def _deepest(errors: "Iterable[ValidationError]") -> "ValidationError | None":

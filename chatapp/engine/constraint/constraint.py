@@ -12,7 +12,7 @@ from typing import Any
 from chatapp.common.userfiles import Location, dotted_key, read_required
 from chatapp.engine.constraint.compiling import ConstraintError as ConstraintError
 from chatapp.engine.constraint.compiling import Kind, fault_of, grammar_of
-from chatapp.engine.constraint.validation import check_schema
+from chatapp.engine.constraint.validation import check_merging, check_schema
 
 LONGEST = 100_000
 """Characters of a schema, a pattern or a grammar."""
@@ -46,12 +46,15 @@ class Constraint:
             raise ConstraintError(
                 f"the {self.kind} has {len(self.source):,} characters; expected at most {LONGEST:,}"
             )
+        schema = json.loads(self.source) if self.kind == "schema" else None
+        if schema is not None:
+            check_merging(schema)  # before anything compiles it
         if fault := fault_of(self.grammar()):
-            if self.kind == "schema":
-                fault = _smallest_fault(json.loads(self.source), fault)
+            if schema is not None:
+                fault = _smallest_fault(schema, fault)
             raise ConstraintError(f"the {self.kind} cannot be used: {fault}")
-        if self.kind == "schema":
-            check_schema(json.loads(self.source))
+        if schema is not None:
+            check_schema(schema)
 
     @classmethod
     def of_schema(

@@ -13,6 +13,7 @@ import pytest
 from tool_server import DAEMON, none_left
 
 from chatapp.dialogue.tools.registry import find_tools
+from chatapp.dialogue.tools.schemas import fault, misfit
 from chatapp.dialogue.tools.tool import LONGEST_RESULT, Tool, call_in_words, clean, misfit_of, run
 
 GOOD = 'name = "echo"\ndescription = "Says it."\ncommand = ["cat"]\n'
@@ -312,3 +313,13 @@ def test_where_no_group_of_processes_can_be_ended_no_program_runs(
         _, problems = find_tools().list_names(threading.Event())
         assert problems == [f"mine: {refusal}"]
         assert not (folder / "ran").exists()
+
+
+def test_arguments_are_checked_in_bounded_time() -> None:
+    parts = {"d0": {"type": "string"}}
+    for number in range(1, 41):
+        same = {"$ref": f"#/$defs/d{number - 1}"}
+        parts[f"d{number}"] = {"allOf": [same, same]}
+    schema = {"$defs": parts, "properties": {"a": {"$ref": "#/$defs/d40"}}}
+    assert "cannot be applied" in misfit({"a": "b"}, schema)
+    assert fault({"anyOf": [{"type": "string"}] * 10_000})[1]
