@@ -38,6 +38,9 @@ class Connection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._end = asyncio.Event()
+        values = [value for _, value in target.headers] if isinstance(target, Address) else []
+        secrets = {part for value in values for part in (value, *value.split()[1:])}
+        self._secrets = sorted((part for part in secrets if len(part) >= 4), key=len, reverse=True)
         self._transport: ProcessTransport | WebTransport
         if isinstance(target, Program):
             self._transport = ProcessTransport(target, self._be_over)
@@ -73,7 +76,7 @@ class Connection:
         except INTERRUPTS:
             raise
         except BaseException as error:
-            raise ToolError(self._problem(error)) from None
+            raise ToolError(self._without_keys(self._problem(error))) from None
 
     def close(self) -> None:
         """End the server immediately, or the connection to one that others run."""
@@ -108,6 +111,12 @@ class Connection:
         """The server's output outside of messages, for the end of a sentence."""
         output = _one_line(self._transport.heard.decode("utf-8", "replace"))
         return f"; its output: {output}" if output else ""
+
+    def _without_keys(self, text: str) -> str:
+        """A sentence without the values of the headers, which a server may repeat."""
+        for value in self._secrets:
+            text = text.replace(value, "…")
+        return text
 
     def _problem(self, error: BaseException) -> str:
         """Describe an error."""

@@ -193,7 +193,14 @@ class WebTransport:
             yield streams
 
     async def _watch(self, response: "httpx2.Response") -> None:
-        """Remember a failure, and bound the body of a response that is not a stream of events."""
+        """Remember a failure, and bound the body of a response that is not a stream of events.
+
+        Raises DecodingError for a compressed one, whose size would be known too late.
+        """
+        if response.headers.get("content-encoding", "identity") != "identity":
+            import httpx2
+
+            raise httpx2.DecodingError("it sends a compressed answer, which was not accepted")
         if response.is_error:
             self.heard = f"HTTP {response.status_code} {response.reason_phrase}".encode()
         if "text/event-stream" not in response.headers.get("content-type", ""):

@@ -114,6 +114,8 @@ def run(tool: Tool, arguments: Arguments, cancel: threading.Event) -> Outcome:
         return failed(str(error))
     except Stopped:
         return STOPPED
+    except Exception as error:  # of a library: the reply goes on with what it says
+        return failed(f"{type(error).__name__}: {error}")
     return Outcome("done", bounded(text))
 
 

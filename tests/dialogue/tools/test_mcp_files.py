@@ -148,6 +148,8 @@ class Bad(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/html" if self.how == "html" else "application/json")
         if self.how == "elsewhere":
             self.send_header("Location", "http://127.0.0.1:9/")
+        if self.how == "compressed":
+            self.send_header("Content-Encoding", "gzip")
         self.end_headers()
         try:
             while self.how == "endless":
@@ -166,6 +168,7 @@ class Bad(BaseHTTPRequestHandler):
     ("how", "problem"),
     [
         ("html", "its server answers: Unexpected content type: text/html"),
+        ("compressed", "a compressed answer"),
         ("endless", "a message of more than 10 MB"),
         ("slow", "it took longer than 2 seconds"),
         ("elsewhere", "Redirect to http://127.0.0.1:9/ not followed"),
@@ -192,6 +195,24 @@ def test_a_web_server_that_is_none_is_told(
         assert "\n" not in str(error.value)
         if how:
             server.shutdown()
+
+
+def test_an_error_shows_no_key(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Repeating(Bad):
+        def do_POST(self) -> None:
+            self.send_response(401, f"no {self.headers['Authorization']}")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Repeating) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        block = {"demo": {"url": url, "headers": {"Authorization": "Bearer k1-secret"}}}
+        with pytest.raises(ToolError, match="answers HTTP 401 no …") as error:
+            registry_of(tmp_path, monkeypatch, block).chosen(["demo"])
+        server.shutdown()
+    assert "secret" not in str(error.value)
 
 
 def test_a_placeholder_without_end_takes_no_quadratic_time(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -143,3 +145,24 @@ def test_the_whole_code_is_shown() -> None:
     assert lines.count("  │ print('a line of it')") == 40
     assert lines[-1] == "  │ os.remove('\\u202e')"
     assert not request.is_cut
+
+
+def test_deeply_nested_folders_are_removed() -> None:
+    code = """
+import os
+for _ in range(5000):
+    os.mkdir("a"); os.symlink("/", "root"); open("file", "w").close()
+    os.chdir("a")
+os.chmod(".", 0)
+"""
+    assert outcome(code).ending == "done"
+
+
+def test_an_error_of_a_library_is_a_result() -> None:
+    def broken(arguments: Any, cancel: threading.Event) -> str:
+        raise RecursionError("too deep")
+
+    tool = replace(find_tools().tools["python"], run=broken)
+    assert run(tool, {"code": ""}, threading.Event()) == Outcome(
+        "failed", "error: RecursionError: too deep"
+    )
