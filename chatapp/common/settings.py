@@ -55,7 +55,6 @@ class Settings:
     model: "bundled", a folder, or a hub id. template: a built-in template's name; empty for the
     model's own. theme: a Textual theme's name. chat_list: the list of chats next to the chat is
     "shown" or "hidden". markdown: the replies of new chats are rendered, "on" or "off".
-    vi_keys: those of the editor vi move in the text to copy from, "on" or "off".
     mcp_servers: a JSON file with the `mcpServers` block of other programs, or "".
     precision: "auto", or the number format of a GPT-2's matrix products.
     device: "auto", or where models are computed. sampling: the sampling parameters, which the file
@@ -68,7 +67,6 @@ class Settings:
     theme: str = "chatapp"
     chat_list: str = "shown"
     markdown: str = "on"
-    vi_keys: str = "off"
     precision: str = "auto"
     device: str = "auto"
     mcp_servers: str = ""
@@ -94,7 +92,6 @@ _CHOICES = {
     "device": DEVICES,
     "chat_list": ("shown", "hidden"),
     "markdown": ("on", "off"),
-    "vi_keys": ("on", "off"),
 }
 _NAMES = (*_TEXTS, *PARAMETERS, "keys")
 

@@ -129,7 +129,6 @@ class ChatScreen(MessageActions):
         self._first_chat = chat_id
         self._first_model = settings.model
         self._escaped = -_SOON
-        self._vi_keys = settings.vi_keys == "on"
         self._wants_sidebar = settings.chat_list == "shown"
         self.conversation = Conversation(settings, store, load, self)
         self.widgets = ChatWidgets(
@@ -291,7 +290,7 @@ class ChatScreen(MessageActions):
     @work
     async def action_copy_from(self) -> None:
         """Let the user move in the text of the chat, and copy from it."""
-        screen = CopyScreen(self.widgets.transcript.path, vi_keys=self._vi_keys)
+        screen = CopyScreen(self.widgets.transcript.path)
         if text := await self.app.push_screen_wait(screen):
             self.app.copy_to_clipboard(text)
             self.widgets.inform("Copied to the clipboard.")

@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store.rows import StoredMessage
 
 _HINT = "v selects, V whole lines · y or Enter copies · Esc closes"
-_VI = {
-    "h": "cursor_left",
-    "j": "cursor_down",
-    "k": "cursor_up",
-    "l": "cursor_right",
-    "w": "cursor_word_right",
-    "b": "cursor_word_left",
-    "0": "cursor_line_start",
-    "dollar_sign": "cursor_line_end",
-    "ctrl+d": "cursor_page_down",
-    "ctrl+u": "cursor_page_up",
-}
-"""The movements of the editor vi, by key."""
 _ARROWS = {
     "left": "cursor_left",
     "right": "cursor_right",
@@ -48,11 +35,10 @@ _ARROWS = {
 
 
 class ChatText(LongTextArea):
-    """A text to move in. vi_keys: whether the keys of vi move the cursor, too."""
+    """A text to move in, and to select from."""
 
-    def __init__(self, text: str, *, vi_keys: bool) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__(text, read_only=True, show_line_numbers=False, compact=True)
-        self._vi_keys = vi_keys
         self._begin: tuple[int, int] | None = None
         self._is_by_line = False
 
@@ -60,17 +46,15 @@ class ChatText(LongTextArea):
         self.move_cursor(self.document.end)
 
     def on_key(self, event: Key) -> None:
-        """Begin a selection, or move as vi does."""
+        """Begin a selection, or extend it."""
         if event.key in ("v", "V"):
             self._begin = None if self._begin is not None else self.cursor_location
             self._is_by_line = event.key == "V"
             self._extend()
-        elif name := (_ARROWS | (_VI if self._vi_keys else {})).get(event.key):
+        elif name := _ARROWS.get(event.key):
             move = getattr(self, f"action_{name}")
             # Without `select`, the first step only leaves the selection.
-            move() if "page" in name else move(self._begin is not None)
-        elif self._vi_keys and event.key in ("g", "G"):
-            self.move_cursor((0, 0) if event.key == "g" else self.document.end)
+            move(self._begin is not None)
         else:
             return
         event.stop()
@@ -108,16 +92,15 @@ class CopyScreen(Dialog[str]):
         HELP,
     ]
 
-    def __init__(self, messages: "Sequence[StoredMessage]", *, vi_keys: bool) -> None:
+    def __init__(self, messages: "Sequence[StoredMessage]") -> None:
         super().__init__()
         parts = [f"{SPEAKERS[message.role]}\n{message.text}" for message in messages]
         self._text = printable("\n\n".join(parts))
-        self._vi_keys = vi_keys
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Copy from the chat", classes="title")
-            yield ChatText(self._text, vi_keys=self._vi_keys)
+            yield ChatText(self._text)
             yield Static(_HINT, classes="hint")
 
     def action_copy(self) -> None:

@@ -179,7 +179,7 @@ async def test_a_large_terminal_begins_at_the_top(open_app: OpenApp, store: Stor
 
 async def test_copying_with_the_keyboard(open_app: OpenApp, store: Store) -> None:
     chat_id = fill(store, ["What is the sea?", "Salt [b]water\nand \x1b fish"])
-    async with open_app(chat_id=chat_id, settings=Settings(vi_keys="on")) as driver:
+    async with open_app(chat_id=chat_id) as driver:
 
         async def copy(*keys: str) -> str:
             await driver.press("f12")
@@ -189,8 +189,8 @@ async def test_copying_with_the_keyboard(open_app: OpenApp, store: Store) -> Non
             return driver.app.clipboard
 
         assert await copy("enter") == "and ␛ fish"
-        assert await copy("k", "V", "j", "y") == "Salt [b]water\nand ␛ fish"
-        assert await copy("g", "down", "home", "v", *["right"] * 4, "y") == "What"
+        assert await copy("up", "V", "down", "y") == "Salt [b]water\nand ␛ fish"
+        assert await copy(*["up"] * 9, "down", "home", "v", *["right"] * 4, "y") == "What"
         assert await copy("x", "escape") == "What"
         await driver.press("x")
         assert driver.prompt.text == "x"
