@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import tomllib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -365,3 +365,13 @@ def reason(problem: Exception) -> str:
     if isinstance(problem, OSError) and problem.errno in _PLAIN:
         return _PLAIN[problem.errno]
     return getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+
+
+Progress = Callable[[int, int], None]
+"""Called with the amount of finished work, and the total, in steps, rows, texts or bytes. What it
+raises ends the work.
+"""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Nobody is waiting."""

@@ -22,7 +22,7 @@ from finetune.config.sections import (
     Source,
     TrainSource,
 )
-from finetune.config.tasks import Task
+from finetune.config.tables import Task
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true | false"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from finetune.config.rewards import Check
-from finetune.config.table import Section
+from finetune.config.tables import Section
 
 AuxSpan = Literal["prompt", "prompt-without-template", "full"]
 SupervisedSpan = Literal["response", "prompt", "prompt-without-template", "full"]

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from finetune.config.table import Section
+from finetune.config.tables import Section
 
 
 def _compiles(pattern: str) -> str:

@@ -21,8 +21,7 @@ from pydantic import (
 from chatapp.common import validation
 from chatapp.common.userfiles import UserError, parse_toml, read_required
 from finetune.config.objectives import Head, L3Settings, Objectives
-from finetune.config.table import Section
-from finetune.config.tasks import TASKS, Tasks
+from finetune.config.tables import TASKS, Section, Tasks
 
 
 class ConfigError(UserError, ValueError):

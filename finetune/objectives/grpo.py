@@ -41,7 +41,7 @@ from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from finetune.config.objectives import GrpoSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.config.tasks import Metric
+from finetune.config.tables import Metric
 from finetune.data.batches import Tensors, TrainingRows, collate
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows

@@ -45,7 +45,7 @@ from chatapp.lab.prompt_parts import rank_correlation
 from chatapp.tasks.evaluation.metrics import macro_f1
 from finetune.config.objectives import L3Settings
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.config.tasks import Metric
+from finetune.config.tables import Metric
 from finetune.data.batches import Tensors, TrainingRows
 from finetune.objectives.head_rows import HeadExample, HeadRows, read_labelled_rows
 from finetune.objectives.l3 import L3, count_labels

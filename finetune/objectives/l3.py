@@ -22,7 +22,7 @@ from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokenizer
 from finetune.config.objectives import L3Settings
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.config.tasks import Metric
+from finetune.config.tables import Metric
 from finetune.data.batches import Tensors, TrainingRows
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, response_labels

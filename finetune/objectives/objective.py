@@ -22,7 +22,7 @@ from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.prompting.chat_template import Template
 from finetune.config.objectives import OBJECTIVES
 from finetune.config.sections import FinetuneConfig
-from finetune.config.tasks import Metric
+from finetune.config.tables import Metric
 from finetune.data.batches import Collate, Tensors, TrainingRows
 from finetune.data.preparation import Report
 from finetune.data.prompts import EncodedPrompt

@@ -19,7 +19,7 @@ from chatapp.tasks.evaluation.metrics import exact_match
 from chatapp.tasks.evaluation.report import results
 from chatapp.tasks.files.promptfile import load_prompt
 from finetune.config.sections import ConfigError
-from finetune.config.tasks import Task
+from finetune.config.tables import Task
 from finetune.data.batches import TrainingRows
 from finetune.data.preparation import HELD_OUT
 from finetune.training.run_setup import RunSetup

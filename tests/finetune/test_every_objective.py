@@ -23,7 +23,7 @@ from finetune.config.objectives import (
     Head,
     MaskedSettings,
 )
-from finetune.config.table import Section
+from finetune.config.tables import Section
 from finetune.evaluation import evaluate
 from finetune.objectives.objective import objective_class
 from finetune.run import resume, train

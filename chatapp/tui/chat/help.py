@@ -33,14 +33,13 @@ from chatapp.tui.screens.branches import BranchScreen
 from chatapp.tui.screens.compare import CompareScreen
 from chatapp.tui.screens.copying import CopyScreen
 from chatapp.tui.screens.history import ChatList, HistoryScreen
-from chatapp.tui.screens.learn import LearnScreen
 from chatapp.tui.screens.library import LibraryScreen
 from chatapp.tui.screens.models import ModelScreen
 from chatapp.tui.screens.page import PageScreen
 from chatapp.tui.screens.parameters import ParametersScreen
 from chatapp.tui.screens.ranking import RankScreen
 from chatapp.tui.screens.sources import SourceScreen
-from chatapp.tui.screens.trace import TraceScreen
+from chatapp.tui.screens.teaching import LearnScreen, TraceScreen
 from chatapp.tui.widgets.dialog import Dialog, Field
 from chatapp.tui.widgets.find import FindBar
 from chatapp.tui.widgets.lesson import LessonPanel

@@ -15,7 +15,7 @@ from chatapp.tui.platform import programs
 from chatapp.tui.screens.compare import CompareScreen
 from chatapp.tui.screens.ranking import RankScreen
 from chatapp.tui.screens.sources import SourceScreen
-from chatapp.tui.screens.trace import TraceScreen, trace_command
+from chatapp.tui.screens.teaching import TraceScreen, trace_command
 from chatapp.tui.widgets.message import MessageView
 
 if TYPE_CHECKING:

@@ -36,10 +36,10 @@ from chatapp.tui.platform.keymap import shown_key
 from chatapp.tui.screens.branches import BranchScreen
 from chatapp.tui.screens.copying import CopyScreen
 from chatapp.tui.screens.history import HistoryScreen
-from chatapp.tui.screens.learn import LearnScreen, command
 from chatapp.tui.screens.library import LibraryScreen
 from chatapp.tui.screens.models import ModelScreen
 from chatapp.tui.screens.parameters import ParametersScreen
+from chatapp.tui.screens.teaching import LearnScreen, command
 from chatapp.tui.widgets.approval import Approval, ToolAsks
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.find import FindBar

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from chatapp.common.userfiles import UserError, invalid_path
 from chatapp.tui.chat import slash_actions as actions
-from chatapp.tui.chat import slash_chat, slash_model, slash_tools
+from chatapp.tui.chat import slash_model, slash_tools
 from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.slash_actions import Action, Rest, SlashError
 from chatapp.tui.widgets.prompt import Completion
@@ -55,17 +55,15 @@ COMMANDS = (
         actions.differences,
         empty=True,
     ),
-    Command("fork", "", "go on in a new chat with these messages", slash_chat.fork),
-    Command(
-        "find", "[TEXT]", "search in this chat; ↑ ↓ go through it", slash_chat.find, empty=True
-    ),
+    Command("fork", "", "go on in a new chat with these messages", actions.fork),
+    Command("find", "[TEXT]", "search in this chat; ↑ ↓ go through it", actions.find, empty=True),
     Command("times", "", "show or hide when messages were written", actions.act("times")),
     Command(
         "tag",
         "[WORD …]",
         "give this chat tags, which the list of chats finds; none removes them, alone, list them",
-        slash_chat.set_tags,
-        lambda chat: (slash_chat.NO_TAGS,),
+        actions.set_tags,
+        lambda chat: (actions.NO_TAGS,),
         empty=True,
     ),
     Command("undo", "", "bring back the message deleted last", actions.act("undelete")),

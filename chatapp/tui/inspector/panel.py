@@ -371,7 +371,7 @@ class Inspector(RunSteps, Vertical, can_focus=True):
 
     async def action_save(self) -> None:
         """Save what the open tab shows, in the present folder."""
-        from chatapp.lab.figures.files import save_view
+        from chatapp.lab.figures.page import save_view
 
         findings = self._view.findings() if self._shown is not None else ()
         if not findings:

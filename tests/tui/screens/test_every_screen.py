@@ -17,7 +17,7 @@ from tui_driver import Driver, OpenApp
 
 from chatapp.tui import screens
 from chatapp.tui.chat.help import HelpScreen
-from chatapp.tui.screens.trace import TraceScreen
+from chatapp.tui.screens.teaching import TraceScreen
 from chatapp.tui.widgets.dialog import LeftOnce
 
 

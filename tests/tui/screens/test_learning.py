@@ -10,8 +10,8 @@ from tui_driver import Driver, OpenApp
 from chatapp.dialogue.store import Store
 from chatapp.engine.models import loading
 from chatapp.tui.chat import screen as chat
-from chatapp.tui.screens import learn as learning
-from chatapp.tui.screens.learn import LearnScreen
+from chatapp.tui.screens import teaching as learning
+from chatapp.tui.screens.teaching import LearnScreen
 
 LEARNS = """
 import os, sys

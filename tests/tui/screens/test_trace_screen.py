@@ -10,7 +10,7 @@ from textual.widgets import Static
 from tui_driver import Driver, OpenApp
 
 from chatapp.tui.chat import messages
-from chatapp.tui.screens.trace import TraceScreen, trace_command
+from chatapp.tui.screens.teaching import TraceScreen, trace_command
 
 TRACES = """
 import json, sys

@@ -1,15 +1,22 @@
-"""The tables [[tasks]]: what a model is asked while it learns.
-
-Invariant: a task has no name that another figure of held-out rows has.
+"""The base of every table of a configuration, and the tables [[tasks]]: what a model is asked while
+it learns.
 """
 
 import re
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from chatapp.common.userfiles import quoted, shown
-from finetune.config.table import Section
+
+
+class Section(BaseModel):
+    """A table of a configuration file. An unknown key is an error that names the key, so that a
+    misspelt option never silently trains something else.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
 
 Metric = Literal["loss", "accuracy", "macro_f1", "exact_match", "pearson", "spearman"]
 """The figures of held-out rows."""

@@ -1,10 +1,10 @@
-"""Which words of a reply stand in the training files of its run: `finetune trace` as a command."""
+"""Commands of `finetune` on the screen: where a reply is from, and learning from feedback."""
 
 import json
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.content import Content
 
 from chatapp.common.foreign import printable
@@ -45,3 +45,26 @@ def _copies(document: dict[str, Any]) -> Content:
     baseline = f"{nats['ngram']:.2f} by the n-grams of its training files"
     lines.append(Content(f"{nats['model']:.2f} nats a word by the model, {baseline}"))
     return Content("\n\n").join([text, *lines])
+
+
+def command(model: str) -> list[str]:
+    """The command that trains a model on the feedback in all chats."""
+    return [sys.executable, "-m", "finetune", "feedback", "--model", model]
+
+
+class LearnScreen(CommandScreen):
+    """Returns the name of the trained model, when the user accepts it, else None."""
+
+    TASK = "learning from feedback"
+    BINDING_GROUP_TITLE = "Learning from feedback"
+    BINDINGS: ClassVar[list[BindingType]] = [*KEYS, Binding("enter", "use", "Use the new model")]
+    _made = ""
+
+    def answered(self, answer: str) -> tuple[str, str]:
+        self._made = answer
+        text = f"The new model is {answer}; the list of models (F8) has it."
+        return text, "Enter uses the new model · Esc closes"
+
+    def action_use(self) -> None:
+        if self._made:
+            self.dismiss(self._made)
