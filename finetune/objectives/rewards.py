@@ -13,10 +13,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Empty, Full, Queue
 from typing import Any
 
 from chatapp.common.foreign import printable
@@ -43,6 +44,9 @@ STARTING = 60.0
 
 _LONGEST_LINE = 10_000
 """Characters of a function's output that are read at once."""
+
+_MOST_LINES, _LONGEST_ANSWER = 64, 2**20
+"""Lines that wait, and bytes of one: the process of a function writes one for each request."""
 
 _WORKER = Path(__file__).parent / "reward_worker.py"
 
@@ -89,7 +93,7 @@ class RewardFunction:
                 start_new_session=True,  # Ctrl+C lets the run finish its step
             )
         self._end = weakref.finalize(self, end_program, self._process, supervision)
-        self._lines: Queue[str] = Queue()
+        self._lines: Queue[str] = Queue(_MOST_LINES)
         for read in (partial(self._read, lines=self._lines), self._pass_on):
             threading.Thread(target=read, args=(self._process,), daemon=True).start()
         answer = self._exchange(None, STARTING)
@@ -135,9 +139,10 @@ class RewardFunction:
     @staticmethod
     def _read(process: "subprocess.Popen[bytes]", lines: "Queue[str]") -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line.decode("utf-8", "replace"))
-        lines.put("")
+        with suppress(Full):  # it writes without being asked, and the next answer is refused
+            while line := process.stdout.readline(_LONGEST_ANSWER):
+                lines.put_nowait(line.decode("utf-8", "replace"))
+            lines.put_nowait("")
 
     def close(self) -> None:
         """End the process; the next call starts another."""

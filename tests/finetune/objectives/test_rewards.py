@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,25 @@ def test_a_function_that_writes_between_its_answers_is_one_sentence(tmp_path: Pa
     rewards = Rewards(settings(rewards=[check]).rewards)
     with pytest.raises(RewardError, match="wrote between the answers"):
         rewards.of(PROMPT, DrawnReply([1], "abc"))
+
+
+def test_a_function_that_floods_its_answers_fills_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os\n"
+        "def score(prompt, reply, reference):\n"
+        "    for fd in range(3, 20):\n"
+        "        try:\n"
+        "            for _ in range(3000): os.write(fd, b'x' * 99_999 + b'\\n')\n"
+        "        except OSError: pass\n"
+        "    return 1\n"
+    )
+    check = {"kind": "function", "function": f"{tmp_path / 'mine.py'}:score"}
+    rewards = Rewards(settings(rewards=[check]).rewards)
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(RewardError, match="wrote between the answers"):
+        rewards.of(PROMPT, DrawnReply([1], "abc"))
+    time.sleep(1)  # in which 300 MB would come
+    assert psutil.Process().memory_info().rss - before < 10**8
 
 
 WITH_DAEMON = """
