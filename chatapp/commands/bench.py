@@ -53,9 +53,9 @@ def bench(
     if speed.matrix_bytes is not None and speed.limit_share is not None:
         limit = speed.bandwidth / speed.matrix_bytes
         lines["limit"] = (
-            f"{limit:,.1f} tokens/s at most, because each token reads "
-            f"{speed.matrix_bytes / 1e6:,.1f} MB of weights; "
-            f"{speed.limit_share:.0%} of this limit reached"
+            f"{limit:,.1f} tokens/s by the memory's speed, as each token reads "
+            f"{speed.matrix_bytes / 1e6:,.1f} MB of weights; {speed.limit_share:.0%} of it reached"
+            + (", from the processor's cache" if speed.limit_share > 1 else "")
         )
     width = max(map(len, lines))
     write("".join(f"{name:<{width}}  {value}\n" for name, value in lines.items()))

@@ -63,6 +63,8 @@ def perplexity(
         alone = measure.exp_or_inf(result.without_memory / result.tokens)
         write(f"perplexity per token without memory: {alone:,.3f}\n")
     write(
+        f"per word: over all tokens of a word, {result.tokens / result.words:.1f} here; "
+        "models with other tokens compare by it\n"
         f"{result.tokens:,} tokens, {result.words:,} words, {result.bytes:,} bytes, "
         f"stride {result.stride}\n"
     )
