@@ -1,1 +1,0 @@
-"""The keys of a configuration file, and their meaning."""

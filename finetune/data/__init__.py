@@ -1,1 +1,0 @@
-"""From files to packed rows of token ids and masks."""

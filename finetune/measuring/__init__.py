@@ -1,1 +1,0 @@
-"""Evaluation of models and runs: metrics, results, reports."""

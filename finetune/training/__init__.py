@@ -1,1 +1,0 @@
-"""A run: its set-up, trainer, optimizer, checkpoints, record and export."""

@@ -43,8 +43,6 @@ def use(model: LocalModel | TransformersModel) -> None:
 def test_a_decoder_is_freed(gpt2: tuple[Path, Any]) -> None:
     model = LocalModel.load(ModelFiles.read(gpt2[0]))
     use(model)
-    # What a GPU records for each cache.
-    model.decoder._step(5, model._cache)
     weights = weakref.ref(model.decoder.token_embedding)
     del model
     assert weights() is None

@@ -172,7 +172,7 @@ DATA: list[tuple[str, str]] = [
     ),
     (
         'train = "ROWS"\nto_long = "drop"',
-        "'data.to_long' is not a key of a configuration; did you mean 'too_long'?",
+        "'data.to_long' is not a key of a configuration; did you mean 'data.too_long'?",
     ),
     ('train = "ROWS"\ntrain = "ROWS"', "not valid TOML"),
     ('train = "ROWS"\n[dta]', "'dta' is not a key of a configuration; did you mean 'data'?"),
@@ -195,7 +195,7 @@ DATA: list[tuple[str, str]] = [
     ),
     (
         'train = "ROWS"\n[objective]\nkind = "dpo"\nbta = 0.2',
-        "'objective.bta' is not a key of a configuration; did you mean 'beta'?",
+        "'objective.bta' is not a key of a configuration; did you mean 'objective.beta'?",
     ),
     (
         'train = "ROWS"\n[objective]\nbeta = 0.2',

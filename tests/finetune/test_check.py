@@ -208,4 +208,4 @@ def test_a_source_without_rows_is_named_in_words(tmp_path: Path) -> None:
     )
     shown = CliRunner().invoke(app, ["check", str(tmp_path / "config.toml")])
     assert shown.exit_code == 0
-    assert "none.jsonl: is empty" in " ".join(shown.stdout.split())
+    assert "none.jsonl:isempty" in "".join(shown.stdout.split())

@@ -1,1 +1,0 @@
-"""`chatapp eval` and `chatapp experiment`: what answers to prompts are worth, and depend on."""

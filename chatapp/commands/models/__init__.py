@@ -1,1 +1,0 @@
-"""`chatapp models`: list, describe, download, export and remove models."""

@@ -1,1 +1,0 @@
-"""The chat for other programs: in a browser."""

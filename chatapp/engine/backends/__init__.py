@@ -1,1 +1,0 @@
-"""The models that the engine can run: the local decoder, transformers, servers."""

@@ -1,1 +1,0 @@
-"""Keys and values that are kept, so that no token is computed twice."""

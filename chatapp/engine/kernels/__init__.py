@@ -1,1 +1,0 @@
-"""What multiplies: linear layers, their precision, threads and devices."""

@@ -1,1 +1,0 @@
-"""Prompt files, their documents and their layout."""

@@ -1,1 +1,0 @@
-"""The chat screen: its parts, commands and dialogs."""

@@ -1,1 +1,0 @@
-"""A conversation on threads: its model, its session, its turns."""

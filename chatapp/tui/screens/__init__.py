@@ -1,1 +1,0 @@
-"""Modal screens, one per file."""
