@@ -78,7 +78,7 @@ def restore(path: Path, copy: Path | None = None) -> tuple[Path, Path | None]:
         raise StoreError(f"{_folder(path)}: has no copy of the chats")
     copy = known[0] if copy is None else copy
     if not copy.is_file() or not is_sound(copy, with_log=False):
-        raise StoreError(f"{copy}: is no sound file of chats")
+        raise StoreError(f"{copy}: is not a sound file of chats")
     fresh = path.with_name(f".restored-{os.getpid()}{path.suffix}")
     aside = path.with_name(f"{path.stem}-replaced-{time.strftime('%Y-%m-%d-%H%M%S')}{path.suffix}")
     try:

@@ -318,8 +318,8 @@ class Database:
     def _damaged(self, problem: object) -> StoreError:
         return StoreError(
             f"{self.path}: is damaged or not a chat database ({problem}); it was left unchanged; "
-            "`chatapp history restore` puts yesterday's copy in its place; move it away to start "
-            "afresh"
+            "`chatapp history restore` puts the last daily copy in its place; move it away to "
+            "start afresh"
         )
 
 

@@ -271,16 +271,6 @@ def _resampled_variances(
     return of_mean, max(0.0, of_one - of_mean) / (seeds - 1)
 
 
-def mcnemar(only_first: int, only_second: int) -> float:
-    """The exact two-sided p-value that two models are right on the same items equally often.
-
-    only_first, only_second: how many items only one of them has right. Binomial with 1/2 over these
-    (McNemar 1947, its exact form).
-    """
-    n, k = only_first + only_second, min(only_first, only_second)
-    return min(1.0, sum(math.comb(n, i) for i in range(k + 1)) / 2 ** (n - 1)) if n else 1.0
-
-
 def bootstrap(
     measure: Measure, answers: Sequence[str], golds: Sequence[Gold]
 ) -> tuple[float, float]:

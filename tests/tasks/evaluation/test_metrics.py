@@ -14,7 +14,6 @@ from chatapp.tasks.evaluation.inputs import Gold
 from chatapp.tasks.evaluation.metrics import (
     MEASURES,
     estimate,
-    mcnemar,
     t_quantile,
     wilson,
 )
@@ -149,12 +148,6 @@ def test_an_interval_holds_its_mean_and_leaves_no_share(
     low, high = found.interval
     assert 0 <= low <= found.mean + 1e-9
     assert found.mean - 1e-9 <= high <= 1
-
-
-def test_two_models_on_the_same_items() -> None:
-    assert mcnemar(18, 5) == pytest.approx(0.0106, abs=1e-4)
-    assert mcnemar(0, 0) == mcnemar(3, 3) == 1.0
-    assert mcnemar(0, 6) == mcnemar(6, 0) == pytest.approx(2 / 2**6)
 
 
 def test_one_seed_gives_an_interval_over_the_items() -> None:
