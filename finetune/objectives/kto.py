@@ -9,7 +9,8 @@ z is, as in TRL, the mean log-ratio of mismatched replies, each prompt with the 
 before it (the first with that of the last), 0 where it would be negative, without a gradient. TRL
 takes it over a micro-batch, in whose order it pairs the rows; here rows are paired in the order of
 the whole set and z is over the optimizer step, so that it is the same however the step is cut. A
-step of all rows has TRL's z. A pair cut to fit is cut at the end of its reply, like TRL's.
+step of all rows has TRL's z. A mismatched pair is cut at the end of its reply, to the length of a
+row, like TRL's.
 
 λ_D and λ_U are by the counts unless they are set: the rarer kind weighs as much altogether as the
 other (equation 8 with a ratio of 1); TRL has 1 for both and says so where the counts differ.
@@ -237,7 +238,7 @@ def verdict_rows(rows: Sequence[EncodedFeedback], maker: RowMaker) -> PairRows:
     verdicts = as_verdicts(rows)
     replies = [verdict.reply for verdict in verdicts]
     mismatched = [
-        _mismatched(reply, before, max(len(reply.ids), len(before.ids)))
+        _mismatched(reply, before, maker.length)
         for reply, before in zip(replies, [replies[-1], *replies[:-1]], strict=True)
     ]
     return maker.rows(replies, mismatched, [float(verdict.desirable) for verdict in verdicts])

@@ -30,6 +30,7 @@ from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import ByLength, Tensors, TrainingRows, collate, loader
 from finetune.data.formats import Layout
 from finetune.data.preferences import EncodedFeedback, FeedbackRow, detect_preference
+from finetune.data.preparation import length_of
 from finetune.data.tables import Row
 from finetune.objectives.log_probs import reply_sums, side, token_log_probs
 from finetune.objectives.objective import (
@@ -298,7 +299,8 @@ class FeedbackEvaluator(Evaluator):
 
     def pair_rows(self, rows: Sequence[EncodedFeedback], make: MakeRows) -> PairRows:
         """Examples as rows of one pair each."""
-        maker = RowMaker("response", self.text.tokenizer.end_id, self.text.start, None)
+        text, length = self.text, length_of(self.config.data, self.text.window)
+        maker = RowMaker("response", text.tokenizer.end_id, text.start, length, None)
         return make(rows, maker)
 
     def batches(

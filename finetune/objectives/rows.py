@@ -159,12 +159,21 @@ def encode_feedback(
 
 
 class RowMaker:
-    """Makes rows of pairs as configured. start: tokens before each sequence."""
+    """Makes rows of pairs as configured.
+
+    start: tokens before each sequence. length: most tokens of a sequence behind them.
+    """
 
     def __init__(
-        self, span: SupervisedSpan, pad_id: int, start: list[int], packed: tuple[int, int] | None
+        self,
+        span: SupervisedSpan,
+        pad_id: int,
+        start: list[int],
+        length: int,
+        packed: tuple[int, int] | None,
     ) -> None:
         self.span, self.pad_id, self.start, self.packed = span, pad_id, start, packed
+        self.length = length
 
     def rows(
         self, first: Sequence[Encoded], second: Sequence[Encoded], values: Sequence[float]
@@ -188,10 +197,10 @@ def pair_row_sets(
 
     span: the tokens of L1 in the first sequences.
     """
-    pad_id = text.tokenizer.end_id
+    pad_id, length = text.tokenizer.end_id, length_of(config.data, text.window)
     packed = (config.data.max_length or PACKED_LENGTH, config.seed) if config.data.packing else None
-    train = make(prepared.train, RowMaker(span, pad_id, text.start, packed))
-    unpacked = RowMaker(span, pad_id, text.start, None)
+    train = make(prepared.train, RowMaker(span, pad_id, text.start, length, packed))
+    unpacked = RowMaker(span, pad_id, text.start, length, None)
     replies = [*train.first.examples, *train.second.examples]
     return RowSets(
         train=train,

@@ -17,9 +17,10 @@ from finetune.data.encoding import Span
 from finetune.data.preferences import EncodedVerdict
 from finetune.objectives.dpo import Dpo
 from finetune.objectives.heads import add_head
-from finetune.objectives.kto import Kto, _mismatched, weights
+from finetune.objectives.kto import Kto, _mismatched, verdict_rows, weights
 from finetune.objectives.reference_free import Cpo, Orpo, Simpo
 from finetune.objectives.reward import REWARD_SPEC, Reward
+from finetune.objectives.rows import RowMaker
 
 BETA = 0.3
 ARRANGED = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
@@ -212,6 +213,18 @@ def test_mismatched_replies_stand_behind_their_own_prompt() -> None:
     reply = second.ids[second.spans == Span.RESPONSE].tolist()
     assert made.ids.tolist() == prompt + reply
     assert _mismatched(first, second, len(prompt) + 2).ids.tolist() == prompt + reply[:2]
+
+
+def test_mismatched_replies_are_cut_at_the_length_of_a_row() -> None:
+    """Not at that of the two sequences, of which each may be short."""
+    verdicts = []
+    for prompt, example in zip((40, 5), tiny.examples([45, 45]), strict=True):
+        example.spans[:prompt], example.spans[prompt:] = Span.PROMPT, Span.RESPONSE
+        verdicts.append(EncodedVerdict(example, True, example.key, example.key))
+    for length, kept in ((80, 40), (60, 20)):
+        made = verdict_rows(verdicts, RowMaker("response", 0, [], length, None))
+        replies = [int((mixed.spans == Span.RESPONSE).sum()) for mixed in made.second.examples]
+        assert replies == [kept, 5]
 
 
 @pytest.mark.parametrize(
