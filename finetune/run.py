@@ -23,7 +23,6 @@ from chatapp.common.userfiles import read_json_object, write_whole
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models.resolving import find_model, note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
-from finetune.measuring.learning import WINDOWS, Watch
 from finetune.measuring.report import header, write_card, write_report
 from finetune.objectives.rewards import RewardError
 from finetune.training.callbacks import RunCallback
@@ -35,7 +34,7 @@ from finetune.training.checkpoints import (
     last_checkpoint,
 )
 from finetune.training.display import duration, memory, peak_memory
-from finetune.training.export import complete, publish
+from finetune.training.export import publish
 from finetune.training.record import (
     LOG_FILE,
     RESULT_FILE,
@@ -66,7 +65,7 @@ BAD_BATCH_FILE = "bad_batch.jsonl"
 FREE_KEYS = (
     "samples",
     *("train.epochs", "train.max_steps", "train.early_stop", "train.report_to"),
-    *("train.eval_every", "train.save_every", "train.watch"),
+    *("train.eval_every", "train.save_every"),
 )
 # Keys that may change when a diverged run is continued.
 GENTLER_KEYS = ("train.learning_rate", "train.max_grad_norm")
@@ -211,31 +210,6 @@ def _display(trainer: ObjectiveTrainer, setup: RunSetup, console: Console) -> Ru
         # One process alone cannot generate with a sharded model.
         None if trainer.is_fsdp_enabled else sampler(setup),
         setup.config.samples.every,
-        _watch(setup, trainer) if setup.config.train.watch and is_first_process() else None,
-    )
-
-
-def _watch(setup: RunSetup, trainer: ObjectiveTrainer) -> Watch:
-    """Keeps and measures the model at watched steps. Raises ConfigError for what cannot be kept."""
-    is_causal = setup.objective.replies and not setup.files.is_encoder_decoder
-    if trainer.is_fsdp_enabled or not is_causal:
-        raise ConfigError(
-            "train.watch: needs a whole causal model that replies; expected false for heads, "
-            "encoder-decoder models and FSDP"
-        )
-
-    def save(folder: Path) -> None:
-        trainer.accelerator.unwrap_model(setup.model).save_pretrained(folder)
-        complete(setup, folder)
-
-    samples = setup.config.samples
-    rows = next(iter(setup.data.held_out.values()), None)
-    chosen = [rows[i] for i in range(len(rows))] if rows else []
-    text = [int(id) for row in chosen for id in row["input_ids"].flatten()]
-    length = min(512, setup.text.window)
-    windows = [text[at : at + length] for at in range(0, len(text) - length + 1, length)]
-    return Watch(
-        Path(setup.config.output), save, windows[:WINDOWS], samples.prompts, samples.max_tokens
     )
 
 

@@ -91,10 +91,6 @@ class Shape(Section):
 OptimizerName = Literal["adamw", "muon"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
-_WATCH = (
-    "keep the model of steps 0, 1, 2, 3, 4, 6, 8, 11, 16, …, and measure there what it has "
-    "learned: heads, loss late in a window minus early, last words, a sample"
-)
 
 
 class Steps(Section):
@@ -143,7 +139,6 @@ class Steps(Section):
     early_stop: int = Field(
         0, ge=0, description="stop after this many measurements without improvement; 0: never"
     )
-    watch: bool = Field(False, description=_WATCH)
 
 
 class PretrainTrain(Steps):
@@ -182,7 +177,11 @@ class PretrainTrain(Steps):
         description="loss, or the name of one of the tasks, whose best weights are then kept; "
         "early_stop looks at the same figure",
     )
-    watch: bool = Field(True, description=_WATCH)
+    watch: bool = Field(
+        True,
+        description="keep the model of steps 0, 1, 2, 3, 4, 6, 8, 11, 16, …, and measure there "
+        "what it has learned: heads, loss late in a window minus early, last words, a sample",
+    )
 
 
 class PretrainSamples(Section):

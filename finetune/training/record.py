@@ -71,6 +71,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         ) from None
     if any(key not in record for key in _KEYS):
         raise ConfigError(f"{path}: expected a run's record with the keys {', '.join(_KEYS)}")
+    if isinstance(record["config"], dict) and isinstance(record["config"].get("train"), dict):
+        record["config"]["train"].pop("watch", None)  # a key of older versions
     return record
 
 

@@ -113,7 +113,6 @@ def test_each_reply_of_a_chat_is_learned_after_what_precedes_it(tmp_path: Path) 
     [
         ({"objective": {"aux_weight": 0.5}}, "aux_weight is 0.5, .*predicts none of it"),
         ({"objective": {"kind": "dpo"}}, "expected objective.kind l3"),
-        ({"train": {"watch": True}}, "train.watch"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

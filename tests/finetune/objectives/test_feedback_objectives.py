@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,27 +121,6 @@ def test_simpo(tmp_path: Path, packed: bool) -> None:
     made = tiny_pairs.rows(packed)
     objective = Simpo(beta=2.5, gamma=1.2)
     tiny_pairs.assert_same_step(tmp_path, model, made, objective, loss, ((8, 1), (1, len(made))))
-
-
-@pytest.mark.parametrize(
-    ("objective", "kind", "gamma"), [(Cpo(beta=0.3), "sigmoid", 0.0), (Simpo(), "simpo", 1.0)]
-)
-def test_cpo_and_simpo_are_those_of_trl(objective: Cpo, kind: str, gamma: float) -> None:
-    cpo = pytest.importorskip("trl.experimental.cpo")
-    torch.manual_seed(0)
-    logps = -5 * torch.rand(2, 6)
-    chosen, rejected = map(tiny_pairs.side_of, logps)
-    settings = {"beta": objective.beta, "loss_type": kind, "simpo_gamma": gamma}
-    trainer = SimpleNamespace(
-        label_smoothing=0.0,
-        accelerator=SimpleNamespace(device="cpu"),
-        alpha=0.0,
-        **settings,
-    )
-    losses, won, lost = cpo.CPOTrainer.cpo_loss(trainer, *logps)
-    ours = objective.of_replies(chosen, rejected)
-    torch.testing.assert_close(ours.loss, losses)
-    torch.testing.assert_close(ours.chosen_reward - ours.rejected_reward, won - lost)
 
 
 @ARRANGED
