@@ -1,8 +1,7 @@
 """A model's own chat template: the Jinja program of its tokenizer, rendered to segments.
 
-The program is foreign. It runs in a limited process, with bounds on its size and its steps, on
-strings that remember their origin (see `traced_text`), so that its output can be split into text of
-the template and text of each message.
+The program is foreign. It runs in a limited process, with bounds on its size, time and memory, and
+its output is split into text of the template and text of each message (see `template_program`).
 
 Invariant: the text equals the output of transformers' `apply_chat_template` for the same messages,
 character for character, and special tokens come only from the template itself.
@@ -12,9 +11,8 @@ import hashlib
 import json
 import re
 import time
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache, cached_property
 from itertools import pairwise, product
@@ -24,18 +22,19 @@ from typing import Any, NamedTuple
 from chatapp.common.limited_process import LimitedProcess, LimitPassedError
 from chatapp.common.userfiles import UserError
 from chatapp.prompting.calls import HERMES, as_text, explained, pattern_in
-from chatapp.prompting.messages import CallPattern, Kind, Message, Segment
+from chatapp.prompting.messages import (
+    TEMPLATE,
+    CallPattern,
+    Kind,
+    Message,
+    Segment,
+    Text,
+    schema_by,
+    text_by,
+    to_json,
+)
 from chatapp.prompting.template import OWN, DialogueTemplate
 from chatapp.prompting.thinking import Marks, marks_in
-from chatapp.prompting.traced_text import (
-    TEMPLATE,
-    Traced,
-    from_json,
-    joined,
-    origins_of,
-    to_json,
-    traced_value,
-)
 
 # The longest known template has 17,000 characters and takes about ten steps per message.
 _LONGEST_SOURCE = 500_000
@@ -61,8 +60,8 @@ class Turn(NamedTuple):
     """A message in the form that a template gets."""
 
     role: str
-    content: Traced
-    thoughts: Traced = Traced("")
+    content: Text
+    thoughts: Text = Text(())
     call: Mapping[str, Any] = MappingProxyType({})
     """Other fields of a call, or of a call's result."""
 
@@ -70,10 +69,47 @@ class Turn(NamedTuple):
 Turns = list[Turn]
 
 
+class Written(NamedTuple):
+    """The output of a template. runs: the origin of each character, as (origin, length). trained:
+    the spans within `{% generation %}`; None if the template has no such tag.
+    """
+
+    text: str
+    runs: tuple[tuple[int, int], ...]
+    trained: tuple[tuple[int, int], ...] | None = None
+
+    def start_of(self, message: int) -> int:
+        """Where a message begins; the end of the text if it is absent."""
+        start = 0
+        for origin, length in self.runs:
+            if origin == message:
+                return start
+            start += length
+        return len(self.text)
+
+    def end_of(self, message: int) -> int:
+        """Where a message ends; the end of the text if it is absent."""
+        end = len(self.text)
+        for origin, length in reversed(self.runs):
+            if origin == message:
+                return end
+            end -= length
+        return len(self.text)
+
+    def until(self, end: int) -> "Written":
+        """The text up to a character."""
+        runs, start = [], 0
+        for origin, length in self.runs:
+            if start < end:
+                runs.append((origin, min(length, end - start)))
+            start += length
+        return Written(self.text[:end], tuple(runs), self.trained)
+
+
 @cache
 def _sandbox() -> LimitedProcess:
     """The process that runs all templates, one at a time; the first one starts it."""
-    return LimitedProcess("chatapp.prompting.template_sandbox", "answer", memory=_MOST_MEMORY)
+    return LimitedProcess("chatapp.prompting.template_program", "answer", memory=_MOST_MEMORY)
 
 
 class ChatTemplateError(UserError, ValueError):
@@ -140,14 +176,41 @@ class ChatTemplate:
         answered = bool(messages) and messages[-1].role == "assistant"
         text = self._text(messages, announce=not answered)
         if answered and open_reply:
-            text = text[: _end_of(text, len(messages) - 1)]
+            text = text.until(text.end_of(len(messages) - 1))
+        return self._segments_of(text, messages)
+
+    def render_trained(self, messages: Sequence[Message]) -> list[tuple[Segment, bool]] | None:
+        """Render a chat whose template says by `{% generation %}` which text is trained: each
+        segment, and whether it is. None if the template has no such tag.
+
+        Segments are cut where such a text begins and ends. Raises ChatTemplateError as `render`.
+        """
+        if not self.has_calls:
+            messages = self._with_calls_as_text(messages)
+        written = self._text(messages)
+        if written.trained is None:
+            return None
+        edges = sorted({edge for span in written.trained for edge in span})
+        parts: list[tuple[Segment, bool]] = []
+        start = 0
+        for segment in self._segments_of(written, messages):
+            end = start + len(segment.text)
+            cuts = [start, *(edge for edge in edges if start < edge < end), end]
+            for first, last in pairwise(cuts):
+                is_trained = any(begin <= first < stop for begin, stop in written.trained)
+                text = written.text[first:last]
+                parts.append((replace(segment, text=text), is_trained))
+            start = end
+        return parts
+
+    def _segments_of(self, written: Written, messages: Sequence[Message]) -> list[Segment]:
         if not any(message.role == "system" for message in messages):
-            text = self._with_default(text)
+            written = self._with_default(written)
         kinds: list[Kind] = [
             "instruction" if message.role == "system" else message.role for message in messages
         ]
         kinds += ["thinking"] * len(messages)
-        return list(self._segments(text, [*kinds, "instruction"]))
+        return list(self._segments(written, [*kinds, "instruction"]))
 
     @property
     def name(self) -> str:
@@ -186,12 +249,12 @@ class ChatTemplate:
         where there is none.
         """
         text = self._text([Message("user", "a"), Message("assistant", "b"), Message("user", "c")])
-        after = text.plain()[_end_of(text, 1) : _start_of(text, 2)]
+        after = text.text[text.end_of(1) : text.start_of(2)]
         token = self._special_pattern.search(after) if self.special else None
         end = token[0] if token else after.strip(" ")
         return (end,) if end else ()
 
-    def _text(self, messages: Sequence[Message], *, announce: bool = False) -> Traced:
+    def _text(self, messages: Sequence[Message], *, announce: bool = False) -> Written:
         """Write the chat in the first form that the template accepts.
 
         Without a place for a system message, its text goes before the first user message (as in
@@ -200,8 +263,8 @@ class ChatTemplate:
         turns = [
             Turn(
                 "user" if message.role == "tool" and message.call is None else message.role,
-                Traced(message.text, index),
-                Traced(message.thoughts, len(messages) + index),
+                text_by(index, message.text),
+                text_by(len(messages) + index, message.thoughts),
                 _call(message, index),
             )
             for index, message in enumerate(messages)
@@ -213,7 +276,7 @@ class ChatTemplate:
         # A template made for tools only may need a list of them, even an empty one.
         lists: tuple[Any, ...] = (None, ())
         if self.tools and self.has_calls:
-            lists = (traced_value(self.tools, 2 * len(messages)),)
+            lists = (schema_by(2 * len(messages), self.tools, self.special),)
         for tools, form in product(lists, forms):
             try:
                 text = self._run(form, announce, tools, until)
@@ -229,11 +292,11 @@ class ChatTemplate:
             f"{self.origin}: the chat template has no place for a system message alone"
         )
 
-    def _leaves_out_system(self, messages: Sequence[Message], text: Traced) -> bool:
+    def _leaves_out_system(self, messages: Sequence[Message], text: Written) -> bool:
         """Whether the template silently ignored the system message."""
         first = messages[0]
         has_system = first.role == "system" and bool(first.text.strip())
-        return has_system and "system" not in self.source and 0 not in origins_of(text)
+        return has_system and "system" not in self.source and text.start_of(0) == len(text.text)
 
     def _with_calls_as_text(self, messages: Sequence[Message]) -> list[Message]:
         """Messages for a template that does not support tools."""
@@ -256,11 +319,11 @@ class ChatTemplate:
                 rewritten[place] = Message("assistant", f"{message.text}\n{call_text}".lstrip())
         return rewritten
 
-    def _run(self, turns: Turns, announce: bool, tools: Any, until: float) -> Traced:
+    def _run(self, turns: Turns, announce: bool, tools: Any, until: float) -> Written:
         """Run the template until the time `until`. Raises ChatTemplateError."""
         chat = []
         for turn in turns:
-            thoughts = {"reasoning_content": turn.thoughts} if turn.thoughts else {}
+            thoughts = {"reasoning_content": turn.thoughts} if str(turn.thoughts) else {}
             chat.append({"role": turn.role, "content": turn.content, **thoughts, **turn.call})
         switch = {} if self.thinking is None else {self.switch: self.thinking}
         values = {
@@ -272,14 +335,20 @@ class ChatTemplate:
             "add_generation_prompt": announce,
         }
         today = self.today.isoformat() if self.today else None
-        answer = self._ask({"values": to_json(values), "today": today}, until)
+        answer = self._ask(
+            {"values": to_json(values), "today": today, "special": self.special}, until
+        )
+        if "endless" in answer:
+            raise _EndlessError(f"{self.origin}: the chat template {answer['endless']}")
         if "refusal" in answer:
-            kind = _EndlessError if answer["is_endless"] else ChatTemplateError
-            raise kind(f"{self.origin}: the chat template refuses this chat: {answer['refusal']}")
+            raise ChatTemplateError(
+                f"{self.origin}: the chat template refuses this chat: {answer['refusal']}"
+            )
         if "failure" in answer:
             raise ChatTemplateError(f"{self.origin}: the chat template fails: {answer['failure']}")
-        text: Traced = from_json(answer["text"])
-        return text
+        runs, trained = answer["runs"], answer["trained"]
+        spans = None if trained is None else tuple((start, end) for start, end in trained)
+        return Written(answer["text"], tuple((origin, length) for origin, length in runs), spans)
 
     def _ask(self, request: dict[str, Any], until: float) -> dict[str, Any]:
         """Send the source to the limited process. Raises ChatTemplateError."""
@@ -317,32 +386,31 @@ class ChatTemplate:
             rendered = self._text([Message("system", "s"), Message("user", "u")])
         except ChatTemplateError:
             return 0, 0, ""
-        head = bare.plain()[: _start_of(bare, 0)]
-        before = rendered.plain()[: _start_of(rendered, 0)]
-        after = rendered.plain()[_end_of(rendered, 0) : _start_of(rendered, 1)]
+        head = bare.text[: bare.start_of(0)]
+        before = rendered.text[: rendered.start_of(0)]
+        after = rendered.text[rendered.end_of(0) : rendered.start_of(1)]
         fits = head.startswith(before) and head.endswith(after)
         if not fits or len(head) <= len(before) + len(after):
             return 0, 0, ""
         return len(before), len(head) - len(after), head
 
-    def _with_default(self, text: Traced) -> Traced:
+    def _with_default(self, written: Written) -> Written:
+        """Mark the default instructions, which stand in the template's own text."""
         start, end, head = self._default_place
-        if not head or not text.startswith(head):
-            return text
-        origins = array("i", origins_of(text))
-        origins[start:end] = array("i", [_DEFAULT]) * (end - start)
-        return Traced(text.plain(), origins)
+        if not head or not written.text.startswith(head):
+            return written
+        (_, first), *others = written.runs
+        runs = ((TEMPLATE, start), (_DEFAULT, end - start), (TEMPLATE, first - end), *others)
+        return written._replace(runs=runs)
 
-    def _segments(self, text: Traced, kinds: Sequence[Kind]) -> Iterator[Segment]:
-        origins = origins_of(text)
-        if not text:
-            return
-        borders = [0, *(i for i in range(1, len(text)) if origins[i] != origins[i - 1]), len(text)]
-        for start, end in pairwise(borders):
-            piece, origin = text.plain()[start:end], origins[start]
+    def _segments(self, written: Written, kinds: Sequence[Kind]) -> Iterator[Segment]:
+        start = 0
+        for origin, length in written.runs:
+            piece = written.text[start : start + length]
+            start += length
             if origin >= 0:
                 yield Segment(kinds[origin], piece)
-            else:
+            elif piece:
                 yield from self._own(piece, "marker" if origin == TEMPLATE else "instruction")
 
     def _own(self, piece: str, kind: Kind) -> Iterator[Segment]:
@@ -357,24 +425,12 @@ class ChatTemplate:
             yield Segment(kind, piece[start:])
 
 
-def _start_of(text: Traced, message: int) -> int:
-    """Where a message begins in a text; the end of the text if it is absent."""
-    origins = origins_of(text)
-    return origins.index(message) if message in origins else len(text)
-
-
-def _end_of(text: Traced, message: int) -> int:
-    """Where a message ends in a text; the end of the text if it is absent."""
-    origins = origins_of(text)
-    return len(text) - origins[::-1].index(message) if message in origins else len(text)
-
-
 def _without_system(turns: Turns) -> Turns:
     """Move the system message into the first user message."""
     if len(turns) < 2 or turns[0].role != "system":
         return turns
     system, first, *others = turns
-    return [first._replace(content=joined((system.content, "\n\n", first.content))), *others]
+    return [first._replace(content=_paragraphs(system.content, first.content)), *others]
 
 
 def _alternating(turns: Turns) -> Turns:
@@ -383,9 +439,13 @@ def _alternating(turns: Turns) -> Turns:
     for turn in turns:
         if merged and merged[-1].role == turn.role:
             before = merged.pop()
-            turn = turn._replace(content=joined((before.content, "\n\n", turn.content)))
+            turn = turn._replace(content=_paragraphs(before.content, turn.content))
         merged.append(turn)
     return merged
+
+
+def _paragraphs(first: Text, second: Text) -> Text:
+    return Text((*first.pieces, (TEMPLATE, "\n\n"), *second.pieces))
 
 
 def _call(message: Message, index: int) -> dict[str, Any]:
@@ -396,10 +456,11 @@ def _call(message: Message, index: int) -> dict[str, Any]:
     if message.call is None:
         return {}
     if message.role == "tool":
-        name = Traced(message.call.name, index)
+        name = text_by(index, message.call.name)
         return {"name": name, "tool_call_id": f"call{index - 1:05}"}
-    function = {"name": message.call.name, "arguments": dict(message.call.arguments)}
-    call = {"type": "function", "id": f"call{index:05}", "function": traced_value(function, index)}
+    name, arguments = (text_by(index, part) for part in (message.call.name, message.call.arguments))
+    function = {"name": name, "arguments": arguments}
+    call = {"type": "function", "id": f"call{index:05}", "function": function}
     return {"tool_calls": [call]}
 
 

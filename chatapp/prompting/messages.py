@@ -10,9 +10,10 @@ concatenated texts of segments are the exact string that the model sees, and seg
 one by one, so the tokens of a prompt are a prefix of the tokens of that prompt with its reply.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +163,59 @@ class Message:
     text: str
     thoughts: str = ""
     call: Call | None = None
+
+
+TEMPLATE = -1
+"""The origin of what a template writes itself; others are numbers of messages."""
+
+
+class Text(NamedTuple):
+    """A text of messages in the values of a template: its pieces, each with its origin."""
+
+    pieces: tuple[tuple[int, str], ...]
+
+    def __str__(self) -> str:
+        return "".join(text for _, text in self.pieces)
+
+
+def text_by(origin: int, value: Any) -> Any:
+    """Mark the texts in a JSON value as those of one origin."""
+    if isinstance(value, str):
+        return Text(((origin, value),))
+    if isinstance(value, Mapping):
+        return {text_by(origin, name): text_by(origin, part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [text_by(origin, part) for part in value]
+    return value
+
+
+_NAME = re.compile(r"[\w.$-]*")
+
+
+def schema_by(origin: int, value: Any, special: Collection[str]) -> Any:
+    """Like `text_by`, but plain names stay, which templates look for: "type", "string". A name that
+    holds a special token is a text.
+    """
+    if isinstance(value, str):
+        is_name = _NAME.fullmatch(value) and not any(token in value for token in special)
+        return value if is_name else Text(((origin, value),))
+    if isinstance(value, Mapping):
+        return {
+            schema_by(origin, name, special): schema_by(origin, part, special)
+            for name, part in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [schema_by(origin, part, special) for part in value]
+    return value
+
+
+def to_json(value: Any) -> Any:
+    """Convert a value with marked texts to JSON for `template_program.answer`."""
+    match value:
+        case Text():
+            return {"pieces": value.pieces}
+        case Mapping():
+            return {"items": [[to_json(name), to_json(part)] for name, part in value.items()]}
+        case list() | tuple():
+            return [to_json(part) for part in value]
+    return value

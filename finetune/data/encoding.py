@@ -68,11 +68,16 @@ class ChatEncoder:
         a chat at that turn, then the template's text of the reply, up to the next turn, as in TRL's
         `assistant_only_loss`. If that continues the example of the reply before, token by token, it
         is the same example; if the template renders earlier turns differently now (it drops their
-        thoughts), a new one begins, in which they are part of the prompt. Raises ChatTemplateError
-        when a model's own template refuses the chat.
+        thoughts), a new one begins, in which they are part of the prompt. A template that marks by
+        `{% generation %}` what is trained decides that itself, as in transformers'
+        `return_assistant_tokens_mask`. Raises ChatTemplateError when a model's own template refuses
+        the chat.
         """
         if isinstance(self.template, DialogueTemplate):
             return [self._whole(self.template, messages)]
+        marked = self.template.render_trained(messages)
+        if marked is not None:
+            return [self._marked(marked, messages)]
         examples: list[list[Piece]] = []
         for turn, message in enumerate(messages):
             if message.role != "assistant":
@@ -95,6 +100,16 @@ class ChatEncoder:
         return [
             piece._replace(span=Span.RESPONSE) if segment.kind in ("assistant", "end") else piece
             for segment, piece in zip(segments, self._pieces(segments, messages), strict=True)
+        ]
+
+    def _marked(
+        self, marked: Sequence[tuple[Segment, bool]], messages: Sequence[Message]
+    ) -> list[Piece]:
+        segments = without_start([segment for segment, _ in marked], self)
+        trained = [is_trained for _, is_trained in marked][len(marked) - len(segments) :]
+        return [
+            piece._replace(span=Span.RESPONSE, may_be_cut=False) if is_trained else piece
+            for piece, is_trained in zip(self._pieces(segments, messages), trained, strict=True)
         ]
 
     def _pieces(self, segments: Sequence[Segment], messages: Sequence[Message]) -> list[Piece]:

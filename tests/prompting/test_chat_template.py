@@ -152,13 +152,6 @@ def test_what_ends_a_reply() -> None:
     )
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So much time that a busy machine, too, reaches the bound on steps and sizes first."""
-    monkeypatch.setattr("chatapp.prompting.chat_template._MOST_SECONDS", 120.0)
-
-
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -168,29 +161,19 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         ("{{ 1 // 0 }}", "fails: ZeroDivisionError"),
         (
             "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
-            "takes more than 200,000 steps",
+            "takes more than . seconds",
         ),
-        ("{{ 'a' * 100000000000 }}", "multiplies a text to more than a million"),
-        ("{{ 10 ** 10 ** 10 }}", "raises a number to a power"),
-        ("{{ 'a'.ljust(100000000000) }}", "fills a text up to more than a million"),
-        ("{{ 'a' | center(100000000000) }}", "fills a text up to more than a million"),
-        ("{{ messages[0].content.zfill(100000000000) }}", "fills a text up"),
-        ("{{ '%99999999999d' % 1 }}", "formats a text to more than a million"),
-        ("{{ '{:>99999999999}'.format('a') }}", "formats a text to more than a million"),
-        ("{{ '%99999999999d' | format(1) }}", "formats a text to more than a million"),
-        (
-            "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}"
-            "{% endfor %}{{ n.x }}",
-            "makes a text of more than 20,000,000 characters",
-        ),
+        ("{{ 'a' * 100000000000 }}", "takes more than 500 MB of memory"),
+        ("{{ 10 ** (10 ** 10) }}", "takes more than . seconds"),
+        ("{{ messages[0].content.zfill(100000000000) }}", "takes more than 500 MB of memory"),
         (
             "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}"
             "{% endfor %}",
-            "makes a text of more than 20,000,000 characters",
+            "takes more than 500 MB of memory",
         ),
         (
-            "{% set x = 'a' * 900000 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
-            "makes a text of more than 20,000,000 characters",
+            "{% set x = 'a' * 9000 %}{% for i in range(999) %}{{ x }}{% endfor %}",
+            "writes more than",
         ),
         ("{{ '{0.__class__.__mro__}'.format(messages) }}", "refuses this chat: access to attr"),
         ("{{ (messages | attr('__class__')).mro() }}", "refuses this chat|fails"),
@@ -209,13 +192,6 @@ def test_a_bad_template_is_one_sentence(source: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_template_of_few_but_long_steps_is_given_up() -> None:
-    loop = "{% for i in range(99999) %}{% set y = x | upper %}{% endfor %}"
-    with pytest.raises(ChatTemplateError, match=r"takes more than [23] seconds"):
-        opened("{% set x = 'a' * 900000 %}" + loop).render([Message("user", "Hi")])
-
-
-@pytest.mark.usefixtures("patient")
 def test_what_takes_too_much_is_tried_in_one_form_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: list[object] = []
     ask = LimitedProcess.ask
@@ -226,7 +202,7 @@ def test_what_takes_too_much_is_tried_in_one_form_only(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(LimitedProcess, "ask", counting)
     endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(ChatTemplateError, match="steps"):
+    with pytest.raises(ChatTemplateError, match=r"more than . seconds"):
         opened(endless).render([Message("system", "s"), Message("user", "Hi")])
     assert len(rendered) == 1
 

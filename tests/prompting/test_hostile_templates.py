@@ -40,7 +40,6 @@ BURNING = {
     "nested lists": GROWN + "{% endfor %}{{ n.x }}",
     "nested lists as JSON": GROWN + "{% endfor %}{{ n.x | tojson }}",
     "tabs": "{{ ('\t' * 900000).expandtabs(900000) }}",
-    "parts": "{% set x = messages[-1].content * 9999 %}{{ x.split('a') | list | length }}",
     "characters": "{% set x = messages[-1].content * 9999 %}{{ x | list | length }}",
     "sums": "{{ ([[1]] * 900000) | sum(start=[]) | length }}",
     "deep JSON": "{{ messages | tojson(indent=900000) }}",

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from fakes import WordTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import Message
 from finetune.data.encoding import ChatEncoder, ExampleEncoder, ExampleTooLong, Piece, Span
@@ -16,6 +19,7 @@ from finetune.data.tables import BadRow
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<turn>", "[INST]", "[/INST]")
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 CHATML = """\
 {%- if messages[0].role != 'system' %}{{ '<|im_start|>system\\nBe good.<|im_end|>\\n' }}{% endif %}
@@ -225,3 +229,68 @@ def test_templates_of_real_models_teach_each_reply_behind_its_prompt(path: Path 
     for pieces in examples:
         first = next(i for i, piece in enumerate(pieces) if piece.span == Span.RESPONSE)
         assert [id for piece in pieces[:first] for id in piece.ids] in prompts
+
+
+MARKED = {
+    "the break is trained": """\
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' }}
+    {%- if m.role == 'assistant' %}
+        {%- generation %}{{ m.content + '<|im_end|>\\n' }}{% endgeneration %}
+    {%- else %}{{ m.content + '<|im_end|>\\n' }}{% endif %}
+{%- endfor %}""",
+    "the break is not": """\
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' }}
+    {%- if m.role == 'assistant' %}
+        {%- generation %}{{ m.content | trim }}<|im_end|>{% endgeneration %}
+    {%- else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}
+{%- endfor %}""",
+    "the end alone is not": """\
+{%- for m in messages %}
+    {{- '<turn>' if m.role == 'user' else '</s>' }}
+    {%- if m.role == 'assistant' %}{% generation %} {{ m.content }}{% endgeneration %}
+    {%- else %} {{ m.content }}{% endif %}
+{%- endfor %}{{ eos_token }}""",
+    "the last reply alone": """\
+{%- for m in messages %}
+    {{- '[INST]' if m.role == 'user' else '[/INST]' }}
+    {%- if m.role == 'assistant' and loop.last %}
+        {%- generation %}{{ m.content }}</s>{% endgeneration %}
+    {%- else %}{{ m.content }}{% endif %}
+{%- endfor %}""",
+    "a heading is trained": """\
+{{- bos_token }}
+{%- for m in messages %}
+    {%- if m.role == 'assistant' %}
+        {%- generation %}{{ 'Answer: ' + m.content.upper() }}</s>{% endgeneration %}
+    {%- else %}{{ m.role + ': ' + m.content + '\\n' }}{% endif %}
+{%- endfor %}""",
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize(
+    "texts", [("Hi", "Ho ß!"), ("One", "1 </s>", "Two", "2\n\n2", "Three", "3")]
+)
+def test_marks_decide_what_is_trained_as_in_transformers(name: str, texts: tuple[str, ...]) -> None:
+    bytewise = Tokenizer(models.BPE({byte: id for id, byte in enumerate(BYTES)}, []))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=bytewise, additional_special_tokens=list(SPECIAL), **VARIABLES
+    )
+    rows = [{"role": message.role, "content": message.text} for message in chat(*texts)]
+    harmless = [{**row, "content": row["content"].replace("</s>", "[EN]")} for row in rows]
+    expected = fast.apply_chat_template(
+        harmless, chat_template=MARKED[name], return_assistant_tokens_mask=True, return_dict=True
+    )
+    template = ChatEncoder(opened(MARKED[name]), TransformersTokenizer(fast))
+    (pieces,) = template.encode(chat(*(text.replace("</s>", "[EN]") for text in texts)))
+    assert [id for piece in pieces for id in piece.ids] == expected["input_ids"]
+    trained = [int(piece.span == Span.RESPONSE) for piece in pieces for _ in piece.ids]
+    assert trained == expected["assistant_masks"]
+    assert 0 < sum(trained) < len(trained)
+    # What a text says is trained like its neighbours, and ends nothing.
+    (pieces,) = template.encode(chat(*texts))
+    assert [int(piece.span == Span.RESPONSE) for piece in pieces for _ in piece.ids] == trained
