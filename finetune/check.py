@@ -15,9 +15,9 @@ from rich.text import Text
 from chatapp.common.foreign import printable
 from finetune.config.sections import FinetuneConfig
 from finetune.data.preparation import dropped_lines
+from finetune.training.building import steps_of_run, timed_steps, too_few
 from finetune.training.display import duration, memory
-from finetune.training.run_setup import RunSetup, set_up_run
-from finetune.training.trainer_factory import steps_of_run, timed_steps, too_few
+from finetune.training.setup import RunSetup, set_up_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from chatapp.tasks.files.keys import Measure
 from finetune.measuring.evaluated_models import EvaluatedModel, on_shared_rows, open_evaluated
 from finetune.measuring.results import Answer, Evaluation, SetResult
 from finetune.objectives.objective import Question
-from finetune.training.sample_replies import greedy_replies
+from finetune.training.answers import greedy_replies
 
 Progress = Callable[[str, int, int], None]
 """Called with the current work, the finished number, and the total."""

@@ -27,8 +27,7 @@ from chatapp.tasks.evaluation.journal import Journal, JournalRow, unanswered
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import Labelled, read_fields, read_labelled
 from finetune.data.tables import Row
-from finetune.objectives.head_rows import ROLES
-from finetune.objectives.heads import answer_document
+from finetune.objectives.heads import ROLES, answer_document
 from finetune.training.record import configuration_of, read_record
 
 STRETCH = 256

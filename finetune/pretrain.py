@@ -13,25 +13,21 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from rich.console import Console
 from tokenizers import Tokenizer
-from transformers import (
-    EarlyStoppingCallback,
-    PrinterCallback,
-    TrainingArguments,
-    set_seed,
-)
+from torch.utils.data import default_collate
+from transformers import set_seed
 
 from chatapp.common.userfiles import read_json_object, whole_file
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import DialogueTemplate, named
 from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
-from finetune.data.batches import Windows
+from finetune.data.batches import Shuffled, Windows, micro_batches
 from finetune.data.corpus import (
     MASK,
     Document,
@@ -45,16 +41,18 @@ from finetune.data.corpus import (
     split_off,
     train_tokenizer,
 )
+from finetune.data.preparation import HELD_OUT
 from finetune.data.tables import draw
 from finetune.measuring.learning import WINDOWS, Watch
 from finetune.objectives.l3 import L3
 from finetune.objectives.masked import Masked
 from finetune.objectives.objective import Objective
-from finetune.training.architectures import build_network, parameter_formula
-from finetune.training.best_metric import read_tasks
-from finetune.training.callbacks import RunCallback
+from finetune.training.answers import read_tasks
+from finetune.training.architectures import Segments, build_network, parameter_formula
+from finetune.training.building import RunDisplay, check_trackers, quiet_transformers
 from finetune.training.checkpoints import claim, last_checkpoint
 from finetune.training.export import whole_model, write_pretrained
+from finetune.training.loop import Loop, Plan
 from finetune.training.record import (
     LOSSES_FILE,
     PRETRAIN_RECORD,
@@ -63,16 +61,12 @@ from finetune.training.record import (
     check_same_data,
     write_json,
 )
-from finetune.training.run_setup import (
+from finetune.training.setup import (
     is_first_process,
     processes,
     products_precision,
     training_device,
 )
-from finetune.training.trainer import FiniteTrainer
-from finetune.training.trainer_factory import check_trackers, quiet_transformers
-from finetune.training.transformer_xl import SegmentTrainer
-from finetune.training.windows import WindowTrainer
 
 
 def pretrain(config: PretrainConfig, console: Console) -> Path:
@@ -103,28 +97,27 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
             f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
             f"{windows.shape[1]} tokens an epoch; products in {precision}"
         )
-        trainer = _trainer(config, model, tokenizer, windows, held_out)
+        loop = _loop(config, model, tokenizer, windows, held_out)
         checkpoint = last_checkpoint(output)
         if checkpoint:
             console.print(f"resuming from {checkpoint.name}", style="dim")
-        save = partial(_save, config, trainer, tokenizer, template)
+        save = partial(_save, config, loop, tokenizer, template)
         watches = steps.watch and not _is_masked(config) and is_first_process()
-        display = RunCallback(
+        display = RunDisplay(
             console,
             RunLog(output / LOSSES_FILE, ("loss",)),
             f"pretraining → {output}",
-            trainer,
             {"loss": "loss"},
             ("loss",),
             watch=_watch(config, save, held_out) if watches else None,
         )
-        trainer.add_callback(display)
-        trainer.answer_figures = _task_figures(config, save, template, held_out)
+        loop.observers.append(display)
+        loop.answers = [*loop.answers, *_task_figures(config, save, template, held_out)]
         try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            loop.train(checkpoint)
         finally:
             display.stop()
-        _finish(output, config, trainer, template)
+        _finish(output, config, loop, template)
         return output
 
 
@@ -269,13 +262,13 @@ Save = Callable[[Path], None]
 
 def _save(
     config: PretrainConfig,
-    trainer: FiniteTrainer,
+    loop: Loop,
     tokenizer: Tokenizer,
     template: DialogueTemplate,
     folder: Path,
 ) -> None:
-    model = trainer.model
-    with trainer.averaged():
+    model = loop.model
+    with loop.averaged():
         halves = {name: weight.half() for name, weight in model.state_dict().items()}
         write_pretrained(folder, model, halves, config, template)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -303,79 +296,66 @@ def _watch(config: PretrainConfig, save: Save, held_out: Ids) -> Watch:
     return Watch(Path(config.output), save, windows, samples.prompts, samples.max_tokens)
 
 
-def _arguments(config: PretrainConfig, *, has_held_out: bool) -> TrainingArguments:
-    """The settings of transformers' Trainer."""
-    settings, on_gpu = config.train, torch.cuda.is_available()
-    return TrainingArguments(
-        output_dir=config.output,
-        num_train_epochs=settings.epochs,
-        max_steps=settings.max_steps,
-        per_device_train_batch_size=settings.batch_size,
-        per_device_eval_batch_size=settings.batch_size,
-        gradient_accumulation_steps=settings.accumulate,
-        learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup,
-        weight_decay=settings.weight_decay,
-        adam_beta2=0.99,
-        max_grad_norm=settings.max_grad_norm,
-        bf16=settings.precision == "bfloat16",
-        use_cpu=not on_gpu,
-        logging_steps=settings.log_every,
-        eval_strategy="steps" if has_held_out else "no",
-        eval_steps=settings.save_every,
-        save_steps=settings.save_every,
-        save_total_limit=2,
-        disable_tqdm=True,
-        metric_for_best_model=settings.metric_for_best_model if has_held_out else None,
-        greater_is_better=settings.metric_for_best_model != "loss" if has_held_out else None,
-        restore_callback_states_from_checkpoint=True,
-        report_to=settings.report_to,
-        seed=config.seed,
-        dataloader_pin_memory=on_gpu,
-    )
-
-
-def _trainer(
+def _loop(
     config: PretrainConfig,
     model: Any,
     tokenizer: Tokenizer,
     windows: Ids,
     held_out: Ids,
-) -> FiniteTrainer:
-    """The trainer of the architecture. Raises ConfigError for too little text."""
-    settings = config.train
+) -> Loop:
+    """The loop of the architecture. Raises ConfigError for too little text."""
+    settings, seed = config.train, config.seed
     objective: Objective = L3(aux_weight=0.0)  # the L2 of every token is L1
+    order = Shuffled(len(windows), seed)
     if _is_masked(config):
         mask, vocabulary = tokenizer.token_to_id(MASK), tokenizer.get_vocab_size()
         assert mask is not None, "a masked model's vocabulary is made with it"
         special = frozenset({mask, end_id(tokenizer)})
-        objective = Masked(_MASKED, config.seed, mask, special, vocabulary)
-    kind: Callable[..., FiniteTrainer] = partial(WindowTrainer, objective=objective)
+        objective = Masked(_MASKED, seed, mask, special, vocabulary)
     if config.shape.architecture == "transformer-xl":
-        kind, windows = SegmentTrainer, in_lanes(windows, settings.batch_size)
+        objective, windows = Segments(aux_weight=0.0), in_lanes(windows, settings.batch_size)
+        order = Shuffled(len(windows), None)  # each batch continues the one before it
         if not len(windows):
             raise ConfigError("data.train: there are fewer windows than train.batch_size")
-    trainer = kind(
-        steps=settings,
-        average=settings.ema,
-        model=model,
-        args=_arguments(config, has_held_out=len(held_out) > 0),
-        train_dataset=Windows(windows),
-        eval_dataset=Windows(held_out) if len(held_out) else None,
-        callbacks=(
-            [EarlyStoppingCallback(settings.early_stop)]
-            if settings.early_stop and len(held_out)
-            else None
-        ),
+    per_epoch = -(
+        -micro_batches(len(windows), settings.batch_size, processes()) // settings.accumulate
     )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    steps = settings.max_steps if settings.max_steps > 0 else ceil(per_epoch * settings.epochs)
+    loop = Loop(
+        model,
+        objective,
+        Windows(windows),
+        order,
+        default_collate,
+        settings=settings,
+        plan=Plan(
+            output=Path(config.output),
+            steps=steps,
+            warmup=ceil(settings.warmup * steps),
+            device=training_device("auto"),
+            precision=settings.precision,
+            seed=seed,
+            log_every=settings.log_every,
+            measure_every=settings.save_every if len(held_out) else 0,
+            save_every=settings.save_every,
+            metric=settings.metric_for_best_model,
+            figures=("loss",),
+            beta2=0.99,
+            average=settings.ema,
+            counts_steps=True,
+        ),
+        held_out={HELD_OUT: Windows(held_out)} if len(held_out) else {},
+    )
+    if isinstance(objective, Segments) and len(held_out):
+        measure = partial(objective.loss_with_memory, loop.called, held_out, settings.batch_size)
+        loop.answers = [lambda: {"memory_loss": measure()}]
+    return loop
 
 
 def _finish(
     output: Path,
     config: PretrainConfig,
-    trainer: FiniteTrainer,
+    loop: Loop,
     template: DialogueTemplate,
 ) -> None:
     """Write the complete model: weights in float16, tokenizer, template, and its held-out loss.
@@ -384,17 +364,17 @@ def _finish(
     measurement.
     """
     selects = config.train.early_stop or config.train.metric_for_best_model != "loss"
-    best = trainer.load_best() if selects else trainer.state.global_step
-    loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
+    best = loop.load_best() if selects else loop.progress.step
+    loss = loop.evaluate()["eval_loss"] if loop.held_out else None
     if not is_first_process():
         return
-    with trainer.averaged(), whole_model(output) as aside:
-        write_pretrained(aside, trainer.model.half(), None, config, template)
+    with loop.averaged(), whole_model(output) as aside:
+        write_pretrained(aside, loop.model.half(), None, config, template)
     result = {
-        "steps": trainer.state.global_step,
+        "steps": loop.progress.step,
         "best_step": best,
-        "parameters": trainer.model.num_parameters(),
-        "formula": parameter_formula(config.shape, trainer.model.config.vocab_size),
+        "parameters": loop.model.num_parameters(),
+        "formula": parameter_formula(config.shape, loop.model.config.vocab_size),
         "held_out_loss": loss,
         "held_out_perplexity": math.exp(loss) if loss is not None else None,
     }

@@ -25,7 +25,8 @@ from chatapp.engine.models.resolving import find_model, note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
 from finetune.measuring.report import header, write_card, write_report
 from finetune.objectives.rewards import RewardError
-from finetune.training.callbacks import RunCallback
+from finetune.training.answers import sampler
+from finetune.training.building import RunDisplay, build_loop
 from finetune.training.checkpoints import (
     LOCK_FILE,
     check_whole,
@@ -35,6 +36,7 @@ from finetune.training.checkpoints import (
 )
 from finetune.training.display import duration, memory, peak_memory
 from finetune.training.export import publish
+from finetune.training.loop import Loop, NotFinite
 from finetune.training.record import (
     LOG_FILE,
     RESULT_FILE,
@@ -47,16 +49,13 @@ from finetune.training.record import (
     without_places,
     write_json,
 )
-from finetune.training.run_setup import (
+from finetune.training.setup import (
     RunSetup,
     is_first_process,
     keep_reference,
     processes,
     set_up_run,
 )
-from finetune.training.sample_replies import sampler
-from finetune.training.trainer import NotFinite, ObjectiveTrainer
-from finetune.training.trainer_factory import build_trainer
 
 BAD_BATCH_FILE = "bad_batch.jsonl"
 
@@ -116,7 +115,7 @@ def _free(output: Path) -> Path:
 def _run(
     config: FinetuneConfig, console: Console, device: str, earlier: dict[str, Any] | None = None
 ) -> Path:
-    """The steps of a run: config → rows, model and objective → trainer → training → export.
+    """The steps of a run: config → rows, model and objective → loop → training → export.
 
     earlier: the record of the continued run. Returns the folder.
     """
@@ -127,20 +126,20 @@ def _run(
             check_unchanged(output, earlier, setup.record)
         if setup.objective.needs_reference:
             keep_reference(setup, output, console)
-        trainer = build_trainer(setup, output)
+        loop = build_loop(setup, output)
         checkpoint = _last_whole_checkpoint(output)
-        display = _display(trainer, setup, console)
+        display = _display(loop, setup, console)
         _begin_folder(setup, output)
         _print(
             console, [*header(setup), *([f"resuming from {checkpoint.name}"] if checkpoint else [])]
         )
-        trainer.add_callback(display)
-        _take_steps(trainer, setup, checkpoint, display, console)
-        best_step = trainer.load_best()
-        figures = trainer.measure_all(setup.data.held_out) if setup.data.held_out else {}
-        publish(setup, trainer, output)
+        loop.observers.append(display)
+        _take_steps(loop, setup, checkpoint, display, console)
+        best_step = loop.load_best()
+        figures = loop.measure_all(setup.data.held_out) if setup.data.held_out else {}
+        publish(setup, loop, output)
         if is_first_process():
-            _write_result(trainer, setup, best_step, figures, display.log.seconds, console)
+            _write_result(loop, setup, best_step, figures, display.log.seconds, console)
     return output
 
 
@@ -195,20 +194,19 @@ def _last_whole_checkpoint(output: Path) -> Path | None:
     return checkpoint
 
 
-def _display(trainer: ObjectiveTrainer, setup: RunSetup, console: Console) -> RunCallback:
+def _display(loop: Loop, setup: RunSetup, console: Console) -> RunDisplay:
     """The callback that shows the run and writes its log. Raises ConfigError for a sample that does
     not fit.
     """
     output, objective = Path(setup.config.output), setup.objective
-    return RunCallback(
+    return RunDisplay(
         console,
         RunLog(output / LOG_FILE, (*objective.names, *objective.settings(0.0))),
         f"{setup.config.model} → {output}",
-        trainer,
         objective.figures,
         objective.curves,
         # One process alone cannot generate with a sharded model.
-        None if trainer.is_fsdp_enabled else sampler(setup),
+        None if loop.is_sharded else sampler(setup),
         setup.config.samples.every,
     )
 
@@ -228,20 +226,20 @@ def _print(console: Console, lines: Sequence[str]) -> None:
 
 
 def _take_steps(
-    trainer: ObjectiveTrainer,
+    loop: Loop,
     setup: RunSetup,
     checkpoint: Path | None,
-    display: RunCallback,
+    display: RunDisplay,
     console: Console,
 ) -> None:
     """Train to the end. Raises Interrupted and NotFinite, which explain how to continue."""
     output = Path(setup.config.output)
     try:
-        with _stops_on_signal(trainer, console):
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with _stops_on_signal(loop, console):
+            loop.train(checkpoint)
     except RewardError as error:
-        if trainer.state.global_step:
-            trainer.save_checkpoint()
+        if loop.progress.step:
+            loop.save_checkpoint()
         raise RewardError(f"{error}; {_how_to_continue(output)}") from None
     except NotFinite as error:
         _write_bad_batch(output / BAD_BATCH_FILE, setup, error)
@@ -254,14 +252,12 @@ def _take_steps(
         raise Interrupted(f"stopped at once; {_how_to_continue(output)}") from None
     finally:
         display.stop()
-    if trainer.stop_requested:
-        raise Interrupted(
-            f"stopped at step {trainer.state.global_step}; {_how_to_continue(output)}"
-        )
+    if loop.stop_requested:
+        raise Interrupted(f"stopped at step {loop.progress.step}; {_how_to_continue(output)}")
 
 
 def _write_result(
-    trainer: ObjectiveTrainer,
+    loop: Loop,
     setup: RunSetup,
     best_step: int,
     figures: dict[str, float],
@@ -271,7 +267,7 @@ def _write_result(
     """Write the report and the result of a finished run, and remove what only training needs."""
     output = Path(setup.config.output)
     result = {
-        "steps": trainer.state.global_step,
+        "steps": loop.progress.step,
         "best_step": best_step,
         **figures,
         "seconds": seconds,
@@ -291,7 +287,7 @@ def _write_result(
 
 
 @contextmanager
-def _stops_on_signal(trainer: ObjectiveTrainer, console: Console) -> Iterator[None]:
+def _stops_on_signal(loop: Loop, console: Console) -> Iterator[None]:
     """The first Ctrl+C or SIGTERM ends the run after its step; a second ends it at once.
 
     Only the main thread of a program receives signals; a run on another thread ignores them.
@@ -301,9 +297,9 @@ def _stops_on_signal(trainer: ObjectiveTrainer, console: Console) -> Iterator[No
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if trainer.stop_requested:
+        if loop.stop_requested:
             raise KeyboardInterrupt
-        trainer.stop_requested = True
+        loop.stop_requested = True
         console.print("stopping after this step; Ctrl+C again stops at once")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -52,7 +52,7 @@ from finetune.bundled_model.generators.tasks import Problem, all_tasks
 from finetune.bundled_model.generators.words import table as texts_table
 from finetune.bundled_model.talk import ReplyFailed
 from finetune.recipes import run
-from finetune.training.sample_replies import whole_reply
+from finetune.training.answers import whole_reply
 
 TURNS = (
     "Hello!",

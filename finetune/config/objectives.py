@@ -249,11 +249,11 @@ class Head(Section):
 
 OBJECTIVES: Mapping[type[Section], str] = {
     L3Settings: "l3:L3",
-    DpoSettings: "dpo:Dpo",
+    DpoSettings: "pairs:Dpo",
     KtoSettings: "kto:Kto",
-    OrpoSettings: "reference_free:Orpo",
-    CpoSettings: "reference_free:Cpo",
-    SimpoSettings: "reference_free:Simpo",
+    OrpoSettings: "pairs:Orpo",
+    CpoSettings: "pairs:Cpo",
+    SimpoSettings: "pairs:Simpo",
     RewardSettings: "reward:Reward",
     GrpoSettings: "grpo:Grpo",
     DistillationSettings: "distillation:Distillation",

@@ -44,17 +44,37 @@ class RowOrder(Protocol):
 
 
 class Windows(Dataset[Tensors]):
-    """Packed windows of text, (windows, tokens), as Trainer needs them: each token is a label."""
+    """Packed windows of text, (windows, tokens), as rows: each token is a label, or may be chosen
+    as one.
+    """
 
     def __init__(self, ids: NDArray[np.int32]) -> None:
         self.ids = ids
+        self.lengths = [ids.shape[1]] * len(ids)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: int) -> Tensors:
         ids = torch.from_numpy(self.ids[index].astype(np.int64))
-        return {"input_ids": ids, "labels": ids}
+        example = torch.ones_like(ids)
+        return {"input_ids": ids, "example_ids": example} | dict.fromkeys(MASKS, example.bool())
+
+
+class Shuffled:
+    """A new order of as many rows in each epoch; with `seed` None always the same, as they are."""
+
+    def __init__(self, rows: int, seed: int | None) -> None:
+        self._rows, self._seed, self._epoch = rows, seed, 0
+
+    def __iter__(self) -> Iterator[int]:
+        if self._seed is None:
+            return iter(range(self._rows))
+        draw = torch.Generator().manual_seed(self._seed + self._epoch)
+        return iter(torch.randperm(self._rows, generator=draw).tolist())
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
 
 
 class ByLength:
@@ -147,19 +167,21 @@ class MicroBatches(Sampler[list[int]]):
 
     def __init__(self, order: RowOrder, rows: int, size: int, process: int, processes: int) -> None:
         self.order, self.rows, self.size = order, rows, size
-        self.process, self.processes = process, processes
+        self.process, self.processes, self.skipped = process, processes, 0
 
     def __len__(self) -> int:
         return micro_batches(self.rows, self.size, self.processes)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = list(self.order)
-        for turn in range(len(self)):
+        for turn in range(self.skipped, len(self)):
             start = (turn * self.processes + self.process) * self.size
             yield order[start : start + self.size] or [-1]
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, skipped: int) -> None:
+        """Go to an epoch, and leave out its first micro-batches."""
         self.order.set_epoch(epoch)
+        self.skipped = skipped
 
 
 def micro_batches(rows: int, size: int, processes: int) -> int:
@@ -184,10 +206,11 @@ class WithUnlabelled(Dataset[Tensors]):
 
 
 class Loader(DataLoader[Tensors]):
-    """A DataLoader whose epoch Trainer can set."""
+    """A DataLoader that begins within an epoch."""
 
-    def set_epoch(self, epoch: int) -> None:
-        self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+    def set_epoch(self, epoch: int, skipped: int) -> None:
+        """See `MicroBatches`."""
+        self.batch_sampler.set_epoch(epoch, skipped)  # type: ignore[union-attr]
 
 
 def loader(

@@ -12,10 +12,10 @@ from chatapp.common.userfiles import whole_file, write_whole
 from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.objectives.objective import Objective
 from finetune.training.adapters import LOW_RANK, trained_parameters
+from finetune.training.building import steps_of_run, steps_per_epoch, too_few
 from finetune.training.display import duration, memory
 from finetune.training.record import CARD_FILE, LOG_FILE, read_log
-from finetune.training.run_setup import RunSetup, processes
-from finetune.training.trainer_factory import steps_of_run, steps_per_epoch, too_few
+from finetune.training.setup import RunSetup, processes
 
 REPORT_FILE = "report.md"
 PLOT_FILE = "loss.png"

@@ -8,7 +8,7 @@ equation 1; TRL's GKDTrainer), a mean over the tokens of the replies:
     β = 0: KL(P ‖ Q), the forward KL      β = 1: KL(Q ‖ P), the reverse KL
 
 The replies are those of the rows; a share of them, `own_replies`, is drawn from the student in each
-step, see `finetune.training.own_replies`.
+step, see `finetune.training.draws`.
 
 Invariant: the teacher sees the student's tokens, learns nothing, and is never part of a checkpoint.
 """
@@ -35,11 +35,13 @@ from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.data.packing import Rows
 from finetune.objectives.l3 import ReplyObjective, count_labels, perplexity
-from finetune.objectives.model_checks import check_causal, check_head, check_packing
 from finetune.objectives.objective import (
     ModelText,
     Objective,
     RowSets,
+    check_causal,
+    check_head,
+    check_packing,
     model_inputs,
 )
 from finetune.objectives.previews import show_lengths, show_masks

@@ -46,7 +46,6 @@ from finetune.data.preferences import (
     detect_feedback,
 )
 from finetune.data.tables import Row
-from finetune.objectives.dpo import Dpo
 from finetune.objectives.log_probs import side, token_log_probs
 from finetune.objectives.objective import (
     Evaluator,
@@ -58,9 +57,10 @@ from finetune.objectives.objective import (
     Tell,
     model_inputs,
 )
-from finetune.objectives.pair_objective import (
+from finetune.objectives.pairs import (
     LOGP_FIGURES,
     REWARD_FIGURES,
+    Dpo,
     FeedbackEvaluator,
     PairEvaluator,
     replies_of,

@@ -26,7 +26,7 @@ from finetune.config.objectives import RewardSettings
 from finetune.data.batches import Tensors
 from finetune.objectives.heads import MODULE, add_head, load_head_weights, save_head
 from finetune.objectives.log_probs import reply_sums, side
-from finetune.objectives.pair_objective import PairObjective, PairScores, replies_of
+from finetune.objectives.pairs import PairObjective, PairScores, replies_of
 
 REWARD_SPEC = HeadSpec(REWARD, (), "")
 

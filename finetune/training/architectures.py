@@ -4,12 +4,25 @@ Each step from GPT-2 to Llama changes one part: rotary positions, a gated MLP, R
 heads. A gated MLP has three matrices, so its inner width is two thirds of the usual one: all shapes
 of one size have about 12 · layers · hidden² parameters beside the embeddings.
 
-Invariant: the values of `shape.architecture` are the keys of `ARCHITECTURES`.
+Transformer-XL (Dai et al. 2019) is trained segment by segment. A window of text is a segment. Each
+layer attends to the segment and to its own input in the segment before, the memory; the text
+continues from step to step in each row of the batch. Each token sees `mem_len` tokens, the last of
+which is itself. Its formulas are those of `chatapp.engine.decoder.relative`; the names of weights
+and configuration are those of its files, transformers' before 5.
+
+Invariant: the values of `shape.architecture` are the keys of `ARCHITECTURES`. No gradient flows
+into a memory, and none is used where the model is measured, except for the loss with memory.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -19,11 +32,17 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     OpenAIGPTConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
     StableLmConfig,
 )
+from transformers.utils import ModelOutput
 
+from chatapp.engine.decoder.relative import sinusoids
 from finetune.config.sections import Shape
-from finetune.training.transformer_xl import TransfoXLConfig, TransfoXLLMHeadModel
+from finetune.data.batches import Tensors
+from finetune.data.corpus import Ids, in_lanes
+from finetune.objectives.l3 import L3
 
 # GPT-2's own function, in one operation where "gelu_new" takes eight.
 _GELU = "gelu_pytorch_tanh"
@@ -79,7 +98,7 @@ def _llama(shape: Shape, key_value_heads: int) -> LlamaConfig:
     return LlamaConfig(**_modern(shape), **_gated(shape), num_key_value_heads=key_value_heads)
 
 
-def _transformer_xl(shape: Shape) -> TransfoXLConfig:
+def _transformer_xl(shape: Shape) -> "TransfoXLConfig":
     """Distances have a matrix of their own, for which the MLP is an eighth narrower."""
     return TransfoXLConfig(
         d_model=shape.hidden,
@@ -187,3 +206,181 @@ def build_network(shape: Shape, vocabulary: int, end: int) -> Any:
         return TransfoXLLMHeadModel(config)
     kind = AutoModelForMaskedLM if shape.architecture == "bert" else AutoModelForCausalLM
     return kind.from_config(config)
+
+
+Memory = list[Tensor]
+"""The input of each layer for the last tokens, (rows, tokens, width)."""
+
+_MEMORY_FILE = "memory.pt"
+_SEGMENTS = 8
+"""Segments that each row of a batch has at least, where the loss with memory is measured."""
+
+
+class TransfoXLConfig(PreTrainedConfig):  # type: ignore[misc]
+    """The keys of config.json, see `chatapp.engine.decoder.families.transfo_xl`."""
+
+    model_type = "transfo-xl"
+
+
+class TransfoXLLMHeadModel(PreTrainedModel):  # type: ignore[misc]
+    """The whole model. Its class is named in config.json."""
+
+    config_class = TransfoXLConfig
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        embedding = nn.Embedding(config.vocab_size, config.d_model)
+        blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layer))
+        embeddings = nn.ModuleDict({"emb_layers": nn.ModuleDict({"0": embedding})})
+        self.transformer = nn.ModuleDict({"word_emb": embeddings, "layers": blocks})
+        output = nn.ParameterDict({"bias": nn.Parameter(torch.zeros(config.vocab_size))})
+        self.crit = nn.ModuleDict({"out_layers": nn.ModuleDict({"0": output})})
+        self.post_init()
+
+    def get_input_embeddings(self) -> Any:
+        return self.get_submodule("transformer.word_emb.emb_layers.0")
+
+    def forward(
+        self, input_ids: Tensor, labels: Tensor | None = None, memory: Memory | None = None
+    ) -> Any:
+        """input_ids: (rows, tokens), at most `mem_len` tokens. labels: the same, for the loss.
+
+        memory: of the segments before, if any. Returns logits (rows, tokens, vocabulary), the
+        memory of the next segment, and with labels the mean loss of each token given those before.
+        """
+        config, weight = self.config, self.get_input_embeddings().weight
+        x = functional.embedding(input_ids, weight) * config.d_model**0.5
+        before = memory or [x[:, :0]] * config.n_layer
+        farthest_first = sinusoids(config.mem_len, config.d_model, x.device).flip(0)
+        after = []
+        for block, states in zip(self.get_submodule("transformer.layers"), before, strict=True):
+            both = torch.cat([states, x], 1)
+            after.append(both[:, -config.mem_len :].detach())
+            x = block(x, both, farthest_first)
+        logits = functional.linear(x, weight, self.get_submodule("crit.out_layers.0")["bias"])
+        loss = None
+        if labels is not None:
+            predicted = logits[:, :-1].flatten(0, 1).float()
+            loss = functional.cross_entropy(predicted, labels[:, 1:].flatten())
+        return ModelOutput(loss=loss, logits=logits, memory=after)
+
+
+class _Block(nn.Module):
+    """Attention and an MLP, each followed by its norm."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.dec_attn = _Attention(config)
+        self.pos_ff = _Mlp(config)
+
+    def forward(self, x: Tensor, both: Tensor, distances: Tensor) -> Tensor:
+        attended: Tensor = self.dec_attn(x, both, distances)
+        mixed: Tensor = self.pos_ff(attended)
+        return mixed
+
+
+class _Mlp(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width, inner = config.d_model, config.d_inner
+        # The place of the second matrix leaves room for the dropout of the original.
+        self.CoreNet = nn.Sequential(
+            nn.Linear(width, inner), nn.ReLU(), nn.Identity(), nn.Linear(inner, width)
+        )
+        self.layer_norm = nn.LayerNorm(width, config.layer_norm_epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.layer_norm(x + self.CoreNet(x))
+        return normed
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width, self.heads, self.size = config.d_model, config.n_head, config.d_head
+        inside = self.heads * self.size
+        self.qkv_net = nn.Linear(width, 3 * inside, bias=False)
+        self.r_net = nn.Linear(width, inside, bias=False)
+        self.o_net = nn.Linear(inside, width, bias=False)
+        self.r_w_bias, self.r_r_bias = (
+            nn.Parameter(torch.zeros(self.heads, self.size)) for _ in range(2)
+        )
+        self.layer_norm = nn.LayerNorm(width, config.layer_norm_epsilon)
+
+    def forward(self, x: Tensor, both: Tensor, distances: Tensor) -> Tensor:
+        """x: (rows, tokens, width). both: the same after its memory. distances: (window, width),
+        their sinusoids from the farthest on.
+        """
+        inside = self.heads * self.size
+        to_query, to_others = torch.split(self.qkv_net.weight, [inside, 2 * inside])
+        query = self._by_head(functional.linear(x, to_query))
+        key, value = map(self._by_head, functional.linear(both, to_others).chunk(2, -1))
+        far = self.r_net(distances).view(-1, self.heads, self.size).permute(1, 2, 0)
+        content = (query + self.r_w_bias[:, None]) @ key.transpose(-2, -1)
+        by_distance = (query + self.r_r_bias[:, None]) @ far
+        scores = content + by_key(by_distance, both.shape[1] - x.shape[1])
+        shares = (scores * self.size**-0.5).softmax(-1).to(value.dtype)
+        attended = (shares @ value).transpose(1, 2).flatten(2)
+        normed: Tensor = self.layer_norm(x + self.o_net(attended))
+        return normed
+
+    def _by_head(self, states: Tensor) -> Tensor:
+        """(rows, tokens, heads · size) -> (rows, heads, tokens, size)."""
+        return states.view(*states.shape[:-1], self.heads, self.size).transpose(1, 2)
+
+
+def by_key(scores: Tensor, known: int) -> Tensor:
+    """Scores of each distance as scores of each key; those of later and too far keys are -inf.
+
+    scores: (…, tokens, window), of the distances window - 1 to 0. known: keys before the tokens, at
+    most a window. Returns (…, tokens, known + tokens).
+    """
+    tokens, window = scores.shape[-2:]
+    keys = window + tokens
+    # Each row is one longer than there are keys, so cut in rows of `keys` each moves by one.
+    padded = functional.pad(scores, (1, tokens), value=-torch.inf).flatten(-2)
+    rows = padded[..., : tokens * keys].reshape(*scores.shape[:-2], tokens, keys)
+    return rows[..., window - known :]
+
+
+@dataclass(frozen=True)
+class Segments(L3):
+    """The loss of windows in the order of `in_lanes`, each with the memory of the one before it.
+
+    memory: of the last micro-batch; it is part of a checkpoint.
+    """
+
+    memory: Memory = field(default_factory=list)
+
+    def losses(
+        self, call: nn.Module, model: Any, batch: Tensors, counts: Tensor, done: float
+    ) -> Tensor:
+        ids, learns = batch["input_ids"], model.training
+        outputs = call(input_ids=ids, labels=ids, memory=self.memory if learns else None)
+        if learns:
+            self.memory[:] = outputs.memory
+        loss = outputs.loss * (ids[:, 1:].numel() / float(counts[0]))
+        zero = torch.zeros_like(loss)
+        return torch.stack([loss, loss.detach(), zero, zero])
+
+    @torch.no_grad()
+    def loss_with_memory(self, model: nn.Module, windows: Ids, rows: int) -> float:
+        """The mean loss over held-out windows, in nats a token, at most `rows` at a time."""
+        device = next(model.parameters()).device
+        rows = max(1, min(rows, len(windows) // _SEGMENTS))
+        losses, memory = [], None
+        for ids in torch.from_numpy(in_lanes(windows, rows).astype(np.int64)).split(rows):  # type: ignore[no-untyped-call]
+            here = ids.to(device)
+            outputs = model(input_ids=here, labels=here, memory=memory)
+            memory = outputs.memory
+            losses.append(float(outputs.loss))
+        return sum(losses) / len(losses)
+
+    def save(self, model: Any, folder: Path) -> None:
+        """Write the memory into a checkpoint."""
+        torch.save(self.memory, folder / _MEMORY_FILE)
+
+    def load(self, model: Any, folder: Path) -> None:
+        path = folder / _MEMORY_FILE
+        self.memory[:] = torch.load(path, map_location=model.device, weights_only=True)

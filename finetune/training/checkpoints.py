@@ -6,20 +6,38 @@ process or a full disk leaves the last one untouched.
 
 import json
 import os
+import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    DistributedType,
+    load_fsdp_model,
+    load_fsdp_optimizer,
+    save_fsdp_model,
+    save_fsdp_optimizer,
+)
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
-from transformers import Trainer
+from safetensors.torch import load_file
+from transformers.trainer_pt_utils import safe_globals
 
 from finetune.config.sections import ConfigError
-from finetune.training.run_setup import is_first_process
+from finetune.objectives.objective import Objective, has_adapter
+from finetune.training.setup import is_first_process
+
+_KEPT = 2
+"""The last checkpoints that stay."""
 
 # Free bytes of a disk that counts as full.
 _NO_ROOM = 2**24
@@ -40,52 +58,139 @@ class SaveError(OSError):
     """A checkpoint could not be written. The one before it is complete."""
 
 
-class CheckpointingTrainer(Trainer):  # type: ignore[misc]
-    """A Trainer that writes each checkpoint elsewhere, flushes it to the disk and renames it.
+@contextmanager
+def whole_checkpoint(
+    final: Path, accelerator: Accelerator, step: int, best: int | None
+) -> Iterator[Path]:
+    """A folder for the files of a checkpoint, which is flushed to the disk and renamed when the
+    block has ended in all processes. The last `_KEPT` stay, and the one of the best step.
 
-    It keeps the last `save_total_limit` checkpoints and the best one. complete: adds the files that
-    make a model of a checkpoint's weights.
+    final: the folder of the run. Raises SaveError.
+    """
+    aside, name = final / UNFINISHED, f"checkpoint-{step}"
+    if accelerator.is_main_process:
+        shutil.rmtree(aside, ignore_errors=True)
+        (aside / name).mkdir(parents=True)
+    accelerator.wait_for_everyone()
+    try:
+        yield aside / name
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            for file in (aside / name).rglob("*"):
+                if file.is_file():
+                    flush(file)
+            shutil.rmtree(final / name, ignore_errors=True)
+            (aside / name).rename(final / name)
+            flush(final)
+            aside.rmdir()
+    except Exception as error:  # torch and safetensors have their own for a full disk
+        reason = _reason(error, final)
+        shutil.rmtree(aside, ignore_errors=True)
+        last = last_checkpoint(final)
+        raise SaveError(
+            f"{final}: the checkpoint of step {step} could not be written: {reason}; "
+            f"{last.name + ' is whole' if last else 'there is none yet'}"
+        ) from error
+    if accelerator.is_main_process:
+        for old in checkpoints_of(final)[:-_KEPT]:
+            if old.name != f"checkpoint-{best}":
+                shutil.rmtree(old)
+    accelerator.wait_for_everyone()
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A model in training, and its optimizer; all processes call its methods.
+
+    called: the model as it is called, which may be wrapped for several processes.
     """
 
-    complete: Callable[[Path], None] = staticmethod(lambda folder: None)
+    model: Any
+    called: Any
+    optimizer: Any
+    objective: Objective
+    accelerator: Accelerator
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        final = Path(self.args.output_dir)
-        aside = final / UNFINISHED
-        is_main = self.is_world_process_zero()
-        if is_main:
-            shutil.rmtree(aside, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self.args.output_dir = str(aside)
-        try:
-            super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
-            if is_main:
-                for written in list(aside.iterdir()):
-                    self.complete(written)
-                    for file in written.rglob("*"):
-                        if file.is_file():
-                            flush(file)
-                    shutil.rmtree(final / written.name, ignore_errors=True)
-                    written.rename(final / written.name)
-                flush(final)
-                aside.rmdir()
-        except Exception as error:  # torch and safetensors have their own for a full disk
-            reason = _reason(error, final)
-            shutil.rmtree(aside, ignore_errors=True)
-            last = last_checkpoint(final)
-            raise SaveError(
-                f"{final}: the checkpoint of step {self.state.global_step} could not be written: "
-                f"{reason}; {last.name + ' is whole' if last else 'there is none yet'}"
-            ) from error
-        finally:
-            self.args.output_dir = str(final)
-        if is_main:
-            best = f"checkpoint-{self.state.best_global_step}"
-            for old in checkpoints_of(final)[: -self.args.save_total_limit]:
-                if old.name != best:
-                    shutil.rmtree(old)
-        self.accelerator.wait_for_everyone()
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process has only a part of the weights."""
+        return bool(self.accelerator.distributed_type == DistributedType.FSDP)
+
+    def save_weights(self, folder: Path) -> None:
+        """Write the model's own weights in its files, and the objective's module beside them."""
+        added = self.objective.added
+        state = self.accelerator.get_state_dict(self.called) if self.is_sharded else None
+        if added:
+            state = self.model.state_dict() if state is None else state
+            state = {key: value for key, value in state.items() if not key.startswith(f"{added}.")}
+        if self.accelerator.is_main_process:
+            with warnings.catch_warnings():
+                # A base that is a GGUF file has none; it is read only for a resized vocabulary.
+                warnings.filterwarnings("ignore", "Could not find a config file")
+                self.model.save_pretrained(folder, state_dict=state)
+            self.objective.save(self.model, folder)
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Write the state of the optimizer; of a sharded model also its weights by their shards."""
+        if self.is_sharded:
+            place = self.accelerator.state.fsdp_plugin, self.accelerator
+            adapter = has_adapter(self.model)
+            save_fsdp_model(*place, self.called, str(folder), adapter_only=adapter)
+            save_fsdp_optimizer(*place, self.optimizer, self.called, str(folder))
+        elif self.accelerator.is_main_process:
+            torch.save(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
+
+    def load_weights(self, folder: Path) -> None:
+        """Read the weights of a checkpoint."""
+        model = self.model
+        if self.is_sharded:
+            place = self.accelerator.state.fsdp_plugin, self.accelerator
+            load_fsdp_model(*place, self.called, str(folder), adapter_only=has_adapter(model))
+        elif has_adapter(model):
+            model.load_adapter(str(folder), model.active_adapter, is_trainable=True)
+        else:
+            for file in sorted(folder.glob("model*.safetensors")):
+                model.load_state_dict(load_file(file), strict=False)  # tied ones are stored once
+        self.objective.load(model, folder)
+
+    def load_optimizer(self, folder: Path) -> None:
+        """Read what `save_optimizer` wrote of the optimizer."""
+        if self.is_sharded:
+            place = self.accelerator.state.fsdp_plugin, self.accelerator
+            load_fsdp_optimizer(*place, self.optimizer, self.called, str(folder))
+            return
+        state = torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+        self.optimizer.load_state_dict(state)
+
+
+def save_random_state(folder: Path, accelerator: Accelerator) -> None:
+    """Write the state of every generator that this process draws from."""
+    states = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
+    if accelerator.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(accelerator.device)
+    torch.save(states, _random_file(folder, accelerator))
+
+
+def load_random_state(folder: Path, accelerator: Accelerator) -> None:
+    """Read what `save_random_state` wrote."""
+    with safe_globals():
+        states = torch.load(_random_file(folder, accelerator), weights_only=True)
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(states["cpu"])
+    if accelerator.device.type == "cuda" and "cuda" in states:
+        here = states["cuda"]  # of all devices, in checkpoints of older versions
+        here = here[accelerator.local_process_index] if isinstance(here, list) else here
+        torch.cuda.set_rng_state(here, accelerator.device)
+
+
+def _random_file(folder: Path, accelerator: Accelerator) -> Path:
+    process = f"_{accelerator.process_index}" if accelerator.num_processes > 1 else ""
+    return folder / f"rng_state{process}.pth"
 
 
 def checkpoints_of(folder: Path) -> list[Path]:

@@ -25,25 +25,23 @@ from finetune.config.sections import ConfigError, PretrainConfig
 from finetune.data.corpus import MASK
 from finetune.training.adapters import copy_companions
 from finetune.training.checkpoints import UNFINISHED, flush
+from finetune.training.loop import Loop
 from finetune.training.record import write_json
-from finetune.training.run_setup import RunSetup
-from finetune.training.trainer import ObjectiveTrainer
+from finetune.training.setup import RunSetup
 
 
-def publish(setup: RunSetup, trainer: ObjectiveTrainer, output: Path) -> None:
+def publish(setup: RunSetup, loop: Loop, output: Path) -> None:
     """Write the model; called by all processes, the first one writes the files."""
-    is_first = trainer.is_world_process_zero()
+    is_first = loop.accelerator.is_main_process
     with whole_model(output) if is_first else nullcontext(output / UNFINISHED) as aside:
-        trainer.accelerator.wait_for_everyone()
+        loop.accelerator.wait_for_everyone()
         # Training works without the cache; other programs need it.
         setup.model.config.use_cache = True
-        trainer.save_model(str(aside))
+        loop.learner.save_weights(aside)
         if is_first:
-            # Neither is useful to a reader: a pickle, and peft's blank model card.
-            for name in ("training_args.bin", "README.md"):
-                (aside / name).unlink(missing_ok=True)
+            (aside / "README.md").unlink(missing_ok=True)  # peft's model card, which is blank
             complete(setup, aside)
-    trainer.accelerator.wait_for_everyone()
+    loop.accelerator.wait_for_everyone()
 
 
 @contextmanager

@@ -13,7 +13,34 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback
+from transformers.trainer_pt_utils import get_parameter_names
+
+from finetune.config.sections import ConfigError, Steps
+
+_AVERAGE_FILE = "average.pt"
+
+_NOT_DECAYED = ("bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
+"""What the names of parameters contain that do not shrink, as in transformers' Trainer."""
+
+
+def make_optimizer(
+    model: nn.Module, settings: Steps, beta2: float = 0.999, *, sharded: bool = False
+) -> torch.optim.Optimizer:
+    """The optimizer of a model's trained parameters; matrices shrink, biases and norms do not.
+
+    sharded: whether a process has only a part of each parameter. Raises ConfigError.
+    """
+    decayed = set(get_parameter_names(model, [nn.LayerNorm], _NOT_DECAYED))
+    shared: dict[str, Any] = {"lr": settings.learning_rate, "betas": (0.9, beta2), "eps": 1e-8}
+    if settings.optimizer == "adamw":
+        names = {name for name, _ in model.named_parameters()}
+        groups = _groups(model, names, decayed, settings.weight_decay)
+        return torch.optim.AdamW(groups, **shared, fused=True)
+    if sharded:
+        raise ConfigError(
+            "train.optimizer: muon needs whole matrices, and FSDP cuts them; use adamw"
+        )
+    return muon_beside_adamw(model, decayed, weight_decay=settings.weight_decay, **shared)
 
 
 class MuonBesideAdamW(torch.optim.Optimizer):
@@ -73,10 +100,14 @@ def muon_beside_adamw(
     matrices = hidden_matrices(model)
     others = {name for name, _ in model.named_parameters()} - matrices
     return MuonBesideAdamW(
-        _groups(model, matrices, decayed, weight_decay),
-        _groups(model, others, decayed, weight_decay),
+        filter(_has_any, _groups(model, matrices, decayed, weight_decay)),
+        filter(_has_any, _groups(model, others, decayed, weight_decay)),
         **settings,
     )
+
+
+def _has_any(group: dict[str, Any]) -> bool:
+    return bool(group["params"])
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:
@@ -105,8 +136,7 @@ def _groups(
             for name, parameter in model.named_parameters()
             if parameter.requires_grad and name in names and (name in decayed) == decay
         ]
-        if chosen:
-            groups.append({"params": chosen, "weight_decay": weight_decay if decay else 0.0})
+        groups.append({"params": chosen, "weight_decay": weight_decay if decay else 0.0})
     return groups
 
 
@@ -139,7 +169,7 @@ def schedule(kind: str, warmup: int, steps: int, min_rate: float = 0.0) -> Calla
     return factor
 
 
-class WeightAverage(TrainerCallback):  # type: ignore[misc]
+class WeightAverage:
     """The exponential moving average of a model's weights: a ← d · a + (1 - d) · w after each step.
 
     d rises to the decay, as (1 + steps) / (10 + steps), so that the first weights are soon
@@ -152,8 +182,9 @@ class WeightAverage(TrainerCallback):  # type: ignore[misc]
         self._decay = decay
 
     @torch.no_grad()
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        decay = min(self._decay, (1 + state.global_step) / (10 + state.global_step))
+    def update(self, step: int) -> None:
+        """Take in the weights after a step, counted from 1."""
+        decay = min(self._decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self._means, self._weights, 1 - decay)
 
     @contextmanager
@@ -169,9 +200,13 @@ class WeightAverage(TrainerCallback):  # type: ignore[misc]
         for number, weight in enumerate(self._weights):
             weight.data, self._means[number] = self._means[number], weight.data
 
-    def save(self, path: Path) -> None:
-        torch.save(self._means, path)
+    def save(self, folder: Path, process: int) -> None:
+        """Write the average into a checkpoint; it is the same in each process."""
+        if process == 0:
+            torch.save(self._means, folder / _AVERAGE_FILE)
 
-    def load(self, path: Path) -> None:
-        for mean, saved in zip(self._means, torch.load(path, weights_only=True), strict=True):
+    def load(self, folder: Path, process: int) -> None:
+        """Read what `save` wrote."""
+        means = torch.load(folder / _AVERAGE_FILE, weights_only=True)
+        for mean, saved in zip(self._means, means, strict=True):
             mean.copy_(saved)

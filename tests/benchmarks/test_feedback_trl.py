@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from scale import check_finite, is_tiny, sized
 from shared_data import shared_data
-from test_finetune_trl import SMALL, TURNS, by_itself, clock, make_model, with_trl
+from test_finetune_trl import SMALL, TURNS, by_itself, clock, make_model, taken, with_trl
 
 STEPS, PAIRS = sized((12, 8), (2, 2))
 DRAWS, PROMPTS, REPLIES, TOKENS = sized((4, 4, 8, 32), (2, 2, 2, 4))
@@ -30,7 +30,7 @@ LETTER = "z"
 def setup(folder: Path, rows: int, **objective: Any) -> Any:
     """The first rows of the preferences, for one objective."""
     from finetune.config.sections import FinetuneConfig
-    from finetune.training.run_setup import set_up_run
+    from finetune.training.setup import set_up_run
 
     path = folder / "rows.json"
     pairs = json.loads((shared_data() / "preference" / "raschka_1100_preference.json").read_text())
@@ -73,18 +73,14 @@ def arguments(output: Path, rows: int) -> dict[str, Any]:
 def ours_dpo(folder: Path) -> dict[str, float]:
     from rich.console import Console
 
-    from finetune.training.run_setup import keep_reference
-    from finetune.training.trainer_factory import build_trainer
+    from finetune.training.setup import keep_reference
 
     made = setup(folder, STEPS * PAIRS, kind="dpo")
     begun = time.process_time()
     keep_reference(made, folder / "run", Console(quiet=True))
-    trainer = build_trainer(made, folder / "run")
-    trainer.args.save_strategy = "no"
-    trainer.train()
+    told = taken(made, folder / "run", STEPS)
     seconds = time.process_time() - begun
-    first = trainer.state.log_history[0]
-    return {"rate": trainer.tokens_seen / seconds, "chosen_logp": first["chosen_logp"]}
+    return {"rate": told.marks[-1][1] / seconds, "chosen_logp": told.first["chosen_logp"]}
 
 
 def trl_dpo(folder: Path) -> dict[str, float]:
@@ -127,14 +123,8 @@ def trl_dpo(folder: Path) -> dict[str, float]:
 
 
 def ours_grpo(folder: Path) -> dict[str, float]:
-    from finetune.training.trainer_factory import build_trainer
-
-    trainer = build_trainer(grpo_material(folder), folder / "run")
-    trainer.args.save_strategy = "no"
-    told = clock(lambda: trainer.tokens_seen, DRAWS)
-    trainer.add_callback(told)
-    trainer.train()
-    return of_steps(told) | {"length": trainer.state.log_history[0]["length"]}
+    told = taken(grpo_material(folder), folder / "run", DRAWS)
+    return of_steps(told) | {"length": told.first["length"]}
 
 
 def trl_grpo(folder: Path) -> dict[str, float]:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -111,33 +112,57 @@ def configuration(
     )
 
 
+class Marks:
+    """Notes (seconds, tokens so far) after each step, and ends after the last."""
+
+    def __init__(self, steps: int) -> None:
+        self.marks: list[tuple[float, int]] = []
+        self.steps = steps
+        self.first: dict[str, float] = {}
+        self.first_loss: float | None = None
+
+    def note(self, tokens: int) -> bool:
+        """Whether this was the last step."""
+        self.marks.append((time.process_time(), tokens))
+        return len(self.marks) == self.steps
+
+
+def taken(setup: Any, output: Path, steps: int) -> Marks:
+    """Some steps of ours."""
+    from finetune.training.building import build_loop
+    from finetune.training.loop import Loop, Observer
+
+    class Clock(Marks, Observer):
+        def step_ends(self, loop: Loop) -> None:
+            loop.ends = self.note(loop.tokens_seen)
+
+        def logged(self, loop: Loop, row: Any) -> None:
+            self.first = self.first or dict(row)
+
+    loop, told = build_loop(setup, output), Clock(steps)
+    loop.plan = replace(loop.plan, save_every=0)
+    loop.observers.append(told)
+    loop.train()
+    told.first_loss = told.first.get("l2")
+    return told
+
+
 def clock(tokens: Any, steps: int) -> Any:
-    """A callback that notes (seconds, tokens so far) after each step and stops after the last."""
+    """The same for transformers' Trainer."""
     from transformers import TrainerCallback
 
-    class Clock(TrainerCallback):
-        marks: list[tuple[float, int]] = []  # noqa: RUF012
-        first_loss: float | None = None
-
+    class Clock(Marks, TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.marks.append((time.process_time(), tokens()))
-            control.should_training_stop = len(self.marks) == steps
+            control.should_training_stop = self.note(tokens())
 
-    return Clock()
+    return Clock(steps)
 
 
 def run_ours(folder: Path, packing: bool, aux_weight: float, steps: int, precision: str) -> Any:
-    from finetune.training.run_setup import set_up_run
-    from finetune.training.trainer_factory import build_trainer
+    from finetune.training.setup import set_up_run
 
     config = configuration(folder, packing, aux_weight, precision)
-    trainer = build_trainer(set_up_run(config), folder / "run")
-    trainer.args.save_strategy = "no"
-    told = clock(lambda: trainer.tokens_seen, steps)
-    trainer.add_callback(told)
-    trainer.train()
-    told.first_loss = trainer.state.log_history[0]["l2"]
-    return told
+    return taken(set_up_run(config), folder / "run", steps)
 
 
 def run_trl(folder: Path, packing: bool, steps: int, precision: str) -> Any:
@@ -148,7 +173,7 @@ def run_trl(folder: Path, packing: bool, steps: int, precision: str) -> Any:
 
     from finetune.data.batches import BucketSampler
     from finetune.data.packing import response_labels
-    from finetune.training.run_setup import set_up_run
+    from finetune.training.setup import set_up_run
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.eos_token
@@ -201,7 +226,7 @@ def counted(trainer: Any, steps: int) -> Any:
 def chat_material(folder: Path) -> Any:
     """The first rows as chats in the model's own template, to be learnt by LoRA."""
     from finetune.config.sections import FinetuneConfig
-    from finetune.training.run_setup import set_up_run
+    from finetune.training.setup import set_up_run
 
     rows = json.loads((shared_data() / "instruct" / "raschka_1100.json").read_text())[:CHATS]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -225,16 +250,8 @@ def chat_material(folder: Path) -> Any:
 
 
 def run_ours_chat(folder: Path, steps: int) -> Any:
-    from finetune.training.trainer_factory import build_trainer
-
     with tempfile.TemporaryDirectory() as output:
-        trainer = build_trainer(chat_material(folder), Path(output))
-        trainer.args.save_strategy = "no"
-        told = clock(lambda: trainer.tokens_seen, steps)
-        trainer.add_callback(told)
-        trainer.train()
-    told.first_loss = trainer.state.log_history[0]["l2"]
-    return told
+        return taken(chat_material(folder), Path(output), steps)
 
 
 def run_trl_chat(folder: Path, steps: int) -> Any:

@@ -1,4 +1,4 @@
-"""Tokens per second and peak memory of pretraining, beside a plain torch loop and Trainer.
+"""Tokens per second and peak memory of pretraining, beside a plain torch loop.
 
 The bundled model's shape with random weights, windows of 512 tokens, eight a step. The loop is what
 one writes by hand: transformers' GPT-2, AdamW, clipped gradients, a cosine schedule, autocast in
@@ -33,15 +33,15 @@ def pretrained(precision: str) -> Marks:
 
     from finetune.config.sections import PretrainConfig
     from finetune.pretrain import pretrain
-    from finetune.training.trainer import FiniteTrainer
+    from finetune.training.loop import Loop
 
-    marks, original = [], FiniteTrainer.training_step
+    marks, original = [], Loop._take
 
-    def step(*inputs: Any, **more: Any) -> Any:
+    def step(loop: Loop, batches: Any) -> None:
         marks.append(time.process_time())
-        return original(*inputs, **more)
+        original(loop, batches)
 
-    FiniteTrainer.training_step = step  # type: ignore[method-assign]
+    Loop._take = step  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.txt")
         rows = json.loads((shared_data() / "instruct" / "raschka_1100.json").read_text())
@@ -97,32 +97,7 @@ def looped(precision: str) -> Marks:
     return marks
 
 
-def trained(precision: str) -> Marks:
-    from transformers import Trainer, TrainingArguments
-
-    class Timed(Trainer):  # type: ignore[misc]
-        marks: Marks = []  # noqa: RUF012
-
-        def training_step(self, *inputs: Any, **more: Any) -> Any:
-            self.marks.append(time.process_time())
-            return super().training_step(*inputs, **more)
-
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Timed(
-            network(),
-            TrainingArguments(
-                output_dir=folder, use_cpu=True, bf16=precision == "bfloat16",
-                per_device_train_batch_size=ROWS, num_train_epochs=1, learning_rate=1e-3,
-                weight_decay=0.1, adam_beta2=0.99, report_to="none", save_strategy="no",
-                logging_steps=10, disable_tqdm=True, lr_scheduler_type="cosine",
-            ),
-            train_dataset=[{"input_ids": ids, "labels": ids} for ids in random_windows()],
-        )  # fmt: skip
-        trainer.train()
-    return trainer.marks
-
-
-SIDES = {"loop": looped, "trainer": trained, "ours": pretrained}
+SIDES = {"loop": looped, "ours": pretrained}
 
 
 def figures(who: str, precision: str) -> dict[str, float]:

@@ -27,7 +27,7 @@ from finetune.config.tables import Section
 from finetune.evaluation import evaluate
 from finetune.objectives.objective import objective_class
 from finetune.run import resume, train
-from finetune.training.sample_replies import greedy_replies
+from finetune.training.answers import greedy_replies
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -90,7 +90,7 @@ def test_an_objective_is_checked_trained_resumed_measured_and_loaded(
 
     run = train(config, QUIET)
     resume(run, ["train.max_steps=3"], QUIET)
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    log = tiny.rows_of(run)
     minimised = setup.objective.names[0]
     losses = {row["step"]: row[minimised] for row in log if minimised in row}
     assert losses.keys() == {1, 2, 3}

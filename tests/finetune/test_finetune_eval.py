@@ -24,7 +24,7 @@ from finetune.data.encoding import Span
 from finetune.evaluation import compare, evaluate
 from finetune.measuring.results import show
 from finetune.run import train
-from finetune.training.run_setup import set_up_run
+from finetune.training.setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 

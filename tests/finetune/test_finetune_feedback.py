@@ -19,8 +19,8 @@ from finetune.config.sections import ConfigError
 from finetune.data.encoding import ChatEncoder
 from finetune.evaluation import evaluate
 from finetune.measuring.results import SetResult
-from finetune.objectives.reference import REFERENCE_FILE
-from finetune.run import resume, train
+from finetune.objectives.rows import REFERENCE_FILE
+from finetune.run import train
 
 QUIET = Console(stderr=True, quiet=True)
 TITLES = {"dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "reward": "Bradley-Terry"}
@@ -34,7 +34,7 @@ def test_a_run_learns_what_is_preferred_and_is_measured(
     tmp_path: Path, kind: str, method: str
 ) -> None:
     folder = train(config(tmp_path, kind, method=method, epochs=4), QUIET, "cpu")
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    log = tiny.rows_of(folder)
     first = next(row for row in log if "margin" in row)
     if kind in ("dpo", "kto"):  # the reference is the model that it begins with
         assert first["margin"] == pytest.approx(0, abs=1e-4)
@@ -87,24 +87,6 @@ def test_the_reference_is_kept_and_computed_anew_when_it_is_gone(tmp_path: Path)
     other = train(settings.model_copy(update={"output": str(tmp_path / "other")}), QUIET, "cpu")
     for name, each in load_file(other / REFERENCE_FILE).items():
         torch.testing.assert_close(each, kept[name])
-
-
-@pytest.mark.parametrize("kind", ["dpo", "kto"])
-def test_a_run_that_was_broken_off_goes_on_with_the_same_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    settings = config(tmp_path, kind)
-    whole = train(settings.model_copy(update={"output": str(tmp_path / "whole")}), QUIET, "cpu")
-    with monkeypatch.context() as patch:
-        tiny.at_step(patch, 5, tiny.raising(tiny.Killed()))
-        with pytest.raises(tiny.Killed):
-            train(settings, QUIET, "cpu")
-    # The weights have moved; the reference is still what the run began with.
-    resume(tmp_path / "run", [], QUIET, "cpu")
-    for key in (kind, "margin", "chosen_logp"):
-        expected = tiny.trace(whole, key)
-        assert tiny.trace(tmp_path / "run", key) == pytest.approx(expected, abs=1e-6)
-    assert len(expected) > 6
 
 
 @pytest.mark.parametrize("kind", ["dpo", "kto", "reward"])

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -20,9 +21,9 @@ from finetune.config.sections import ConfigError, Interrupted
 from finetune.evaluation import compare
 from finetune.merge import merge
 from finetune.run import resume, train
-from finetune.training.checkpoints import SaveError, last_checkpoint
+from finetune.training.checkpoints import SaveError, last_checkpoint, save_random_state
+from finetune.training.loop import NotFinite
 from finetune.training.record import check_unchanged
-from finetune.training.trainer import NotFinite, ObjectiveTrainer
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -71,15 +72,13 @@ def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(
 def test_a_full_disk_leaves_the_last_checkpoint_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = ObjectiveTrainer._save_rng_state
-
-    def full(self: ObjectiveTrainer, folder: str) -> None:
-        original(self, folder)
-        if "checkpoint-6" in folder:
+    def full(folder: Path, accelerator: Any) -> None:
+        save_random_state(folder, accelerator)
+        if folder.name == "checkpoint-6":
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ObjectiveTrainer, "_save_rng_state", full)
+        patch.setattr("finetune.training.loop.save_random_state", full)
         with pytest.raises(SaveError, match=r"step 6 .* No space left .* checkpoint-3 is whole"):
             train(tiny.saved_config(tmp_path), QUIET)
     assert not (tmp_path / "run" / "unfinished").exists()
@@ -115,7 +114,7 @@ def test_a_finished_run_keeps_one_optimizer_state_and_the_time_of_all_sessions(
             train(tiny.saved_config(tmp_path), QUIET)
     run = tmp_path / "run"
     assert len(list(run.glob("checkpoint-*/optimizer.pt"))) == 2
-    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(run)
     for row in rows:
         row["seconds"] += 1000.0
     (run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -238,7 +237,7 @@ def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(
     monkeypatch.chdir(tmp_path / "elsewhere")
     run = tmp_path / "here" / "run"
     (tmp_path / "here" / "base").rename(tmp_path / "elsewhere" / "moved")
-    monkeypatch.setattr("finetune.training.run_setup.products_precision", lambda wanted, _: wanted)
+    monkeypatch.setattr("finetune.training.setup.products_precision", lambda wanted, _: wanted)
     with pytest.raises(ConfigError, match=r"base.*; a model that was moved is named by .* model="):
         resume(run, [], QUIET)
     resume(run, ["model=moved"], QUIET)

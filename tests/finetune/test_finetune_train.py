@@ -27,8 +27,8 @@ from finetune.cli import app
 from finetune.config.sections import ConfigError
 from finetune.run import train
 from finetune.training.checkpoints import SaveError, last_checkpoint
-from finetune.training.run_setup import set_up_run
-from finetune.training.trainer import NotFinite, ObjectiveTrainer
+from finetune.training.loop import NotFinite
+from finetune.training.setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -54,7 +54,7 @@ def test_a_run_is_a_model_that_chats_in_its_template(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(run)
     AutoTokenizer.from_pretrained(run)
 
-    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(run)
     steps = [row for row in rows if "l3" in row]
     measured = [row for row in rows if "eval_loss" in row]
     result = json.loads((run / "result.json").read_text())
@@ -93,7 +93,7 @@ def test_the_header_tells_the_effective_prompt_weight(tmp_path: Path) -> None:
 
 def test_without_prompts_the_replies_are_those_of_held_out_rows(tmp_path: Path) -> None:
     run = train(tiny.config(tmp_path, train={"epochs": 0.4}), QUIET)
-    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(run)
     (samples,) = [row["samples"] for row in rows if "samples" in row]
     assert len(samples) == 2
     assert all(each["prompt"].startswith("What comes after") for each in samples)
@@ -117,7 +117,7 @@ def test_the_best_checkpoint_is_kept_and_early_stop_ends_the_run(tmp_path: Path)
     )  # fmt: skip
     run = train(config, QUIET)
     result = json.loads((run / "result.json").read_text())
-    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(run)
     losses = {row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
     best = min(losses, key=lambda step: losses[step])
     assert result["best_step"] == best
@@ -132,7 +132,7 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*_: object) -> None:
         raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
 
-    monkeypatch.setattr(ObjectiveTrainer, "_save_rng_state", full)
+    monkeypatch.setattr("finetune.training.loop.save_random_state", full)
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(100, 100, 0))
     with pytest.raises(SaveError, match=r"could not be written: the disk is full; there is none"):
         train(tiny.config(tmp_path), QUIET)
@@ -222,13 +222,13 @@ def test_the_device_of_the_settings_is_trained_on(
         assert refused.exit_code == 2
         assert "device is 'mps', which torch cannot use here" in refused.stderr
     monkeypatch.setenv("CHATAPP_DEVICE", "cpu")
-    monkeypatch.setattr("finetune.training.run_setup.products_precision", lambda _, device: device)
-    monkeypatch.setattr("finetune.training.run_setup.torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("finetune.training.setup.products_precision", lambda _, device: device)
+    monkeypatch.setattr("finetune.training.setup.torch.cuda.is_available", lambda: True)
 
-    def build_trainer(setup: Any, output: Path) -> None:
+    def build_loop(setup: Any, output: Path) -> None:
         raise ConfigError(f"trains on {setup.precision}")
 
-    monkeypatch.setattr("finetune.run.build_trainer", build_trainer)
+    monkeypatch.setattr("finetune.run.build_loop", build_loop)
     assert CliRunner().invoke(app, ["train", str(path)]).stderr == "trains on cpu\n"
 
 

@@ -18,8 +18,7 @@ from chatapp.engine.backends.head import HeadSpec
 from finetune.cli import app
 from finetune.config.sections import ConfigError
 from finetune.evaluation import evaluate
-from finetune.objectives.head_rows import HeadExample
-from finetune.objectives.heads import head_figures
+from finetune.objectives.heads import HeadExample, head_figures
 from finetune.prediction import open_predictor
 from finetune.run import train
 

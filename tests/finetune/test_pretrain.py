@@ -23,8 +23,8 @@ from finetune.data.corpus import Ids
 from finetune.measuring.learning import watched_steps
 from finetune.pretrain import pretrain
 from finetune.training.architectures import build_network
-from finetune.training.checkpoints import CheckpointingTrainer, last_checkpoint
-from finetune.training.trainer import NotFinite
+from finetune.training.checkpoints import last_checkpoint
+from finetune.training.loop import NotFinite
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -54,7 +54,7 @@ def config(folder: Path, **train: object) -> PretrainConfig:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    rows = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(folder, "losses.jsonl")
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
@@ -82,12 +82,7 @@ def test_killed_and_gone_on_gives_the_unbroken_trace(
     assert max(whole) > 12
 
     settings = config(tmp_path / "broken", optimizer=optimizer)
-    with monkeypatch.context() as patch:
-        tiny.at_step(patch, 12, tiny.raising(tiny.Killed()))
-        with pytest.raises(tiny.Killed):
-            pretrain(settings, QUIET)
-    assert last_checkpoint(Path(settings.output)).name == "checkpoint-10"
-    resumed = losses(pretrain(settings, QUIET))
+    resumed = losses(tiny.broken_off(settings, monkeypatch, 12, pretrain))
     assert resumed.keys() == whole.keys()
     assert resumed == pytest.approx(whole, abs=1e-6)
 
@@ -97,11 +92,11 @@ def test_an_unfinished_checkpoint_is_not_one(
 ) -> None:
     settings = config(tmp_path)
 
-    def full_disk(self: CheckpointingTrainer, folder: str) -> None:
-        if "checkpoint-10" in folder:
+    def full_disk(folder: Path, accelerator: object) -> None:
+        if folder.name == "checkpoint-10":
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(CheckpointingTrainer, "_save_rng_state", full_disk)
+    monkeypatch.setattr("finetune.training.loop.save_random_state", full_disk)
     with pytest.raises(OSError, match="No space"):
         pretrain(settings, QUIET)
     assert last_checkpoint(Path(settings.output)).name == "checkpoint-5"
@@ -210,7 +205,7 @@ def test_a_window_may_be_shorter_than_the_context(
         shapes.append((windows.shape[1], held_out.shape[1], model.config.n_positions))
         raise tiny.Killed
 
-    monkeypatch.setattr("finetune.pretrain._trainer", recorded)
+    monkeypatch.setattr("finetune.pretrain._loop", recorded)
     for window in (0, 8):
         with pytest.raises(tiny.Killed):
             pretrain(config(tmp_path / str(window), window=window), QUIET)
@@ -228,7 +223,7 @@ def test_watching_keeps_models_and_changes_nothing(tmp_path: Path) -> None:
     last = max(losses(watched))
     assert kept_steps(watched) == sorted(watched_steps(last))
 
-    rows = [json.loads(line) for line in (watched / "losses.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(watched, "losses.jsonl")
     learned = {row["step"]: row for row in rows if "heads" in row}
     assert list(learned) == kept_steps(watched)
     # The rows count: what comes next is soon known, so the loss falls from that of a random guess.
@@ -276,7 +271,7 @@ def test_early_stopping_keeps_the_best_measurement(tmp_path: Path) -> None:
     )
     folder = pretrain(settings, QUIET)
     result = json.loads((folder / "result.json").read_text())
-    rows = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(folder, "losses.jsonl")
     measured = {row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
     assert result["steps"] == result["best_step"] + 4
     assert measured[result["best_step"]] == min(measured.values())
@@ -304,8 +299,4 @@ def test_the_average_of_the_weights_is_kept_and_continued(
     assert torch.equal(weight(kept), weight(step_folder(kept, 16)))
 
     broken = config(tmp_path / "broken", **settings, ema=0.8)
-    with monkeypatch.context() as patch:
-        tiny.at_step(patch, 12, tiny.raising(tiny.Killed()))
-        with pytest.raises(tiny.Killed):
-            pretrain(broken, QUIET)
-    assert torch.equal(weight(pretrain(broken, QUIET)), weight(kept))
+    assert torch.equal(weight(tiny.broken_off(broken, monkeypatch, 12, pretrain)), weight(kept))

@@ -13,12 +13,12 @@ from full_disk import full_after
 from chatapp.common.paths import CHAT_TEMPLATE
 from chatapp.prompting.template import CHAT
 from finetune.measuring.report import PLOT_FILE, REPORT_FILE, write_report
-from finetune.objectives import reference
+from finetune.objectives import rows
 from finetune.objectives.l3 import L3
 from finetune.run import BAD_BATCH_FILE, _write_bad_batch
 from finetune.training.export import save_chat
+from finetune.training.loop import NotFinite
 from finetune.training.record import LOG_FILE, RunLog, write_json
-from finetune.training.trainer import NotFinite
 
 
 def report(folder: Path) -> None:
@@ -40,7 +40,7 @@ def bad_batch(folder: Path) -> None:
 
 
 def reference_values(folder: Path) -> None:
-    reference._write(folder / reference.REFERENCE_FILE, {"train": torch.zeros(99)}, "x")
+    rows._write(folder / rows.REFERENCE_FILE, {"train": torch.zeros(99)}, "x")
 
 
 WRITES: dict[str, tuple[str, Callable[[Path], Any]]] = {
@@ -49,7 +49,7 @@ WRITES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "plot": (PLOT_FILE, report),
     "bad batch": (BAD_BATCH_FILE, bad_batch),
     "template": (CHAT_TEMPLATE, lambda folder: save_chat(CHAT, folder)),
-    "reference": (reference.REFERENCE_FILE, reference_values),
+    "reference": (rows.REFERENCE_FILE, reference_values),
 }
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import (
@@ -17,9 +18,6 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
-    PrinterCallback,
-    TrainerCallback,
-    TrainingArguments,
 )
 
 from chatapp.prompting.messages import END_OF_TEXT, Segment
@@ -30,7 +28,9 @@ from finetune.data.corpus import train_tokenizer
 from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows
 from finetune.objectives.l3 import L3
-from finetune.training.trainer import FiniteTrainer, ObjectiveTrainer
+from finetune.objectives.objective import Objective
+from finetune.run import resume, train
+from finetune.training.loop import Loop, Observer, Plan
 
 VOCABULARY = 40
 
@@ -82,6 +82,16 @@ def examples(lengths: Sequence[int], seed: int = 0) -> list[Encoded]:
     return made
 
 
+class Kept(Observer):
+    """Keeps what a loop tells."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def logged(self, loop: Loop, row: Mapping[str, float]) -> None:
+        self.rows.append(dict(row))
+
+
 def trainer(
     output: Path,
     model: Any,
@@ -92,55 +102,56 @@ def trainer(
     batch_size: int = 4,
     accumulate: int = 1,
     processes: int = 1,
-    objective: dict[str, Any] | None = None,
-    steps: Steps = Steps(schedule="constant"),  # noqa: B008
+    objective: dict[str, Any] | Objective | None = None,
+    learning_rate: float = 0.01,
+    max_grad_norm: float = 1.0,
     collate: Any = partial(collate, pad_id=0),  # noqa: B008
-    **arguments: Any,
-) -> ObjectiveTrainer:
-    """A trainer on the CPU that logs every step, in float32."""
-    settings: dict[str, Any] = {
-        "output_dir": str(output),
-        "per_device_train_batch_size": batch_size,
-        "per_device_eval_batch_size": batch_size,
-        "gradient_accumulation_steps": accumulate,
-        "learning_rate": 0.01,
-        "max_steps": 2,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "use_cpu": True,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "save_total_limit": 2,
-        "dataloader_pin_memory": False,
-    }
-    made = ObjectiveTrainer(
-        steps=steps,
-        objective=kind(**({"aux_weight": 0.5} | (objective or {}))),
-        model=model,
-        args=TrainingArguments(**(settings | arguments)),
-        rows=rows,
-        order=BucketSampler(rows.lengths, batch_size * accumulate * processes, 0),
-        held_out=held_out or {},
-        collate=collate,
+    **plan: Any,
+) -> Loop:
+    """A loop of two steps on the CPU, in float32, at a constant rate."""
+    settings = Steps(
+        schedule="constant",
+        batch_size=batch_size,
+        accumulate=accumulate,
+        learning_rate=learning_rate,
+        max_grad_norm=max_grad_norm,
     )
-    made.remove_callback(PrinterCallback)
-    return made
+    if not isinstance(objective, Objective):
+        objective = kind(**({"aux_weight": 0.5} | (objective or {})))
+    return Loop(
+        model,
+        objective,
+        rows,
+        BucketSampler(rows.lengths, batch_size * accumulate * processes, 0),
+        collate,
+        settings=settings,
+        plan=Plan(**({"output": output, "steps": 2} | plan)),
+        held_out=held_out,
+    )
 
 
-def step_gradients(made: ObjectiveTrainer) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Losses and summed gradients of the first step; the optimizer then stops."""
-    found: dict[str, Tensor] = {}
-
-    class Keep(TrainerCallback):
-        def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
-            if not found:
-                for name, parameter in model.named_parameters():
-                    if parameter.grad is not None:
-                        found[name] = parameter.grad.clone()
-
-    made.add_callback(Keep())
+def logged(made: Loop) -> list[dict[str, Any]]:
+    """What a loop tells of its steps, which it takes."""
+    kept = Kept()
+    made.observers.append(kept)
     made.train()
-    return made.state.log_history[0], found
+    return kept.rows
+
+
+def step_gradients(made: Loop) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Losses and summed gradients of the first step; the optimizer then goes on."""
+    found: dict[str, Tensor] = {}
+    step = made.learner.optimizer.step
+
+    def keep(*arguments: Any) -> Any:
+        if not found:
+            for name, parameter in made.called.named_parameters():
+                if parameter.grad is not None:
+                    found[name] = parameter.grad.clone()
+        return step(*arguments)
+
+    made.learner.optimizer.step = keep
+    return logged(made)[0], found
 
 
 def assert_same(
@@ -254,27 +265,41 @@ def written(config: FinetuneConfig, path: Path) -> Path:
     return path
 
 
-def trace(run: Path, key: str = "l3") -> dict[int, float]:
+def rows_of(run: Path, log: str = "log.jsonl") -> list[dict[str, Any]]:
+    """The log of a run."""
+    return [json.loads(line) for line in (run / log).read_text().splitlines()]
+
+
+def trace(run: Path, key: str = "l3", log: str = "log.jsonl") -> dict[int, float]:
     """A figure of each step of a run, the training loss."""
-    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
-    return {row["step"]: row[key] for row in rows if key in row}
+    return {row["step"]: row[key] for row in rows_of(run, log) if key in row}
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Any) -> None:
-    """Let `action()` run at the end of a step of every trainer."""
+    """Let `action()` run at the end of a step of every loop."""
 
-    class Act(TrainerCallback):
-        def on_step_end(self, args: object, state: Any, control: object, **_: object) -> None:
-            if state.global_step == step:
+    class Act(Observer):
+        def step_ends(self, loop: Loop) -> None:
+            if loop.progress.step == step:
                 action()
 
-    original = FiniteTrainer.train
+    original = Loop.train
 
-    def changed(self: FiniteTrainer, **arguments: Any) -> Any:
-        self.callback_handler.callbacks.insert(0, Act())
-        return original(self, **arguments)
+    def changed(self: Loop, checkpoint: Path | None = None) -> None:
+        self.observers.insert(0, Act())
+        original(self, checkpoint)
 
-    monkeypatch.setattr(FiniteTrainer, "train", changed)
+    monkeypatch.setattr(Loop, "train", changed)
+
+
+def broken_off(config: Any, monkeypatch: pytest.MonkeyPatch, step: int, then: Any = None) -> Path:
+    """A run that is killed after a step, and continued by `then`, by default `resume`."""
+    quiet = Console(quiet=True)
+    with monkeypatch.context() as patch:
+        at_step(patch, step, raising(Killed()))
+        with pytest.raises(Killed):
+            (then or train)(config, quiet)
+    return Path(then(config, quiet) if then else resume(Path(config.output), [], quiet, "cpu"))
 
 
 class Killed(BaseException):

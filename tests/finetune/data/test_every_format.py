@@ -16,7 +16,7 @@ from finetune.data.formats import LAYOUTS, Layout, TrainingExample
 from finetune.data.packing import response_labels
 from finetune.data.tables import READERS
 from finetune.run import train
-from finetune.training.run_setup import set_up_run
+from finetune.training.setup import set_up_run
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -16,10 +16,10 @@ from finetune.config.objectives import DistillationSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.packing import Rows, pack
 from finetune.objectives import distillation
-from finetune.objectives.distillation import Distillation, generalized_jsd
+from finetune.objectives.distillation import Distillation
 from finetune.run import resume, train
-from finetune.training.own_replies import OwnReplies
-from finetune.training.run_setup import RunSetup, set_up_run
+from finetune.training.draws import OwnReplies
+from finetune.training.setup import RunSetup, set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 LENGTHS = [9, 14, 8, 20, 6, 10, 13, 7]
@@ -67,19 +67,6 @@ def test_a_step_is_that_of_the_formula_however_it_is_cut(
     assert all(weight.grad is None for weight in teacher.parameters())
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
-def test_the_divergence_is_that_of_trl(beta: float) -> None:
-    gkd = pytest.importorskip("trl.experimental.gkd")
-    torch.manual_seed(0)
-    student, teacher = 3 * torch.randn(2, 1, 5, 30)
-    expected = gkd.GKDTrainer.generalized_jsd_loss(student, teacher, beta=beta, temperature=0.8)
-    ours = generalized_jsd(
-        (student[0] / 0.8).log_softmax(1), (teacher[0] / 0.8).log_softmax(1), beta
-    )
-    # TRL's "batchmean" divides by the rows of a batch, of which there is one.
-    assert float(ours.sum()) == pytest.approx(float(expected), rel=1e-5)
-
-
 # --- whole runs --------------------------------------------------------------------------
 
 
@@ -105,22 +92,6 @@ def test_a_student_comes_closer_to_its_teacher(tmp_path: Path, objective: dict[s
     held_out = list(tiny.trace(folder, "eval_loss").values())
     assert 0 < held_out[-1] < 0.8 * held_out[0]
     assert not any("teacher" in path.name for path in folder.rglob("*"))
-
-
-def test_a_killed_run_continues_with_the_same_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = config(tmp_path, own_replies=0.5, data={"packing": True})
-    whole = train(made.model_copy(update={"output": str(tmp_path / "whole")}), QUIET, "cpu")
-    with monkeypatch.context() as patch:
-        tiny.at_step(patch, 5, tiny.raising(tiny.Killed()))
-        with pytest.raises(tiny.Killed):
-            train(made, QUIET, "cpu")
-    resume(tmp_path / "run", [], QUIET, "cpu")
-    for key in ("jsd", "l2"):
-        expected = tiny.trace(whole, key)
-        assert len(expected) == 6
-        assert tiny.trace(tmp_path / "run", key) == pytest.approx(expected, abs=1e-6)
 
 
 def test_another_teacher_is_not_continued_with(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from finetune.data.batches import collate
 from finetune.evaluation import evaluate
 from finetune.merge import merge
 from finetune.run import train
-from finetune.training.run_setup import set_up_run
+from finetune.training.setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 ROWS = [{"prompt": f"the {a} {b}", "completion": b} for a in ("cat", "dog") for b in ("sat", "ran")]

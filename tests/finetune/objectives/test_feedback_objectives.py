@@ -14,10 +14,9 @@ from torch.nn import functional
 from finetune.config.objectives import KtoSettings
 from finetune.data.encoding import Span
 from finetune.data.preferences import EncodedVerdict
-from finetune.objectives.dpo import Dpo
 from finetune.objectives.heads import add_head
 from finetune.objectives.kto import Kto, _mismatched, verdict_rows, weights
-from finetune.objectives.reference_free import Cpo, Orpo, Simpo
+from finetune.objectives.pairs import Cpo, Dpo, Orpo, Simpo
 from finetune.objectives.reward import REWARD_SPEC, Reward
 from finetune.objectives.rows import RowMaker
 
@@ -84,42 +83,27 @@ def test_dpo(tmp_path: Path, kind: Any, smoothing: float, weight: float, packed:
 
 
 @ARRANGED
-def test_orpo(tmp_path: Path, packed: bool) -> None:
+@pytest.mark.parametrize("kind", ["orpo", "cpo", "simpo"])
+def test_without_a_reference(tmp_path: Path, kind: str, packed: bool) -> None:
     model = tiny.gpt2(0)
     first, _, _ = tiny_pairs.pairs()
-    chosen, rejected = ratios(model, model)
-    losses = []
-    for (won, _), (lost, _) in zip(chosen, rejected, strict=True):
-        probabilities = [each.mean().exp() for each in (won, lost)]
-        odds = [each / (1 - each) for each in probabilities]
-        losses.append(-functional.logsigmoid((odds[0] / odds[1]).log()))
-    nll = -torch.cat([tiny_pairs.log_probs(model, each) for each in first]).mean()
-    loss = nll + BETA * torch.stack(losses).mean()
-    made = tiny_pairs.rows(packed, span="full")
-    sizes = ((8, 1), (1, len(made)))
-    tiny_pairs.assert_same_step(tmp_path, model, made, Orpo(beta=BETA), loss, sizes)
-
-
-@ARRANGED
-def test_cpo(tmp_path: Path, packed: bool) -> None:
-    model = tiny.gpt2(0)
-    chosen, rejected = ([each.sum() for each, _ in side] for side in ratios(model, model))
-    margins = BETA * (torch.stack(chosen) - torch.stack(rejected))
-    nll = -torch.cat([won for won, _ in ratios(model, model)[0]]).mean()
-    loss = -functional.logsigmoid(margins).mean() + 0.7 * nll
-    made = tiny_pairs.rows(packed)
-    objective = Cpo(beta=BETA, weight=0.7)
-    tiny_pairs.assert_same_step(tmp_path, model, made, objective, loss, ((8, 1), (1, len(made))))
-
-
-@ARRANGED
-def test_simpo(tmp_path: Path, packed: bool) -> None:
-    model = tiny.gpt2(0)
-    chosen, rejected = ([each.mean() for each, _ in side] for side in ratios(model, model))
-    margins = 2.5 * (torch.stack(chosen) - torch.stack(rejected))
-    loss = -functional.logsigmoid(margins - 1.2).mean()
-    made = tiny_pairs.rows(packed)
-    objective = Simpo(beta=2.5, gamma=1.2)
+    chosen, rejected = ([now for now, _ in side] for side in ratios(model, model))
+    objective: Cpo | Orpo = Simpo(beta=2.5, gamma=1.2)
+    means, sums = (
+        [torch.stack([take(now) for now in side]) for side in (chosen, rejected)]
+        for take in (torch.mean, torch.sum)
+    )
+    loss = -functional.logsigmoid(2.5 * (means[0] - means[1]) - 1.2).mean()
+    if kind == "cpo":
+        objective = Cpo(beta=BETA, weight=0.7)
+        nll = -torch.cat(chosen).mean()
+        loss = -functional.logsigmoid(BETA * (sums[0] - sums[1])).mean() + 0.7 * nll
+    elif kind == "orpo":
+        objective = Orpo(beta=BETA)
+        odds = [mean.exp() / (1 - mean.exp()) for mean in means]
+        nll = -torch.cat([tiny_pairs.log_probs(model, each) for each in first]).mean()
+        loss = nll - BETA * functional.logsigmoid((odds[0] / odds[1]).log()).mean()
+    made = tiny_pairs.rows(packed, span="full" if kind == "orpo" else "response")
     tiny_pairs.assert_same_step(tmp_path, model, made, objective, loss, ((8, 1), (1, len(made))))
 
 

@@ -22,8 +22,8 @@ from finetune.data.batches import collate
 from finetune.data.packing import pack
 from finetune.objectives.grpo import Grpo, PromptRows, ReplyRows, advantages
 from finetune.objectives.rewards import Rewards
-from finetune.training.rollouts import Rollouts, current_tensors
-from finetune.training.run_setup import set_up_run
+from finetune.training.draws import Rollouts, current_tensors
+from finetune.training.setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 LENGTHS = [9, 14, 8, 20, 6, 10, 13, 7]

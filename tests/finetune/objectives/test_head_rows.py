@@ -12,7 +12,7 @@ from chatapp.engine.tokenizers.byte_level import load_tokenizer
 from finetune.config.sections import ConfigError, TooLong
 from finetune.data.formats import Labelled
 from finetune.data.tables import BadRow
-from finetune.objectives.head_rows import HeadExample, RowEncoder, classes
+from finetune.objectives.heads import HeadExample, RowEncoder, classes
 
 SPECS = {
     "classification": HeadSpec("classification", ("no", "yes"), "\n"),

@@ -21,9 +21,16 @@ from finetune.data.batches import collate
 from finetune.data.formats import Labelled
 from finetune.data.tables import BadRow
 from finetune.evaluation import evaluate
-from finetune.objectives.head_rows import ROLES, HeadExample, HeadRows
-from finetune.objectives.heads import HeadObjective, add_head, class_logits, load_head
-from finetune.objectives.model_checks import check_causal, check_head
+from finetune.objectives.heads import (
+    ROLES,
+    HeadExample,
+    HeadObjective,
+    HeadRows,
+    add_head,
+    class_logits,
+    load_head,
+)
+from finetune.objectives.objective import check_causal, check_head
 from finetune.run import resume, train
 
 QUIET = Console(stderr=True, quiet=True)
@@ -94,7 +101,7 @@ def test_losses_and_gradients_are_those_by_hand(tmp_path: Path, task: str) -> No
     for size, accumulate in ((2, 1), (1, 2)):
         made = tiny.trainer(
             tmp_path, headed(task), rows, kind=HeadObjective, batch_size=size,
-            accumulate=accumulate, max_steps=1, objective={"spec": SPECS[task]},
+            accumulate=accumulate, steps=1, objective={"spec": SPECS[task]},
             collate=lambda batch: collate(batch, 0),
         )  # fmt: skip
         logs, gradients = tiny.step_gradients(made)

@@ -17,7 +17,7 @@ from finetune.data.batches import collate
 from finetune.evaluation import evaluate
 from finetune.objectives.masked import Masked
 from finetune.run import train
-from finetune.training.run_setup import set_up_run
+from finetune.training.setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 

@@ -13,9 +13,8 @@ from torch.nn import functional
 
 from finetune.data.batches import collate
 from finetune.data.encoding import Encoded, Span
-from finetune.objectives.pair_objective import Replies
-from finetune.objectives.reference import give_reference
-from finetune.objectives.rows import PairRows
+from finetune.objectives.pairs import Replies
+from finetune.objectives.rows import PairRows, give_reference
 
 PAD = partial(collate, pad_id=0)
 LENGTHS = ((9, 12), (14, 7), (8, 8), (20, 11), (6, 15), (10, 9), (13, 13), (7, 18))
@@ -68,10 +67,9 @@ def assert_same_step(
     logs: dict[str, float] = {}
     for size, accumulate in sizes:
         step = tiny.trainer(
-            folder, deepcopy(model), made, batch_size=size, accumulate=accumulate, max_steps=1,
-            max_grad_norm=1e9, collate=PAD,
+            folder, deepcopy(model), made, batch_size=size, accumulate=accumulate, steps=1,
+            max_grad_norm=1e9, collate=PAD, objective=objective,
         )  # fmt: skip
-        step.objective = objective
         step.model.zero_grad()
         logs, gradients = tiny.step_gradients(step)
         assert abs(logs["loss"] - loss.item()) < 1e-5

@@ -18,10 +18,10 @@ from chatapp.engine.models.resolving import find_model
 from finetune.config.sections import Adapter, ConfigError, Train
 from finetune.evaluation import evaluate
 from finetune.objectives.objective import has_adapter
-from finetune.objectives.reference import _adapter_off
+from finetune.objectives.rows import _adapter_off
 from finetune.run import train
 from finetune.training.adapters import choose_trained, fuse_activations, trained_parameters
-from finetune.training.rollouts import current_tensors
+from finetune.training.draws import current_tensors
 
 QUIET = Console(stderr=True, quiet=True)
 IDS = torch.arange(12)[None] % tiny.VOCABULARY

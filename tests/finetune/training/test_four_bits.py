@@ -17,7 +17,7 @@ from safetensors import safe_open
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import find_model
 from finetune.run import train
-from finetune.training import run_setup
+from finetune.training import setup
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -42,8 +42,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return model, loading
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
-    monkeypatch.setattr(run_setup, "find_spec", lambda name: object())
-    monkeypatch.setattr(run_setup, "training_device", lambda asked: "cuda")
+    monkeypatch.setattr(setup, "find_spec", lambda name: object())
+    monkeypatch.setattr(setup, "training_device", lambda asked: "cuda")
     return calls
 
 
@@ -75,7 +75,7 @@ def test_what_is_in_four_bits_is_frozen_and_norms_are_exact(
     tmp_path: Path, asked: list[dict[str, Any]]
 ) -> None:
     settings = {"method": "lora", "max_steps": 1}
-    made = run_setup.set_up_run(
+    made = setup.set_up_run(
         tiny.config(tmp_path, train=settings, adapter={"base_precision": "int4"}), "cuda"
     )
     learnt = {name for name, weight in made.model.named_parameters() if weight.requires_grad}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_finetune as tiny
 from rich.console import Console
 
 from chatapp.engine.backends.masked import MaskedModel
@@ -53,7 +54,7 @@ def test_it_fills_masks_from_both_sides(run: Path) -> None:
 
 
 def test_the_log_is_that_of_the_masked_loss(run: Path) -> None:
-    rows = [json.loads(line) for line in (run / "losses.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(run, "losses.jsonl")
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[0] == pytest.approx(math.log(300), abs=0.4)  # whatever is accumulated
     assert losses[-1] < 1

@@ -20,7 +20,7 @@ from finetune.data.encoding import Span
 from finetune.evaluation import evaluate
 from finetune.merge import merge
 from finetune.run import resume, train
-from finetune.training.run_setup import set_up_run
+from finetune.training.setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -92,7 +92,7 @@ def test_samples_are_asked_for_in_the_template(tmp_path: Path) -> None:
     settings = config(tmp_path, samples={"prompts": ["What comes after 7?"], "max_tokens": 24},
                       train={"learning_rate": 0.05, "epochs": 6})  # fmt: skip
     run = train(settings, QUIET)
-    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(run)
     (last,) = [row["samples"] for row in rows if "samples" in row][-1]
     assert last["reply"] == reply(run)
 

@@ -15,8 +15,8 @@ from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import find_model
 from finetune.config.sections import ConfigError
 from finetune.run import train
-from finetune.training import run_setup
-from finetune.training.rounded_base import RoundedLinear
+from finetune.training import setup
+from finetune.training.adapters import RoundedLinear
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -64,7 +64,7 @@ def test_a_file_rounded_while_it_is_read_is_the_folder_rounded_afterwards(
     tiny.pairs(tmp_path / "rows.json")
     sections = {"train": {"method": "lora"}, "adapter": {"base_precision": precision}}
     afterwards, while_read = (
-        run_setup.set_up_run(
+        setup.set_up_run(
             tiny.config(tmp_path, model=str(base), data={"template": "chat"}, **sections), "cpu"
         ).model.state_dict()
         for base in (folder, file)
@@ -89,7 +89,7 @@ def test_an_adapter_learns_on_it_and_is_chatted_with(
     settings = {"method": "lora", "max_steps": 12, "learning_rate": 0.05}
     adapter = {"base_precision": precision, "rank": 4}
     config = tiny.config(tmp_path, train=settings, adapter=adapter, **base)
-    made = run_setup.set_up_run(config, "cpu")
+    made = setup.set_up_run(config, "cpu")
     kinds = {
         type(module.base_layer) for module in made.model.modules() if hasattr(module, "lora_A")
     }

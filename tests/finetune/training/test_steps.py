@@ -1,6 +1,5 @@
 """What a run's steps cost, measured on real ones that leave nothing behind."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,9 @@ from finetune.check import examine, show
 from finetune.config.sections import FinetuneConfig
 from finetune.measuring.report import header
 from finetune.run import train
+from finetune.training.building import FEW_STEPS, steps_of_run, timed_steps, too_few
 from finetune.training.optimizer import schedule
-from finetune.training.run_setup import set_up_run
-from finetune.training.trainer_factory import FEW_STEPS, steps_of_run, timed_steps, too_few
+from finetune.training.setup import set_up_run
 
 
 def test_timed_steps(tmp_path: Path) -> None:
@@ -55,7 +54,7 @@ def test_a_run_of_few_steps_is_warned_of(tmp_path: Path) -> None:
 
 def test_the_first_step_learns(tmp_path: Path) -> None:
     run = train(tiny.config(tmp_path, train={"warmup": 0.4}), Console(quiet=True))
-    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(run)
     rates = [row["learning_rate"] for row in rows if "l3" in row]
     factor = schedule("cosine", 4, len(rates))
     assert rates == pytest.approx([0.01 * factor(step) for step in range(len(rates))])

@@ -1,6 +1,5 @@
 """The log of a run in the trackers that it reports to, with fakes in place of their libraries."""
 
-import json
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -9,6 +8,8 @@ from unittest.mock import MagicMock
 
 import pytest
 import tiny_finetune as tiny
+from accelerate import tracking
+from accelerate.utils import LoggerType
 from rich.console import Console
 
 from finetune.run import train
@@ -23,36 +24,29 @@ def installed(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> 
     module = MagicMock(name=name, **attributes)
     module.__spec__ = ModuleSpec(name, None)
     monkeypatch.setitem(sys.modules, name, module)
+    if "." not in name:  # accelerate looks for them when it is imported
+        monkeypatch.setattr(tracking, "_available_trackers", [LoggerType(name)])
     return module
 
 
-def wandb(monkeypatch: pytest.MonkeyPatch) -> Told:
+def logging(monkeypatch: pytest.MonkeyPatch, name: str) -> Told:
+    """A tracker whose runs have a method `log`."""
     told: Told = {}
 
-    def log(row: dict[str, float]) -> None:
-        told.setdefault(int(row["train/global_step"]), {}).update(row)
+    class Run(MagicMock):
+        def log(self, values: dict[str, float], step: int) -> None:
+            told.setdefault(step, {}).update(values)
 
-    installed(monkeypatch, "wandb", log=log, run=None)
-    for name in ("wandb.sdk", "wandb.sdk.lib"):
-        installed(monkeypatch, name)
-    installed(monkeypatch, "wandb.sdk.lib.config_util", ConfigError=type("E", (Exception,), {}))
-
-    def init(**_: Any) -> None:
-        sys.modules["wandb"].run = MagicMock()  # type: ignore[attr-defined]
-
-    sys.modules["wandb"].init = init  # type: ignore[attr-defined]
+    installed(monkeypatch, name, init=lambda **_: Run())
     return told
+
+
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Told:
+    return logging(monkeypatch, "wandb")
 
 
 def trackio(monkeypatch: pytest.MonkeyPatch) -> Told:
-    told: Told = {}
-
-    def log(row: dict[str, float]) -> None:
-        told.setdefault(int(row["train/global_step"]), {}).update(row)
-
-    module = installed(monkeypatch, "trackio", log=log)
-    module.context_vars.current_space_id.get.return_value = None
-    return told
+    return logging(monkeypatch, "trackio")
 
 
 def tensorboard(monkeypatch: pytest.MonkeyPatch) -> Told:
@@ -64,8 +58,8 @@ def tensorboard(monkeypatch: pytest.MonkeyPatch) -> Told:
             # `tensorboard --logdir RUN` looks into the folders of the run.
             assert not log_dir or "run" in Path(log_dir).parts
 
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            told.setdefault(step, {})[name] = value
+        def add_scalar(self, name: str, value: float, global_step: int) -> None:
+            told.setdefault(global_step, {})[name] = value
 
     installed(monkeypatch, "tensorboard")
     installed(monkeypatch, "torch.utils.tensorboard", SummaryWriter=SummaryWriter)
@@ -79,7 +73,7 @@ def test_a_tracker_is_told_what_the_log_holds(
     told = tracker(monkeypatch)
     settings = {"report_to": [tracker.__name__], "max_steps": 4, "eval_every": 2}
     run = train(tiny.config(tmp_path, train=settings), QUIET)
-    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(run)
     losses = {row["step"]: row["l3"] for row in rows if "l3" in row}
     assert list(losses) == [1, 2, 3, 4]
     assert {step: row["train/l3"] for step, row in told.items() if "train/l3" in row} == losses

@@ -19,13 +19,13 @@ from finetune.evaluation import evaluate
 from finetune.merge import merge
 from finetune.run import resume, train
 from finetune.training import record
-from finetune.training.run_setup import set_up_run
+from finetune.training.setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 
 
 def log(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return tiny.rows_of(run)
 
 
 def result(run: Path) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_rounded_weights_do_not_learn_themselves(tmp_path: Path) -> None:
 def test_a_tracker_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune.training.trainer_factory.find_spec", lambda name: None)
+    monkeypatch.setattr("finetune.training.building.find_spec", lambda name: None)
     config = tiny.config(tmp_path, train={"report_to": ["trackio"]})
     with pytest.raises(ConfigError, match=r"report_to: trackio is not installed; pip install"):
         train(config, QUIET)

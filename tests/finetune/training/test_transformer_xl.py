@@ -17,8 +17,7 @@ from chatapp.engine.models.loading import load_model
 from finetune.config.sections import ConfigError, PretrainConfig
 from finetune.data.corpus import in_lanes
 from finetune.pretrain import pretrain
-from finetune.training.architectures import build_network
-from finetune.training.transformer_xl import by_key
+from finetune.training.architectures import build_network, by_key
 
 QUIET = Console(stderr=True, quiet=True)
 SHAPE: dict[str, Any] = {
@@ -43,7 +42,7 @@ def config(folder: Path, **train: Any) -> PretrainConfig:
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+    return tiny.rows_of(folder, "losses.jsonl")
 
 
 def test_each_token_sees_a_window() -> None:
@@ -113,11 +112,8 @@ def test_it_learns_measures_both_and_continues_as_unbroken(
     assert measured["eval_memory_loss"] < measured["eval_loss"]
 
     broken = config(tmp_path / "broken", max_steps=20)
-    with monkeypatch.context() as patch:
-        tiny.at_step(patch, 15, tiny.raising(tiny.Killed()))
-        with pytest.raises(tiny.Killed):
-            pretrain(broken, QUIET)
-    resumed = [row["loss"] for row in log(pretrain(broken, QUIET)) if "loss" in row]
+    resumed = tiny.broken_off(broken, monkeypatch, 15, pretrain)
+    resumed = [row["loss"] for row in log(resumed) if "loss" in row]
     assert resumed == pytest.approx(losses, abs=1e-6)
 
 

@@ -35,12 +35,13 @@ from finetune.data.packing import Rows
 folder, lengths = Path(sys.argv[1]), json.loads(sys.argv[2])
 rows = Rows(tiny.examples(lengths), "prompt")
 made = tiny.trainer(folder, tiny.gpt2(), rows, batch_size=2, accumulate=2, processes=2,
-                    held_out={"held_out": rows}, max_steps=2, ddp_backend="gloo",
-                    save_strategy="steps", save_steps=1)
+                    held_out={"held_out": rows}, save_every=1)
+kept = tiny.Kept()
+made.observers.append(kept)
 logs, gradients = tiny.step_gradients(made)
 logs |= made.evaluate()
-logs["second"] = made.state.log_history[1]["loss"]
-if made.is_world_process_zero():
+logs["second"] = kept.rows[1]["loss"]
+if made.accelerator.is_main_process:
     clean = {name.removeprefix("module."): value for name, value in gradients.items()}
     torch.save((logs, clean), folder / "step.pt")
 
@@ -110,8 +111,10 @@ def test_they_take_the_step_of_one(
     logs, gradients = torch.load(folder / "step.pt", weights_only=True)
     rows = Rows(tiny.examples(LENGTHS), "prompt")
     made = tiny.trainer(tmp_path, tiny.gpt2(), rows, batch_size=8, held_out={HELD_OUT: rows})
+    kept = tiny.Kept()
+    made.observers.append(kept)
     tiny.assert_same((logs, gradients), tiny.step_gradients(made))
-    assert logs["second"] == pytest.approx(made.state.log_history[1]["loss"], rel=1e-5)
+    assert logs["second"] == pytest.approx(kept.rows[1]["loss"], rel=1e-5)
     assert logs["eval_loss"] == pytest.approx(made.evaluate()["eval_loss"], rel=1e-5)
     # Two processes wrote one checkpoint, with the random state of both.
     written = {path.name for path in (folder / "checkpoint-2").iterdir()}
@@ -143,5 +146,5 @@ def test_pretraining_writes_the_run_of_one(
 
 
 def pretraining_losses(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "losses.jsonl").read_text().splitlines()]
+    rows = tiny.rows_of(run, "losses.jsonl")
     return [row["loss"] for row in rows if "loss" in row]

@@ -1,4 +1,5 @@
-"""The common part of objectives on pairs of replies: DPO, ORPO and reward models.
+"""Objectives on pairs of replies, DPO and those without a reference: CPO, SimPO and ORPO; and what
+they share with reward models.
 
 A pair's loss depends on the values of the two replies, and the step's loss is the mean over its
 pairs, plus an optional supervised term: weight · L1, the mean negative log-likelihood of tokens of
@@ -13,19 +14,26 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from rich.console import RenderableType
 from rich.text import Text
 from torch import Tensor, nn
+from torch.nn import functional
 
 from chatapp.engine.backends.head import HEAD_FILE, in_place_of
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.engine.models.resolving import find_model
 from chatapp.tasks.evaluation.metrics import wilson
-from finetune.config.objectives import SupervisedSpan
+from finetune.config.objectives import (
+    CpoSettings,
+    DpoSettings,
+    OrpoSettings,
+    SimpoSettings,
+    SupervisedSpan,
+)
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import ByLength, Tensors, TrainingRows, collate, loader
 from finetune.data.formats import Layout
@@ -52,12 +60,12 @@ from finetune.objectives.previews import (
     reply_lengths,
     show_pairs,
 )
-from finetune.objectives.reference import give_reference
 from finetune.objectives.rows import (
     MakeRows,
     PairRows,
     RowMaker,
     encode_feedback,
+    give_reference,
     pair_row_sets,
     preference_rows,
     row_questions,
@@ -359,3 +367,176 @@ class PairEvaluator(FeedbackEvaluator):
             "margin": (middle - half, middle + half),
         }
         return Figures({name: float(figure.mean()) for name, figure in figures.items()}, intervals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dpo(PairObjective):
+    """Direct preference optimization (Rafailov et al., 2023, arXiv 2305.18290, equation 7).
+
+    With Δ = log π(chosen)/ref(chosen) - log π(rejected)/ref(rejected), the loss of a pair is
+
+        sigmoid  -log σ(β·Δ)
+                 with label smoothing ε, the share of preferences taken to be wrong, the unbiased
+                 (-(1 - ε)·log σ(β·Δ) + ε·log σ(-β·Δ)) / (1 - 2ε)  (Chowdhury et al., 2024, arXiv
+                 2403.00409, equation 12; TRL's `robust`)
+        hinge    max(0, 1 - β·Δ)                                (Liu et al., 2023, arXiv 2309.06657)
+        ipo      (δ - 1/(2τ))², δ as Δ but of means over the tokens of each reply, τ = β (Azar et
+                 al., 2023, arXiv 2310.12036, equation 17; the means are TRL's, by its authors)
+
+    A reply's reward is β times its log-ratio. Beside it stands λ·L1 of the chosen replies (Pang et
+    al., 2024, arXiv 2404.19733, without their lengths): DPO alone lets the probability of both fall
+    as long as that of the rejected falls more. The reference is the initial model of the run, and
+    dropout is off, so the ratio is exact.
+
+    smoothing: ε.
+    """
+
+    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    beta: float = 0.1
+    smoothing: float = 0.0
+
+    name = "dpo"
+    title = "DPO"
+    needs_reference = True
+
+    @classmethod
+    def of(cls, settings: DpoSettings) -> "Dpo":
+        return cls(
+            weight=settings.aux_weight,
+            span=settings.aux_span,
+            loss=settings.loss,
+            beta=settings.beta,
+            smoothing=settings.label_smoothing,
+        )
+
+    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
+        ratios = [side.logps - side.reference for side in (chosen, rejected)]
+        if self.loss == "ipo":
+            means = [
+                ratio / side.tokens.clamp(min=1)
+                for ratio, side in zip(ratios, (chosen, rejected), strict=True)
+            ]
+            losses = (means[0] - means[1] - 1 / (2 * self.beta)) ** 2
+        elif self.loss == "hinge":
+            losses = (1 - self.beta * (ratios[0] - ratios[1])).relu()
+        else:
+            losses = self._sigmoid(self.beta * (ratios[0] - ratios[1]))
+        return PairScores(
+            loss=losses,
+            chosen_reward=self.beta * ratios[0],
+            rejected_reward=self.beta * ratios[1],
+            counts=chosen.tokens > 0,
+            chosen_logp=chosen.logps,
+            rejected_logp=rejected.logps,
+        )
+
+    def _sigmoid(self, margin: Tensor) -> Tensor:
+        right = -functional.logsigmoid(margin)
+        if not self.smoothing:
+            return right
+        wrong = -functional.logsigmoid(-margin)
+        return ((1 - self.smoothing) * right - self.smoothing * wrong) / (1 - 2 * self.smoothing)
+
+
+# Of a mean log-probability: at 0 the odds would be infinite.
+_HIGHEST = -1e-7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpo(PairObjective):
+    """Contrastive preference optimization (Xu et al., 2024, arXiv 2401.08417): DPO with a uniform
+    reference, and L1 of the chosen replies, which keeps them likely:
+
+        -log σ(β·(log π(chosen) - log π(rejected))) + λ·L1
+
+    A reply's reward is β times its log-probability. weight: λ.
+    """
+
+    weight: float = 1.0
+    beta: float = 0.1
+    gamma: float = 0.0
+
+    name = "cpo"
+    title = "CPO"
+
+    @classmethod
+    def of(cls, settings: CpoSettings) -> "Cpo":
+        return cls(weight=settings.aux_weight, beta=settings.beta)
+
+    def log_probability(self, side: Replies) -> Tensor:
+        """Of each reply, (pairs,)."""
+        return side.logps
+
+    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
+        logps = [self.log_probability(side) for side in (chosen, rejected)]
+        return PairScores(
+            loss=-functional.logsigmoid(self.beta * (logps[0] - logps[1]) - self.gamma),
+            chosen_reward=self.beta * logps[0],
+            rejected_reward=self.beta * logps[1],
+            counts=chosen.tokens > 0,
+            chosen_logp=logps[0],
+            rejected_logp=logps[1],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simpo(Cpo):
+    """Simple preference optimization (Meng et al., 2024, arXiv 2405.14734, equation 6): the reward
+    is the mean log-probability of a reply's tokens, as in generation, and must differ by a margin
+    γ:
+
+        -log σ(β·(mean log π(chosen) - mean log π(rejected)) - γ)
+    """
+
+    weight: float = 0.0
+    beta: float = 2.0
+    gamma: float = 1.0
+
+    name = "simpo"
+    title = "SimPO"
+
+    @classmethod
+    def of(cls, settings: SimpoSettings) -> "Simpo":  # type: ignore[override]
+        return cls(beta=settings.beta, gamma=settings.gamma)
+
+    def log_probability(self, side: Replies) -> Tensor:
+        return side.logps / side.tokens.clamp(min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orpo(PairObjective):
+    """Odds-ratio preference optimization (Hong et al., 2024, arXiv 2403.07691, equations 6 and 7):
+    with p a reply's probability a token, exp of the mean of its log-probabilities, and odds =
+    p / (1 - p),
+
+        L1 - β·log σ(log(odds(chosen) / odds(rejected)))
+
+    As in TRL, its L1 is over the whole chosen sequence, the prompt included (`span` chooses
+    otherwise), and a reply's reward is β times its mean log-probability.
+    """
+
+    weight: float = 1.0
+    beta: float = 0.1
+
+    name = "orpo"
+    title = "ORPO"
+
+    @classmethod
+    def of(cls, settings: OrpoSettings) -> "Orpo":
+        return cls(span=settings.span, beta=settings.beta)
+
+    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
+        means = [
+            (side.logps / side.tokens.clamp(min=1)).clamp(max=_HIGHEST)
+            for side in (chosen, rejected)
+        ]
+        odds = [mean - (-mean.expm1()).log() for mean in means]
+        losses = -self.beta * functional.logsigmoid(odds[0] - odds[1])
+        return PairScores(
+            loss=losses,
+            chosen_reward=self.beta * means[0],
+            rejected_reward=self.beta * means[1],
+            counts=chosen.tokens > 0,
+            chosen_logp=means[0],
+            rejected_logp=means[1],
+        )

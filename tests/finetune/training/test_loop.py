@@ -1,7 +1,5 @@
 """A step is its rows: the same losses and gradients however it is cut, padded or packed."""
 
-import inspect
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,35 +7,21 @@ import pytest
 import tiny_finetune as tiny
 import torch
 from torch.nn import functional
-from transformers import MistralConfig, MistralForCausalLM, Trainer, TrainingArguments
+from transformers import MistralConfig, MistralForCausalLM
 
 from finetune.data.batches import collate
 from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import model_inputs
-from finetune.training.checkpoints import CheckpointingTrainer
-from finetune.training.trainer import FiniteTrainer, NotFinite, ObjectiveTrainer
+from finetune.training.loop import NotFinite
 
 LENGTHS = [12, 5, 9, 20, 7, 16, 6, 11]
 
 
 def step(tmp_path: Path, rows: Rows, model: Any = None, **settings: Any) -> Any:
     return tiny.step_gradients(
-        tiny.trainer(tmp_path, model or tiny.gpt2(), rows, max_steps=1, **settings)
+        tiny.trainer(tmp_path, model or tiny.gpt2(), rows, steps=1, **settings)
     )
-
-
-@pytest.mark.parametrize("kind", [CheckpointingTrainer, FiniteTrainer, ObjectiveTrainer])
-def test_what_is_overridden_is_what_transformers_calls(kind: type) -> None:
-    """A method that it calls by another name, or no more, would silently not be ours."""
-    overridden = re.findall(r"super\(\)\.(_[a-z]\w+)\(", inspect.getsource(kind))
-    assert overridden
-    source = inspect.getsource(Trainer)
-    assert [name for name in overridden if f"self.{name}(" not in source] == []
-
-
-def test_the_number_of_gpus_is_where_it_is_set() -> None:
-    assert "self._n_gpu" in inspect.getsource(TrainingArguments.n_gpu.fget)
 
 
 @pytest.mark.parametrize("aux_norm", ["token", "sequence"])
@@ -141,15 +125,12 @@ def test_held_out_losses_are_exact_means_over_all_rows(tmp_path: Path) -> None:
 def test_lambda_falls_to_zero(tmp_path: Path) -> None:
     rows = Rows(tiny.examples(LENGTHS), "prompt")
     made = tiny.trainer(
-        tmp_path, tiny.gpt2(), rows, max_steps=4, objective={"aux_decays": True, "aux_weight": 0.8}
+        tmp_path, tiny.gpt2(), rows, steps=4, objective={"aux_decays": True, "aux_weight": 0.8}
     )
-    made.train()
-    weights = [
-        (row["loss"] - row["l2"]) / row["l1"] for row in made.state.log_history if "l1" in row
-    ]
+    told = tiny.logged(made)
+    weights = [(row["loss"] - row["l2"]) / row["l1"] for row in told]
     assert weights == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=1e-4)
-    logged = [row["aux_weight"] for row in made.state.log_history if "l1" in row]
-    assert logged == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    assert [row["aux_weight"] for row in told] == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
 def test_a_loss_that_is_no_number_stops_before_the_weights_are_touched(tmp_path: Path) -> None:
@@ -174,10 +155,8 @@ def test_a_gradient_that_is_no_number_stops_too(tmp_path: Path) -> None:
 
 def test_a_request_to_stop_saves_after_the_step(tmp_path: Path) -> None:
     rows = Rows(tiny.examples(LENGTHS), "prompt")
-    made = tiny.trainer(
-        tmp_path, tiny.gpt2(), rows, max_steps=9, save_strategy="steps", save_steps=100
-    )
+    made = tiny.trainer(tmp_path, tiny.gpt2(), rows, steps=9, save_every=100)
     made.stop_requested = True
     made.train()
-    assert made.state.global_step == 1
+    assert made.progress.step == 1
     assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()

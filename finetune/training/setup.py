@@ -35,17 +35,24 @@ from finetune.config.code import require_permission, withhold_code
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.preparation import choose_template, on_day
 from finetune.objectives.l3 import encoder_end
-from finetune.objectives.model_checks import check_causal, check_head, check_kind, check_packing
-from finetune.objectives.objective import ModelText, Objective, RowSets, objective_class
-from finetune.objectives.reference import REFERENCE_FILE, give_reference
-from finetune.objectives.rows import PairRows
+from finetune.objectives.objective import (
+    ModelText,
+    Objective,
+    RowSets,
+    check_causal,
+    check_head,
+    check_kind,
+    check_packing,
+    objective_class,
+)
+from finetune.objectives.rows import REFERENCE_FILE, PairRows, give_reference
 from finetune.training.adapters import (
     LOW_RANK,
+    RoundedBase,
     choose_trained,
     fuse_activations,
     switch_off_dropout,
 )
-from finetune.training.rounded_base import RoundedBase
 
 
 @dataclass(frozen=True, slots=True)
