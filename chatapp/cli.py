@@ -39,7 +39,7 @@ _COMMANDS = {
     "eval": "measuring.eval:evaluate",
     "summarize": "summarize:summarize",
     "perplexity": "perplexity:perplexity",
-    "inspect": "inspecting.inspect:inspect",
+    "inspect": "inspect:app",
     "tokens": "tokens:tokens",
     "lesson": "lesson:lesson",
     "render": "render:render",

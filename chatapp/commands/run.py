@@ -22,7 +22,6 @@ from chatapp.commands.console import (
     write,
     write_json,
 )
-from chatapp.commands.inspecting.prompt_parts import explain_answer, show_parts
 from chatapp.commands.loading import choices_for, load, prompt_path, report_pool, template_for
 from chatapp.commands.options import (
     ConcurrencyOption,
@@ -32,6 +31,7 @@ from chatapp.commands.options import (
     StrictOption,
     prompt_options,
 )
+from chatapp.commands.prompt_parts import explain_answer, show_parts
 from chatapp.common.userfiles import UserError
 from chatapp.tasks.settings import SETTINGS
 

@@ -141,9 +141,9 @@ def draw_sweep(results: "Sweep") -> "list[RenderableType]":
     """Each reply below its numbers."""
     from rich.text import Text
 
-    from chatapp.lab.figures.console import heading
+    from chatapp.lab.drawing.console import heading
 
-    parts: list[RenderableType] = [heading("Steering", results.sentence)]
+    parts: list[RenderableType] = [heading("Steering", results.reading)]
     for reply in results.replies:
         numbers = (
             f"strength {reply.strength:g}  KL {reply.kl:.3f}  perplexity {reply.perplexity:.2f}"

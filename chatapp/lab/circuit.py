@@ -1,4 +1,4 @@
-"""The fewest heads and MLPs that still tell one token from another.
+"""A few heads and MLPs that still tell one token from another on a prompt.
 
 Greedy pruning by ablation, after the automatic search for circuits (2304.14997): in each round
 every part that is left is ranked by what the difference of the logits loses without it, and they
@@ -9,7 +9,8 @@ are taken away, the least first, as long as the rest keeps the share that is wan
                    outside of the circuit does the same
 
 (Wang et al. 2023, "Interpretability in the Wild".) What is taken away is replaced by its mean over
-the text's tokens, or by zeros.
+the tokens of the text, or of another prompt, or by zeros. A circuit that is found on one prompt may
+fail on the next, so another prompt, such as one with two names swapped, is tried as well.
 
 Invariant: no further single part can be taken away without going below the share.
 """
@@ -39,9 +40,19 @@ SMALLEST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """A circuit on another prompt. faithfulness: None where the whole model's difference there is
+    below 0.5 in size."""
+
+    difference: float
+    faithfulness: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Circuit:
     """The parts that are left, layer by layer. difference: of the whole model. total: how many
-    parts there are. is_mean: whether the others are replaced by means, not by zeros.
+    parts there are. is_mean: whether the others are replaced by means, not by zeros. other: what
+    they do on another prompt, whose means those are then.
     """
 
     parts: tuple[str, ...]
@@ -50,17 +61,20 @@ class Circuit:
     faithfulness: float
     completeness: float
     is_mean: bool
+    other: Tried | None = None
 
 
-def smallest_circuit(
+def small_circuit(
     reading: Reading,
     contrast: Contrast,
+    other: Reading | None = None,
     *,
     keep: float = KEEP,
     is_mean: bool = True,
     progress: Progress = no_progress,
 ) -> Circuit:
-    """The circuit that greedy pruning leaves. keep: the least share of the difference.
+    """The circuit that greedy pruning leaves. keep: the least share of the difference. other: of
+    another prompt, which gives the means and is tried on.
 
     Raises LabError where the difference is below 0.5.
     """
@@ -70,7 +84,7 @@ def smallest_circuit(
             f"the difference of the logits is {whole:.2f}; a circuit is searched from {SMALLEST} "
             "on, because there is hardly anything to keep"
         )
-    search = _Search(reading, contrast, is_mean)
+    search = _Search(reading, contrast, (other or reading) if is_mean else None)
     everything = list(heads_and_mlps(reading.decoder))
     left, off = everything, frozenset[Part]()
     while left:
@@ -81,7 +95,11 @@ def smallest_circuit(
             break
         off = taken
         left = [part for part in everything if part not in off]
-    circuit = frozenset(left)
+    circuit, tried = frozenset(left), None
+    if other is not None:
+        there = float(contrast.of(other.logits))
+        kept = search.difference(off, other)
+        tried = Tried(there, kept / there if abs(there) >= SMALLEST else None)
     return Circuit(
         tuple(str(part) for part in sorted(left, key=lambda p: (p.layer, p.is_mlp, p.head or 0))),
         len(everything),
@@ -89,31 +107,33 @@ def smallest_circuit(
         search.difference(off) / whole,
         search.difference(circuit) / whole,
         is_mean,
+        tried,
     )
 
 
 class _Search:
-    """The difference of the logits without any set of parts."""
+    """The difference of the logits without any set of parts. means: the text over whose tokens
+    parts are averaged; None for zeros."""
 
-    def __init__(self, reading: Reading, contrast: Contrast, is_mean: bool) -> None:
+    def __init__(self, reading: Reading, contrast: Contrast, means: Reading | None) -> None:
         self._reading, self._contrast = reading, contrast
         parts = list(heads_and_mlps(reading.decoder))
-        self._values = {part: _mean(reading, part) if is_mean else None for part in parts}
+        self._values = {part: None if means is None else _mean(means, part) for part in parts}
 
-    def _changes(self, off: Collection[Part]) -> Interventions:
-        """What takes these parts away, after the changes that the reading has."""
+    def _changes(self, off: Collection[Part], reading: Reading | None = None) -> Interventions:
+        """What takes these parts away, after the changes that a reading has."""
         changes = []
         for part in off:
             value = self._values[part]
             vector = None if value is None else tuple(value.tolist())
             changes.append(Change(str(part), part.points[0], vector))
-        return self._reading.changes + Interventions(tuple(changes))
+        return (reading or self._reading).changes + Interventions(tuple(changes))
 
-    def difference(self, off: Collection[Part]) -> float:
-        """Without these parts."""
-        reading = self._reading
+    def difference(self, off: Collection[Part], other: Reading | None = None) -> float:
+        """Without these parts, on the text or on another prompt."""
+        reading = other or self._reading
         tokens = [[*reading.start, *reading.ids]]
-        states = reading.decoder.hidden(tokens, changes=self._changes(off))
+        states = reading.decoder.hidden(tokens, changes=self._changes(off, reading))
         return float(self._contrast.of(reading.decoder.uncapped_head(states[0, -1])))
 
     def read_without(self, off: Collection[Part]) -> Reading:

@@ -1,15 +1,14 @@
 """What attention heads do: scores on random tokens, on natural text, and of their weights.
 
-Invariant: each measure says in `MEASURES` what it is, with its formula and source. A[i, j] is a
-head's weight of token i on token j, and each score is a mean of such weights; `entropy`, `distance`
-and `spread` have other units. Scores on random tokens and on text disagree; both are shown.
+A[i, j] is a head's weight of token i on token j, and each score is a mean of such weights;
+`entropy`, `distance` and `spread` have other units. Scores on random tokens and on text disagree;
+both are computed.
 """
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,133 +23,9 @@ from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.parts import LayerNorm, RMSNorm
 from chatapp.engine.kernels.linear import Layer, Linear
 from chatapp.engine.model import LanguageModel
-from chatapp.lab.findings import Finding
 
 SAMPLE = Path(__file__).parent / "sample.txt"
 """Short texts of our own, with an empty line after each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """What one score of a head is. formula, source: for a reader who wants to know exactly."""
-
-    title: str
-    formula: str
-    source: str
-
-
-_OLSSON = "Olsson et al. 2022, arXiv 2209.11895"
-_HEADVIS = "the measures of HeadVis"
-_RANDOM = "on random tokens r₁…rₛ that come twice"
-
-MEASURES = {
-    "previous": Measure("previous token", f"mean of A[i, i−1] {_RANDOM}", _OLSSON),
-    "duplicate": Measure(
-        "duplicate token", f"mean of A[i, i−s] in the second half, {_RANDOM}", _OLSSON
-    ),
-    "induction": Measure(
-        "induction", f"prefix matching: mean of A[i, i−s+1] in the second half, {_RANDOM}", _OLSSON
-    ),
-    "self": Measure("itself, on text", "mean of A[i, i]", _HEADVIS),
-    "previous_text": Measure("previous token, on text", "mean of A[i, i−1]", _HEADVIS),
-    "induction_text": Measure(
-        "induction, on text",
-        "mean of Σⱼ A[i, j+1] over earlier places j < i−1 of token i, where there are some",
-        _HEADVIS,
-    ),
-    "entropy": Measure("entropy, in bits", "mean of −Σⱼ A[i, j] log₂ A[i, j]", _HEADVIS),
-    "distance": Measure("distance, in tokens", "mean of Σⱼ A[i, j] (i−j)", _HEADVIS),
-    "spread": Measure(
-        "variance of the distance", "mean of Σⱼ A[i, j] (i−j)² − (Σⱼ A[i, j] (i−j))²", _HEADVIS
-    ),
-    "copying": Measure(
-        "copying",
-        "Σ Re λ / Σ |λ| of the eigenvalues λ of W_U W_O W_V W_E, with the norms' weights in it",
-        "Elhage et al. 2021, A mathematical framework for transformer circuits",
-    ),
-}
-"""In the order in which they are shown. The first token of a text, which sees itself alone, does
-not count."""
-
-NAMED = ("induction", "previous", "duplicate")
-NAMED_FROM = 0.4
-"""A head is called by the largest of `NAMED` from this score on."""
-
-
-@dataclass(frozen=True, eq=False)
-class HeadScores(Finding):
-    """Each head by each measure.
-
-    values: (layers, heads) of each measure in `MEASURES`. model: its name. sorted_by: a measure.
-    against: of a model with as many layers and heads, from which the differences are shown.
-    """
-
-    name: ClassVar[str] = "heads"
-
-    model: str
-    values: dict[str, NDArray[np.float64]]
-    sorted_by: str = "induction"
-    against: "HeadScores | None" = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        check_measure(self.sorted_by)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Layers and heads."""
-        layers, heads = self.values["previous"].shape
-        return layers, heads
-
-    @property
-    def changes(self) -> dict[str, NDArray[np.float64]]:
-        """What this model has more than the other; {} where there is none."""
-        if self.against is None:
-            return {}
-        return {name: self.values[name] - self.against.values[name] for name in self.values}
-
-    @property
-    def order(self) -> list[tuple[int, int]]:
-        """Layers and heads, the largest score first; or the largest change, in either direction."""
-        key = self.values[self.sorted_by]
-        if self.against is not None:
-            key = np.abs(self.changes[self.sorted_by])
-        places = np.argsort(-key, axis=None, kind="stable")
-        return [(int(p) // self.shape[1], int(p) % self.shape[1]) for p in places]
-
-    def called(self, layer: int, head: int) -> str:
-        """What a head is called, one of `NAMED`; "" for one that does none of it."""
-        best = max(NAMED, key=lambda name: self.values[name][layer, head])
-        return best if self.values[best][layer, head] >= NAMED_FROM else ""
-
-    @property
-    def sentence(self) -> str:
-        title = MEASURES[self.sorted_by].title
-        layer, head = self.order[0]
-        if self.against is None:
-            value = self.values[self.sorted_by][layer, head]
-            return f"What heads do: {layer}.{head} has the largest {title} score, {value:.2f}"
-        value = self.changes[self.sorted_by][layer, head]
-        return (
-            f"What changed from {self.against.model}: the {title} score of {layer}.{head} "
-            f"moved most, by {value:+.2f}"
-        )
-
-    def to_json(self) -> list[dict[str, Any]]:
-        changes = self.changes
-        rows = []
-        for layer, head in self.order:
-            row: dict[str, Any] = {"name": f"{layer}.{head}", "called": self.called(layer, head)}
-            row |= {name: float(value[layer, head]) for name, value in self.values.items()}
-            if changes:
-                row["change"] = {name: float(v[layer, head]) for name, v in changes.items()}
-            rows.append(row)
-        return rows
-
-
-def check_measure(name: str) -> None:
-    """Raises UserError for a name that is not in `MEASURES`."""
-    if name not in MEASURES:
-        raise UserError(f"{name!r} is no measure of a head; expected one of {', '.join(MEASURES)}")
 
 
 def check_same_shape(model: LanguageModel, other: LanguageModel) -> None:
@@ -165,11 +40,7 @@ def check_same_shape(model: LanguageModel, other: LanguageModel) -> None:
         )
 
 
-Steps = Generator[tuple[int, int], None, "HeadScores"]
-"""Work in steps, after each of which others may use the model: how many of how many are done."""
-
-
-def score_heads(
+def head_measures(
     model: LanguageModel,
     texts: Sequence[str] = (),
     *,
@@ -177,38 +48,16 @@ def score_heads(
     draws: int = 4,
     seed: int = 0,
     among: Collection[int] = (),
-    sorted_by: str = "induction",
     progress: Progress = no_progress,
-) -> HeadScores:
-    """All measures of all heads. Formulas and sources are in `MEASURES`.
+) -> dict[str, NDArray[np.float64]]:
+    """All measures of all heads, (layers, heads) each. `views.head_views.MEASURES` says what they
+    are.
 
     texts: natural text, the bundled sample by default. length: the number of random tokens,
     which come twice in a row. draws: how often they are drawn, with this seed. among: the tokens
     that they are drawn from, by default all. Raises UserError for a model that is not computed by
     this program's decoder, and for texts of one token.
     """
-    steps = scoring_steps(
-        model, texts, length=length, draws=draws, seed=seed, among=among, sorted_by=sorted_by
-    )
-    while True:
-        try:
-            progress(*next(steps))
-        except StopIteration as end:
-            scores: HeadScores = end.value
-            return scores
-
-
-def scoring_steps(
-    model: LanguageModel,
-    texts: Sequence[str] = (),
-    *,
-    length: int = 50,
-    draws: int = 4,
-    seed: int = 0,
-    among: Collection[int] = (),
-    sorted_by: str = "induction",
-) -> Steps:
-    """`score_heads` in steps of one text, for whoever has other work in between."""
     model = own_decoder(model)
     decoder, start = model.decoder, list(model.start)
     rows = [[*start, *ids] for ids in texts_as_ids(model, texts or sample_texts()) if len(ids) > 1]
@@ -219,14 +68,82 @@ def scoring_steps(
     sums = Sums(decoder)
     total = len(rows) + draws + 1
     for done, row in enumerate([*repeated, *rows]):
-        yield done, total
+        progress(done, total)
         with model.lock:
             add = add_random if done < draws else add_text
             add(sums, decoder, row, len(start))
-    yield total - 1, total
+    progress(total - 1, total)
     with model.lock:
-        values = sums.means() | {"copying": copying_scores(decoder)}
-    return HeadScores(model.name, {name: values[name] for name in MEASURES}, sorted_by)
+        return sums.means() | {"copying": copying_scores(decoder)}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one token attends to most. source, target: positions."""
+
+    source: int
+    target: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadText:
+    """A text as a head sees it.
+
+    texts: of its tokens. strength: the mean over the tokens i of the largest A[i, j], 0 < j < i.
+    links: the strongest, one a token. weights: of the token of the first link on those up to it.
+    """
+
+    texts: tuple[str, ...]
+    strength: float
+    links: tuple[Link, ...]
+    weights: tuple[float, ...]
+
+
+def texts_of_head(
+    model: LanguageModel,
+    layer: int,
+    head: int,
+    texts: Sequence[str] = (),
+    top: int = 5,
+    progress: Progress = no_progress,
+) -> tuple[HeadText, ...]:
+    """The texts where a head is strongest, that first where it is most so. A weight on the first
+    token, which takes what a head has no use for, and on the token itself does not count."""
+    model = own_decoder(model)
+    shape = model.decoder.architecture
+    if not (0 <= layer < shape.layers and 0 <= head < shape.heads):
+        raise UserError(
+            f"{layer}.{head}: the model has {shape.layers} layers of {shape.heads} heads, "
+            "numbered from 0"
+        )
+    start, rows = len(model.start), []
+    given = [ids for ids in texts_as_ids(model, texts or sample_texts()) if len(ids) > 2]
+    if not given:
+        raise UserError("there is no text of at least three tokens to show the head on")
+    for done, ids in enumerate(given):
+        progress(done, len(given))
+        seen: list[Tensor] = []
+
+        def take(at: int, weights: Tensor, seen: list[Tensor] = seen) -> None:
+            if at == layer:
+                seen.append(weights[head, start:, start:].cpu())
+
+        with model.lock:
+            look_at_weights(model.decoder, [*model.start, *ids], take)
+        rows.append(_seen(seen[0], tuple(map(model.piece, ids))))
+    return tuple(sorted(rows, key=lambda row: -row.strength)[:top])
+
+
+def _seen(weights: Tensor, texts: tuple[str, ...]) -> HeadText:
+    """weights: (tokens, tokens)."""
+    earlier = weights.tril(-1)
+    earlier[:, 0] = 0
+    best, targets = earlier[2:].max(1)
+    order = torch.argsort(best, descending=True, stable=True)[:3].tolist()
+    links = tuple(Link(at + 2, int(targets[at]), float(best[at])) for at in order)
+    row = weights[links[0].source, : links[0].source + 1]
+    return HeadText(texts, float(best.mean()), links, tuple(row.tolist()))
 
 
 def own_decoder(model: LanguageModel) -> LocalModel:

@@ -1,7 +1,8 @@
-"""Which models can be inspected, and the interface for it.
+"""Which models can be inspected, the interface for it, and what a constraint did to a reply.
 
 Invariant: the engine does not depend on this room. A local model is wrapped, and used as in
-generation.
+generation. A constraint's grammar is followed again over the reply's tokens, with the probabilities
+of the model's own pass, so a stored reply shows what a new one would.
 """
 
 from collections.abc import Sequence
@@ -12,15 +13,15 @@ from chatapp.engine.backends.background import BackgroundModel, model_here
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_model import TransformersModel
+from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.constraint.matching import Matcher
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check_changeable
 from chatapp.engine.errors import ModelError
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.lab.architectures.encoder_decoder import EncoderDecoderTrace
-from chatapp.lab.limits import matcher_after
-from chatapp.lab.predictions import Stepper
+from chatapp.lab.encoder_decoder import EncoderDecoderTrace
+from chatapp.lab.predictions import Limit, Stepper, limit_of
 from chatapp.lab.traces import DecoderTrace, Trace, TransformersTrace
 
 
@@ -117,3 +118,41 @@ class _InspectableGenerator:
             return None if constraint is None else matcher_after(model, constraint, taken)
 
         return Stepper(logits, model.piece, ids, sampling, model.context, model.end_ids, follow)
+
+
+def limits_of(
+    model: LocalGenerator, trace: Trace, start: int, constraint: Constraint
+) -> tuple[Limit | None, ...]:
+    """What a constraint did at each token from `start` on, in the place of the token.
+
+    None before them, and where it does not apply. Nothing for a reply that does not follow it,
+    because it was generated without it, and for a model that cannot follow any.
+    """
+    try:
+        matcher = matcher_after(model, constraint)
+    except ConstraintError:
+        return ()
+    limits: list[Limit | None] = [None] * start
+    text = model.tokenizer.stream()
+    for position in range(start, len(trace.ids)):
+        id, limit = trace.ids[position], None
+        if matcher.is_on and not matcher.is_over:
+            allowed = matcher.allowed()
+            if not allowed.mask[id]:
+                return ()
+            limit = limit_of(allowed, trace.logits(position - 1, position)[0])
+        limits.append(limit)
+        matcher.take(id, text.push(id))
+    return tuple(limits)
+
+
+def matcher_after(
+    model: LocalGenerator, constraint: Constraint, reply: Sequence[int] = ()
+) -> Matcher:
+    """The state of a constraint after the first tokens of a reply. Raises ConstraintError."""
+    mark = model.tokenizer.special.get(constraint.after)
+    matcher = Matcher(constraint, model.vocab_bytes, model.end_ids, mark)
+    text = model.tokenizer.stream()
+    for id in reply:
+        matcher.take(id, text.push(id))
+    return matcher

@@ -17,21 +17,18 @@ look when they have nothing to look for. The last token sees itself always.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from chatapp.common.progress import Progress, no_progress
-from chatapp.common.shading import visible
+from chatapp.common.progress import Progress
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.encoding import segment_ids
-from chatapp.engine.model import LanguageModel, Tokenizer
-from chatapp.lab.findings import Finding
-from chatapp.lab.heads import own_decoder
+from chatapp.engine.model import Tokenizer
 from chatapp.prompting.messages import Segment
 
 _TOKENS_AT_ONCE = 4096
@@ -60,122 +57,7 @@ class PartEffect:
     occlusion: float
 
 
-@dataclass(frozen=True, slots=True)
-class PromptParts(Finding):
-    """What in a prompt mattered.
-
-    texts: of its tokens. answer, against: the two that are compared, as text. difference: F.
-    parts: in their order. gradient: of each token. occlusion: of each token; empty where it was
-    measured by part alone.
-    """
-
-    name: ClassVar[str] = "parts"
-
-    texts: tuple[str, ...]
-    answer: str
-    against: str
-    difference: float
-    parts: tuple[PartEffect, ...]
-    gradient: tuple[float, ...]
-    occlusion: tuple[float, ...] = ()
-
-    @property
-    def rank_correlation(self) -> float | None:
-        """Spearman's, of both measures: by token where there are both, else by part; None where
-        all of one are equal."""
-        if self.occlusion:
-            return rank_correlation(self.gradient, self.occlusion)
-        return rank_correlation(
-            [part.gradient for part in self.parts], [part.occlusion for part in self.parts]
-        )
-
-    @property
-    def most_used(self) -> PartEffect | None:
-        """The example whose absence costs the answer most; the part, where there are none."""
-        examples = [part for part in self.parts if part.part.startswith("example ")]
-        return max(examples or self.parts, key=lambda part: part.occlusion, default=None)
-
-    @property
-    def sentence(self) -> str:
-        words = (
-            f"What made it answer │{visible(self.answer)}│ and not │{visible(self.against)}│ "
-            f"(log-probabilities differ by {self.difference:.2f})"
-        )
-        if self.most_used is None:
-            return words
-        best = self.most_used
-        return f"{words}: mostly {best.part}, {best.occlusion:+.2f} by occlusion"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "answer": self.answer,
-            "against": self.against,
-            "difference": self.difference,
-            "parts": [asdict(part) for part in self.parts],
-            "tokens": [
-                {"text": text, "gradient": gradient}
-                | ({"occlusion": self.occlusion[place]} if self.occlusion else {})
-                for place, (text, gradient) in enumerate(
-                    zip(self.texts, self.gradient, strict=True)
-                )
-            ],
-            "rank_correlation": self.rank_correlation,
-        }
-
-
-def attribute_prompt(
-    model: LanguageModel,
-    ids: Sequence[int],
-    spans: Sequence[Span],
-    answer: Sequence[int] = (),
-    against: Sequence[int] = (),
-    *,
-    by_token: bool = True,
-    changes: Interventions = UNCHANGED,
-    progress: Progress = no_progress,
-) -> PromptParts:
-    """What in a prompt mattered for an answer. Formulas are in this file's first lines.
-
-    ids: of the prompt. spans: its parts. answer, against: tokens of the answers that are compared;
-    by default the most likely next token and its runner-up. by_token: hide each token as well,
-    which takes a pass for each. changes: inside the model, in every pass. Raises UserError for a
-    model that is not computed by this program's decoder, ContextOverflow for a prompt that does not
-    fit, ModelError for weights that are not float32.
-    """
-    model = own_decoder(model)
-    model.check_text(ids)
-    with model.lock:
-        explained = _Explained(model, ids, answer, against, changes)
-        gradient = explained.gradient()
-        single = [Span(str(at), at, at + 1) for at in range(len(ids))] if by_token else []
-        whole, *hidden = explained.without([*spans, *single], progress)
-    effects = [whole - value for value in hidden]
-    parts = [
-        PartEffect(
-            span.name,
-            model.tokenizer.decode(ids[span.start : span.stop]).strip(),
-            sum(gradient[span.start : span.stop]),
-            effect,
-        )
-        for span, effect in zip(spans, effects, strict=False)
-    ]
-    return PromptParts(
-        tuple(map(model.piece, ids)),
-        _words(model, explained.answer),
-        _words(model, explained.against),
-        whole,
-        tuple(parts),
-        tuple(gradient),
-        tuple(effects[len(spans) :]),
-    )
-
-
-def _words(model: LocalModel, ids: Sequence[int]) -> str:
-    """An answer as text; a single token may be a part of a character, which shows its bytes."""
-    return model.piece(ids[0]) if len(ids) == 1 else model.tokenizer.decode(ids)
-
-
-class _Explained:
+class Explained:
     """F of one prompt, with its gradient, and with parts hidden."""
 
     def __init__(
@@ -184,12 +66,12 @@ class _Explained:
         ids: Sequence[int],
         answer: Sequence[int],
         against: Sequence[int],
-        changes: Interventions,
+        changes: Interventions | None = None,
     ) -> None:
         self._decoder = model.decoder
         self._start = len(model.start)
         self._prompt = [*model.start, *ids]
-        self._changes = changes.shifted(self._start)
+        self._changes = (changes or UNCHANGED).shifted(self._start)
         if not answer or not against:
             states = self._decoder.hidden([self._prompt], changes=self._changes)[0, -1:]
             best = self._decoder.head(states)[0].topk(2).indices.tolist()

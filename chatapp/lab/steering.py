@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from chatapp.engine.decoder.interventions import Change, Interventions
 from chatapp.engine.events import Token
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.model import LanguageModel
-from chatapp.lab.findings import Finding
 from chatapp.lab.heads import own_decoder
 from chatapp.lab.traces import Recorder
 
@@ -223,22 +222,22 @@ class Steered:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep(Finding):
+class Sweep:
     """Replies to one prompt by strength."""
-
-    name: ClassVar[str] = "sweep"
 
     direction: str
     replies: tuple[Steered, ...]
 
     @property
-    def sentence(self) -> str:
+    def reading(self) -> str:
+        """What is shown, in a sentence."""
         return (
             f"Replies with {self.direction} at {len(self.replies)} strengths, their mean "
             "KL(unchanged ‖ steered) in nats, and their perplexity under the unchanged model"
         )
 
     def to_json(self) -> dict[str, Any]:
+        """As plain data."""
         return {"direction": self.direction, "replies": [asdict(reply) for reply in self.replies]}
 
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_internals import (
     cache_arguments,
     cache_of,
@@ -115,6 +116,20 @@ class Recorder:
         if point in self._points:
             self.values[point] = value
         return value
+
+
+def seen_at(
+    model: LocalModel,
+    ids: Sequence[int],
+    points: Sequence[str],
+    changes: Interventions | None = None,
+) -> dict[str, Tensor]:
+    """The values at points of the forward pass, without the batch dimension."""
+    recorder = Recorder(points)
+    changes = (changes or UNCHANGED).shifted(len(model.start))
+    with model.lock:
+        model.decoder.hidden([[*model.start, *ids]], observe=recorder, changes=changes)
+    return {point: value[0] for point, value in recorder.values.items()}
 
 
 class DecoderTrace(Trace):

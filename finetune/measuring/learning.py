@@ -19,7 +19,7 @@ from chatapp.common.userfiles import UserError
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import step_folder
-from chatapp.lab.heads import score_heads
+from chatapp.lab.views.head_views import score_heads
 from chatapp.tasks.evaluation.language_modelling import is_passage, lambada
 
 HEAD_MEASURES = ("previous", "duplicate", "induction")

@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from chatapp.commands.inspecting.prompt_parts import explain_answer
+from chatapp.commands.prompt_parts import explain_answer
 from chatapp.engine.models.loading import load_model
 from chatapp.tasks.answering import Answerer
 from chatapp.tasks.files.promptfile import load_prompt

@@ -21,18 +21,20 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import Part
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_model
-from chatapp.lab.architectures.positions import Positions
-from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
-from chatapp.lab.experiments import Ablation, Losses, Patches, SmallestCircuit, Why, ask, compare
-from chatapp.lab.figures.page import html_page
-from chatapp.lab.figures.svg import svg_picture
-from chatapp.lab.findings import Attention, Layers, NextToken, Tokens
-from chatapp.lab.head_texts import strongest_texts
-from chatapp.lab.heads import score_heads
+from chatapp.lab.drawing.pictures import html_page, svg_picture
 from chatapp.lab.inspectable import inspectable
-from chatapp.lab.prompt_parts import Span, attribute_prompt
+from chatapp.lab.prompt_parts import Span
 from chatapp.lab.reruns import LabError
 from chatapp.lab.steering import make_direction
+from chatapp.lab.views.architecture_views import Positions
+from chatapp.lab.views.attention_views import Attention
+from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbours, WeightSteps
+from chatapp.lab.views.head_views import score_heads, strongest_texts
+from chatapp.lab.views.layer_views import Layers, Norms
+from chatapp.lab.views.part_views import Ablation, Losses, SmallCircuit, Why, ask
+from chatapp.lab.views.patch_view import Patches, compare
+from chatapp.lab.views.prompt_part_view import attribute_prompt
+from chatapp.lab.views.text_views import NextToken, Tokens
 
 pytestmark = pytest.mark.benchmark
 
@@ -76,7 +78,7 @@ def views(model: LocalModel) -> dict[str, Callable[[], object]]:
         "texts of a head": lambda: strongest_texts(model, 0, 0),
         "a direction from six pairs": lambda: make_direction(model, "joy", PAIRS),
         "a page and a picture": lambda: (html_page([why]), svg_picture([why])),
-        SEARCH: lambda: SmallestCircuit.of(question),
+        SEARCH: lambda: SmallCircuit.of(question),
     }
 
 

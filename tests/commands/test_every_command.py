@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import chatapp.cli
 import finetune.cli
 from chatapp.common.paths import database_path, settings_path
+from chatapp.lab.views import VIEWS
 
 TESTS = Path(__file__).parent.parent
 
@@ -36,7 +37,17 @@ WRONG = {
     "chatapp eval": Wrong("", "expected prompt files with --test"),
     "chatapp summarize": Wrong("nosuch.txt", "nosuch.txt"),
     "chatapp perplexity": Wrong("nosuch.txt", "nosuch.txt"),
-    "chatapp inspect": Wrong("", "there is no text to inspect"),
+    **{
+        f"chatapp inspect {name}": Wrong(
+            {"neighbours": "xyzzyx", "heads": "--sort x", "texts": "nosuch"}.get(
+                name, "0.0" if name in ("ablate", "state", "weight", "neurons") else ""
+            ),
+            {"neighbours": "TOKEN is", "heads": "'x' is no measure", "texts": "'nosuch'"}.get(
+                name, "there is no text to inspect"
+            ),
+        )
+        for name in (*list(VIEWS)[1:], "text")
+    },
     "chatapp tokens": Wrong("", "give either a text or --file"),
     "chatapp lesson": Wrong("check nosuch.toml", "nosuch.toml: cannot be read"),
     "chatapp render": Wrong("nosuch.json", "nosuch.json"),

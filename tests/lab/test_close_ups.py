@@ -11,7 +11,8 @@ from hooked import blocks_of, parts_of
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import Part
-from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
+from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbours, WeightSteps
+from chatapp.lab.views.layer_views import Norms
 
 Pair = tuple[LocalModel, Any]
 

@@ -15,9 +15,16 @@ from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.interventions import parse_parts, switched_off
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.lab.ablation import effect_of, effects_of_all, losses_without, means
-from chatapp.lab.attribution import effects, runner_up, shares
-from chatapp.lab.circuit import smallest_circuit
+from chatapp.lab.circuit import small_circuit
+from chatapp.lab.contributions import (
+    effect_of,
+    effects,
+    effects_of_all,
+    losses_without,
+    means,
+    runner_up,
+    shares,
+)
 from chatapp.lab.patching import SMALLEST, patch, with_noise
 from chatapp.lab.reruns import Contrast, LabError, Reading
 
@@ -328,7 +335,7 @@ def test_a_circuit_keeps_its_share_and_cannot_be_smaller(
 ) -> None:
     best, worst = int(clean.logits.argmax()), int(clean.logits.argmin())
     contrast = Contrast(best, worst)
-    circuit = smallest_circuit(clean, contrast, is_mean=is_mean)
+    circuit = small_circuit(clean, contrast, is_mean=is_mean)
     shape = clean.decoder.architecture
     everything = [f"{n}.{h}" for n in range(shape.layers) for h in range(shape.heads)]
     everything += [f"{n}.mlp" for n in range(shape.layers)]
@@ -353,7 +360,7 @@ def test_a_circuit_keeps_its_share_and_cannot_be_smaller(
 
 def test_no_circuit_of_nothing(clean: Reading) -> None:
     with pytest.raises(LabError, match=r"a circuit is searched from 0\.5 on"):
-        smallest_circuit(clean, Contrast(4, 4))
+        small_circuit(clean, Contrast(4, 4))
 
 
 # While somebody waits

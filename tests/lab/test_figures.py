@@ -15,14 +15,15 @@ import pytest
 from glass import random_gpt2
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.lab.experiments import Patches, Why, ask
-from chatapp.lab.figures.blocks import Lines, Map, Number, Pieces, Shaded, Table
-from chatapp.lab.figures.console import drawn_blocks, line_rows
-from chatapp.lab.figures.page import html_page
-from chatapp.lab.figures.svg import Sheet, svg_picture
-from chatapp.lab.findings import Attention, Finding
-from chatapp.lab.heads import score_heads
+from chatapp.lab.drawing.blocks import Lines, Map, Number, Pieces, Shaded, Table
+from chatapp.lab.drawing.console import drawn_blocks, line_rows
+from chatapp.lab.drawing.pictures import Sheet, html_page, svg_picture
 from chatapp.lab.traces import DecoderTrace
+from chatapp.lab.view import View
+from chatapp.lab.views.attention_views import Attention
+from chatapp.lab.views.head_views import score_heads
+from chatapp.lab.views.part_views import Why, ask
+from chatapp.lab.views.patch_view import Patches
 
 LONG = " incomprehensibilities" * 6
 FOREIGN = "</svg><script>alert(1)</script>\x1b[2J\uffff\u202e & \"'"
@@ -79,7 +80,7 @@ def test_the_pointer_shows_the_whole_number() -> None:
     ]
 
 
-def findings(model: LocalModel) -> Sequence[Finding]:
+def findings(model: LocalModel) -> Sequence[View]:
     ids = model.tokenizer.encode("he has it")
     question = ask(model, ids)
     patches = Patches.of(question, ask(model, [*ids[:-1], ids[0]]))

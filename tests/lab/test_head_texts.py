@@ -5,8 +5,8 @@ import pytest
 
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel
-from chatapp.lab.head_texts import strongest_texts
 from chatapp.lab.inspectable import inspectable
+from chatapp.lab.views.head_views import strongest_texts
 
 TEXTS = ["The quick brown fox jumps.", "Hello, who are you?", "A café, a café.", "naïve", "the"]
 
@@ -37,7 +37,7 @@ def test_texts_are_ordered_by_the_largest_weights(local: LocalModel, head: tuple
             (link.weight for link in row.links), reverse=True
         )
     assert len(found.to_json()) == 3
-    assert f"{head[0]}.{head[1]}" in found.sentence
+    assert f"{head[0]}.{head[1]}" in found.reading
 
 
 def test_what_cannot_be_shown_is_refused(local: LocalModel) -> None:

@@ -10,9 +10,8 @@ from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import BUNDLED
-from chatapp.lab.findings import NextToken, Tokens
-from chatapp.lab.inspectable import inspectable
-from chatapp.lab.limits import limits_of
+from chatapp.lab.inspectable import inspectable, limits_of
+from chatapp.lab.views.text_views import NextToken, Tokens
 
 CONSTRAINT = Constraint.of_pattern(r" (red|green) apples, [0-9]{2}\.")
 
@@ -43,7 +42,7 @@ def test_a_reply_read_again_shows_what_the_constraint_did(model: LocalModel) -> 
     assert any(token.forced for token in drawn)
     assert any(not token.forced and token.forbidden > 0.5 for token in drawn)
     tokens = Tokens.of(trace, 3, limits)
-    assert "a constraint forced" in tokens.sentence
+    assert "a constraint forced" in tokens.reading
     last = tokens.to_json()[-1]
     assert {"forced", "forbidden"} <= last.keys()
     assert not {"forced", "forbidden"} & tokens.to_json()[0].keys()
@@ -66,7 +65,7 @@ def test_steps_follow_the_constraint_and_show_what_it_removes(model: LocalModel)
             assert cut.before.candidates[0].id == token.id
         assert limit.forced == token.forced
         assert math.isclose(limit.forbidden, token.forbidden, abs_tol=1e-4)
-        assert limit.words in NextToken.of(stepper).sentence
+        assert limit.words in NextToken.of(stepper).reading
         with pytest.raises(ValueError, match="does not allow"):
             stepper.choose(model.tokenizer.encode(" music", begins=False)[0])
         assert stepper.draw() == token.id

@@ -13,13 +13,8 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.lab.prompt_parts import (
-    Span,
-    attribute_prompt,
-    parts_of_segments,
-    parts_of_text,
-    rank_correlation,
-)
+from chatapp.lab.prompt_parts import Span, parts_of_segments, parts_of_text, rank_correlation
+from chatapp.lab.views.prompt_part_view import attribute_prompt
 from chatapp.prompting.messages import Segment
 
 Pair = tuple[LocalModel, Any]
@@ -120,7 +115,7 @@ def test_the_example_that_mattered_most_is_named(local: LocalModel) -> None:
     best = max(("example 1", "example 2"), key=by_name.__getitem__)
     assert found.most_used is not None
     assert found.most_used.part == best
-    assert best in found.sentence
+    assert best in found.reading
     document = found.to_json()
     assert [part["part"] for part in document["parts"]] == list(by_name)
     assert len(document["tokens"]) == len(ids)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.lab.attribution import effects, shares
+from chatapp.lab.contributions import effects, shares
 from chatapp.lab.heads import Sums, add_random
 from chatapp.lab.patching import patch
 from chatapp.lab.reruns import Contrast, Reading

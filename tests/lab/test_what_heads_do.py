@@ -16,16 +16,14 @@ from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.heads import (
-    MEASURES,
-    HeadScores,
     Sums,
     add_random,
     add_text,
     copying_scores,
     random_repeats,
     sample_texts,
-    score_heads,
 )
+from chatapp.lab.views.head_views import MEASURES, HeadScores, score_heads
 
 Pair = tuple[Decoder, Any]
 
@@ -163,7 +161,7 @@ def test_all_heads_of_a_model_by_all_measures(local: LocalModel) -> None:
     assert induction == sorted(induction, reverse=True)
     again = score_heads(local, texts, length=20)
     assert all(np.array_equal(again.values[name], scores.values[name]) for name in MEASURES)
-    assert again.sentence == scores.sentence
+    assert again.reading == scores.reading
     compared = replace(scores, against=again, sorted_by="entropy")
     assert all(row["change"]["entropy"] == 0 for row in compared.to_json())
 
@@ -177,11 +175,11 @@ def test_order_names_and_changes() -> None:
     scores = made([[0.1, 0.9], [0.5, 0.2]])
     assert scores.order == [(0, 1), (1, 0), (1, 1), (0, 0)]
     assert [scores.called(*place) for place in scores.order] == ["induction", "induction", "", ""]
-    assert "0.1 has the largest induction score, 0.90" in scores.sentence
+    assert "0.1 has the largest induction score, 0.90" in scores.reading
     moved = replace(scores, against=made([[0.1, 0.8], [0.9, 0.2]]))
     assert moved.order[:2] == [(1, 0), (0, 1)]
     assert moved.to_json()[0]["change"]["induction"] == pytest.approx(-0.4)
-    assert "1.0 moved most, by -0.40" in moved.sentence
+    assert "1.0 moved most, by -0.40" in moved.reading
     with pytest.raises(UserError, match="'inductions' is no measure of a head; expected one of"):
         made([[0.1]], sorted_by="inductions")
 

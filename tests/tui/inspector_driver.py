@@ -7,7 +7,7 @@ from chatapp.common.settings import Settings
 from chatapp.engine.model import Sampling
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import View
+from chatapp.tui.inspector.view import InspectorTab
 
 SETTINGS = Settings(sampling=Sampling(seed=5, max_tokens=12))
 
@@ -20,7 +20,7 @@ def words(driver: Driver, id: str) -> str:
     return str(driver.chat.query_one(f"#{id}", Static).content)
 
 
-def text_of(driver: Driver, view: type[View]) -> TokenText:
+def text_of(driver: Driver, view: type[InspectorTab]) -> TokenText:
     return driver.chat.query_one(view).query_one(TokenText)
 
 

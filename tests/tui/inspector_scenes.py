@@ -69,7 +69,8 @@ INSPECTOR_SCENES = {
         inspect("6", "left"),
         SAID,
         (
-            "What each layer would predict after token 21 ⏎ ; Assistant: followed",
+            "After token 21",
+            "Assistant: followed",
             "5 3.6 27 is 14.2%",
         ),
         pictured=True,
@@ -77,7 +78,7 @@ INSPECTOR_SCENES = {
     "steps": Scene(
         inspect("8", "space", "space", "right", "plus", "plus", "down"),
         SAID,
-        ("3.56 bits before the cut, 1.00 after; 2 tokens left", "› 2 Assistant: 13.5%"),
+        ("2 tokens left, of which", "› 2 Assistant: 13.5%"),
         pictured=True,
     ),
 }

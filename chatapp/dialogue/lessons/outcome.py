@@ -15,10 +15,12 @@ from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.decoder.interventions import parse_parts, switched_off
-from chatapp.lab.experiments import Why, ask
-from chatapp.lab.findings import Attention, NextToken
-from chatapp.lab.heads import HeadScores, own_decoder, score_heads
+from chatapp.lab.heads import own_decoder
 from chatapp.lab.inspectable import inspectable
+from chatapp.lab.views.attention_views import Attention
+from chatapp.lab.views.head_views import HeadScores, score_heads
+from chatapp.lab.views.part_views import Why, ask
+from chatapp.lab.views.text_views import NextToken
 
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel

@@ -19,9 +19,10 @@ from textual.widgets import Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import percent
-from chatapp.lab.figures.blocks import Lines
-from chatapp.lab.figures.console import line_rows
-from chatapp.lab.findings import Attention, Finding
+from chatapp.lab.drawing.blocks import Lines
+from chatapp.lab.drawing.console import line_rows
+from chatapp.lab.view import View
+from chatapp.lab.views.attention_views import Attention
 from chatapp.tui.inspector.close_up import CloserView
 from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.token_text import TokenText, attended, quoted, weight_legend
@@ -81,7 +82,7 @@ class AttentionView(CloserView):
         layer, head = cell if cell is not None and is_there else (None, None)
         return replace(self._attention, layer=layer, head=head)
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[View]:
         return [self._chosen] if self._chosen is not None else []
 
     def on_resize(self) -> None:
@@ -174,7 +175,7 @@ class AttentionView(CloserView):
                 break
             most = longer
         detail = Content.assemble(
-            (attention.sentence + "\n", "dim"),
+            (f"{attention.reading}\n{attention.sums}\n", "dim"),
             most, ("\n" + attention.chosen, "$text-accent"),
             (f": {percent(weights[target]).strip()} on ", "dim"), quoted(texts[target]),
             ("; map: % of each head", "dim"),

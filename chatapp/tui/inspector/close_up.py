@@ -5,9 +5,9 @@ the model with the changes of its chat. It ends as soon as a reply is to be gene
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from rich.console import Group
 from textual import on
@@ -19,140 +19,45 @@ from textual.message import Message
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
-from chatapp.lab.findings import Finding, Tokens
+from chatapp.common.userfiles import UserError
+from chatapp.lab.view import Subject, View
+from chatapp.lab.views import VIEWS
+from chatapp.lab.views.text_views import Tokens
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import Compute, Left, Look, Measuring, View
+from chatapp.tui.inspector.view import Compute, InspectorTab, Left, Look, Measuring
 
-if TYPE_CHECKING:
-    from chatapp.common.progress import Progress
-    from chatapp.engine.model import LanguageModel, Tokenizer
-    from chatapp.lab.prompt_parts import Span
-
-CLOSE_UPS = {
-    "parts": (
-        "what in the prompt mattered",
-        "F = log p of the next token - log p of another. gradient = e · dF/de of the embeddings e "
-        "(Simonyan et al. 2013, arXiv 1312.6034); occlusion = F - F with the keys hidden (Zeiler "
-        "and Fergus 2014, arXiv 1311.2901); summed per part of the prompt.",
-    ),
-    "circuit": (
-        "the smallest circuit",
-        "Greedy ablation to the fewest heads and MLPs that keep 90 % of the difference of the "
-        "logits; faithfulness = LD(circuit) / LD(model), completeness = LD(model without it) / "
-        "LD(model); Wang et al. 2023, arXiv 2211.00593; Conmy et al. 2023, arXiv 2304.14997.",
-    ),
-    "weight": (
-        "one attention weight step by step",
-        "w = softmax(q · k · scale), the head gives sum of w v; Vaswani et al. 2017, arXiv "
-        "1706.03762.",
-    ),
-    "neighbours": (
-        "the nearest tokens",
-        "cos(W[token] - mean, W[j] - mean), and cos(h, W[j] - mean) of the hidden state h; Mu and "
-        "Viswanath 2018, arXiv 1702.01417.",
-    ),
-    "norms": (
-        "the residual stream's norms",
-        "The Euclidean norm of the residual stream after each layer, and of what attention and "
-        "MLP add to it.",
-    ),
-    "neurons": (
-        "the neurons that count most",
-        "effect = activation · W_out[:, n] through the final norm, with its scale, and W_U[token] "
-        "- W_U[other]; Geva et al. 2022, arXiv 2203.14680.",
-    ),
-    "experts": (
-        "the experts of each token",
-        "The MLP of a mixture gives the sum of g E(h) over the experts with the largest scores "
-        "of the router; Shazeer et al. 2017, arXiv 1701.06538.",
-    ),
-}
-"""By its name: what it is, its formula and source."""
-
-_NEEDS_HEAD = "Choose a head first, in Why, Attention or Heads: Tab, then the arrows."
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What a close-up is of: a token's position, and a layer and head where one is chosen."""
-
-    position: int
-    cell: tuple[int, int] | None
-
-
-def find_close_up(
-    model: "LanguageModel", look: Look, name: str, place: Place, progress: "Progress"
-) -> list[Finding]:
-    """The findings of a close-up, computed on a thread. Raises UserError."""
-    from chatapp.engine.decoder.interventions import Part
-    from chatapp.lab.architectures.experts import Experts
-    from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
-    from chatapp.lab.experiments import SmallestCircuit, ask
-    from chatapp.lab.heads import own_decoder
-    from chatapp.lab.prompt_parts import attribute_prompt
-
-    position, changes = place.position, look.changes
-    before, after = look.tokens.ids[: position + 1], look.tokens.ids[position + 1 :]
-    following = next(iter(after), None)
-    if name == "experts":
-        return [Experts.of(model, before)]
-    if name == "parts":
-        spans = _parts(look, len(before), model.tokenizer)
-        answer = [] if following is None else [following]
-        return [attribute_prompt(model, before, spans, answer, changes=changes, progress=progress)]
-    last = own_decoder(model).decoder.architecture.layers - 1
-    layer, head = place.cell or (last, None)
-    if name == "circuit":
-        question = ask(model, before, following, None, changes)
-        if float(question.contrast.of(question.reading.logits)) < 0:  # another was likelier
-            question = ask(model, before, None, following, changes)
-        return [SmallestCircuit.of(question, progress=progress)]
-    if name == "weight":
-        return [WeightSteps.of(model, before, Part(layer, head), position, changes)]
-    if name == "norms":
-        return [Norms.of(model, before, position, changes)]
-    if name == "neurons":
-        part = Part(layer, is_mlp=True)
-        return [Neurons.of(model, before, part, following, changes=changes)]
-    state = StateNeighbours.of_state(model, before, str(layer), position, changes=changes)
-    return [Neighbours.of_token(model, before[-1]), state]
-
-
-def _parts(look: Look, size: int, tokenizer: "Tokenizer") -> "list[Span]":
-    """The parts of the first `size` tokens: those of the prompt, and the reply so far."""
-    from chatapp.lab.prompt_parts import Span, parts_of_segments
-
-    spans = [*parts_of_segments(look.segments, tokenizer), Span("reply", look.start, size)]
-    return [replace(span, stop=min(span.stop, size)) for span in spans if span.start < size]
+CLOSE_UPS = {view.name: view for view in VIEWS.values() if view.key}
+"""The views that a key opens, by name."""
 
 
 @dataclass
 class LookCloser(Message):
-    """The user wants a close-up of what is chosen."""
+    """The user wants a close-up of what is chosen: a view, with options."""
 
-    name: str
-    place: Place
+    view: type[View]
+    subject: Subject
+    options: Any
 
 
-class CloserView(View):
+class CloserView(InspectorTab):
     """A tab from which close-ups are opened, of the chosen token and head."""
 
     BINDING_GROUP_TITLE = "Inspector: close-ups, from Prompt, Why, Attention, Heads and Layers"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("p", "closer('parts')", "What in the prompt mattered", show=False),
-        Binding("c", "closer('circuit')", "The smallest circuit for the next token", show=False),
-        Binding("w", "closer('weight')", "The chosen head's weights, step by step", show=False),
-        Binding("n", "closer('neighbours')", "The tokens nearest to the chosen one", show=False),
-        Binding("r", "closer('norms')", "The residual stream's norm by layer", show=False),
-        Binding("u", "closer('neurons')", "The ten neurons that count most", show=False),
-        Binding("e", "closer('experts')", "The experts that each token went to", show=False),
+        *(
+            Binding(view.key, f"closer('{name}')", view.summary, show=False)
+            for name, view in CLOSE_UPS.items()
+        ),
     ]
-    closer_hint = (
-        "p what mattered · c circuit · w weight · n neighbours · r norms · u neurons · e experts"
-    )
+    closer_hint = " · ".join(f"{view.key} {name}" for name, view in CLOSE_UPS.items())
 
     _look = Look(Tokens((), (), ()), 0)
+
+    def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._conversation = conversation
+
     shared: int | None = None
     """The token that was chosen in another tab, for one without a choice of its own."""
 
@@ -170,15 +75,19 @@ class CloserView(View):
 
     def action_closer(self, name: str) -> None:
         """Open a close-up."""
-        if self._look.trace is None:
+        view, session = CLOSE_UPS[name], self._conversation.session
+        if self._look.trace is None or session is None:
             return
-        if name == "weight" and self.cell is None:
-            self.notify(_NEEDS_HEAD, markup=False)
+        subject = self._look.subject(session.model, self.position, self.cell)
+        try:
+            options = view.here(subject)
+        except UserError as error:
+            self.notify(str(error), markup=False)
             return
-        self.post_message(LookCloser(name, Place(self.position, self.cell)))
+        self.post_message(LookCloser(view, subject, options))
 
 
-class CloseUpView(View):
+class CloseUpView(InspectorTab):
     """A close-up, over the tab that it was opened from."""
 
     BINDING_GROUP_TITLE = "Inspector: close-up"
@@ -193,7 +102,7 @@ class CloseUpView(View):
     def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._conversation = conversation
-        self._findings: Sequence[Finding] = ()
+        self._findings: Sequence[View] = ()
         self._wanted: object | None = None
 
     def compose(self) -> ComposeResult:
@@ -203,18 +112,15 @@ class CloseUpView(View):
     def show(self, look: Look) -> None:
         """Another text has none of this."""
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[View]:
         return self._findings
 
-    def open(self, look: Look, closer: LookCloser) -> None:
+    def open(self, closer: LookCloser) -> None:
         """Compute a close-up and show it."""
-        title, self.formula = CLOSE_UPS[closer.name]
+        view, subject = closer.view, closer.subject
+        self.formula = view.formula
         self._findings = ()
-        self._say(f"Computing {title} …")
-        session = self._conversation.session
-        if session is None:
-            return
-        model = session.model
+        self._say(f"Computing {view.title} …")
         wanted = self._wanted = object()
 
         def tell(done: int, total: int) -> None:
@@ -222,9 +128,10 @@ class CloseUpView(View):
                 raise Left
             self.post_message(Measuring(done, total))
 
-        def work() -> Sequence[Finding]:
+        def work() -> Sequence[View]:
             try:
-                return find_close_up(model, look, closer.name, closer.place, tell)
+                subject.progress = tell
+                return [view.look(subject, closer.options)]
             except Left:
                 return ()
 
@@ -241,7 +148,7 @@ class CloseUpView(View):
         text = Content.styled(printable(words), "dim")
         self.query_one("#close-up-text", Static).update(text)
 
-    def _present(self, wanted: object, findings: Sequence[Finding]) -> None:
+    def _present(self, wanted: object, findings: Sequence[View]) -> None:
         if self._wanted is not wanted:
             return
         self._wanted, self._findings = None, findings
@@ -261,7 +168,7 @@ class CloseUpView(View):
         self._wanted, self._findings = None, ()
 
     def _draw(self) -> None:
-        from chatapp.lab.figures.console import drawn
+        from chatapp.lab.drawing.console import drawn
 
         width = max(20, self.query_one("#close-up-scroll").size.width - 1)
         parts = Group(*drawn(self._findings, width))

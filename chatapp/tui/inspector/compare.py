@@ -22,18 +22,18 @@ from textual.widgets import Static
 from chatapp.common.foreign import printable
 from chatapp.common.shading import hexadecimal, ink_on, signed_color, signed_number, visible
 from chatapp.common.userfiles import UserError
-from chatapp.lab.findings import Finding
+from chatapp.lab.view import View
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import Compute, Left, Look, Measuring, View
+from chatapp.tui.inspector.view import Compute, InspectorTab, Left, Look, Measuring
 from chatapp.tui.inspector.why import ShareMap
 from chatapp.tui.widgets.dialog import Field
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
-    from chatapp.lab.experiments import Patches
     from chatapp.lab.patching import Direction, Grid
+    from chatapp.lab.views.patch_view import Patches
 
 _REMARK_FROM = 16
 """Rows from which on there is room for what the patches do not change."""
@@ -56,7 +56,7 @@ _STEPS = (
 )  # fmt: skip
 
 
-class CompareView(View):
+class CompareView(InspectorTab):
     """Patches between the text and another of as many tokens, by layer and token and by head."""
 
     BINDING_GROUP_TITLE = "Inspector: compare"
@@ -110,7 +110,7 @@ class CompareView(View):
         self.query_one(TokenText).show(look.tokens.texts, self._end)
         self._measure()
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[View]:
         return [self._patches] if self._patches is not None else []
 
     def on_unmount(self) -> None:
@@ -144,7 +144,7 @@ class CompareView(View):
             self.post_message(Measuring(done, total))
 
         def work() -> "Patches | None":
-            from chatapp.lab.experiments import compare
+            from chatapp.lab.views.patch_view import compare
 
             try:
                 return compare(model, clean, corrupt, direction, changes, tell)
@@ -202,7 +202,7 @@ class CompareView(View):
         own = self._look.tokens.texts[position]
 
         def work() -> int:
-            from chatapp.lab.experiments import token_of
+            from chatapp.lab.view import token_of
 
             if own.startswith(" ") and not text.startswith(" "):
                 try:
@@ -271,7 +271,7 @@ class CompareView(View):
         ):
             heat.cell = None  # another model has fewer
         heat.show(heads.values)
-        words = [patches.sentence]
+        words = [patches.reading]
         if heat.cell is not None:
             layer, head = heat.cell
             words.append(f"{layer}.{head}, at all tokens: {heads.values[layer][head]:+.3f}")

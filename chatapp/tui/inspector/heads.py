@@ -1,10 +1,10 @@
 """The tab of the inspector that shows what the heads of the model do.
 
 Invariant: the scores belong to the model, whatever text is looked at, and are computed once. They
-are computed a text at a time, so that replies and other tabs come in between.
+end as soon as a reply is to be generated.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -17,16 +17,15 @@ from textual.content import Content
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
+from chatapp.common.progress import Progress
 from chatapp.common.shading import cell_number, percent
-from chatapp.lab.findings import Finding
+from chatapp.lab.view import View
+from chatapp.lab.views.head_views import MEASURES, score_heads, strongest_texts
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.close_up import CloserView
 from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.token_text import quoted, weight_legend
-from chatapp.tui.inspector.view import Compute, Look
-
-_Steps = Generator[tuple[int, int], None, Any]
-
+from chatapp.tui.inspector.view import Compute, Left, Look, Measuring
 
 _SOURCE_FROM = 70
 """Columns from which on the source of a measure has room; F1 shows it, too."""
@@ -68,13 +67,12 @@ class HeadsView(CloserView):
     hint = "arrows: choose a head · m: another measure · Enter: texts where it is strongest"
 
     def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._conversation = conversation
+        super().__init__(conversation, id=id)
         self._model: ref[Any] | None = None
         self._scores: Any = None
         self._strongest: Any = None
         self._measure = "induction"
-        self._steps: _Steps | None = None
+        self._wanted: object | None = None
 
     def legend(self) -> Content:
         letters = " · I induction, P previous, D duplicate"
@@ -90,7 +88,7 @@ class HeadsView(CloserView):
     def cell(self) -> tuple[int, int] | None:
         return self.query_one(HeadMap).cell
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[View]:
         return [it for it in (self._scores, self._strongest) if it is not None]
 
     def show(self, look: Look) -> None:
@@ -102,47 +100,60 @@ class HeadsView(CloserView):
         model = None if session is None else session.model
         if model is None or (self._model is not None and self._model() is model):
             return
-        from chatapp.lab.heads import scoring_steps
-
         self._model, self._scores, self._strongest = ref(model), None, None
         heat = self.query_one(HeadMap)
         heat.cell = None
         heat.show([])
         self._texts(Content())
-        self._go_on(scoring_steps(model), "Measuring heads", self._scored)
+        self._measure_on_thread(
+            lambda tell: score_heads(model, progress=tell), "Measuring heads", self._scored
+        )
 
-    def _go_on(self, steps: _Steps, words: str, show: Callable[[Any], None]) -> None:
-        """Do one step after the other, each as a computation of its own."""
-        self._steps = steps
+    def _measure_on_thread(
+        self, work: Callable[[Progress], Any], words: str, show: Callable[[Any], None]
+    ) -> None:
+        """Measure until it is stopped, or a reply is to be generated."""
+        wanted = self._wanted = object()
 
-        def work() -> tuple[bool, Any]:
+        def tell(done: int, total: int) -> None:
+            if self._wanted is not wanted or self._conversation.turn is not None:
+                raise Left
+            self.post_message(Measuring(done, total))
+
+        def compute() -> Any:
             try:
-                return False, next(steps)
-            except StopIteration as end:
-                return True, end.value
+                return work(tell)
+            except Left:
+                return None
 
-        def step(answer: tuple[bool, Any]) -> None:
-            if self._steps is not steps:
+        def arrived(result: Any) -> None:
+            if self._wanted is not wanted:
                 return
-            is_over, value = answer
-            if is_over:
-                self._steps = None
-                show(value)
-                return
-            done, total = value
-            self._detail(Content.styled(f"{words}: {done} of {total} … Esc stops", "dim"))
-            self.post_message(Compute(work, step, self._failed, "heads"))
+            self._wanted = None
+            if result is None:
+                self._failed("Stopped for a reply.")
+            else:
+                show(result)
 
-        self.post_message(Compute(work, step, self._failed, "heads"))
+        self._words = words
+        self._detail(Content.styled(f"{words} …", "dim"))
+        self.post_message(Compute(compute, arrived, self._failed, "heads"))
+
+    @on(Measuring)
+    def _show_measuring(self, event: Measuring) -> None:
+        event.stop()
+        if self._wanted is not None:
+            words = f"{self._words}: {event.done} of {event.total} … Esc stops"
+            self._detail(Content.styled(words, "dim"))
 
     def on_unmount(self) -> None:
-        self._steps = None  # which holds the model
+        self._wanted = None
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return self._steps is not None if action == "stop" else True
+        return self._wanted is not None if action == "stop" else True
 
     def action_stop(self) -> None:
-        self._steps = None
+        self._wanted = None
         if self._scores is None:
             self._model = None
             self._detail(Content.styled("Stopped. Choose the tab again to measure heads.", "dim"))
@@ -150,7 +161,7 @@ class HeadsView(CloserView):
             self._draw()
 
     def _failed(self, reason: str) -> None:
-        self._steps = None
+        self._wanted = None
         self._detail(Content.styled(printable(reason), "dim"))
 
     def _detail(self, words: Content) -> None:
@@ -168,8 +179,6 @@ class HeadsView(CloserView):
 
     def action_measure(self, step: int) -> None:
         self._strongest = None
-        from chatapp.lab.heads import MEASURES
-
         names = list(MEASURES)
         self._measure = names[(names.index(self._measure) + step) % len(names)]
         if self._scores is not None:
@@ -179,16 +188,14 @@ class HeadsView(CloserView):
     def _draw(self) -> None:
         from dataclasses import replace
 
-        from chatapp.lab.heads import MEASURES
-
-        if self._scores is None or self._steps is not None:
+        if self._scores is None or self._wanted is not None:
             return
         scores = self._scores = replace(self._scores, sorted_by=self._measure)
         heat, measure = self.query_one(HeadMap), MEASURES[self._measure]
         values = scores.values[self._measure]
         largest = max(1.0, float(values.max()))
         heat.show((values / largest).clip(0, 1).tolist())
-        words = f"{scores.sentence}: {measure.formula}"
+        words = f"{scores.reading}: {measure.formula}"
         if self.size.width >= _SOURCE_FROM:
             words += f" ({measure.source})"
         lines = [Content.styled(words, "dim")]
@@ -212,10 +219,9 @@ class HeadsView(CloserView):
 
     def _list_heads(self) -> None:
         """All heads by the measure, until the texts of one are shown."""
-        from chatapp.lab.figures.console import drawn_blocks
-        from chatapp.lab.figures.of_parts import heads_table
+        from chatapp.lab.drawing.console import drawn_blocks
 
-        table = heads_table(self._scores)
+        table = self._scores.table()
         width = max(20, self.query_one("#heads-scroll").size.width - 1)
         self.query_one("#heads-texts", Static).update(Group(*drawn_blocks([table], width)))
 
@@ -224,14 +230,16 @@ class HeadsView(CloserView):
         model = None if self._model is None else self._model()
         if cell is None or model is None or self._scores is None:
             return
-        from chatapp.lab.head_texts import strongest_steps
-
-        self._go_on(strongest_steps(model, *cell), "Reading texts", self._show_texts)
+        self._measure_on_thread(
+            lambda tell: strongest_texts(model, *cell, progress=tell),
+            "Reading texts",
+            self._show_texts,
+        )
 
     def _show_texts(self, texts: Any) -> None:
         self._strongest = texts
         self._draw()
-        lines = [Content.styled(texts.sentence, "dim")]
+        lines = [Content.styled(texts.reading, "dim")]
         for row in texts.rows:
             links = Content("   ").join(
                 Content.assemble(

@@ -31,7 +31,7 @@ from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.steps import RunSteps
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import Compute, Look, Opening, Target, View, look
+from chatapp.tui.inspector.view import Compute, InspectorTab, Look, Opening, Target, look
 from chatapp.tui.inspector.why import WhyView
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.rendered import in_rows
@@ -84,7 +84,7 @@ class Inspector(RunSteps, Vertical, can_focus=True):
     #inspector-formula { height: auto; max-height: 8; display: none; }
     Inspector.-failed > #inspector-about { max-height: 100%; margin-top: 1; }
     Inspector ContentSwitcher { height: 1fr; }
-    Inspector View { height: 100%; }
+    Inspector InspectorTab { height: 100%; }
     Inspector TokenText, Inspector HeatMap, Inspector VerticalScroll, Inspector OptionList {
         scrollbar-size-vertical: 1;
         scrollbar-background: $background;
@@ -120,7 +120,7 @@ class Inspector(RunSteps, Vertical, can_focus=True):
         self._is_example = False
         self._chosen: int | None = None
         self._shown: Look | None = None
-        self._up_to_date: set[View] = set()
+        self._up_to_date: set[InspectorTab] = set()
         self._numbers = count(1)
         self._newest: dict[str, int] = {}
         # Not in the messages: Textual keeps those of a closed inspector, and they keep the model.
@@ -132,10 +132,10 @@ class Inspector(RunSteps, Vertical, can_focus=True):
         yield Static(id="inspector-tabs")
         yield Static(id="inspector-formula", markup=False)
         with ContentSwitcher(initial=self._opening.tab if self._opening else "tokens"):
-            yield PromptView(id="prompt")
+            yield PromptView(self._conversation, id="prompt")
             yield TokensView(id="tokens")
             yield WhyView(self._conversation, id="why")
-            yield AttentionView(id="attention")
+            yield AttentionView(self._conversation, id="attention")
             yield HeadsView(self._conversation, id="heads")
             yield LayersView(self._conversation, id="layers")
             yield CompareView(self._conversation, id="compare")
@@ -200,9 +200,9 @@ class Inspector(RunSteps, Vertical, can_focus=True):
         self._compute(Compute(work, self._show, self._failed, "look"))
 
     @property
-    def _view(self) -> View:
+    def _view(self) -> InspectorTab:
         """The open tab."""
-        (view,) = (view for view in self.query(View) if view.id == self._tab)
+        (view,) = (view for view in self.query(InspectorTab) if view.id == self._tab)
         return view
 
     @property
@@ -319,7 +319,7 @@ class Inspector(RunSteps, Vertical, can_focus=True):
         event.stop()
         if self._shown is not None:
             self._opened_from = self._tab
-            self.query_one(CloseUpView).open(self._shown, event)
+            self.query_one(CloseUpView).open(event)
             self.action_tab("close-up")
 
     @on(CloseUpView.Back)
@@ -371,7 +371,7 @@ class Inspector(RunSteps, Vertical, can_focus=True):
 
     async def action_save(self) -> None:
         """Save what the open tab shows, in the present folder."""
-        from chatapp.lab.figures.page import save_view
+        from chatapp.lab.drawing.pictures import save_view
 
         findings = self._view.findings() if self._shown is not None else ()
         if not findings:

@@ -17,9 +17,10 @@ from textual.widgets import OptionList, Static
 from chatapp.common.foreign import printable
 from chatapp.common.shading import bar, percent
 from chatapp.engine.model import Sampling
-from chatapp.lab.findings import Finding, NextToken
+from chatapp.lab.view import View
+from chatapp.lab.views.text_views import NextToken
 from chatapp.tui.inspector.token_text import TokenText, likelihood_legend, padded, surprise
-from chatapp.tui.inspector.view import ALTERNATIVES, Branch, Compute, Look, View
+from chatapp.tui.inspector.view import ALTERNATIVES, Branch, Compute, InspectorTab, Look
 from chatapp.tui.widgets.dialog import MarkedOptions
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class LazyStepper:
         return Step(tuple(stepper.taken), after)
 
 
-class StepView(View):
+class StepView(InspectorTab):
     """The next token's distribution before and after the cut, and the token taken from it."""
 
     BINDING_GROUP_TITLE = "Inspector: step by step"
@@ -128,7 +129,7 @@ class StepView(View):
     def on_unmount(self) -> None:
         self._stepper = None
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[View]:
         return [] if self._step.next is None else [self._step.next]
 
     def show(self, look: Look) -> None:
@@ -195,7 +196,7 @@ class StepView(View):
             parts.append(Content.styled(value, "reverse" if chosen else "dim"))
         after = self._step.next
         ended = "The reply has ended. Backspace undoes the last token."
-        words = ended if after is None else after.sentence
+        words = ended if after is None else after.reading
         state = "▶ " if self._is_playing else ""
         lines = [Content("").join(parts)]
         if after is not None:

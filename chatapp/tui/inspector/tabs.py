@@ -7,10 +7,8 @@ character that the model reads, and no other.
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import starmap
 from typing import TYPE_CHECKING
 
-from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.text import Text
 from textual import on
@@ -20,10 +18,11 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
-from chatapp.common.shading import bar, percent, visible
-from chatapp.lab.figures.console import drawn, drawn_blocks
-from chatapp.lab.figures.of_texts import prompt_blocks
-from chatapp.lab.findings import Finding, Layers, PromptText, state_name
+from chatapp.common.shading import bar, percent
+from chatapp.lab.drawing.console import drawn, drawn_blocks
+from chatapp.lab.view import View, state_name
+from chatapp.lab.views.layer_views import Layers
+from chatapp.lab.views.text_views import PromptText
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.close_up import CloserView
 from chatapp.tui.inspector.token_text import (
@@ -34,7 +33,7 @@ from chatapp.tui.inspector.token_text import (
     quoted,
     surprise,
 )
-from chatapp.tui.inspector.view import Branch, Compute, Look, View
+from chatapp.tui.inspector.view import Branch, Compute, InspectorTab, Look
 from chatapp.tui.widgets.dialog import MarkedOptions
 from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, source_lines
@@ -42,15 +41,15 @@ from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
     from chatapp.engine.model import LanguageModel
-    from chatapp.lab.close_ups import Norms
     from chatapp.lab.predictions import Candidate, Prediction
+    from chatapp.lab.views.layer_views import Norms
 
 
 _FIRST = "Nothing comes before the first token, so nothing predicts it."
 _ENCODED = "The encoder reads this token, and nothing predicts it."
 
 
-class TokensView(View):
+class TokensView(InspectorTab):
     """Token boundaries and ids, their probabilities and alternatives.
 
     At first the reply's first token is chosen.
@@ -71,7 +70,7 @@ class TokensView(View):
     def legend(self) -> Content:
         return likelihood_legend(self.app.native_ansi_color)
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[View]:
         return [] if self._look is None else [self._look.tokens]
 
     def compose(self) -> ComposeResult:
@@ -82,7 +81,7 @@ class TokensView(View):
 
     def show(self, look: Look) -> None:
         self._look = look
-        self.query_one("#tokens-sentence", Static).update(look.tokens.sentence)
+        self.query_one("#tokens-sentence", Static).update(look.tokens.reading)
         text, size = self.query_one(TokenText), len(look.tokens.ids)
         text.show(look.tokens.texts, min(look.start, size - 1))
         # A user's text was not generated; it is shaded only if there is nothing else.
@@ -171,7 +170,7 @@ def _layers_and_norms(
 ) -> "tuple[Layers, Norms | None]":
     """For a thread. Only this program's decoders have norms to show."""
     from chatapp.engine.backends.local import LocalModel
-    from chatapp.lab.close_ups import Norms
+    from chatapp.lab.views.layer_views import Norms
 
     assert look.trace is not None
     layers = Layers.of(look.trace, position, _CANDIDATES)
@@ -195,8 +194,7 @@ class LayersView(CloserView):
     """
 
     def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._conversation = conversation
+        super().__init__(conversation, id=id)
         self._layers: Layers | None = None
         self._norms: Norms | None = None
 
@@ -211,7 +209,7 @@ class LayersView(CloserView):
             yield Static(id="layers-table", markup=False)
             yield Static(id="layers-norms", markup=False)
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[View]:
         return [it for it in (self._layers, self._norms) if it is not None]
 
     def show(self, look: Look) -> None:
@@ -245,7 +243,7 @@ class LayersView(CloserView):
 
     def _computed(self, layers_and_norms: "tuple[Layers, Norms | None]") -> None:
         self._layers, self._norms = layers, norms = layers_and_norms
-        self._show_detail(Content.styled(layers.sentence, "dim"))
+        self._show_detail(Content.styled(layers.reading, "dim"))
         table = self._table(layers.predictions, layers.actual)
         self.query_one("#layers-table", Static).update(table)
         rows: list[RenderableType] = []
@@ -278,8 +276,6 @@ class LayersView(CloserView):
         return Content("\n").join(rows)
 
 
-_MOST_NUMBERS = 300
-"""Tokens of a prompt whose numbers are listed."""
 _SERVED = "These are sent as messages; the server applies its model's own template."
 _OUTDATED = "The reply was generated from another prompt. Below is the current one."
 
@@ -288,7 +284,6 @@ class PromptView(CloserView):
     """The exact string, coloured by the origin of its parts."""
 
     hint = "↑ ↓ scroll the prompt · p: what in it mattered"
-    closer_hint = CloserView.closer_hint.removeprefix("p what mattered · ")
     DEFAULT_CSS = """
     PromptView #prompt-outdated { color: $text-warning; margin-bottom: 1; }
     PromptView #prompt-legend { margin-bottom: 1; }
@@ -299,7 +294,7 @@ class PromptView(CloserView):
         "The text that the model reads, part by part, as the template or prompt file renders it."
     )
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[View]:
         return [] if self._prompt is None else [self._prompt]
 
     def compose(self) -> ComposeResult:
@@ -315,8 +310,8 @@ class PromptView(CloserView):
         self._look, reading = look, look.reading
         segments = (*look.segments, *(reading.segments if reading else ()))
         notes = _notes(reading) if reading else []
-        self._prompt = PromptText.of(segments)
-        sentence = f"{self._prompt.sentence}; {len(look.tokens.ids):,} tokens together"
+        self._prompt = PromptText.of(segments, look.tokens.ids, look.tokens.texts)
+        sentence = self._prompt.reading
         self.query_one("#prompt-sentence", Static).update(Content.styled(sentence, "dim"))
         self.query_one("#prompt-legend", Static).update(legend(segments))
         self.query_one("#prompt-text", Static).update(colored(segments))
@@ -335,17 +330,8 @@ class PromptView(CloserView):
         """A row for each part in the room below the text, and the numbers of a short one."""
         if self._prompt is not None:
             width = max(1, self.size.width - 2)
-            rows = [*drawn_blocks(prompt_blocks(self._prompt)[-1:], width)]
-            tokens = self._look.tokens
-            if len(tokens.ids) <= _MOST_NUMBERS:
-                rows += [Text(), Text("What the model gets: the numbers of the tokens", "dim")]
-                rows.append(Columns(starmap(_numbered, zip(tokens.ids, tokens.texts, strict=True))))
+            rows = [*drawn_blocks(self._prompt.lists(), width)]
             self.query_one("#prompt-parts", Static).update(Group(*rows))
-
-
-def _numbered(id: int, text: str) -> Text:
-    """A token after its number."""
-    return Text.assemble(f"{id:>5} ", (f"│{visible(text)}│", "dim"))
 
 
 def _notes(reading: "Reading") -> list[Content]:

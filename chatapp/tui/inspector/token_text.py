@@ -21,7 +21,7 @@ from textual.strip import Strip
 from textual.style import Style as ContentStyle
 
 from chatapp.common.shading import RGB, hexadecimal, ink_on, likelihood_color, visible, weight_color
-from chatapp.lab.figures.flow import NOTHING, Piece, layout
+from chatapp.lab.drawing.blocks import NOTHING, Piece, layout
 
 LONGEST = 16
 """Columns of a token in a list."""

@@ -14,7 +14,8 @@ from textual.content import Content
 from textual.message import Message
 
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
-from chatapp.lab.findings import Finding, Tokens
+from chatapp.lab.view import Subject, View
+from chatapp.lab.views.text_views import Tokens
 from chatapp.prompting.messages import Segment
 from chatapp.prompting.template import in_a_sentence
 
@@ -82,6 +83,24 @@ class Look:
     changes: Interventions = UNCHANGED
     constraint: "Constraint | None" = None
 
+    def subject(
+        self, model: "LanguageModel", position: int, cell: tuple[int, int] | None = None
+    ) -> Subject:
+        """What a view looks at: a token, and a layer and head where one is chosen."""
+        subject = Subject(
+            model,
+            self.tokens.ids,
+            position,
+            self.start,
+            cell=cell,
+            changes=self.changes,
+            segments=self.segments,
+            is_chat=True,
+        )
+        if self.trace is not None:
+            subject.trace = self.trace  # computed already
+        return subject
+
     @property
     def segments(self) -> tuple[Segment, ...]:
         """Of the text before `start`."""
@@ -145,7 +164,7 @@ def _limits(
     """What the chat's constraint did at each token of the reply."""
     from chatapp.engine.backends.background import model_here
     from chatapp.engine.generation import LocalGenerator
-    from chatapp.lab.limits import limits_of
+    from chatapp.lab.inspectable import limits_of
 
     local = model_here(model)
     return limits_of(local, trace, start, constraint) if isinstance(local, LocalGenerator) else ()
@@ -210,7 +229,7 @@ class SwitchPart(Message):
     name: str
 
 
-class View(Vertical):
+class InspectorTab(Vertical):
     """One tab. hint: its main keys, in words. formula: what is computed, and its source."""
 
     hint = ""
@@ -224,7 +243,7 @@ class View(Vertical):
         """Show another text."""
         raise NotImplementedError
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[View]:
         """What is shown, for a file; none while there is nothing."""
         return ()
 

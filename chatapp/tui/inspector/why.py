@@ -19,7 +19,7 @@ from textual.widgets import Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import ink_on, signed_color, signed_number
-from chatapp.lab.findings import Finding
+from chatapp.lab.view import View
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.close_up import CloserView
 from chatapp.tui.inspector.heat_map import HeatMap
@@ -27,7 +27,7 @@ from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.inspector.view import Compute, Left, Look, Measuring, SwitchPart
 
 if TYPE_CHECKING:
-    from chatapp.lab.experiments import Why
+    from chatapp.lab.views.part_views import Why
 
 _HEADER = "part        direct   total   "
 
@@ -76,8 +76,7 @@ class WhyView(CloserView):
     )
 
     def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._conversation = conversation
+        super().__init__(conversation, id=id)
         self._why: Why | None = None
         self._wanted: object | None = None
         self._note = ""
@@ -103,7 +102,7 @@ class WhyView(CloserView):
     def cell(self) -> tuple[int, int] | None:
         return self.query_one(ShareMap).cell
 
-    def findings(self) -> Sequence[Finding]:
+    def findings(self) -> Sequence[View]:
         return [self._why] if self._why is not None else []
 
     def on_unmount(self) -> None:
@@ -122,7 +121,7 @@ class WhyView(CloserView):
         model, following = session.model, next(iter(after), None)
 
         def work() -> Any:
-            from chatapp.lab.experiments import Why, ask
+            from chatapp.lab.views.part_views import Why, ask
 
             question = ask(model, before, following, None, look.changes)
             return Why.of(question, effects=False)
@@ -149,7 +148,7 @@ class WhyView(CloserView):
             self.post_message(Measuring(done, total))
 
         def work() -> "Why | None":
-            from chatapp.lab.experiments import Why
+            from chatapp.lab.views.part_views import Why
 
             try:
                 return Why.of(why.question, progress=tell)
@@ -186,7 +185,7 @@ class WhyView(CloserView):
         if heat.cell and not (heat.cell[0] < len(shares) and heat.cell[1] < len(shares[0])):
             heat.cell = None  # another model has fewer
         heat.show(shares)
-        lines = [Content.styled(why.sentence, "dim")]
+        lines = [Content.styled(why.reading, "dim")]
         by_name = {part.name: part for part in why.components}
         if heat.cell is not None:
             part = by_name["{}.{}".format(*heat.cell)]

@@ -13,20 +13,22 @@ from tui_driver import Driver, OpenApp
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import Part
 from chatapp.engine.models.loading import load_model
-from chatapp.lab.architectures.experts import Experts
-from chatapp.lab.close_ups import Neighbours, Neurons, Norms, StateNeighbours, WeightSteps
-from chatapp.lab.experiments import SmallestCircuit, ask
-from chatapp.lab.findings import Finding
-from chatapp.lab.prompt_parts import PromptParts, Span, attribute_prompt
+from chatapp.lab.prompt_parts import Span
+from chatapp.lab.view import View
+from chatapp.lab.views.architecture_views import Experts
+from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbours, WeightSteps
+from chatapp.lab.views.layer_views import Norms
+from chatapp.lab.views.part_views import SmallCircuit, ask
+from chatapp.lab.views.prompt_part_view import PromptParts, attribute_prompt
 from chatapp.tui.inspector.attention import AttentionView
 from chatapp.tui.inspector.close_up import CLOSE_UPS, CloserView, CloseUpView
 from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
-from chatapp.tui.inspector.view import View
+from chatapp.tui.inspector.view import InspectorTab
 from chatapp.tui.inspector.why import WhyView
 
 
-def shown(driver: Driver) -> list[Finding]:
+def shown(driver: Driver) -> list[View]:
     return list(driver.chat.query_one(CloseUpView).findings())
 
 
@@ -49,25 +51,23 @@ async def test_close_ups_are_those_of_the_chosen_token_and_head(
         question = ask(gpt2, ids, following)
         if question.contrast.of(question.reading.logits) < 0:
             question = ask(gpt2, ids, None, following)
-        expected: dict[str, list[Finding]] = {
+        expected: dict[str, list[View]] = {
             "p": [attribute_prompt(gpt2, ids, [Span("instruction", 0, 4)], [following])],
             "w": [WeightSteps.of(gpt2, ids, Part(layer, head), 3)],
-            "n": [
-                Neighbours.of_token(gpt2, ids[-1]),
-                StateNeighbours.of_state(gpt2, ids, str(layer), 3),
-            ],
+            "n": [Neighbours.of_token(gpt2, ids[-1])],
+            "h": [StateNeighbours.of_state(gpt2, ids, str(layer), 3)],
             "r": [Norms.of(gpt2, ids, 3)],
             "u": [Neurons.of(gpt2, ids, Part(layer, is_mlp=True), following)],
-            "c": [SmallestCircuit.of(question)],
+            "c": [SmallCircuit.of(question)],
         }
         for key, findings in expected.items():
             await driver.press_and_rest(key)
             found = shown(driver)
             assert [it.to_json() for it in found] == [it.to_json() for it in findings], key
-            assert findings[0].sentence.split("│")[0].strip() in driver.sentences
+            assert findings[0].reading.split("│")[0].strip() in driver.sentences
             await driver.press_and_rest("f1")
             formula = words(driver, "inspector-formula")
-            assert formula in [formula for _, formula in CLOSE_UPS.values()]
+            assert formula in [it.formula for it in CLOSE_UPS.values()]
             await driver.press_and_rest("f1", "escape")
             assert view.display
             view.query_one(HeatMap).focus()
@@ -112,7 +112,7 @@ async def test_the_experts_of_each_token(
         (experts,) = shown(driver)
         look = driver.chat.query_one(LayersView)._look
         assert experts.to_json() == Experts.of(model, look.tokens.ids).to_json()
-        assert experts.sentence in driver.sentences
+        assert experts.reading[:40] in driver.sentences
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.press_and_rest("f3", "6", "e")
         assert "this model has no mixture of experts" in driver.sentences
@@ -157,21 +157,21 @@ async def test_every_view_is_saved_as_a_page_and_a_picture(
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3")
-        names = ("prompt", "tokens", "why", "attention", "heads", "layers", "patching", "next")
+        names = ("prompt", "tokens", "why", "attention", "heads", "layers", "patch", "next")
         for key, name in enumerate(names, start=1):
             await driver.press_and_rest(str(key))
-            if name == "patching":
+            if name == "patch":
                 await driver.press("s")
                 await driver.until(lambda: "nothing to save" in notes(driver))
                 await driver.press_and_rest("enter", "q", "enter")
-            view = next(view for view in driver.chat.query(View) if view.id == _tab(name))
+            view = next(view for view in driver.chat.query(InspectorTab) if view.id == _tab(name))
             await driver.until(view.findings)
             await driver.press("s")
             picture, page = Path(f"chatapp-{name}.svg"), Path(f"chatapp-{name}.html")
             await driver.until(picture.exists)
             (finding, *_) = view.findings()
             text = "".join(ElementTree.parse(picture).getroot().itertext())
-            assert "".join(finding.sentence.split())[:60] in "".join(text.split())
+            assert "".join(finding.reading.split())[:60] in "".join(text.split())
             assert f'<section id="{name}">' in page.read_text("utf-8")
         await driver.press("s")
         await driver.until(Path("chatapp-next-2.svg").exists)
@@ -184,7 +184,7 @@ async def test_every_view_is_saved_as_a_page_and_a_picture(
 
 
 def _tab(name: str) -> str:
-    return {"patching": "compare", "next": "step"}.get(name, name)
+    return {"patch": "compare", "next": "step"}.get(name, name)
 
 
 async def test_lines_and_map_take_turns_where_there_is_little_room(

@@ -4,7 +4,7 @@ from inspector_driver import SETTINGS, go_to, text_of, words
 from tui_driver import OpenApp
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.lab.experiments import compare
+from chatapp.lab.views.patch_view import compare
 from chatapp.tui.inspector.attention import AttentionView
 from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.why import ShareMap, WhyView
@@ -29,14 +29,14 @@ async def test_it_patches_between_the_text_and_another(open_app: OpenApp, gpt2: 
         await driver.rest()
         corrupt = [*clean[:place], other, *clean[place + 1 :]]
         expected = compare(gpt2, clean, corrupt)
-        assert expected.sentence in words(driver, "compare-detail")
+        assert expected.reading in words(driver, "compare-detail")
         assert view.query_one(ShareMap).display
         assert view.query_one(ShareMap)._cells == expected.result.grids[1].values
         rows = words(driver, "compare-table").split("\n")[2:]
         assert [int(row.split()[0]) for row in rows] == list(range(place, len(clean)))
         text_of(driver, CompareView).focus()
         await driver.press_and_rest("d")
-        assert "corrupt into clean" in words(driver, "compare-detail")
+        assert "into the clean prompt" in words(driver, "compare-detail")
         await driver.press_and_rest("backspace")
         assert "Enter writes another token" in words(driver, "compare-detail")
         await driver.press_and_rest("v")

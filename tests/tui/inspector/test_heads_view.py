@@ -9,8 +9,7 @@ from tui_driver import OpenApp
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.lab import heads as lab
-from chatapp.lab.head_texts import strongest_texts
-from chatapp.lab.heads import MEASURES, score_heads
+from chatapp.lab.views.head_views import MEASURES, score_heads, strongest_texts
 from chatapp.tui.inspector.heads import HeadMap, HeadsView
 
 TEXTS = ["The quick brown fox jumps.", "A naïve café owner, a naïve café owner."]
@@ -27,14 +26,14 @@ async def test_scores_are_those_of_the_lab(open_app: OpenApp, gpt2: LocalModel) 
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "5")
-        await driver.until(lambda: "What heads do" in words(driver, "heads-detail"))
+        await driver.until(lambda: "has the largest" in words(driver, "heads-detail"))
         scores = score_heads(gpt2, TEXTS)
         heat = driver.chat.query_one(HeadMap)
         shown = np.array(heat._cells)
         assert np.allclose(shown, scores.values["induction"].clip(0, 1), atol=1e-5)
         assert heat.cell == scores.order[0]
         detail = words(driver, "heads-detail")
-        assert scores.sentence in detail
+        assert scores.reading in detail
         assert MEASURES["induction"].formula in detail
         assert MEASURES["induction"].source in detail
 
@@ -50,7 +49,7 @@ async def test_scores_are_those_of_the_lab(open_app: OpenApp, gpt2: LocalModel) 
 
         await driver.press_and_rest("enter")
         found = strongest_texts(gpt2, layer, head, TEXTS)
-        await driver.until(lambda: found.sentence in words(driver, "heads-texts"))
+        await driver.until(lambda: found.reading in words(driver, "heads-texts"))
         text = words(driver, "heads-texts")
         for row in found.rows:
             assert f"{row.strength:.2f}" in text
@@ -60,7 +59,7 @@ async def test_the_legend_fits_a_small_terminal(open_app: OpenApp, gpt2: LocalMo
     async with open_app(gpt2, settings=SETTINGS, size=(60, 20)) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "5")
-        await driver.until(lambda: "What heads do" in words(driver, "heads-detail"))
+        await driver.until(lambda: "has the largest" in words(driver, "heads-detail"))
         assert "I induction, P previous, D duplicate" in driver.sentences
 
 
@@ -91,6 +90,6 @@ async def test_measuring_stops_and_begins_again(
             view = driver.chat.query_one(HeadsView)
             assert view._scores is None
             await driver.press_and_rest("x", "5")
-            await driver.until(lambda: "What heads do" in words(driver, "heads-detail"))
+            await driver.until(lambda: "has the largest" in words(driver, "heads-detail"))
     finally:
         may_go_on.set()

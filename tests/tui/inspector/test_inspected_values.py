@@ -8,7 +8,7 @@ from tui_driver import OpenApp
 from chatapp.common.shading import percent
 from chatapp.dialogue.reading import read
 from chatapp.engine.backends.local import LocalModel
-from chatapp.lab.figures.flow import layout
+from chatapp.lab.drawing.blocks import layout
 from chatapp.lab.traces import DecoderTrace
 from chatapp.tui.inspector.attention import AttentionView
 from chatapp.tui.inspector.heat_map import HeatMap
@@ -74,10 +74,10 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
             weights = found.mean((0, 1)) if cell is None else found[cell]
             detail = words(driver, "attention-detail")
             strongest = percent(float(weights.max())).strip()
-            assert "the weights add up to 1.0000" in detail.split("\n")[0]
-            assert strongest in detail.split("\n")[1]
+            assert "The weights add up to 1.0000" in detail
+            assert strongest in detail.split("\n")[2]
             if target is not None:
-                assert percent(float(weights[target])).strip() in detail.split("\n")[2]
+                assert percent(float(weights[target])).strip() in detail.split("\n")[3]
                 assert np.abs(np.array(heat._cells) - found[:, :, target]).max() < 1e-5
 
         last = len(trace.ids) - 1

@@ -15,8 +15,8 @@ from chatapp.dialogue.reading import usage
 from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_model
-from chatapp.lab.findings import Attention
 from chatapp.lab.inspectable import inspectable
+from chatapp.lab.views.attention_views import Attention
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.inspector.attention import AttentionView
 from chatapp.tui.inspector.panel import Inspector

@@ -4,7 +4,7 @@ from inspector_driver import SETTINGS, go_to, text_of, words
 from tui_driver import OpenApp
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.lab.experiments import Why, ask
+from chatapp.lab.views.part_views import Why, ask
 from chatapp.tui.inspector.why import ShareMap, WhyView
 
 
@@ -19,7 +19,7 @@ async def test_it_shows_what_the_lab_measures(open_app: OpenApp, gpt2: LocalMode
             await go_to(driver, text, position)
             question = ask(gpt2, ids[: position + 1], ids[position + 1])
             expected = Why.of(question)
-            assert expected.sentence in words(driver, "why-detail")
+            assert expected.reading in words(driver, "why-detail")
             assert driver.chat.query_one(ShareMap)._cells == expected.by_head
             part = expected.order[0]
             assert f"{part.name:<10}{part.share:+8.3f}" in words(driver, "why-parts")

@@ -1,0 +1,294 @@
+"""`chatapp inspect VIEW TEXT`: the views of `chatapp.lab.views`, each a command of its own.
+
+Invariant: the terminal, the exported file and the JSON document show the same numbers, and foreign
+text is plain text in all three. Nothing of torch is imported before a model is loaded.
+"""
+
+import inspect as signatures
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from chatapp.commands.console import (
+    interruptible,
+    progress,
+    standard_input,
+    write,
+    write_json,
+    write_output,
+)
+from chatapp.commands.loading import choices_for, load
+from chatapp.commands.options import (
+    ForceOption,
+    JsonOption,
+    ModelOption,
+    grouped_options,
+    sampling_options,
+    settings_of,
+)
+from chatapp.common.userfiles import UserError
+from chatapp.lab.view import Option, Subject, View
+from chatapp.lab.views import FIRST, VIEWS
+from chatapp.lab.views.attention_views import AttentionOptions, CrossAttention
+from chatapp.lab.views.layer_views import LayersOptions
+
+if TYPE_CHECKING:
+    from chatapp.common.settings import Settings
+    from chatapp.engine.files.model_files import ModelFiles
+
+_DEFAULT = "text"
+"""The command for a text without a view's name before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the views go."""
+
+    model: ModelOption = None
+    output: Annotated[
+        Path | None, typer.Option(help="Write a self-contained file: .html or .svg.")
+    ] = None
+    force: ForceOption = False
+    as_json: JsonOption = False
+
+    def check(self) -> None:
+        """Raises UserError for a file that cannot be written."""
+        output = self.output
+        if output is None:
+            return
+        if output.suffix.lower() not in (".html", ".svg"):
+            raise UserError(f"{output}: unsupported file type; use .html or .svg")
+        if self.as_json:
+            raise UserError("use either --output or --json, not both")
+        if output.exists() and not self.force:  # before the model is loaded
+            raise UserError(f"{output}: this file already exists; --force replaces it")
+
+    def take(self, views: Sequence[View], document: dict[str, Any]) -> None:
+        """Print views, write them to the file, or add them to the JSON document."""
+        if self.as_json:
+            write_json(document | {view.name: view.to_json() for view in views})
+        elif self.output is not None:
+            from chatapp.lab.drawing.pictures import html_page, svg_picture
+
+            draw = html_page if self.output.suffix.lower() == ".html" else svg_picture
+            write_output(self.output, draw(views), force=self.force)
+        else:
+            from chatapp.lab.drawing.console import printed
+
+            # Foreign text was made safe piece by piece; the rest are Rich's own colours.
+            write(printed(views, in_color=sys.stdout.isatty()), verbatim=True)
+
+
+@dataclass(frozen=True)
+class _FirstOptions(AttentionOptions, LayersOptions):
+    """What the views of a text without a name take."""
+
+
+class _Views(TyperGroup):
+    """A command for each view; without a view's name, the arguments are those of `text`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else [_DEFAULT, *args])
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+
+app = typer.Typer(
+    cls=_Views,
+    rich_markup_mode=None,
+    subcommand_metavar="[VIEW] TEXT [OPTIONS]...",
+    help="Show what a model makes of a text, by views of its inside. "
+    f"Without a VIEW: {', '.join(view.name for view in FIRST)}.",
+)
+
+
+def _run(
+    context: typer.Context,
+    views: Sequence[type[View]],
+    options: Any,
+    text: str | None,
+    target: Target,
+) -> None:
+    """Look at a text by views, and show them. Raises UserError."""
+    takes_text = {view.takes_text for view in views}
+    content = "" if takes_text == {"never"} else (text or "") + standard_input()
+    target.check()
+    if not content and "always" in takes_text:
+        raise UserError("there is no text to inspect; pass it in quotes or on standard input")
+    settings = settings_of(context)
+    with interruptible("interrupted"):
+        subject = _masked_subject(settings, content, options, views)
+        if subject is None:
+            subject = _subject(settings, content, options, views)
+        document: dict[str, Any] = {"model": subject.model.name}
+        document |= {"text": content} if content else {}
+        rest = list(views)
+        if target.as_json and subject.masked is None and getattr(options, "token", 0) is None:
+            for view in views:
+                if (whole := view.whole(subject, options)) is not None:
+                    document[view.name] = whole
+                    rest.remove(view)
+        with progress("Measuring") as report:
+            subject.progress = report
+            shown = [view.look(subject, options) for view in rest]
+        if _shows_cross_attention(subject, views):
+            shown.append(CrossAttention.look(subject, options))
+    target.take(shown, document)
+
+
+def _subject(
+    settings: "Settings", content: str, options: Any, views: Sequence[type[View]]
+) -> Subject:
+    """A text that a model has read, with the reply of an encoder-decoder. Raises UserError."""
+    from chatapp.lab.encoder_decoder import reply_of
+    from chatapp.lab.inspectable import inspectable
+
+    model = load(settings.model, "float32", settings.device)
+    if inspectable(model) is None:
+        raise UserError(f"{model.name}: this kind of model cannot be inspected")
+    prompt = model.tokenizer.encode(content) if content else []
+    ids = (*prompt, *(reply_of(model, prompt) if content else ()))
+    position = _position(getattr(options, "token", None), len(ids)) if content else 0
+    sampling = None
+    if any(view.samples for view in views):
+        sampling = choices_for(model, settings).sampling
+    return Subject(model, ids, position, len(prompt), sampling=sampling)
+
+
+def _masked_subject(
+    settings: "Settings", content: str, options: Any, views: Sequence[type[View]]
+) -> Subject | None:
+    """A text of which one token is masked; None for any model but a masked one.
+
+    The token is that of --token, or the first mask of the text. Raises UserError for a text without
+    a mask, and for a view that masked models do not have.
+    """
+    files = _masked_files(settings.model)
+    if files is None:
+        return None
+    if any(not view.reads_masks for view in views):
+        known = [view.name for view in VIEWS.values() if view.reads_masks]
+        raise UserError(f"{settings.model}: of a masked model, only {', '.join(known)} are shown")
+    from chatapp.commands.console import status
+    from chatapp.engine.backends.masked import MaskedModel
+
+    status(f"Loading {settings.model} …")
+    try:
+        model = MaskedModel.load(files, name=settings.model, device=settings.device)
+    finally:
+        status("")
+    ids, token = tuple(model.encode(content)), getattr(options, "token", None)
+    if token is not None or (FIRST[0] in views[:1] and len(views) == 1):
+        position = _position(token, len(ids))
+    elif model.mask_id in ids:
+        position = ids.index(model.mask_id)
+    else:
+        raise UserError(
+            f"the text has no mask; write {model.mask} where {model.name} shall fill in a token, "
+            "or mask one of the text's own with --token"
+        )
+    return Subject(model, ids, position, masked=model)  # type: ignore[arg-type]
+
+
+def _masked_files(name: str) -> "ModelFiles | None":
+    """The files of a masked model on this machine; None for any other model."""
+    from chatapp.engine.errors import ModelError
+    from chatapp.engine.models.resolving import find_model, local_folder
+
+    try:
+        files = find_model(name) if local_folder(name) is not None else None
+    except ModelError:
+        return None  # loading it reports the fault
+    return files if files is not None and files.is_masked else None
+
+
+def _position(token: int | None, count: int) -> int:
+    """The position of --token among `count` tokens. Raises UserError when there is none."""
+    position = count - 1 if token is None else token + count * (token < 0)
+    if not 0 <= position < count:
+        raise UserError(f"--token is {token}; the text has {count} tokens, numbered from 0")
+    return position
+
+
+def _shows_cross_attention(subject: Subject, views: Sequence[type[View]]) -> bool:
+    """Whether attention is asked for, of a reply of an encoder-decoder."""
+    is_asked = any(view.name == "attention" for view in views)
+    return is_asked and subject.masked is None and 0 < subject.trace.encoded < len(subject.ids)
+
+
+# The commands of the table
+
+
+def _command(views: Sequence[type[View]], options: type[Any]) -> Callable[..., None]:
+    """A command that shows views; its parameters are their options."""
+    takes_text = any(view.takes_text != "never" for view in views)
+    declared = [(f, f.metadata["option"]) for f in fields(options) if "option" in f.metadata]
+    hints = get_type_hints(options)
+    parameters = [_parameter(f, o, hints[f.name]) for f, o in declared]
+    parameters.sort(key=lambda p: p.default is not signatures.Parameter.empty)
+    arguments = sum(o.is_argument for _, o in declared)
+
+    def command(context: typer.Context, *, target: Target, **values: Any) -> None:
+        text = values.pop("text", None)
+        _run(context, views, options(**values), text, target)
+
+    keyword = signatures.Parameter.KEYWORD_ONLY
+    help_of_text = "The text to inspect. Standard input is appended to it."
+    kind = Annotated[str | None, typer.Argument(metavar="TEXT", help=help_of_text)]
+    text = signatures.Parameter("text", keyword, default=None, annotation=kind)
+    own = list(signatures.signature(command).parameters.values())[:2]
+    command.__signature__ = signatures.Signature(  # type: ignore[attr-defined]
+        [
+            own[0],
+            *parameters[:arguments],
+            *([text] if takes_text else []),
+            *parameters[arguments:],
+            own[1].replace(annotation=Target),
+        ]
+    )
+    command = grouped_options(command)
+    if any(view.samples for view in views):
+        command = sampling_options("temperature", "top_k", "top_p", "min_p")(command)
+    return command
+
+
+def _parameter(field: "Field[Any]", option: Option, kind: Any) -> signatures.Parameter:
+    """An option of a view as a parameter of a command."""
+    default: Any = field.default
+    shared: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+    if option.least is not None or option.most is not None:
+        shared |= {"min": option.least, "max": option.most}
+    if option.names:
+        shared["autocompletion"] = lambda incomplete: [
+            name for name in option.names if name.startswith(incomplete)
+        ]
+    if option.is_argument:
+        shared["metavar"] = option.metavar or field.name.upper()
+        default, declared = signatures.Parameter.empty, typer.Argument(**shared)
+    elif kind is bool:
+        declared = typer.Option(option.flag or f"--{field.name}", **shared)
+    else:
+        declared = typer.Option(*([option.flag] if option.flag else []), **shared)
+    assert default is not MISSING
+    return signatures.Parameter(
+        field.name,
+        signatures.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, declared],
+    )
+
+
+for _name, _view in VIEWS.items():
+    if _name != "prompt":  # `chatapp render` shows that of a chat
+        _help = f"{_view.summary}\n\n{_view.formula}"
+        app.command(_name, help=_help)(_command([_view], _view.Options))
+app.command(_DEFAULT, help=f"Show {', '.join(v.name for v in FIRST)} of a text.")(
+    _command(FIRST, _FirstOptions)
+)

@@ -1,1 +1,0 @@
-"""What only some architectures have: positions, experts, an encoder beside the decoder."""

@@ -1,0 +1,165 @@
+"""`chatapp inspect why, ablate, losses, patch, circuit`: numbers, files, and what is refused."""
+
+import json
+from typing import Any
+
+import pytest
+from program import Run
+
+from chatapp.engine.decoder.interventions import parse_parts, switched_off
+from chatapp.engine.models.loading import load_model
+
+TEXT = "User: he has"
+OTHER = "User: he was"
+
+
+def document(run: Run, folder: str, *words: str) -> dict[str, Any]:
+    result = run("inspect", *words, "--model", folder, "--json")
+    assert result.status == 0, result.err
+    found: dict[str, Any] = json.loads(result.out)
+    assert found.pop("text") == TEXT
+    assert found.pop("model") == folder
+    return found
+
+
+def test_why_adds_up_and_names_all_parts(run: Run, folder: str) -> None:
+    why = document(run, folder, "why", TEXT)["why"]
+    model = load_model(folder)
+    best = model.logits(model.tokenizer.encode(TEXT)).topk(2)  # type: ignore[attr-defined]
+    assert why["token"] == model.tokenizer.decode([int(best.indices[0])])
+    assert why["difference"] == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-3)
+    total = sum(part["share"] for part in why["components"])
+    assert total == pytest.approx(why["difference"], abs=1e-3)
+    assert why["sum"] == pytest.approx(total)
+    names = [part["name"] for part in why["components"]]
+    parts = [f"{layer}.{place}" for layer in range(2) for place in ("0", "1", "mlp")]
+    assert names == ["embed", "positions", *parts, "biases", "norm"]
+    effects = {part["name"]: part["effect"] for part in why["components"]}
+    assert [effects[name] for name in ("embed", "positions", "biases", "norm")] == [None] * 4
+    assert all(isinstance(effects[name], float) for name in parts)
+
+
+def test_the_token_that_followed_against_the_mean(run: Run, folder: str) -> None:
+    model = load_model(folder)
+    ids = model.tokenizer.encode(TEXT)
+    options = ("--token", "1", "--against", "mean")
+    why = document(run, folder, "why", TEXT, *options)["why"]
+    logits = model.logits(ids[:2])  # type: ignore[attr-defined]
+    assert why["token"] == model.tokenizer.decode([ids[2]])
+    assert why["against"] is None
+    assert why["difference"] == pytest.approx(float(logits[ids[2]] - logits.mean()), abs=1e-3)
+
+
+def test_ablation_of_some_parts_and_of_each(run: Run, folder: str) -> None:
+    options = ("--answer", "e", "--against", "a")
+    ablation = document(run, folder, "ablate", "1.0, 0.mlp", TEXT, *options)["ablate"]
+    assert ablation["ablated"] == ["1.0", "0.mlp"]
+    model = load_model(folder)
+    ids = model.tokenizer.encode(TEXT)
+    off = switched_off(parse_parts("1.0 0.mlp", model.decoder.architecture))  # type: ignore[attr-defined]
+    before, after = (
+        model.logits(ids, *changes).log_softmax(0)  # type: ignore[attr-defined]
+        for changes in ((), (off,))
+    )
+    (token,) = model.tokenizer.encode("e")
+    assert ablation["log_probability"] == pytest.approx(float(after[token]), abs=1e-3)
+    assert ablation["change"] == pytest.approx(float(after[token] - before[token]), abs=1e-3)
+    kl = float((before.exp() * (before - after)).sum())
+    assert ablation["kl"] == pytest.approx(kl, abs=1e-3)
+    of_means = document(run, folder, "ablate", "1.0,0.mlp", TEXT, "--mean", *options)["ablate"]
+    assert of_means["replaced_by"] == "mean"
+    assert of_means["log_probability"] != pytest.approx(ablation["log_probability"], abs=1e-4)
+    each = document(run, folder, "ablate", "all", TEXT, *options)["ablate"]["parts"]
+    assert [row["ablated"] for row in each] == [
+        [f"{layer}.{place}"] for layer in range(2) for place in ("0", "1", "mlp")
+    ]
+
+
+def test_losses(run: Run, folder: str) -> None:
+    losses = document(run, folder, "losses", TEXT)["losses"]
+    model = load_model(folder)
+    ids = model.tokenizer.encode(TEXT)
+    (scores,) = model.score([(ids[:1], ids[1:])])
+    assert losses["loss"] == pytest.approx(-sum(scores) / len(scores), abs=1e-3)
+    assert len(losses["parts"]) == 6
+
+
+def test_patching_two_prompts_and_with_noise(run: Run, folder: str) -> None:
+    model = load_model(folder)
+    size = len(model.tokenizer.encode(TEXT))
+    assert len(model.tokenizer.encode(OTHER)) == size
+    patching = document(run, folder, "patch", TEXT, "--with", OTHER)["patch"]
+    assert patching["direction"] == "restore"
+    residual, heads = patching["grids"]
+    assert (residual["kind"], heads["kind"]) == ("residual", "heads")
+    assert [len(row) for row in residual["values"]] == [size] * 2
+    assert [len(row) for row in heads["values"]] == [2, 2]
+    differing = [
+        one != other
+        for one, other in zip(patching["clean_tokens"], patching["corrupt_tokens"], strict=True)
+    ]
+    first = differing.index(True)
+    assert all(all(row[:first]) for row in residual["unchanged"])
+    # All that differs before the first layer, put back at its last token, is all there is.
+    options = ("--with", OTHER, "--destroy", "--estimate")
+    reverse = document(run, folder, "patch", TEXT, *options)["patch"]
+    assert (reverse["direction"], reverse["estimated"]) == ("destroy", True)
+    noisy = document(run, folder, "patch", TEXT, "--noise", "1-2,4")["patch"]
+    assert noisy["noise"] == [1, 2, 4]
+    assert noisy["clean_tokens"] == noisy["corrupt_tokens"]
+
+
+def test_a_circuit_is_tried_on_another_prompt(run: Run, folder: str) -> None:
+    model = load_model(folder)
+    logits = model.logits(model.tokenizer.encode(TEXT))  # type: ignore[attr-defined]
+    letters = sorted("abcdefgh", key=lambda c: float(logits[model.tokenizer.encode(c)[0]]))
+    answer = letters[-1], letters[0]
+    options = ("--answer", answer[0], "--against", answer[1])
+    alone = document(run, folder, "circuit", TEXT, *options)["circuit"]
+    assert "other" not in alone
+    circuit = document(run, folder, "circuit", TEXT, *options, "--patch", OTHER)["circuit"]
+    other = circuit["other"]
+    ids = model.tokenizer.encode(OTHER)
+    logits = model.logits(ids)  # type: ignore[attr-defined]
+    one, two = (model.tokenizer.encode(text)[0] for text in answer)
+    assert other["difference"] == pytest.approx(float(logits[one] - logits[two]), abs=1e-3)
+    said = run("inspect", "circuit", TEXT, *options, "--model", folder, "--patch", OTHER).out
+    words = " ".join(said.split())
+    assert "A small circuit of this prompt On this prompt" in words
+    assert "on the other prompt" in words
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["why", "--answer", "he was here"], "--answer is 'he was here', which is"),
+        (["why", "--answer", ""], "--answer is '', which is 0 tokens, not one"),
+        (["ablate", "2.0"], "2.0: there is no layer 2; the model has 2, numbered 0 to 1"),
+        (["ablate", "0.x"], "'0.x' names no part of a model; write 3 for a layer"),
+        (["ablate", " , "], "no part of the model is named"),
+        (["ablate", "all", "--mean"], "all replaces by zeros; leave --mean out"),
+        (["patch", "--with", "User"], "patching needs the same number"),
+        (["patch", "--with", ""], "give --with and a text of as many tokens"),
+        (["patch", "--with", OTHER, "--noise", "1"], "use either --with or --noise, not both"),
+        (
+            ["patch", "--noise", "one"],
+            "--noise is 'one'; expected numbers of tokens",
+        ),
+        (["patch", "--noise", "9" * 5_000], "expected numbers of tokens"),
+        (["patch", "--noise", "999"], "noise needs tokens of the text, numbered 0 to"),
+        (["patch", "--destroy"], "give --with and a text"),
+        (["circuit", "--patch", ""], "--patch is empty; expected another prompt"),
+        (["circuit", "--answer", "e", "--against", "e"], "a circuit is searched from 0.5 on"),
+        (["losses", "--token", "0"], "the loss of a text needs at least two tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    run: Run, folder: str, options: list[str], words: str
+) -> None:
+    arguments = 1 + (options[0] == "ablate")
+    words_of = [*options[:arguments], TEXT, *options[arguments:]]
+    result = run("inspect", *words_of, "--model", folder)
+    assert result.status == 2
+    assert words in " ".join(result.err.split())
+    assert result.err.count("\n") == 1
+    assert not result.out

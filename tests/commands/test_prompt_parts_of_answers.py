@@ -1,0 +1,88 @@
+"""`run --parts` and `inspect parts`: which part of a prompt decided an answer."""
+
+import json
+from pathlib import Path
+
+import pytest
+from program import Run
+
+PROMPT = """
+instruction = "Classify."
+input_prefix = "Text: "
+output_prefix = "Class:"
+labels = ["x", "yz"]
+examples = [
+    {input = "aa", output = "x"}, {input = "b", output = "yz"}, {input = "ccc", output = "x"},
+]
+"""
+
+
+@pytest.fixture
+def prompt(tmp_path: Path) -> str:
+    path = tmp_path / "task.toml"
+    path.write_text(PROMPT)
+    return str(path)
+
+
+def test_the_example_that_decided_an_answer(run: Run, folder: str, prompt: str) -> None:
+    options = ("run", prompt, "--model", folder, "--input", "abc", "--parts")
+    result = run(*options, "--json")
+    assert result.status == 0, result.err
+    document = json.loads(result.out)
+    explained = document["parts"]
+    assert explained["answer"].strip() == document["output"]
+    assert {explained["answer"].strip(), explained["against"].strip()} == {"x", "yz"}
+    direct = document["log_likelihoods"]["direct"]
+    expected = max(direct.values()) - min(direct.values())
+    assert explained["difference"] == pytest.approx(expected, abs=1e-3)
+    names = [part["part"] for part in explained["parts"]]
+    assert names == ["instruction", "example 1", "example 2", "example 3", "input"]
+    assert explained["parts"][2]["text"] == "Text: b\nClass: yz"
+    shown = run(*options)
+    assert shown.out == document["output"] + "\n"
+    best = max(explained["parts"][1:4], key=lambda part: part["occlusion"])["part"]
+    assert f"mostly to {best}:" in " ".join(shown.err.split())
+
+
+def test_what_run_cannot_explain_is_refused(run: Run, folder: str, prompt: str) -> None:
+    options = ("run", prompt, "--model", folder, "--input", "abc", "--parts")
+    for more in (("--score", "channel"), ("--select", "vote")):
+        result = run(*options, *more)
+        assert result.status == 2
+        assert "--parts explains labels that are scored directly" in result.err
+    inputs = Path(prompt).with_name("inputs.txt")
+    inputs.write_text("abc\n")
+    result = run("run", prompt, "--model", folder, "--inputs", str(inputs), "--parts")
+    assert result.status == 2
+    assert "--parts is for one input" in result.err
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_what_in_a_text_mattered(
+    run: Run, folder: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = "Q: a\nA: b\n\nQ: c [b]x[/b]\nA:"
+    result = run("inspect", "parts", text, "--model", folder)
+    assert result.status == 0, result.err
+    assert "Parts of the prompt" in result.out
+    assert "Next token" not in result.out
+    assert max(map(len, result.out.split("\n"))) <= width
+    document = json.loads(run("inspect", "parts", text, "--model", folder, "--json").out)
+    parts = document["parts"]
+    assert [part["part"] for part in parts["parts"]] == ["part 1", "part 2"]
+    assert "".join(token["text"] for token in parts["tokens"]) == text
+    gradients = sum(part["gradient"] for part in parts["parts"])
+    assert gradients == pytest.approx(sum(token["gradient"] for token in parts["tokens"]), abs=1e-3)
+    named = run("inspect", "parts", text, "--answer", "x", "--model", folder, "--json")
+    assert json.loads(named.out)["parts"]["answer"] == "x"
+    span = run("inspect", "parts", text, "--answer", " x, yz", "--model", folder, "--json")
+    assert json.loads(span.out)["parts"]["answer"] == " x, yz"
+    wrong = {("--answer", ""): "a text of at least one token", ("--against", "mean"): "two answers"}
+    for options, words in wrong.items():
+        refused = run("inspect", "parts", text, *options, "--model", folder)
+        assert (refused.status, refused.out) == (2, "")
+        assert words in refused.err
+    file = tmp_path / "parts.html"
+    assert run("inspect", "parts", text, "--model", folder, "--output", str(file)).status == 0
+    assert "Parts of the prompt" in file.read_text()
