@@ -1,5 +1,8 @@
 """The inspector under test: its parts, and what they show."""
 
+import io
+
+from rich.console import Console, Group
 from textual.widgets import OptionList, Static
 from tui_driver import Driver
 
@@ -17,7 +20,14 @@ def inspector(driver: Driver) -> Inspector | None:
 
 
 def words(driver: Driver, id: str) -> str:
-    return str(driver.chat.query_one(f"#{id}", Static).content)
+    """What a line shows; what is drawn with Rich, as a terminal of 200 columns has it."""
+    content = driver.chat.query_one(f"#{id}", Static).content
+    if not isinstance(content, Group):
+        return str(content)
+    console = Console(width=200, file=io.StringIO())
+    console.print(content)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def text_of(driver: Driver, view: type[InspectorTab]) -> TokenText:

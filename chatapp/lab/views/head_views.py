@@ -202,7 +202,7 @@ class HeadScores(View):
             return [*blocks, Map(values[by].tolist(), is_signed=True)]
         largest = float(values[by].max())
         of = "percent" if largest <= 1 else f"percent of {largest:.1f}"
-        names = self.map(is_named=True)
+        names = self.map(True)
         return [
             *blocks,
             Heading("Layers and heads", f"{title}, in {of}"),
@@ -211,7 +211,7 @@ class HeadScores(View):
             names,
         ]
 
-    def map(self, *, is_named: bool = False) -> Map:
+    def map(self, is_named: bool = False) -> Map:
         """The measure that it is sorted by, as shares; with the letters of names in their place."""
         values = self.values[self.sorted_by]
         scale = max(float(values.max()), 1.0)

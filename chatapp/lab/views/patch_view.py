@@ -170,6 +170,10 @@ class Patches(View):
             blocks += self._grid_blocks(grid)
         return blocks
 
+    def streams(self) -> Sequence[Block]:
+        """The two texts, and the map of the residual stream alone."""
+        return self.blocks()[:-2]
+
     def _grid_blocks(self, grid: "Grid") -> list[Block]:
         """A map of patches: tokens in rows, so that they can be read, or layers."""
         cells = (f"{layer}.{place} {value:+.2f}" for layer, place, value in grid.largest(5))

@@ -6,7 +6,6 @@ of the same head.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 from rich.console import Group
@@ -17,16 +16,15 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from chatapp.common.foreign import printable
 from chatapp.common.shading import percent
-from chatapp.lab.drawing.blocks import Lines
+from chatapp.lab.drawing.blocks import Lines, Map
 from chatapp.lab.drawing.console import line_rows
 from chatapp.lab.view import View
 from chatapp.lab.views.attention_views import Attention
 from chatapp.tui.inspector.close_up import CloserView
 from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.token_text import TokenText, attended, quoted, weight_legend
-from chatapp.tui.inspector.view import Compute, Look
+from chatapp.tui.inspector.view import Look
 
 _BOTH_FROM = 30
 """Rows from which on the map and the lines are shown together."""
@@ -47,10 +45,7 @@ class AttentionView(CloserView):
     AttentionView #attention-lines { height: 1fr; border-top: solid $border-blurred; }
     """
     hint = "← → token · Enter pins it · Tab, then arrows: a head · a: all heads · l: lines"
-    formula = (
-        "A = softmax(Q K^T · scale), the earlier tokens only; the weights of a token add up to 1; "
-        "Vaswani et al. 2017, arXiv 1706.03762."
-    )
+    formula = Attention.formula
 
     _has_lines = False
     _attention: Attention | None = None
@@ -82,7 +77,7 @@ class AttentionView(CloserView):
         layer, head = cell if cell is not None and is_there else (None, None)
         return replace(self._attention, layer=layer, head=head)
 
-    def findings(self) -> Sequence[View]:
+    def views(self) -> Sequence[View]:
         return [self._chosen] if self._chosen is not None else []
 
     def on_resize(self) -> None:
@@ -105,12 +100,10 @@ class AttentionView(CloserView):
         self._attention = None
         text = self.query_one(TokenText)
         text.show(look.tokens.texts, len(look.tokens.texts) - 1)
-        heat, trace = self.query_one(HeatMap), look.trace
+        heat = self.query_one(HeatMap)
         self._arrange()
         if heat.cell == self._suggested:
             heat.cell = None  # nobody chose it
-        if trace and heat.cell and not (heat.cell[0] < trace.layers and heat.cell[1] < trace.heads):
-            heat.cell = None  # another model has fewer
         self._choose()
 
     @property
@@ -134,16 +127,15 @@ class AttentionView(CloserView):
     def _choose(self) -> None:
         trace, source = self._look.trace, self._source
         if trace is None:
-            self._failed(self._look.reason)
+            self.failed(self._look.reason)
         elif self._attention is not None and self._attention.position == source:
             self._draw()
         else:
-            work = partial(Attention.of, trace, source)
-            self.post_message(Compute(work, self._computed, self._failed, "attention"))
+            work = lambda tell: Attention.of(trace, source)  # noqa: E731
+            self.measure("Computing the attention", work, self._computed)
 
-    def _failed(self, reason: str) -> None:
-        words = Content.styled(printable(reason), "dim")
-        self.query_one("#attention-detail", Static).update(words)
+    def failed(self, reason: str) -> None:
+        self.say(reason)
         self._attention = None
         self._arrange()
 
@@ -164,7 +156,7 @@ class AttentionView(CloserView):
         text.paint([attended(share) for share in attention.shares], self._held)
         is_pinned = self._held is not None
         target = text.cursor if is_pinned and text.cursor <= source else attention.target
-        heat.show(attention.on(target))
+        heat.show(Map(attention.on(target)))
         most = Content.assemble(
             quoted(texts[source]), " pinned" if is_pinned else "", (" attends to", "dim")
         )

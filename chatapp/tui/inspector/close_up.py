@@ -6,26 +6,24 @@ the model with the changes of its chat. It ends as soon as a reply is to be gene
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Group
-from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
 
-from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError
+from chatapp.lab.drawing.console import drawn
 from chatapp.lab.view import Subject, View
 from chatapp.lab.views import VIEWS
-from chatapp.lab.views.text_views import Tokens
-from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import Compute, InspectorTab, Left, Look, Measuring
+from chatapp.tui.inspector.view import InspectorTab, Look
+
+if TYPE_CHECKING:
+    from chatapp.common.progress import Progress
 
 CLOSE_UPS = {view.name: view for view in VIEWS.values() if view.key}
 """The views that a key opens, by name."""
@@ -51,12 +49,6 @@ class CloserView(InspectorTab):
         ),
     ]
     closer_hint = " · ".join(f"{view.key} {name}" for name, view in CLOSE_UPS.items())
-
-    _look = Look(Tokens((), (), ()), 0)
-
-    def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._conversation = conversation
 
     shared: int | None = None
     """The token that was chosen in another tab, for one without a choice of its own."""
@@ -96,83 +88,47 @@ class CloseUpView(InspectorTab):
     ]
     hint = "↑ ↓ scroll · Esc: back"
 
+    _view: View | None = None
+
     class Back(Message):
         """The user goes back to the tab."""
 
-    def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._conversation = conversation
-        self._findings: Sequence[View] = ()
-        self._wanted: object | None = None
-
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=True, id="close-up-scroll"):
-            yield Static(id="close-up-text", markup=False)
+            yield Static(id="close-up-detail", markup=False)
 
     def show(self, look: Look) -> None:
         """Another text has none of this."""
 
-    def findings(self) -> Sequence[View]:
-        return self._findings
+    def views(self) -> Sequence[View]:
+        return [] if self._view is None else [self._view]
 
     def open(self, closer: LookCloser) -> None:
         """Compute a close-up and show it."""
         view, subject = closer.view, closer.subject
-        self.formula = view.formula
-        self._findings = ()
-        self._say(f"Computing {view.title} …")
-        wanted = self._wanted = object()
+        self._view, self.formula = None, view.formula
 
-        def tell(done: int, total: int) -> None:
-            if self._wanted is not wanted or self._conversation.turn is not None:
-                raise Left
-            self.post_message(Measuring(done, total))
+        def work(tell: "Progress") -> View:
+            subject.progress = tell
+            return view.look(subject, closer.options)
 
-        def work() -> Sequence[View]:
-            try:
-                subject.progress = tell
-                return [view.look(subject, closer.options)]
-            except Left:
-                return ()
+        self.measure(f"Computing {view.title}", work, self._present)
 
-        self.post_message(Compute(work, partial(self._present, wanted), self._say, "close-up"))
-
-    @on(Measuring)
-    def _show_measuring(self, event: Measuring) -> None:
-        event.stop()
-        if self._wanted is not None and not self._findings:
-            self._say(f"Measuring: {event.done} of {event.total} … Esc stops")
-
-    def _say(self, words: str) -> None:
-        """Show a sentence instead of findings."""
-        text = Content.styled(printable(words), "dim")
-        self.query_one("#close-up-text", Static).update(text)
-
-    def _present(self, wanted: object, findings: Sequence[View]) -> None:
-        if self._wanted is not wanted:
-            return
-        self._wanted, self._findings = None, findings
-        if findings:
-            self._draw()
-        else:
-            self._say("Stopped for a reply.")
-
-    def on_hide(self) -> None:
-        self._wanted = None
+    def _present(self, view: View) -> None:
+        self._view = view
+        self._draw()
 
     def on_resize(self) -> None:
-        if self._findings:
-            self._draw()
+        self._draw()
 
     def on_unmount(self) -> None:
-        self._wanted, self._findings = None, ()
+        self._view = None
 
     def _draw(self) -> None:
-        from chatapp.lab.drawing.console import drawn
-
-        width = max(20, self.query_one("#close-up-scroll").size.width - 1)
-        parts = Group(*drawn(self._findings, width))
-        self.query_one("#close-up-text", Static).update(parts)
+        if self._view is not None:
+            width = max(20, self.query_one("#close-up-scroll").size.width - 1)
+            rows = drawn([self._view], width)
+            self.query_one("#close-up-detail", Static).update(Group(*rows))
 
     def action_back(self) -> None:
         self.post_message(self.Back())

@@ -8,35 +8,29 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.cells import cell_len, chop_cells
-from rich.style import Style
+from rich.console import Group
 from rich.table import Table
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.style import Style as ContentStyle
 from textual.widgets import Static
 
-from chatapp.common.foreign import printable
-from chatapp.common.shading import hexadecimal, ink_on, signed_color, signed_number, visible
 from chatapp.common.userfiles import UserError
-from chatapp.lab.view import View
+from chatapp.lab.drawing.blocks import Map
+from chatapp.lab.drawing.console import drawn_blocks
+from chatapp.lab.view import View, token_of
+from chatapp.lab.views.patch_view import Patches, compare
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.heat_map import HeatMap
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.view import Compute, InspectorTab, Left, Look, Measuring
-from chatapp.tui.inspector.why import ShareMap
+from chatapp.tui.inspector.view import InspectorTab, Look
 from chatapp.tui.widgets.dialog import Field
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
-    from chatapp.lab.patching import Direction, Grid
-    from chatapp.lab.views.patch_view import Patches
-
-_REMARK_FROM = 16
-"""Rows from which on there is room for what the patches do not change."""
+    from chatapp.lab.patching import Direction
 
 _NOTHING = (
     "Which states carry the difference of two texts? Enter writes another token in place of the "
@@ -73,9 +67,9 @@ class CompareView(InspectorTab):
     CompareView TokenText { max-height: 20%; border-top: solid $border-blurred; }
     CompareView Field { height: 1; border: none; padding: 0 1; display: none; }
     CompareView #compare-scroll { height: 5fr; border-top: solid $border-blurred; }
-    CompareView ShareMap { height: 4fr; min-height: 3; border-top: solid $border-blurred; }
+    CompareView HeatMap { height: 4fr; min-height: 3; border-top: solid $border-blurred; }
     CompareView.-single TokenText { max-height: 50%; }
-    CompareView.-single ShareMap { display: none; }
+    CompareView.-single HeatMap { display: none; }
     """
     hint = "Enter: another token here · v: the next version · d: direction · e: measure after this"
     formula = (
@@ -84,14 +78,13 @@ class CompareView(InspectorTab):
         "and Nanda 2024, arXiv 2309.16042."
     )
 
+    _end = 0
+    _direction: "Direction" = "restore"
+    _patches: Patches | None = None
+
     def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._conversation = conversation
+        super().__init__(conversation, id=id)
         self._other: dict[int, int] = {}
-        self._end = 0
-        self._direction: Direction = "restore"
-        self._patches: Patches | None = None
-        self._wanted: object | None = None
 
     def legend(self) -> Content:
         return Content("orange and + bring it back · blue and - work against it")
@@ -102,7 +95,7 @@ class CompareView(InspectorTab):
         yield Field(id="compare-other", placeholder="another token in its place, such as a name")
         with VerticalScroll(can_focus=True, id="compare-scroll"):
             yield Static(id="compare-table", markup=False)
-        yield ShareMap()
+        yield HeatMap()
 
     def show(self, look: Look) -> None:
         self._look, self._other = look, {}
@@ -110,11 +103,11 @@ class CompareView(InspectorTab):
         self.query_one(TokenText).show(look.tokens.texts, self._end)
         self._measure()
 
-    def findings(self) -> Sequence[View]:
+    def views(self) -> Sequence[View]:
         return [self._patches] if self._patches is not None else []
 
     def on_unmount(self) -> None:
-        self._patches = self._wanted = None  # which hold the model
+        self._patches = None  # which holds the model
 
     def on_resize(self) -> None:
         self._draw()
@@ -124,10 +117,10 @@ class CompareView(InspectorTab):
         look, session = self._look, self._conversation.session
         self._patches, self._wanted = None, None
         if look.trace is None or session is None:
-            self._failed(look.reason)
+            self.failed(look.reason)
             return
         if not self._other:
-            self._failed(_NOTHING)
+            self.failed(_NOTHING)
             steps = Table.grid(padding=(0, 1))
             for step in _STEPS:
                 steps.add_row(*step)
@@ -136,54 +129,19 @@ class CompareView(InspectorTab):
         clean = look.tokens.ids[: self._end + 1]
         corrupt = [self._other.get(position, id) for position, id in enumerate(clean)]
         model, changes, direction = session.model, look.changes, self._direction
-        wanted = self._wanted = object()
+        work = lambda tell: compare(model, clean, corrupt, direction, changes, tell)  # noqa: E731
+        self.measure("Measuring the patches", work, self._measured)
 
-        def tell(done: int, total: int) -> None:
-            if self._wanted is not wanted or self._conversation.turn is not None:
-                raise Left
-            self.post_message(Measuring(done, total))
-
-        def work() -> "Patches | None":
-            from chatapp.lab.views.patch_view import compare
-
-            try:
-                return compare(model, clean, corrupt, direction, changes, tell)
-            except Left:
-                return None
-
-        self._detail("Measuring the patches …")
-        self.post_message(Compute(work, partial(self._measured, wanted), self._failed, "compare"))
-
-    @on(Measuring)
-    def _show_measuring(self, event: Measuring) -> None:
-        event.stop()
-        if self._wanted is not None and self._patches is None:
-            self._detail(f"Measuring the patches: {event.done} of {event.total} … Esc stops")
-
-    def _measured(self, wanted: object, patches: "Patches | None") -> None:
-        if self._wanted is not wanted:
-            return
-        self._wanted, self._patches = None, patches
-        if patches is None:
-            self._failed("Stopped for a reply.")
+    def _measured(self, patches: Patches) -> None:
+        self._patches = patches
         self._draw()
 
-    def _failed(self, reason: str) -> None:
-        self._wanted = None
-        self._detail(reason)
+    def failed(self, reason: str) -> None:
+        self.say(reason)
         self.add_class("-single")
         self.query_one("#compare-table", Static).update("")
 
-    def _detail(self, words: str) -> None:
-        self.query_one("#compare-detail", Static).update(Content.styled(printable(words), "dim"))
-
     # Keys
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return self._wanted is not None if action == "stop" else True
-
-    def action_stop(self) -> None:
-        self._failed("Stopped. d or another token measures again.")
 
     def action_write(self) -> None:
         field = self.query_one(Field)
@@ -201,9 +159,7 @@ class CompareView(InspectorTab):
         tokenizer, position = session.model.tokenizer, self.query_one(TokenText).cursor
         own = self._look.tokens.texts[position]
 
-        def work() -> int:
-            from chatapp.lab.view import token_of
-
+        def work(tell: object) -> int:
             if own.startswith(" ") and not text.startswith(" "):
                 try:
                     return token_of(tokenizer, f" {text}", "the other token")
@@ -211,7 +167,7 @@ class CompareView(InspectorTab):
                     pass
             return token_of(tokenizer, text, "the other token")
 
-        self.post_message(Compute(work, partial(self._replace, position), self._failed, "compare"))
+        self.measure("Looking for the token", work, partial(self._replace, position))
 
     def _replace(self, position: int, id: int) -> None:
         if id == self._look.tokens.ids[position]:
@@ -240,13 +196,13 @@ class CompareView(InspectorTab):
             self.notify("There is no other version of a reply here.", markup=False)
             return
 
-        def work() -> "Reading":
+        def work(tell: object) -> "Reading":
             from chatapp.dialogue.reading import read
 
             versions = session.chat.store.siblings(message.id)
             return read(session, versions[message.sibling % len(versions)].id)
 
-        self.post_message(Compute(work, self._compare_with, self._failed, "compare"))
+        self.measure("Reading the version", work, self._compare_with)
 
     def _compare_with(self, reading: "Reading") -> None:
         """Compare with another version, as far as the shorter one goes."""
@@ -264,60 +220,13 @@ class CompareView(InspectorTab):
         if patches is None:
             return
         self.remove_class("-single")
-        streams, heads = patches.result.grids
-        heat = self.query_one(ShareMap)
-        if heat.cell and not (
-            heat.cell[0] < len(heads.values) and heat.cell[1] < len(heads.values[0])
-        ):
-            heat.cell = None  # another model has fewer
-        heat.show(heads.values)
+        heat, heads = self.query_one(HeatMap), patches.result.grids[1]
+        heat.show(Map(heads.values, is_signed=True))
         words = [patches.reading]
         if heat.cell is not None:
             layer, head = heat.cell
             words.append(f"{layer}.{head}, at all tokens: {heads.values[layer][head]:+.3f}")
-        if patches.remark and self.size.height >= _REMARK_FROM:
-            words.append(patches.remark)
-        self._detail("\n".join(words))
-        self.query_one("#compare-table", Static).update(self._table(patches, streams))
-
-    def _table(self, patches: "Patches", grid: "Grid") -> Content:
-        """A row a token from the first that differs, a column a layer."""
-        layers, width = len(grid.values), self.size.width - 6
-        texts = [visible(text) for text in (*patches.question.texts, *patches.corrupt_texts)]
-        longest = max(10, *(cell_len(text) + 3 for text in texts))
-        columns = next((size for size in (8, 6, 4) if 2 * longest + size * layers <= width), 1)
-        room = max(10, min(longest, (width - columns * layers) // 2))
-        largest = max((abs(value) for row in grid.values for value in row), default=0.0)
-        names = "".join(
-            f"{layer:>{columns}}" if columns > 1 else str(layer % 10) for layer in range(layers)
-        )
-        head = f"{'':4}{'this text':<{room}}{'the other':<{room}}{names}"
-        axis = f"{'token ↓':<{4 + 2 * room}}{' ' * (columns - 1)}layer →"
-        lines = [Content.styled(axis, "dim"), Content.styled(head, "dim")]
-        first = min(patches.differing, default=0)
-        for place in range(first, len(patches.corrupt_texts)):
-            own, other = patches.question.texts[place], patches.corrupt_texts[place]
-            pieces = [_pieces(own, room), _pieces(other, room) if own != other else []]
-            for row in range(max(map(len, pieces))):
-                line = Content(f"{place if not row else '':>3} ")
-                for piece in pieces:
-                    line += piece[row] if row < len(piece) else Content(" " * room)
-                if not row:
-                    for layer in range(layers):
-                        line += self._cell(grid.values[layer][place], largest, columns)
-                lines.append(line)
-        return Content("\n").join(lines)
-
-    def _cell(self, value: float, largest: float, columns: int) -> Content:
-        share = value / largest if largest else 0.0
-        color = signed_color(share)
-        style: str | ContentStyle = f"{hexadecimal(ink_on(color))} on {hexadecimal(color)}"
-        if self.app.native_ansi_color:
-            style = ContentStyle.from_rich_style(Style(dim=abs(share) < 0.2, bold=abs(share) > 0.5))
-        return Content.styled(signed_number(value, largest, columns), style)
-
-
-def _pieces(text: str, columns: int) -> list[Content]:
-    """A token between bars in rows of so many columns, the last of which is empty."""
-    rows = chop_cells(f"│{visible(text)}│", columns - 1)
-    return [Content(row + " " * (columns - cell_len(row))) for row in rows]
+        self.say("\n".join(words))
+        width = max(20, self.query_one("#compare-scroll").size.width - 1)
+        rows = drawn_blocks(patches.streams(), width)
+        self.query_one("#compare-table", Static).update(Group(*rows))

@@ -1,4 +1,4 @@
-"""A map of all layers and heads, one of them chosen.
+"""A map of all layers and heads as a view has it, one of them chosen.
 
 Invariant: every colour comes with a number, and without colours with a degree of boldness.
 """
@@ -15,7 +15,15 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from chatapp.common.shading import cell_color, cell_number, head_name, ink_on
+from chatapp.common.shading import (
+    cell_color,
+    cell_number,
+    head_name,
+    ink_on,
+    signed_color,
+    signed_number,
+)
+from chatapp.lab.drawing.blocks import Map
 
 _WIDEST, _TALLEST = 14, 3
 """Most columns and rows of a head."""
@@ -49,12 +57,15 @@ class HeatMap(ScrollView, can_focus=True):
         super().__init__()
         self.cell: tuple[int, int] | None = None
         """Layer and head from 0."""
-        self._cells: list[list[float]] = []
+        self.map = Map([])
         self._header, self._tall = 1, 1
 
-    def show(self, cells: list[list[float]]) -> None:
-        """Show other weights (layers, heads)."""
-        self._cells = cells
+    def show(self, grid: Map) -> None:
+        """Show other values (layers, heads). A cell that they do not have is no longer chosen."""
+        self.map = grid
+        layers, heads = self._shape
+        if self.cell and grid.values and not (self.cell[0] < layers and self.cell[1] < heads):
+            self.cell = None  # another model has fewer
         self._fit()
         self.refresh()
         self.call_after_refresh(self._show_cell)
@@ -70,7 +81,7 @@ class HeatMap(ScrollView, can_focus=True):
 
     def _fit(self) -> None:
         """Let cells be as tall as there is room."""
-        layers, height = len(self._cells), self.size.height
+        layers, height = len(self.map.values), self.size.height
         self._header = 2 if height >= layers + 2 else 1
         self._tall = max(1, min(_TALLEST, (height - self._header) // max(1, layers)))
         size = Size(1, layers * self._tall + self._header)
@@ -84,7 +95,8 @@ class HeatMap(ScrollView, can_focus=True):
 
     @property
     def _shape(self) -> tuple[int, int]:
-        return len(self._cells), len(self._cells[0]) if self._cells else 0
+        values = self.map.values
+        return len(values), len(values[0]) if values else 0
 
     @property
     def _room(self) -> int:
@@ -107,22 +119,31 @@ class HeatMap(ScrollView, can_focus=True):
             return Strip([Segment(words, dim)]).adjust_cell_length(width, base)
         is_named = part == (self._tall - 1) // 2
         segments = [Segment(f"{layer if is_named else '':>{_MARGIN - 1}} ", dim)]
-        for head, weight in enumerate(self._cells[layer]):
-            style = base + self._style(weight, (layer, head) == self.cell)
-            words = self.words(layer, head, weight, room) if is_named else " " * room
+        for head, value in enumerate(self.map.values[layer]):
+            style = base + self._style(value, (layer, head) == self.cell)
+            words = self._words(layer, head, value) if is_named else " " * room
             segments.append(Segment(words, style))
         return Strip(segments).adjust_cell_length(width, base)
 
-    def words(self, layer: int, head: int, value: float, columns: int) -> str:
-        """What stands in a cell, in so many columns."""
-        return cell_number(value, columns)
+    def _words(self, layer: int, head: int, value: float) -> str:
+        """What stands in a cell: the letter of a name, where there is room, and the number."""
+        grid, room = self.map, self._room
+        if grid.is_signed:
+            return signed_number(value, grid.largest, room)
+        letter = grid.letters[layer][head].strip("·") if grid.letters else ""
+        if room < 4 or not letter:
+            return cell_number(value, room)
+        return f"{letter}{cell_number(value, 2 + (room > 4))}".rjust(room)
 
-    def _style(self, weight: float, chosen: bool) -> Style:
+    def _style(self, value: float, chosen: bool) -> Style:
+        grid = self.map
+        share = value / grid.largest if grid.is_signed and grid.largest else value
         if chosen:
             return Style(reverse=True, bold=True, underline=not self.has_focus)
         if self.app.native_ansi_color:
-            return Style(dim=weight < 0.05, bold=weight > 0.3)
-        color = cell_color(weight)
+            least, most = (0.2, 0.5) if grid.is_signed else (0.05, 0.3)
+            return Style(dim=abs(share) < least, bold=abs(share) > most)
+        color = signed_color(share) if grid.is_signed else cell_color(share)
         return Style(color=RichColor.from_rgb(*ink_on(color)), bgcolor=RichColor.from_rgb(*color))
 
     def _choose(self, cell: tuple[int, int] | None) -> None:

@@ -133,7 +133,7 @@ class Inspector(RunSteps, Vertical, can_focus=True):
         yield Static(id="inspector-formula", markup=False)
         with ContentSwitcher(initial=self._opening.tab if self._opening else "tokens"):
             yield PromptView(self._conversation, id="prompt")
-            yield TokensView(id="tokens")
+            yield TokensView(self._conversation, id="tokens")
             yield WhyView(self._conversation, id="why")
             yield AttentionView(self._conversation, id="attention")
             yield HeadsView(self._conversation, id="heads")
@@ -322,6 +322,10 @@ class Inspector(RunSteps, Vertical, can_focus=True):
             self.query_one(CloseUpView).open(event)
             self.action_tab("close-up")
 
+    @on(InspectorTab.GaveUp)
+    def _gave_up(self, event: InspectorTab.GaveUp) -> None:
+        self._up_to_date.discard(event.sender)
+
     @on(CloseUpView.Back)
     def _back(self, event: CloseUpView.Back) -> None:
         event.stop()
@@ -373,13 +377,13 @@ class Inspector(RunSteps, Vertical, can_focus=True):
         """Save what the open tab shows, in the present folder."""
         from chatapp.lab.drawing.pictures import save_view
 
-        findings = self._view.findings() if self._shown is not None else ()
-        if not findings:
+        views = self._view.views() if self._shown is not None else ()
+        if not views:
             self.notify("There is nothing to save here yet.", markup=False)
             return
         try:
-            name = f"chatapp-{findings[0].name}"
-            paths = await asyncio.to_thread(save_view, findings, Path(), name)
+            name = f"chatapp-{views[0].name}"
+            paths = await asyncio.to_thread(save_view, views, Path(), name)
         except OSError as error:
             words = f"The view cannot be saved in this folder: {reason(error)}"
             self.notify(printable(words), severity="error", markup=False)

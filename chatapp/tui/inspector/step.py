@@ -99,10 +99,7 @@ class StepView(InspectorTab):
     StepView TokenText { border-top: solid $border-blurred; }
     StepView #step-sentence { height: auto; max-height: 3; }
     """
-    formula = (
-        "p = softmax(logits / temperature), cut by top-k, top-p (Holtzman et al. 2020, arXiv "
-        "1904.09751) and min-p (arXiv 2407.01082), then divided by its sum."
-    )
+    formula = NextToken.formula
     hint = (
         "Space samples · Enter takes the marked token · Backspace undoes · p plays · "
         "← → + - settings · k keeps them"
@@ -112,8 +109,7 @@ class StepView(InspectorTab):
         return likelihood_legend(self.app.native_ansi_color)
 
     def __init__(self, conversation: "Conversation", *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._conversation = conversation
+        super().__init__(conversation, id=id)
         self._stepper: LazyStepper | None = None
         self._step = Step((), None)
         self._parameter = "temperature"
@@ -129,7 +125,7 @@ class StepView(InspectorTab):
     def on_unmount(self) -> None:
         self._stepper = None
 
-    def findings(self) -> Sequence[View]:
+    def views(self) -> Sequence[View]:
         return [] if self._step.next is None else [self._step.next]
 
     def show(self, look: Look) -> None:

@@ -6,10 +6,10 @@ character that the model reads, and no other.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
@@ -19,11 +19,11 @@ from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import bar, percent
+from chatapp.lab.drawing.blocks import Table
 from chatapp.lab.drawing.console import drawn, drawn_blocks
-from chatapp.lab.view import View, state_name
-from chatapp.lab.views.layer_views import Layers
-from chatapp.lab.views.text_views import PromptText
-from chatapp.tui.conversation.conversation import Conversation
+from chatapp.lab.view import View
+from chatapp.lab.views.layer_views import Layers, Norms
+from chatapp.lab.views.text_views import PromptText, Tokens
 from chatapp.tui.inspector.close_up import CloserView
 from chatapp.tui.inspector.token_text import (
     LONGEST,
@@ -33,7 +33,7 @@ from chatapp.tui.inspector.token_text import (
     quoted,
     surprise,
 )
-from chatapp.tui.inspector.view import Branch, Compute, InspectorTab, Look
+from chatapp.tui.inspector.view import Branch, InspectorTab, Look
 from chatapp.tui.widgets.dialog import MarkedOptions
 from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, source_lines
@@ -41,8 +41,7 @@ from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, 
 if TYPE_CHECKING:
     from chatapp.dialogue.reading import Reading
     from chatapp.engine.model import LanguageModel
-    from chatapp.lab.predictions import Candidate, Prediction
-    from chatapp.lab.views.layer_views import Norms
+    from chatapp.lab.predictions import Candidate
 
 
 _FIRST = "Nothing comes before the first token, so nothing predicts it."
@@ -60,18 +59,13 @@ class TokensView(InspectorTab):
     TokensView #tokens-sentence { height: auto; max-height: 2; color: $text-muted; }
     TokensView TokenText { border-top: solid $border-blurred; }
     """
-    formula = (
-        "p = softmax(logits) of all tokens before; entropy = -sum p log2 p in bits, over the whole "
-        "vocabulary; Shannon 1948."
-    )
-
-    _look: Look | None = None
+    formula = Tokens.formula
 
     def legend(self) -> Content:
         return likelihood_legend(self.app.native_ansi_color)
 
-    def findings(self) -> Sequence[View]:
-        return [] if self._look is None else [self._look.tokens]
+    def views(self) -> Sequence[View]:
+        return [self._look.tokens] if self._look.tokens.ids else []
 
     def compose(self) -> ComposeResult:
         yield Static(id="tokens-sentence", markup=False)
@@ -95,14 +89,12 @@ class TokensView(InspectorTab):
         self._choose()
 
     def on_resize(self) -> None:
-        if self._look is not None:
+        if self._look.tokens.ids:
             self._choose()
 
     @on(TokenText.Moved)
     def _choose(self) -> None:
         look, position = self._look, self.query_one(TokenText).cursor
-        if look is None:
-            return
         tokens = look.tokens
         expected, actual = tokens.expected[position], tokens.actual(position)
         line = Content.assemble(
@@ -141,7 +133,6 @@ class TokensView(InspectorTab):
     def _selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         look = self._look
-        assert look is not None
         position, id = map(int, str(event.option_id).split())
         if look.message is None or position < look.start:
             self.notify("Only a token of a reply can be replaced.", markup=False)
@@ -165,38 +156,28 @@ _CANDIDATES = 10
 """Of each layer, as many as have room."""
 
 
-def _layers_and_norms(
-    model: "LanguageModel", look: Look, position: int
-) -> "tuple[Layers, Norms | None]":
+def _layers_and_norms(model: "LanguageModel", look: Look, position: int) -> list[View]:
     """For a thread. Only this program's decoders have norms to show."""
     from chatapp.engine.backends.local import LocalModel
-    from chatapp.lab.views.layer_views import Norms
 
     assert look.trace is not None
     layers = Layers.of(look.trace, position, _CANDIDATES)
     if not isinstance(model, LocalModel):
-        return layers, None
-    return layers, Norms.of(model, look.tokens.ids[: position + 1], position, look.changes)
+        return [layers]
+    return [layers, Norms.of(model, look.tokens.ids[: position + 1], position, look.changes)]
 
 
 class LayersView(CloserView):
     """Each layer's prediction after a token, at first the one before the reply."""
 
     hint = "← → choose a token · Tab: scroll the layers"
-    formula = (
-        "Logit lens: softmax(W_U norm(h)) of the hidden state h after each layer (nostalgebraist "
-        "2020). The last row is the model's own prediction."
-    )
+    formula = Layers.formula
     DEFAULT_CSS = """
     LayersView #layers-detail { border-top: none; }
     LayersView #layers-scroll { height: 1fr; }
     LayersView #layers-text, LayersView #layers-scroll { border-top: solid $border-blurred; }
     """
-
-    def __init__(self, conversation: Conversation, *, id: str | None = None) -> None:
-        super().__init__(conversation, id=id)
-        self._layers: Layers | None = None
-        self._norms: Norms | None = None
+    _views: Sequence[View] = ()
 
     def legend(self) -> Content:
         words = "the token that followed", " · bits: how unsure the layer is"
@@ -207,14 +188,12 @@ class LayersView(CloserView):
         yield TokenText(id="layers-text")
         with VerticalScroll(can_focus=True, id="layers-scroll"):
             yield Static(id="layers-table", markup=False)
-            yield Static(id="layers-norms", markup=False)
 
-    def findings(self) -> Sequence[View]:
-        return [it for it in (self._layers, self._norms) if it is not None]
+    def views(self) -> Sequence[View]:
+        return self._views
 
     def show(self, look: Look) -> None:
-        self._look = look
-        self._layers = None
+        self._look, self._views = look, ()
         text = self.query_one(TokenText)
         text.show(look.tokens.texts, min(look.start, len(look.tokens.texts)) - 1)
         self._choose()
@@ -224,56 +203,31 @@ class LayersView(CloserView):
         look, position = self._look, self.query_one(TokenText).cursor
         session = self._conversation.session
         if look.trace is None or session is None:
-            self._failed(look.reason)
+            self.failed(look.reason)
         else:
-            work = partial(_layers_and_norms, session.model, look, position)
-            self.post_message(Compute(work, self._computed, self._failed, "layers"))
+            work = lambda tell: _layers_and_norms(session.model, look, position)  # noqa: E731
+            self.measure("Computing the layers", work, self._computed)
 
-    def _failed(self, reason: str) -> None:
-        self._show_detail(Content.styled(printable(reason), "dim"))
+    def failed(self, reason: str) -> None:
+        self.say(reason)
         self.query_one("#layers-table", Static).update("")
-        self.query_one("#layers-norms", Static).update("")
 
-    def _show_detail(self, words: Content) -> None:
-        self.query_one("#layers-detail", Static).update(words)
+    def _computed(self, views: list[View]) -> None:
+        self._views = views
+        self.on_resize()
 
     def on_resize(self) -> None:
-        if self._layers is not None:
-            self._computed((self._layers, self._norms))
-
-    def _computed(self, layers_and_norms: "tuple[Layers, Norms | None]") -> None:
-        self._layers, self._norms = layers, norms = layers_and_norms
-        self._show_detail(Content.styled(layers.reading, "dim"))
-        table = self._table(layers.predictions, layers.actual)
-        self.query_one("#layers-table", Static).update(table)
-        rows: list[RenderableType] = []
-        if norms is not None:
-            width = max(20, self.query_one("#layers-scroll").size.width - 1)
-            rows = [Text(), *drawn([norms], width)]
-        self.query_one("#layers-norms", Static).update(Group(*rows))
-
-    def _table(self, guesses: "Sequence[Prediction]", actual: "Candidate | None") -> Content:
-        """The logit lens's predictions, the last layer's first."""
-        width = self.size.width - 2
-        header = " layer  bits" + ("    rank" if actual else "") + "  logit lens"
-        rows = [Content.styled(header, "dim")]
-        for index in reversed(range(len(guesses))):
-            guess = guesses[index]
-            line = Content(f"{state_name(index):>6} {guess.entropy:>5.1f}")
-            if guess.actual is not None:
-                line += Content(f" {guess.actual.rank:>7,}")
-            line += Content(" ")
-            for candidate in guess.candidates:
-                right = actual is not None and candidate.id == actual.id
-                piece = quoted(candidate.text).stylize("bold $text-success" if right else "")
-                more = Content.assemble(
-                    " ", piece, (f" {percent(candidate.probability).strip()}", "dim")
-                )
-                if line.cell_length + more.cell_length > width:
-                    break
-                line += more
-            rows.append(line)
-        return Content("\n").join(rows)
+        """Draw the last layer first, and the norms below."""
+        if not self._views:
+            return
+        layers, *norms = self._views
+        self.say(layers.reading)
+        (table,) = layers.blocks()
+        assert isinstance(table, Table)
+        width = max(20, self.query_one("#layers-scroll").size.width - 1)
+        upwards = [replace(table, rows=table.rows[::-1])]
+        rows = [*drawn_blocks(upwards, width), Text(), *drawn(norms, width)]
+        self.query_one("#layers-table", Static).update(Group(*rows))
 
 
 _SERVED = "These are sent as messages; the server applies its model's own template."
@@ -290,11 +244,9 @@ class PromptView(CloserView):
     PromptView #prompt-notes, PromptView #prompt-parts { margin-top: 1; }
     """
     _prompt: PromptText | None = None
-    formula = (
-        "The text that the model reads, part by part, as the template or prompt file renders it."
-    )
+    formula = PromptText.formula
 
-    def findings(self) -> Sequence[View]:
+    def views(self) -> Sequence[View]:
         return [] if self._prompt is None else [self._prompt]
 
     def compose(self) -> ComposeResult:

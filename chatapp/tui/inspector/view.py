@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from textual import on
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
+from textual.widgets import Static
 
+from chatapp.common.foreign import printable
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.lab.view import Subject, View
 from chatapp.lab.views.text_views import Tokens
@@ -20,6 +23,7 @@ from chatapp.prompting.messages import Segment
 from chatapp.prompting.template import in_a_sentence
 
 if TYPE_CHECKING:
+    from chatapp.common.progress import Progress
     from chatapp.dialogue.reading import Reading
     from chatapp.dialogue.session import Session
     from chatapp.dialogue.store.rows import StoredMessage
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from chatapp.lab.inspectable import Inspectable
     from chatapp.lab.predictions import Limit
     from chatapp.lab.traces import Trace
+    from chatapp.tui.conversation.conversation import Conversation
 
 EXAMPLE = "Anna has a zanfo. Anna likes the z"
 """A made-up word begins again: a head that copies looks at what followed its first letter."""
@@ -230,10 +235,101 @@ class SwitchPart(Message):
 
 
 class InspectorTab(Vertical):
-    """One tab. hint: its main keys, in words. formula: what is computed, and its source."""
+    """One tab. hint: its main keys, in words. formula: what is computed, and its source.
+
+    Its first line, `#ID-detail`, says what is seen, or how far a measurement is. A tab that is left
+    gives its measurement up, and begins again when it is chosen again.
+    """
 
     hint = ""
     formula = ""
+    _look = Look(Tokens((), (), ()), 0)
+    _wanted: object | None = None
+    """Stands for the measurement whose result is waited for."""
+    _state = ""
+
+    @dataclass
+    class GaveUp(Message):
+        """What the tab should show is not computed."""
+
+        sender: "InspectorTab"
+
+    def __init__(self, conversation: "Conversation", *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._conversation = conversation
+
+    def measure(
+        self,
+        words: str,
+        work: "Callable[[Progress], Any]",
+        show: Callable[[Any], None],
+        state: Callable[[str], None] | None = None,
+    ) -> None:
+        """Compute on a thread, and show the result; the state is shown at once.
+
+        It ends early for a reply, for another measurement of the tab, or when the tab is left.
+        state: shows how far it is, in place of the tab's first line.
+        """
+        wanted = self._wanted = object()
+        self._state, self._show_state = words, state or self.say
+        self._show_state(f"{words} …")
+
+        def tell(done: int, total: int) -> None:
+            if self._wanted is not wanted or self._conversation.turn is not None:
+                raise Left
+            self.post_message(Measuring(done, total))
+
+        def compute() -> Any:
+            try:
+                return work(tell) if self._wanted is wanted else None
+            except Left:
+                return None
+
+        def arrived(result: Any) -> None:
+            if self._wanted is wanted:
+                self._wanted = None
+                if result is None:
+                    self._show_state("Stopped for a reply.")
+                else:
+                    show(result)
+
+        def failed(reason: str) -> None:
+            if self._wanted is wanted:
+                self._wanted = None
+                self.failed(reason)
+
+        self.post_message(Compute(compute, arrived, failed, self.id or ""))
+
+    @on(Measuring)
+    def _show_measuring(self, event: Measuring) -> None:
+        event.stop()
+        if self._wanted is not None:
+            self._show_state(f"{self._state}: {event.done} of {event.total} … Esc stops")
+
+    def say(self, words: str) -> None:
+        """Show a sentence in the first line."""
+        self.query_one(f"#{self.id}-detail", Static).update(Content.styled(printable(words), "dim"))
+
+    def failed(self, reason: str) -> None:
+        """Show why there is nothing."""
+        self.say(reason)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return self._wanted is not None if action == "stop" else True
+
+    def action_stop(self) -> None:
+        """Stop measuring."""
+        self._wanted = None
+        self._show_state("Stopped. Choose the tab again to measure.")
+        self.post_message(self.GaveUp(self))
+
+    def on_hide(self) -> None:
+        if self._wanted is not None:
+            self._wanted = None
+            self.post_message(self.GaveUp(self))
+
+    def on_unmount(self) -> None:
+        self._wanted = None
 
     def legend(self) -> Content:
         """The meaning of its colours; empty when the tab shows it itself."""
@@ -243,7 +339,7 @@ class InspectorTab(Vertical):
         """Show another text."""
         raise NotImplementedError
 
-    def findings(self) -> Sequence[View]:
+    def views(self) -> Sequence[View]:
         """What is shown, for a file; none while there is nothing."""
         return ()
 

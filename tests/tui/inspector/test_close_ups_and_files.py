@@ -29,7 +29,7 @@ from chatapp.tui.inspector.why import WhyView
 
 
 def shown(driver: Driver) -> list[View]:
-    return list(driver.chat.query_one(CloseUpView).findings())
+    return list(driver.chat.query_one(CloseUpView).views())
 
 
 async def test_close_ups_are_those_of_the_chosen_token_and_head(
@@ -165,11 +165,11 @@ async def test_every_view_is_saved_as_a_page_and_a_picture(
                 await driver.until(lambda: "nothing to save" in notes(driver))
                 await driver.press_and_rest("enter", "q", "enter")
             view = next(view for view in driver.chat.query(InspectorTab) if view.id == _tab(name))
-            await driver.until(view.findings)
+            await driver.until(view.views)
             await driver.press("s")
             picture, page = Path(f"chatapp-{name}.svg"), Path(f"chatapp-{name}.html")
             await driver.until(picture.exists)
-            (finding, *_) = view.findings()
+            (finding, *_) = view.views()
             text = "".join(ElementTree.parse(picture).getroot().itertext())
             assert "".join(finding.reading.split())[:60] in "".join(text.split())
             assert f'<section id="{name}">' in page.read_text("utf-8")

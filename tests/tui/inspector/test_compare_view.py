@@ -7,7 +7,8 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.views.patch_view import compare
 from chatapp.tui.inspector.attention import AttentionView
 from chatapp.tui.inspector.compare import CompareView
-from chatapp.tui.inspector.why import ShareMap, WhyView
+from chatapp.tui.inspector.heat_map import HeatMap
+from chatapp.tui.inspector.why import WhyView
 from chatapp.tui.widgets.dialog import Field
 
 
@@ -18,7 +19,7 @@ async def test_it_patches_between_the_text_and_another(open_app: OpenApp, gpt2: 
         view = driver.chat.query_one(CompareView)
         assert "Enter writes another token" in words(driver, "compare-detail")
         assert "1 ← → choose a token" in driver.screen_text
-        assert not view.query_one(ShareMap).display
+        assert not view.query_one(HeatMap).display
         look, place = view._look, 2
         clean = list(look.tokens.ids[: look.start])
         other = next(i for i in range(40, 90) if i != clean[place])
@@ -30,10 +31,13 @@ async def test_it_patches_between_the_text_and_another(open_app: OpenApp, gpt2: 
         corrupt = [*clean[:place], other, *clean[place + 1 :]]
         expected = compare(gpt2, clean, corrupt)
         assert expected.reading in words(driver, "compare-detail")
-        assert view.query_one(ShareMap).display
-        assert view.query_one(ShareMap)._cells == expected.result.grids[1].values
-        rows = words(driver, "compare-table").split("\n")[2:]
-        assert [int(row.split()[0]) for row in rows] == list(range(place, len(clean)))
+        assert view.query_one(HeatMap).display
+        assert view.query_one(HeatMap).map.values == expected.result.grids[1].values
+        rows = [row for row in words(driver, "compare-table").splitlines() if "differs" in row]
+        assert [int(row.split()[0]) for row in rows] == [place]
+        drawn = words(driver, "compare-table")
+        assert "Residual stream before each layer" in drawn
+        assert "Heads, at all tokens" not in drawn, "the map below shows them"
         text_of(driver, CompareView).focus()
         await driver.press_and_rest("d")
         assert "into the clean prompt" in words(driver, "compare-detail")

@@ -10,7 +10,8 @@ from tui_driver import OpenApp
 from chatapp.engine.backends.local import LocalModel
 from chatapp.lab import heads as lab
 from chatapp.lab.views.head_views import MEASURES, score_heads, strongest_texts
-from chatapp.tui.inspector.heads import HeadMap, HeadsView
+from chatapp.tui.inspector.heads import HeadsView
+from chatapp.tui.inspector.heat_map import HeatMap
 
 TEXTS = ["The quick brown fox jumps.", "A naïve café owner, a naïve café owner."]
 
@@ -28,8 +29,8 @@ async def test_scores_are_those_of_the_lab(open_app: OpenApp, gpt2: LocalModel) 
         await driver.press_and_rest("f3", "5")
         await driver.until(lambda: "has the largest" in words(driver, "heads-detail"))
         scores = score_heads(gpt2, TEXTS)
-        heat = driver.chat.query_one(HeadMap)
-        shown = np.array(heat._cells)
+        heat = driver.chat.query_one(HeadsView).query_one(HeatMap)
+        shown = np.array(heat.map.values)
         assert np.allclose(shown, scores.values["induction"].clip(0, 1), atol=1e-5)
         assert heat.cell == scores.order[0]
         detail = words(driver, "heads-detail")

@@ -5,7 +5,8 @@ from tui_driver import OpenApp
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.views.part_views import Why, ask
-from chatapp.tui.inspector.why import ShareMap, WhyView
+from chatapp.tui.inspector.heat_map import HeatMap
+from chatapp.tui.inspector.why import WhyView
 
 
 async def test_it_shows_what_the_lab_measures(open_app: OpenApp, gpt2: LocalModel) -> None:
@@ -20,9 +21,10 @@ async def test_it_shows_what_the_lab_measures(open_app: OpenApp, gpt2: LocalMode
             question = ask(gpt2, ids[: position + 1], ids[position + 1])
             expected = Why.of(question)
             assert expected.reading in words(driver, "why-detail")
-            assert driver.chat.query_one(ShareMap)._cells == expected.by_head
+            assert driver.chat.query_one(WhyView).query_one(HeatMap).map.values == expected.by_head
             part = expected.order[0]
-            assert f"{part.name:<10}{part.share:+8.3f}" in words(driver, "why-parts")
+            rows = [row.split() for row in words(driver, "why-parts").splitlines()]
+            assert [part.name, f"{part.share:+.3f}"] in [row[:2] for row in rows]
         first = next(part for part in expected.order if part.effect is not None)
         assert f"{first.effect:+.3f}" in words(driver, "why-parts")
         await driver.press_and_rest("f1")
@@ -33,16 +35,17 @@ async def test_space_switches_a_head_off_and_on(open_app: OpenApp, gpt2: LocalMo
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "3")
-        heat = driver.chat.query_one(ShareMap)
-        heat.focus()
-        await driver.press_and_rest("up")
-        assert heat.cell is not None
+        heat = driver.chat.query_one(WhyView).query_one(HeatMap)
+        await driver.press_and_rest("tab")
+        assert heat.has_focus
+        assert heat.cell is not None, "Space works at once"
+        shares = [abs(share) for row in heat.map.values for share in row]
+        assert abs(heat.map.values[heat.cell[0]][heat.cell[1]]) == max(shares)
         name = "{}.{}".format(*heat.cell)
         await driver.press_and_rest("space")
         assert driver.chat.conversation.chat.interventions.words == f"without {name}"
         assert driver.chat.widgets.status.changes == f"without {name}"
-        shares = heat._cells[heat.cell[0]][heat.cell[1]]
-        assert abs(shares) < 1e-5
+        assert abs(heat.map.values[heat.cell[0]][heat.cell[1]]) < 1e-5
         heat.focus()
         await driver.press_and_rest("space")
         assert not driver.chat.conversation.chat.interventions
@@ -53,4 +56,4 @@ async def test_a_model_on_a_server_has_no_parts(open_app: OpenApp) -> None:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "3")
         assert words(driver, "why-detail")
-        assert driver.chat.query_one(ShareMap)._cells == []
+        assert driver.chat.query_one(WhyView).query_one(HeatMap).map.values == []
