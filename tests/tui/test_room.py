@@ -13,7 +13,7 @@ from chatapp.common.settings import Settings
 from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import Sampling
 from chatapp.lab.predictions import Candidate
-from chatapp.tui.inspector.heat_map import HeatMap
+from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.tabs import candidate_line
 from chatapp.tui.screens.compare import CompareScreen, Side

@@ -17,16 +17,12 @@ from textual.screen import Screen
 from textual.widgets import Input, Static, TextArea
 
 from chatapp.tui.chat.slash import COMMANDS
-from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.choosing import HeatMap, TokenText
 from chatapp.tui.inspector.close_up import CloserView, CloseUpView
 from chatapp.tui.inspector.compare import CompareView
-from chatapp.tui.inspector.heads import HeadsView
-from chatapp.tui.inspector.heat_map import HeatMap
+from chatapp.tui.inspector.head_tabs import AttentionView, HeadsView, WhyView
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.step import StepView
-from chatapp.tui.inspector.steps import RunSteps
-from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.inspector.why import WhyView
 from chatapp.tui.platform.keymap import bindings_of, words_of
 from chatapp.tui.platform.textual_internals import keymap_of
 from chatapp.tui.screens.branches import BranchScreen
@@ -61,7 +57,6 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     PageScreen,
     LessonPanel,
     Inspector,
-    RunSteps,
     TokenText,
     AttentionView,
     HeatMap,

@@ -28,8 +28,7 @@ from chatapp.tui.chat.parts import ChatWidgets, Sidebar
 from chatapp.tui.chat.slash_model import NO_PARTS
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.loading import LoadFailed, ModelLoaded
-from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.inspector.steps import UseStep
+from chatapp.tui.inspector.panel import Inspector, UseStep
 from chatapp.tui.inspector.view import Branch, SwitchPart, Target
 from chatapp.tui.platform import runtime
 from chatapp.tui.platform.keymap import shown_key

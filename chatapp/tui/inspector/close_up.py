@@ -19,7 +19,7 @@ from chatapp.common.userfiles import UserError
 from chatapp.lab.drawing.console import drawn
 from chatapp.lab.view import Subject, View
 from chatapp.lab.views import VIEWS
-from chatapp.tui.inspector.token_text import TokenText
+from chatapp.tui.inspector.choosing import TokenText
 from chatapp.tui.inspector.view import InspectorTab, Look
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from chatapp.lab.drawing.console import drawn_blocks
 from chatapp.lab.view import View, token_of
 from chatapp.lab.views.patch_view import Patches, compare
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.inspector.heat_map import HeatMap
-from chatapp.tui.inspector.token_text import TokenText
+from chatapp.tui.inspector.choosing import HeatMap, TokenText
 from chatapp.tui.inspector.view import InspectorTab, Look
 from chatapp.tui.widgets.dialog import Field
 

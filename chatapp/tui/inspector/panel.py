@@ -21,18 +21,15 @@ from textual.widgets import ContentSwitcher, Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import reason
+from chatapp.engine.models.resolving import step_beside, step_of
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.choosing import HeatMap, TokenText
 from chatapp.tui.inspector.close_up import CloserView, CloseUpView, LookCloser
 from chatapp.tui.inspector.compare import CompareView
-from chatapp.tui.inspector.heads import HeadsView
-from chatapp.tui.inspector.heat_map import HeatMap
+from chatapp.tui.inspector.head_tabs import AttentionView, HeadsView, WhyView
 from chatapp.tui.inspector.step import StepView
-from chatapp.tui.inspector.steps import RunSteps
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
-from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.inspector.view import Compute, InspectorTab, Look, Opening, Target, look
-from chatapp.tui.inspector.why import WhyView
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.rendered import in_rows
 
@@ -51,7 +48,14 @@ _TAB_LETTERS = (9, 4, 3)
 _TABS = ("prompt", "tokens", "why", "attention", "heads", "layers", "compare", "step")
 
 
-class Inspector(RunSteps, Vertical, can_focus=True):
+@dataclass
+class UseStep(Message):
+    """The user wants to look at the model of another step of the run."""
+
+    model: str
+
+
+class Inspector(Vertical, can_focus=True):
     """Shows the inside of the model for one message."""
 
     BINDING_GROUP_TITLE = "Inspector"
@@ -63,6 +67,8 @@ class Inspector(RunSteps, Vertical, can_focus=True):
         Binding("s", "save", "Save this view as a page (HTML) and a picture (SVG)", show=False),
         Binding("x", "example", "Look at an example sentence, or back", show=False),
         Binding("f1", "formula", "Show the formula of this tab and its source", show=False),
+        Binding("shift+left", "step(-1)", "The model at the run's step before", show=False),
+        Binding("shift+right", "step(1)", "The model at the run's step after", show=False),
         Binding("escape", "close", "Close the inspector", show=False),
     ]
     SCOPED_CSS = False
@@ -222,7 +228,7 @@ class Inspector(RunSteps, Vertical, can_focus=True):
             words += f" · {shown.template}"
         if shown.message is not None and shown.message.siblings > 1:
             words += f" · version {shown.message.sibling} of {shown.message.siblings}"
-        self._about(words + self.step_in_words)
+        self._about(words + self._step_in_words)
         if self._shown is None or self._shown.tokens.ids != shown.tokens.ids:
             before = shown.tokens.texts[: shown.start]
             self._chosen = self._opening.choose(before) if self._opening else None
@@ -399,6 +405,22 @@ class Inspector(RunSteps, Vertical, can_focus=True):
     def action_example(self) -> None:
         self._is_example = not self._is_example
         self._look()
+
+    @property
+    def _step_in_words(self) -> str:
+        """The step of the model that is looked at; "" for a model that is none."""
+        model = self._conversation.model
+        step = None if model is None else step_of(model.name)
+        return "" if step is None else f" · step {step:,} of the run"
+
+    def action_step(self, move: int) -> None:
+        model = self._conversation.model
+        if model is None:
+            return  # one is loading
+        if (name := step_beside(model.name, move)) is not None:
+            self.post_message(UseStep(name))
+        else:
+            self.notify("This model is of no run that kept another step there.", markup=False)
 
     def action_close(self) -> None:
         self.post_message(self.Closed())

@@ -19,7 +19,7 @@ from chatapp.common.shading import bar, percent
 from chatapp.engine.model import Sampling
 from chatapp.lab.view import View
 from chatapp.lab.views.text_views import NextToken
-from chatapp.tui.inspector.token_text import TokenText, likelihood_legend, padded, surprise
+from chatapp.tui.inspector.choosing import TokenText, likelihood_legend, padded, surprise
 from chatapp.tui.inspector.view import ALTERNATIVES, Branch, Compute, InspectorTab, Look
 from chatapp.tui.widgets.dialog import MarkedOptions
 

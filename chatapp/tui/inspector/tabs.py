@@ -24,8 +24,7 @@ from chatapp.lab.drawing.console import drawn, drawn_blocks
 from chatapp.lab.view import View
 from chatapp.lab.views.layer_views import Layers, Norms
 from chatapp.lab.views.text_views import PromptText, Tokens
-from chatapp.tui.inspector.close_up import CloserView
-from chatapp.tui.inspector.token_text import (
+from chatapp.tui.inspector.choosing import (
     LONGEST,
     TokenText,
     likelihood_legend,
@@ -33,6 +32,7 @@ from chatapp.tui.inspector.token_text import (
     quoted,
     surprise,
 )
+from chatapp.tui.inspector.close_up import CloserView
 from chatapp.tui.inspector.view import Branch, InspectorTab, Look
 from chatapp.tui.widgets.dialog import MarkedOptions
 from chatapp.tui.widgets.message import SPEAKERS

@@ -10,9 +10,8 @@ from chatapp.common.paths import guesses_path
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 from chatapp.tui.chat.lesson import LessonScreen
-from chatapp.tui.inspector.heat_map import HeatMap
+from chatapp.tui.inspector.choosing import HeatMap, TokenText
 from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.widgets.lesson import LessonPanel
 
 LESSON = """title = "Mine"

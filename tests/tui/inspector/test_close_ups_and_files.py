@@ -20,12 +20,11 @@ from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbour
 from chatapp.lab.views.layer_views import Norms
 from chatapp.lab.views.part_views import SmallCircuit, ask
 from chatapp.lab.views.prompt_part_view import PromptParts, attribute_prompt
-from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.close_up import CLOSE_UPS, CloserView, CloseUpView
-from chatapp.tui.inspector.heat_map import HeatMap
+from chatapp.tui.inspector.head_tabs import AttentionView, WhyView
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
 from chatapp.tui.inspector.view import InspectorTab
-from chatapp.tui.inspector.why import WhyView
 
 
 def shown(driver: Driver) -> list[View]:

@@ -5,10 +5,9 @@ from tui_driver import OpenApp
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.views.patch_view import compare
-from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.compare import CompareView
-from chatapp.tui.inspector.heat_map import HeatMap
-from chatapp.tui.inspector.why import WhyView
+from chatapp.tui.inspector.head_tabs import AttentionView, WhyView
 from chatapp.tui.widgets.dialog import Field
 
 

@@ -10,8 +10,8 @@ from chatapp.dialogue.reading import read
 from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.drawing.blocks import layout
 from chatapp.lab.traces import DecoderTrace
-from chatapp.tui.inspector.attention import AttentionView
-from chatapp.tui.inspector.heat_map import HeatMap
+from chatapp.tui.inspector.choosing import HeatMap
+from chatapp.tui.inspector.head_tabs import AttentionView
 from chatapp.tui.inspector.tabs import LayersView, TokensView
 from chatapp.tui.inspector.view import ALTERNATIVES
 

@@ -18,7 +18,7 @@ from chatapp.engine.models.loading import load_model
 from chatapp.lab.inspectable import inspectable
 from chatapp.lab.views.attention_views import Attention
 from chatapp.tui.chat.help import HelpScreen
-from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.head_tabs import AttentionView
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.tabs import TokensView
 from chatapp.tui.inspector.view import EXAMPLE
