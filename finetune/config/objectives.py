@@ -254,7 +254,7 @@ OBJECTIVES: Mapping[type[Section], str] = {
     OrpoSettings: "pairs:Orpo",
     CpoSettings: "pairs:Cpo",
     SimpoSettings: "pairs:Simpo",
-    RewardSettings: "reward:Reward",
+    RewardSettings: "pairs:Reward",
     GrpoSettings: "grpo:Grpo",
     DistillationSettings: "distillation:Distillation",
     MaskedSettings: "masked:Masked",

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.backends.transformers_loading import context_of, load_causal
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.models.resolving import find_model
@@ -42,7 +41,7 @@ from finetune.objectives.objective import (
     check_causal,
     check_head,
     check_packing,
-    model_inputs,
+    through_head,
 )
 from finetune.objectives.previews import show_lengths, show_masks
 from finetune.objectives.rows import read_chat_rows
@@ -143,17 +142,13 @@ class Distillation(ReplyObjective):
                 )
             return total / float(counts[0].clamp(min=1))
 
-        with in_place_of(head, compute):
-            losses: Tensor = call(**model_inputs(batch)).logits
-        return losses
+        return through_head(call, model, batch, compute)
 
     @torch.no_grad()
     def _teacher_states(self, batch: Tensors) -> Tensor:
         """What the teacher's head reads, (sequences, tokens, width)."""
         teacher = self.teacher.to(batch["input_ids"].device).eval()
-        with in_place_of(teacher.get_output_embeddings(), lambda hidden: hidden):
-            states: Tensor = teacher(**model_inputs(batch)).logits
-        return states
+        return through_head(teacher, teacher, batch, lambda hidden: hidden)
 
     def _sums(self, head: Any, states: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
         """Sums of the `names` over tokens. states, targets: what the two heads read."""

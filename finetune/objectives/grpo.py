@@ -37,7 +37,6 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from chatapp.common.foreign import printable
-from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from finetune.config.objectives import GrpoSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
@@ -50,12 +49,11 @@ from finetune.data.prompts import PROMPT_FIELDS, EncodedPrompt, PromptEncoder, d
 from finetune.objectives.l3 import ChatEvaluator
 from finetune.objectives.log_probs import reply_sums, token_log_probs
 from finetune.objectives.objective import (
-    Evaluator,
     ModelText,
     Objective,
     Question,
     RowSets,
-    model_inputs,
+    through_head,
 )
 from finetune.objectives.previews import lengths_document, short_middling_long
 from finetune.objectives.rewards import DrawnReply, Rewards
@@ -149,6 +147,7 @@ class Grpo(Objective):
     config: GrpoSettings
     rewards: Rewards
 
+    evaluator = ChatEvaluator
     draws_replies = True
 
     @classmethod
@@ -263,9 +262,7 @@ class Grpo(Objective):
                 [(loss * mask).sum() / n_tokens, *(figures[n] for n in self._step_figures)]
             )
 
-        with in_place_of(model.get_output_embeddings(), compute):
-            losses: Tensor = call(**model_inputs(learnt)).logits
-        return losses
+        return through_head(call, model, learnt, compute)
 
     def _of_tokens(
         self, logps: Tensor, ratios: Tensor, batch: Tensors
@@ -321,10 +318,6 @@ class Grpo(Objective):
     def best_metrics(self) -> tuple[Metric, ...]:
         """loss is minus the mean reward."""
         return ("loss",)
-
-    @classmethod
-    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
-        return ChatEvaluator(config, text)
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """The mean reward and length of greedy replies; loss, which selects the best, is

@@ -42,7 +42,6 @@ from chatapp.engine.backends.head import (
     HeadTask,
     Sequences,
     head_logits,
-    in_place_of,
 )
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import PieceTokenizer, Tokenizer
@@ -61,10 +60,9 @@ from finetune.objectives.objective import (
     Figures,
     ModelText,
     Objective,
-    Question,
     RowSets,
     Tell,
-    model_inputs,
+    through_head,
 )
 
 ROLES: dict[HeadTask, tuple[str, ...]] = {
@@ -405,145 +403,6 @@ def _correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
     return float(first @ second) / scale if scale else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadObjective(L3):
-    """L2 of the labels plus λ·L1 of the text; accuracy is the fraction of correct labels.
-
-    For regression L2 is the mean squared error in variances of the training labels.
-    """
-
-    spec: HeadSpec
-    uses_template = False
-    added = MODULE
-    replies = False
-
-    @classmethod
-    def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
-        if not isinstance(config.objective, L3Settings):
-            raise ConfigError(
-                f"objective.kind is {config.objective.kind}, which learns from replies; with a "
-                "[head] it is l3"
-            )
-        if text.files.is_masked and config.objective.aux_weight:
-            raise ConfigError(
-                f"objective.aux_weight is {config.objective.aux_weight:g}, but {text.name} is a "
-                "masked model, which sees the tokens that L1 predicts; set it to 0"
-            )
-        spec, rows = read_labelled_rows(config, text)
-        return cls.of(config.objective, spec=spec), rows
-
-    def questions(
-        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
-    ) -> Iterator[Question]:
-        return iter(())
-
-    @property
-    def names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return L3.names[:3] if self.spec.scale else L3.names
-
-    def extend(self, model: Any, seed: int) -> None:
-        add_head(model, self.spec, seed)
-
-    def save(self, model: Any, folder: Path) -> None:
-        save_head(model, self.spec, folder)
-
-    def load(self, model: Any, folder: Path) -> None:
-        load_head_weights(model, folder)
-
-    def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
-        """The number of examples, and of tokens or sequences of L1."""
-        batches = list(batches)
-        counts = count_labels(batches, self.aux_norm)
-        counts[0] = sum(map(_examples_read, batches))
-        return counts
-
-    def losses(
-        self, call: nn.Module, model: Any, batch: Tensors, counts: Tensor, done: float
-    ) -> Tensor:
-        lm_head = model.get_output_embeddings()
-        unread = {**batch, "response_mask": torch.zeros_like(batch["response_mask"])}
-
-        def compute(hidden: Tensor) -> Tensor:
-            text = self.of_hidden(hidden, lm_head, unread, counts, done)
-            logits, counted = class_logits(model.task_head, hidden, batch, self.spec.task)
-            n_examples = counts[0].clamp(min=1).item()
-            l2, *right = self._of_labels(logits[counted].float(), batch["label"][counted])
-            l2 = l2 / n_examples
-            rest = (total / n_examples for total in right)
-            return torch.stack([l2 + text.l3, l2.detach(), text.l1, *rest])
-
-        inputs = model_inputs(batch, sees_all=self.spec.reads == "first")
-        with in_place_of(lm_head, compute):
-            losses: Tensor = call(**inputs).logits
-        return losses
-
-    def _of_labels(self, logits: Tensor, label: Tensor) -> tuple[Tensor, ...]:
-        """The loss of examples, and for classes the number of correct ones; sums over
-        the examples."""
-        if self.spec.scale:
-            mean, deviation = self.spec.scale
-            return ((logits[:, 0] - (label - mean) / deviation).square().sum(),)
-        loss = functional.cross_entropy(logits, label, reduction="sum")
-        return loss, (logits.argmax(1) == label).sum()
-
-    def preview(
-        self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
-    ) -> Mapping[str, Sequence[RenderableType]]:
-        rows = cast(HeadRows, data.train)
-        labels = [example.label for example in rows.examples]
-        if self.spec.scale:
-            lines = [
-                f"numbers from {min(labels):g} to {max(labels):g}, mean {self.spec.scale[0]:g}, "
-                f"standard deviation {self.spec.scale[1]:g}"
-            ]
-        else:
-            lines = [
-                f"{count:,} {self.spec.labels[label] if self.spec.labels else f'choice {label}'}"
-                for label, count in sorted(Counter(map(int, labels)).items())
-            ]
-        lines.append(
-            f"{fmean(rows.lengths):.0f} tokens a row on average, at most {max(rows.lengths):,}"
-        )
-        return {"Labels": [Text(printable(line)) for line in lines]}
-
-    @property
-    def best_metrics(self) -> tuple[Metric, ...]:
-        if self.spec.scale:
-            return ("loss", "pearson", "spearman")
-        return ("loss", "accuracy", "macro_f1") if self.spec.labels else ("loss", "accuracy")
-
-    def answer_figures(self, model: Any, rows: TrainingRows, text: ModelText) -> dict[str, float]:
-        examples = cast(HeadRows, rows).examples
-        head = head_model(model, self.spec, text)
-        return head_figures(self.spec, head.outputs([e.sequences for e in examples]), examples)
-
-    @classmethod
-    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
-        return HeadEvaluator(config, text)
-
-    def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """loss in nats per row and accuracy, or loss and mse, in squared units; l1 in nats per
-        token.
-        """
-        if self.spec.scale:
-            mse = means["l2"] * self.spec.scale[1] ** 2
-            l1 = {"l1": means["l1"]} if self.weight(done) else {}
-            return {"loss": means["l2"], "mse": mse, **l1}
-        metrics = super().metrics(means, done)
-        del metrics["perplexity"]  # meaningless for labels
-        return metrics
-
-
-def head_model(model: Any, spec: HeadSpec, text: ModelText) -> HeadModel:
-    """A network with its head as the engine's model, which reads texts."""
-    layer = model.task_head
-    return HeadModel(text.name, text.files, spec, model, layer, text.tokenizer, text.start)
-
-
-def _examples_read(batch: Tensors) -> int:
-    return len(set(owners(batch)[batch["response_mask"].any(1)].tolist()))
-
-
 @dataclass(frozen=True)
 class HeadEvaluator(Evaluator):
     """Evaluates a model with a head on labelled rows, encoded by its own spec."""
@@ -588,3 +447,138 @@ class HeadEvaluator(Evaluator):
 
     def _gold(self, row: HeadExample) -> str | float:
         return self.spec.labels[int(row.label)] if self.spec.labels else row.label
+
+
+class WithHead(Objective):
+    """An objective that adds a head to the model, which then does not reply."""
+
+    spec: HeadSpec
+    added = MODULE
+    replies = False
+
+    def extend(self, model: Any, seed: int) -> None:
+        add_head(model, self.spec, seed)
+
+    def save(self, model: Any, folder: Path) -> None:
+        save_head(model, self.spec, folder)
+
+    def load(self, model: Any, folder: Path) -> None:
+        load_head_weights(model, folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadObjective(WithHead, L3):
+    """L2 of the labels plus λ·L1 of the text; accuracy is the fraction of correct labels.
+
+    For regression L2 is the mean squared error in variances of the training labels.
+    """
+
+    spec: HeadSpec
+    evaluator = HeadEvaluator
+    uses_template = False
+
+    @classmethod
+    def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
+        if not isinstance(config.objective, L3Settings):
+            raise ConfigError(
+                f"objective.kind is {config.objective.kind}, which learns from replies; with a "
+                "[head] it is l3"
+            )
+        if text.files.is_masked and config.objective.aux_weight:
+            raise ConfigError(
+                f"objective.aux_weight is {config.objective.aux_weight:g}, but {text.name} is a "
+                "masked model, which sees the tokens that L1 predicts; set it to 0"
+            )
+        spec, rows = read_labelled_rows(config, text)
+        return cls.of(config.objective, spec=spec), rows
+
+    @property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return L3.names[:3] if self.spec.scale else L3.names
+
+    def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
+        """The number of examples, and of tokens or sequences of L1."""
+        batches = list(batches)
+        counts = count_labels(batches, self.aux_norm)
+        counts[0] = sum(map(_examples_read, batches))
+        return counts
+
+    def losses(
+        self, call: nn.Module, model: Any, batch: Tensors, counts: Tensor, done: float
+    ) -> Tensor:
+        lm_head = model.get_output_embeddings()
+        unread = {**batch, "response_mask": torch.zeros_like(batch["response_mask"])}
+
+        def compute(hidden: Tensor) -> Tensor:
+            text = self.of_hidden(hidden, lm_head, unread, counts, done)
+            logits, counted = class_logits(model.task_head, hidden, batch, self.spec.task)
+            n_examples = counts[0].clamp(min=1).item()
+            l2, *right = self._of_labels(logits[counted].float(), batch["label"][counted])
+            l2 = l2 / n_examples
+            rest = (total / n_examples for total in right)
+            return torch.stack([l2 + text.l3, l2.detach(), text.l1, *rest])
+
+        sees_all = self.spec.reads == "first"
+        return through_head(call, model, batch, compute, sees_all=sees_all)
+
+    def _of_labels(self, logits: Tensor, label: Tensor) -> tuple[Tensor, ...]:
+        """The loss of examples, and for classes the number of correct ones; sums over
+        the examples."""
+        if self.spec.scale:
+            mean, deviation = self.spec.scale
+            return ((logits[:, 0] - (label - mean) / deviation).square().sum(),)
+        loss = functional.cross_entropy(logits, label, reduction="sum")
+        return loss, (logits.argmax(1) == label).sum()
+
+    def preview(
+        self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
+    ) -> Mapping[str, Sequence[RenderableType]]:
+        rows = cast(HeadRows, data.train)
+        labels = [example.label for example in rows.examples]
+        if self.spec.scale:
+            lines = [
+                f"numbers from {min(labels):g} to {max(labels):g}, mean {self.spec.scale[0]:g}, "
+                f"standard deviation {self.spec.scale[1]:g}"
+            ]
+        else:
+            lines = [
+                f"{count:,} {self.spec.labels[label] if self.spec.labels else f'choice {label}'}"
+                for label, count in sorted(Counter(map(int, labels)).items())
+            ]
+        lines.append(
+            f"{fmean(rows.lengths):.0f} tokens a row on average, at most {max(rows.lengths):,}"
+        )
+        return {"Labels": [Text(printable(line)) for line in lines]}
+
+    @property
+    def best_metrics(self) -> tuple[Metric, ...]:
+        if self.spec.scale:
+            return ("loss", "pearson", "spearman")
+        return ("loss", "accuracy", "macro_f1") if self.spec.labels else ("loss", "accuracy")
+
+    def answer_figures(self, model: Any, rows: TrainingRows, text: ModelText) -> dict[str, float]:
+        examples = cast(HeadRows, rows).examples
+        head = head_model(model, self.spec, text)
+        return head_figures(self.spec, head.outputs([e.sequences for e in examples]), examples)
+
+    def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
+        """loss in nats per row and accuracy, or loss and mse, in squared units; l1 in nats per
+        token.
+        """
+        if self.spec.scale:
+            mse = means["l2"] * self.spec.scale[1] ** 2
+            l1 = {"l1": means["l1"]} if self.weight(done) else {}
+            return {"loss": means["l2"], "mse": mse, **l1}
+        metrics = super().metrics(means, done)
+        del metrics["perplexity"]  # meaningless for labels
+        return metrics
+
+
+def head_model(model: Any, spec: HeadSpec, text: ModelText) -> HeadModel:
+    """A network with its head as the engine's model, which reads texts."""
+    layer = model.task_head
+    return HeadModel(text.name, text.files, spec, model, layer, text.tokenizer, text.start)
+
+
+def _examples_read(batch: Tensors) -> int:
+    return len(set(owners(batch)[batch["response_mask"].any(1)].tolist()))

@@ -30,7 +30,6 @@ from rich.console import RenderableType
 from rich.text import Text
 from torch import Tensor, nn
 
-from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.tasks.evaluation.metrics import wilson
 from finetune.config.objectives import KtoSettings
@@ -48,14 +47,13 @@ from finetune.data.preferences import (
 from finetune.data.tables import Row
 from finetune.objectives.log_probs import side, token_log_probs
 from finetune.objectives.objective import (
-    Evaluator,
     Figures,
     ModelText,
     Objective,
     Question,
     RowSets,
     Tell,
-    model_inputs,
+    through_head,
 )
 from finetune.objectives.pairs import (
     LOGP_FIGURES,
@@ -81,6 +79,32 @@ from finetune.objectives.rows import (
 )
 
 
+@dataclass(frozen=True)
+class VerdictEvaluator(FeedbackEvaluator):
+    """Evaluates a model on verdicts by KTO, and on preferences by DPO, which ranks
+    their replies."""
+
+    def detect(self, row: Row) -> Layout[FeedbackRow]:
+        return detect_feedback(row)
+
+    def measure(self, model: Any, rows: Sequence[EncodedFeedback], tell: Tell) -> Figures:
+        """The means over the replies; the fraction of correct verdicts with Wilson's interval."""
+        settings = cast(KtoSettings, self.config.objective)
+        if all(isinstance(row, EncodedPair) for row in rows):
+            ranking = PairEvaluator(self.config, self.text, Dpo(beta=settings.beta))
+            return ranking.measure(model, rows, tell)
+        objective = Kto.of(settings, as_verdicts(rows))
+        made = self.pair_rows(rows, verdict_rows)
+        batches = list(self.batches(model, made, objective.needs_reference, tell))
+        with torch.no_grad():
+            counts = objective.count(batches, model, model)
+            parts = [objective.losses(model, model, batch, counts, 0.0) for batch in batches]
+        total = torch.stack(parts).cpu().double().sum(0)
+        means = dict(zip(objective.names, total.tolist(), strict=True))
+        right = wilson(round(means["accuracy"] * len(made)), len(made))
+        return Figures(objective.metrics(means, 0.0), {"accuracy": right})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kto(Objective):
     """beta, desirable (λ_D), undesirable (λ_U): see above."""
@@ -89,6 +113,7 @@ class Kto(Objective):
     desirable: float = 1.0
     undesirable: float = 1.0
 
+    evaluator = VerdictEvaluator
     needs_reference = True
     names = ("kto", "kl", *REWARD_FIGURES, *LOGP_FIGURES)
     curves = ("kto",)
@@ -160,9 +185,7 @@ class Kto(Objective):
             here = kl * (good.sum() + bad.sum()) / n
             return torch.stack([loss, here, right, rewards[0] - rewards[1], *rewards, *logps])
 
-        with in_place_of(model.get_output_embeddings(), compute):
-            losses: Tensor = call(**model_inputs(rows)).logits
-        return losses
+        return through_head(call, model, rows, compute)
 
     def _log_ratios(self, call: nn.Module, model: Any, rows: Tensors) -> Tensor:
         """For each reply of a side of a batch."""
@@ -171,9 +194,7 @@ class Kto(Objective):
             replies = replies_of(_log_probs(hidden, model, rows), rows)
             return replies.logps - replies.reference
 
-        with in_place_of(model.get_output_embeddings(), compute):
-            ratios: Tensor = call(**model_inputs(rows)).logits
-        return ratios
+        return through_head(call, model, rows, compute)
 
     def preview(
         self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
@@ -200,10 +221,6 @@ class Kto(Objective):
             "reply_tokens": lengths_document(reply_lengths(rows.first.examples)),
             "desirable": int(_are_good(rows).sum()),
         }
-
-    @classmethod
-    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
-        return VerdictEvaluator(config, text)
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss, and the figures of the replies."""
@@ -263,29 +280,3 @@ def weights(settings: KtoSettings, verdicts: Sequence[EncodedVerdict]) -> tuple[
         count if value is None else value for count, value in zip(by_count, set_to, strict=True)
     )
     return desirable, undesirable
-
-
-@dataclass(frozen=True)
-class VerdictEvaluator(FeedbackEvaluator):
-    """Evaluates a model on verdicts by KTO, and on preferences by DPO, which ranks
-    their replies."""
-
-    def detect(self, row: Row) -> Layout[FeedbackRow]:
-        return detect_feedback(row)
-
-    def measure(self, model: Any, rows: Sequence[EncodedFeedback], tell: Tell) -> Figures:
-        """The means over the replies; the fraction of correct verdicts with Wilson's interval."""
-        settings = cast(KtoSettings, self.config.objective)
-        if all(isinstance(row, EncodedPair) for row in rows):
-            ranking = PairEvaluator(self.config, self.text, Dpo(beta=settings.beta))
-            return ranking.measure(model, rows, tell)
-        objective = Kto.of(settings, as_verdicts(rows))
-        made = self.pair_rows(rows, verdict_rows)
-        batches = list(self.batches(model, made, objective.needs_reference, tell))
-        with torch.no_grad():
-            counts = objective.count(batches, model, model)
-            parts = [objective.losses(model, model, batch, counts, 0.0) for batch in batches]
-        total = torch.stack(parts).cpu().double().sum(0)
-        means = dict(zip(objective.names, total.tolist(), strict=True))
-        right = wilson(round(means["accuracy"] * len(made)), len(made))
-        return Figures(objective.metrics(means, 0.0), {"accuracy": right})

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.backends.encoder_decoder import decoder_opening
-from chatapp.engine.backends.head import HEAD_FILE, in_place_of
+from chatapp.engine.backends.head import HEAD_FILE
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokenizer
 from finetune.config.objectives import L3Settings
@@ -42,7 +42,7 @@ from finetune.objectives.objective import (
     Question,
     RowSets,
     Tell,
-    model_inputs,
+    through_head,
 )
 from finetune.objectives.previews import show_lengths, show_masks
 from finetune.objectives.rows import (
@@ -146,9 +146,50 @@ def _labels_of_example(batch: Tensors) -> Tensor:
 
 
 @dataclass(frozen=True)
+class ChatEvaluator(Evaluator):
+    """Evaluates how well a model predicts the replies of chats, and provides their prompts."""
+
+    def __post_init__(self) -> None:
+        if (self.text.files.path / HEAD_FILE).is_file():
+            raise ConfigError(
+                f"{self.text.name} has a head; compare it with the run of another head"
+            )
+
+    def read_rows(self) -> tuple[list[Encoded], dict[str, list[Encoded]]]:
+        sets = encode_run_chats(self.config, self.text)
+        if not self.text.files.is_encoder_decoder:
+            return sets.train, sets.held_out
+        held_out = {name: replies_apart(rows) for name, rows in sets.held_out.items()}
+        return replies_apart(sets.train), held_out
+
+    def is_whole(self, row: Encoded) -> bool:
+        return not row.is_window
+
+    def questions(self, rows: Sequence[Encoded]) -> Iterator[Question]:
+        return row_questions(rows, self.text.tokenizer, self.text.window)
+
+    @torch.inference_mode()
+    def measure(self, model: Any, rows: Sequence[Encoded], tell: Tell) -> Figures:
+        """Loss, perplexity and accuracy of the response tokens, and the loss per byte
+        of replies."""
+        objective = L3(aux_weight=0.0, encoder_end=encoder_end(self.text))
+        tokenizer = self.text.tokenizer
+        behind_start = Rows(with_start(list(rows), self.text.start), "prompt")
+        end = tokenizer.end_id
+        means, counts = mean_losses(objective, model, behind_start, end, "loss", tell)
+        metrics = objective.metrics(means, 0.0)
+        size = sum(_reply_bytes(row, tokenizer) for row in rows)
+        figures = {"token_accuracy" if key == "accuracy" else key: metrics[key] for key in metrics}
+        return Figures(
+            figures | {"loss_per_byte": figures["loss"] * float(counts[0]) / max(1, size)}
+        )
+
+
+@dataclass(frozen=True)
 class ReplyObjective(Objective):
     """An objective on the replies of rows, evaluated by their loss and by the model's replies."""
 
+    evaluator: ClassVar[type[Evaluator]] = ChatEvaluator
     dropout = True
 
     def questions(
@@ -159,10 +200,6 @@ class ReplyObjective(Objective):
     @property
     def best_metrics(self) -> tuple[Metric, ...]:
         return ("loss", "accuracy", "exact_match")
-
-    @classmethod
-    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
-        return ChatEvaluator(config, text)
 
 
 @dataclass(frozen=True)
@@ -239,9 +276,7 @@ class L3(ReplyObjective):
         def compute(hidden: Tensor) -> Tensor:
             return torch.stack(self.of_hidden(hidden, head, batch, counts, done))
 
-        with in_place_of(head, compute):
-            losses: Tensor = call(**model_inputs(batch)).logits
-        return losses
+        return through_head(call, model, batch, compute)
 
     def of_hidden(
         self, hidden: Tensor, head: Any, batch: Tensors, counts: Tensor, done: float
@@ -301,46 +336,6 @@ def _replies_apart(sets: RowSets) -> RowSets:
     train = apart(sets.train)
     held_out = {name: apart(rows) for name, rows in sets.held_out.items()}
     return replace(sets, train=train, held_out=held_out, examples=len(train), aux_labels=0)
-
-
-@dataclass(frozen=True)
-class ChatEvaluator(Evaluator):
-    """Evaluates how well a model predicts the replies of chats, and provides their prompts."""
-
-    def __post_init__(self) -> None:
-        if (self.text.files.path / HEAD_FILE).is_file():
-            raise ConfigError(
-                f"{self.text.name} has a head; compare it with the run of another head"
-            )
-
-    def read_rows(self) -> tuple[list[Encoded], dict[str, list[Encoded]]]:
-        sets = encode_run_chats(self.config, self.text)
-        if not self.text.files.is_encoder_decoder:
-            return sets.train, sets.held_out
-        held_out = {name: replies_apart(rows) for name, rows in sets.held_out.items()}
-        return replies_apart(sets.train), held_out
-
-    def is_whole(self, row: Encoded) -> bool:
-        return not row.is_window
-
-    def questions(self, rows: Sequence[Encoded]) -> Iterator[Question]:
-        return row_questions(rows, self.text.tokenizer, self.text.window)
-
-    @torch.inference_mode()
-    def measure(self, model: Any, rows: Sequence[Encoded], tell: Tell) -> Figures:
-        """Loss, perplexity and accuracy of the response tokens, and the loss per byte
-        of replies."""
-        objective = L3(aux_weight=0.0, encoder_end=encoder_end(self.text))
-        tokenizer = self.text.tokenizer
-        behind_start = Rows(with_start(list(rows), self.text.start), "prompt")
-        end = tokenizer.end_id
-        means, counts = mean_losses(objective, model, behind_start, end, "loss", tell)
-        metrics = objective.metrics(means, 0.0)
-        size = sum(_reply_bytes(row, tokenizer) for row in rows)
-        figures = {"token_accuracy" if key == "accuracy" else key: metrics[key] for key in metrics}
-        return Figures(
-            figures | {"loss_per_byte": figures["loss"] * float(counts[0]) / max(1, size)}
-        )
 
 
 def _reply_bytes(example: Encoded, tokenizer: Tokenizer) -> int:

@@ -20,7 +20,6 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from chatapp.common.foreign import printable
-from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import mask_token
 from finetune.config.objectives import MaskedSettings
@@ -38,13 +37,37 @@ from finetune.objectives.objective import (
     Objective,
     RowSets,
     Tell,
-    model_inputs,
+    through_head,
 )
 from finetune.objectives.previews import show_lengths
 from finetune.objectives.rows import mean_losses, read_chat_rows
 
 _MASKED, _REPLACED = 0.8, 0.1
 _PREVIEWED = 3
+
+
+@dataclass(frozen=True)
+class MaskedEvaluator(Evaluator):
+    """Evaluates a masked model on the same masks of each row."""
+
+    def __post_init__(self) -> None:
+        if not self.text.files.is_masked:
+            raise ConfigError(f"{self.text.name} is not a masked model; the run has one")
+
+    def read_rows(self) -> tuple[list[Encoded], dict[str, list[Encoded]]]:
+        sets = _framed_rows(self.config, self.text)
+        held_out = {name: list(cast(Rows, r).examples) for name, r in sets.held_out.items()}
+        return list(cast(Rows, sets.train).examples), held_out
+
+    def is_whole(self, row: Encoded) -> bool:
+        return not row.is_window
+
+    @torch.inference_mode()
+    def measure(self, model: Any, rows: Sequence[Encoded], tell: Tell) -> Figures:
+        objective, _ = Masked.build(self.config, self.text)
+        known, end = Rows(rows, "full"), self.text.tokenizer.end_id
+        means, _ = mean_losses(objective, model, known, end, "masked loss", tell)
+        return Figures(objective.metrics(means, 0.0))
 
 
 @dataclass(frozen=True)
@@ -59,6 +82,7 @@ class Masked(Objective):
     special: frozenset[int]
     vocabulary: int
 
+    evaluator = MaskedEvaluator
     names = ("masked", "accuracy")
     curves = ("masked",)
     replies = False
@@ -134,10 +158,8 @@ class Masked(Objective):
             )
             return torch.stack([loss, (hits * weights).sum()])
 
-        with in_place_of(head, compute):
-            inputs = model_inputs({**batch, "input_ids": read}, sees_all=True)
-            losses: Tensor = call(**inputs).logits
-        return losses
+        hidden = {**batch, "input_ids": read}
+        return through_head(call, model, hidden, compute, sees_all=True)
 
     def preview(
         self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
@@ -150,10 +172,6 @@ class Masked(Objective):
             pieces = ("[MASK]" if id == self.mask_id else tokenizer.piece(id) for id in ids)
             shown.append(Text(printable(" ".join(pieces)), overflow="ellipsis", no_wrap=True))
         return {"Tokens": list(show_lengths(rows.examples)), "Masks": shown}
-
-    @classmethod
-    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
-        return MaskedEvaluator(config, text)
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss in nats per predicted token, its exponential, and the share of right ones."""
@@ -183,27 +201,3 @@ def _closed(example: Encoded, end: int) -> Encoded:
         return example
     ids = np.append(example.ids, np.int32(end))
     return replace(example, ids=ids, spans=np.append(example.spans, np.uint8(Span.TEMPLATE)))
-
-
-@dataclass(frozen=True)
-class MaskedEvaluator(Evaluator):
-    """Evaluates a masked model on the same masks of each row."""
-
-    def __post_init__(self) -> None:
-        if not self.text.files.is_masked:
-            raise ConfigError(f"{self.text.name} is not a masked model; the run has one")
-
-    def read_rows(self) -> tuple[list[Encoded], dict[str, list[Encoded]]]:
-        sets = _framed_rows(self.config, self.text)
-        held_out = {name: list(cast(Rows, r).examples) for name, r in sets.held_out.items()}
-        return list(cast(Rows, sets.train).examples), held_out
-
-    def is_whole(self, row: Encoded) -> bool:
-        return not row.is_window
-
-    @torch.inference_mode()
-    def measure(self, model: Any, rows: Sequence[Encoded], tell: Tell) -> Figures:
-        objective, _ = Masked.build(self.config, self.text)
-        known, end = Rows(rows, "full"), self.text.tokenizer.end_id
-        means, _ = mean_losses(objective, model, known, end, "masked loss", tell)
-        return Figures(objective.metrics(means, 0.0))

@@ -20,6 +20,7 @@ from rich.console import RenderableType
 from torch import Tensor, nn
 from torch.nn import functional
 
+from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.prompting.chat_template import Template
@@ -156,13 +157,14 @@ class Evaluator(ABC):
 class Objective(ABC):
     """A loss with its rows. `done` is the finished fraction of the run's steps, 0 to 1.
 
-    uses_template: whether its rows are chats. added: the name of the module that it adds to the
-    model, or "". replies: whether the trained model replies; a head does not. dropout: whether the
-    model's own dropout stays on. needs_reference: whether rows need values of the initial model,
-    see `reference`. draws_replies: whether a step trains on replies drawn in it, see
-    `finetune.training.building`.
+    evaluator: of `finetune eval`. uses_template: whether its rows are chats. added: the name of the
+    module that it adds to the model, or "". replies: whether the trained model replies; a head does
+    not. dropout: whether the model's own dropout stays on. needs_reference: whether rows need
+    values of the initial model, see `rows`. draws_replies: whether a step trains on replies drawn
+    in it, see `finetune.training.building`.
     """
 
+    evaluator: ClassVar[type[Evaluator]]
     uses_template: ClassVar[bool] = True
     added: ClassVar[str] = ""
     replies: ClassVar[bool] = True
@@ -278,11 +280,6 @@ class Objective(ABC):
         """The weights that may change during a run, by their keys in the log."""
         return {}
 
-    @classmethod
-    @abstractmethod
-    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
-        """The evaluator of `finetune eval`. Raises ConfigError."""
-
 
 def objective_class(config: FinetuneConfig) -> type[Objective]:
     """The objective of a configuration, from the table `OBJECTIVES`."""
@@ -307,6 +304,24 @@ def model_inputs(batch: Tensors, *, sees_all: bool = False) -> dict[str, Any]:
     if int(batch["example_ids"].max()) > 1:
         inputs["position_ids"] = batch["position_ids"]
     return inputs
+
+
+def through_head(
+    call: Any,
+    model: Any,
+    batch: Tensors,
+    compute: Callable[[Tensor], Tensor],
+    *,
+    sees_all: bool = False,
+) -> Tensor:
+    """What `compute` makes of the input of a model's head, (sequences, tokens, width).
+
+    It stands in the head's place, so one call of a wrapped model does all. call: the callable
+    model. sees_all: see `model_inputs`.
+    """
+    with in_place_of(model.get_output_embeddings(), compute):
+        result: Tensor = call(**model_inputs(batch, sees_all=sees_all)).logits
+    return result
 
 
 def has_adapter(model: Any) -> bool:

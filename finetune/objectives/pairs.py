@@ -1,5 +1,5 @@
-"""Objectives on pairs of replies, DPO and those without a reference: CPO, SimPO and ORPO; and what
-they share with reward models.
+"""Objectives on pairs of replies, DPO; CPO, SimPO and ORPO, which need no reference; and reward
+models.
 
 A pair's loss depends on the values of the two replies, and the step's loss is the mean over its
 pairs, plus an optional supervised term: weight · L1, the mean negative log-likelihood of tokens of
@@ -13,7 +13,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
@@ -22,7 +22,7 @@ from rich.text import Text
 from torch import Tensor, nn
 from torch.nn import functional
 
-from chatapp.engine.backends.head import HEAD_FILE, in_place_of
+from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.engine.models.resolving import find_model
@@ -31,6 +31,7 @@ from finetune.config.objectives import (
     CpoSettings,
     DpoSettings,
     OrpoSettings,
+    RewardSettings,
     SimpoSettings,
     SupervisedSpan,
 )
@@ -40,6 +41,7 @@ from finetune.data.formats import Layout
 from finetune.data.preferences import EncodedFeedback, FeedbackRow, detect_preference
 from finetune.data.preparation import length_of
 from finetune.data.tables import Row
+from finetune.objectives.heads import WithHead
 from finetune.objectives.log_probs import reply_sums, side, token_log_probs
 from finetune.objectives.objective import (
     EVALUATION_BATCH,
@@ -50,7 +52,8 @@ from finetune.objectives.objective import (
     Question,
     RowSets,
     Tell,
-    model_inputs,
+    objective_class,
+    through_head,
 )
 from finetune.objectives.previews import (
     count_alike,
@@ -135,6 +138,95 @@ def replies_of(logps: Tensor, batch: Tensors) -> Replies:
     )
 
 
+@dataclass(frozen=True)
+class FeedbackEvaluator(Evaluator):
+    """Evaluates a model on feedback; rewards are relative to the reference of the run, its initial
+    model, whichever model is evaluated.
+    """
+
+    def detect(self, row: Row) -> Layout[FeedbackRow]:
+        """The layout of a row. Raises BadRow."""
+        return detect_preference(row)
+
+    def read_rows(self) -> tuple[list[EncodedFeedback], dict[str, list[EncodedFeedback]]]:
+        sets = encode_feedback(self.config, self.text, self.detect)
+        return sets.train, sets.held_out
+
+    def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[Question]:
+        """The prompts of the better replies, and of the good ones."""
+        liked = [row.liked for row in rows if row.liked is not None]
+        return row_questions(liked, self.text.tokenizer, self.text.window)
+
+    def pair_rows(self, rows: Sequence[EncodedFeedback], make: MakeRows) -> PairRows:
+        """Examples as rows of one pair each."""
+        text, length = self.text, length_of(self.config.data, self.text.window)
+        maker = RowMaker("response", text.tokenizer.end_id, text.start, length, None)
+        return make(rows, maker)
+
+    def batches(
+        self, model: Any, rows: PairRows, needs_reference: bool, tell: Tell
+    ) -> Iterator[Tensors]:
+        """The rows on the model's device, with the reference in them if needed."""
+        pad = partial(collate, pad_id=self.text.tokenizer.end_id)
+        if needs_reference:
+            reference = load_causal(find_model(self.config.model)).eval()
+
+            def progress(done: int, total: int) -> None:
+                tell("the reference", done)
+
+            give_reference(reference, {"": rows}, pad, "float32", progress)
+        device = next(model.parameters()).device
+        order = ByLength(rows.lengths)
+        for number, batch in enumerate(loader(rows, order, EVALUATION_BATCH, pad)):
+            tell("pairs", number * EVALUATION_BATCH)
+            yield {key: value.to(device) for key, value in batch.items()}
+
+
+@dataclass(frozen=True)
+class PairEvaluator(FeedbackEvaluator):
+    """Evaluates a model on pairs by an objective, by default that of the run."""
+
+    ranking: "PairObjective | None" = None
+
+    @cached_property
+    def objective(self) -> "PairObjective":
+        """What the pairs are measured by."""
+        kind = cast(type[PairObjective], objective_class(self.config))
+        return self.ranking or kind.of(self.config.objective)
+
+    def __post_init__(self) -> None:
+        if self.objective.added and not (self.text.files.path / HEAD_FILE).is_file():
+            raise ConfigError(
+                f"{self.text.name} has no head that scores replies; compare reward models"
+            )
+
+    def extend(self, model: Any) -> None:
+        self.objective.extend(model, seed=0)
+        self.objective.load(model, self.text.files.path)
+
+    def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[Question]:
+        return super().questions(rows) if self.objective.replies else iter(())
+
+    def measure(self, model: Any, rows: Sequence[EncodedFeedback], tell: Tell) -> Figures:
+        """Means over pairs; the fraction of correct ones with Wilson's interval, the margin with
+        that of a normal mean.
+        """
+        made = self.pair_rows(rows, preference_rows)
+        collected: dict[str, list[Tensor]] = {}
+        for batch in self.batches(model, made, self.objective.needs_reference, tell):
+            for name, values in self.objective.pair_figures(model, batch).items():
+                collected.setdefault(name, []).append(values.cpu().double())
+        figures = {name: torch.cat(values) for name, values in collected.items()}
+        margins, count = figures["margin"], len(rows)
+        middle = float(margins.mean())
+        half = 1.96 * float(margins.std()) / math.sqrt(count) if count > 1 else math.inf
+        intervals = {
+            "accuracy": wilson(int(figures["accuracy"].sum()), count),
+            "margin": (middle - half, middle + half),
+        }
+        return Figures({name: float(figure.mean()) for name, figure in figures.items()}, intervals)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PairObjective(Objective):
     """Losses of pairs, and weight · L1. Each kind computes the results of pairs, in `of_replies`.
@@ -145,6 +237,7 @@ class PairObjective(Objective):
 
     weight: float = 0.0
     span: SupervisedSpan = "response"
+    evaluator = PairEvaluator
     name = "pairs"
     title = "pairs"
     logp_figures: ClassVar[Mapping[str, str]] = LOGP_FIGURES
@@ -213,9 +306,7 @@ class PairObjective(Objective):
             whole = pair_loss + self.weight * l1
             return torch.stack([whole, pair_loss.detach(), l1.detach(), *figures])
 
-        with in_place_of(model.get_output_embeddings(), compute):
-            losses: Tensor = call(**model_inputs(batch)).logits
-        return losses
+        return through_head(call, model, batch, compute)
 
     @torch.no_grad()
     def pair_figures(self, model: Any, batch: Tensors) -> dict[str, Tensor]:
@@ -228,8 +319,7 @@ class PairObjective(Objective):
             figures.update({"loss": score_pairs.loss, **score_pairs.figures()})
             return hidden
 
-        with in_place_of(model.get_output_embeddings(), compute):
-            model(**model_inputs(batch))
+        through_head(model, model, batch, compute)
         return figures
 
     def score_pairs(self, hidden: Tensor, logps: Tensor, model: Any, batch: Tensors) -> PairScores:
@@ -275,98 +365,11 @@ class PairObjective(Objective):
             "alike": count_alike(rows),
         }
 
-    @classmethod
-    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
-        return PairEvaluator(config, text, cls.of(config.objective))
-
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss in nats per pair, and the figures of the pairs."""
         metrics = {"loss": means[self.name]}
         metrics |= {name: means[name] for name in (*REWARD_FIGURES, *self.logp_figures)}
         return metrics | ({"l1": means["l1"]} if self.weight else {})
-
-
-@dataclass(frozen=True)
-class FeedbackEvaluator(Evaluator):
-    """Evaluates a model on feedback; rewards are relative to the reference of the run, its initial
-    model, whichever model is evaluated.
-    """
-
-    def detect(self, row: Row) -> Layout[FeedbackRow]:
-        """The layout of a row. Raises BadRow."""
-        return detect_preference(row)
-
-    def read_rows(self) -> tuple[list[EncodedFeedback], dict[str, list[EncodedFeedback]]]:
-        sets = encode_feedback(self.config, self.text, self.detect)
-        return sets.train, sets.held_out
-
-    def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[Question]:
-        """The prompts of the better replies, and of the good ones."""
-        liked = [row.liked for row in rows if row.liked is not None]
-        return row_questions(liked, self.text.tokenizer, self.text.window)
-
-    def pair_rows(self, rows: Sequence[EncodedFeedback], make: MakeRows) -> PairRows:
-        """Examples as rows of one pair each."""
-        text, length = self.text, length_of(self.config.data, self.text.window)
-        maker = RowMaker("response", text.tokenizer.end_id, text.start, length, None)
-        return make(rows, maker)
-
-    def batches(
-        self, model: Any, rows: PairRows, needs_reference: bool, tell: Tell
-    ) -> Iterator[Tensors]:
-        """The rows on the model's device, with the reference in them if needed."""
-        pad = partial(collate, pad_id=self.text.tokenizer.end_id)
-        if needs_reference:
-            reference = load_causal(find_model(self.config.model)).eval()
-
-            def progress(done: int, total: int) -> None:
-                tell("the reference", done)
-
-            give_reference(reference, {"": rows}, pad, "float32", progress)
-        device = next(model.parameters()).device
-        order = ByLength(rows.lengths)
-        for number, batch in enumerate(loader(rows, order, EVALUATION_BATCH, pad)):
-            tell("pairs", number * EVALUATION_BATCH)
-            yield {key: value.to(device) for key, value in batch.items()}
-
-
-@dataclass(frozen=True)
-class PairEvaluator(FeedbackEvaluator):
-    """Evaluates a model on pairs by an objective."""
-
-    objective: PairObjective
-
-    def __post_init__(self) -> None:
-        if self.objective.added and not (self.text.files.path / HEAD_FILE).is_file():
-            raise ConfigError(
-                f"{self.text.name} has no head that scores replies; compare reward models"
-            )
-
-    def extend(self, model: Any) -> None:
-        self.objective.extend(model, seed=0)
-        self.objective.load(model, self.text.files.path)
-
-    def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[Question]:
-        return super().questions(rows) if self.objective.replies else iter(())
-
-    def measure(self, model: Any, rows: Sequence[EncodedFeedback], tell: Tell) -> Figures:
-        """Means over pairs; the fraction of correct ones with Wilson's interval, the margin with
-        that of a normal mean.
-        """
-        made = self.pair_rows(rows, preference_rows)
-        collected: dict[str, list[Tensor]] = {}
-        for batch in self.batches(model, made, self.objective.needs_reference, tell):
-            for name, values in self.objective.pair_figures(model, batch).items():
-                collected.setdefault(name, []).append(values.cpu().double())
-        figures = {name: torch.cat(values) for name, values in collected.items()}
-        margins, count = figures["margin"], len(rows)
-        middle = float(margins.mean())
-        half = 1.96 * float(margins.std()) / math.sqrt(count) if count > 1 else math.inf
-        intervals = {
-            "accuracy": wilson(int(figures["accuracy"].sum()), count),
-            "margin": (middle - half, middle + half),
-        }
-        return Figures({name: float(figure.mean()) for name, figure in figures.items()}, intervals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,3 +543,52 @@ class Orpo(PairObjective):
             chosen_logp=means[0],
             rejected_logp=means[1],
         )
+
+
+REWARD_SPEC = HeadSpec(REWARD, (), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward(WithHead, PairObjective):
+    """A linear head that scores a whole reply (Ouyang et al., 2022, arXiv 2203.02155).
+
+    With r the head's score of the last token's state and m the row's margin (Touvron et al., 2023,
+    arXiv 2307.09288, equation 2), a pair's loss is that of Bradley and Terry (1952),
+
+        -log σ(r(chosen) - r(rejected) - m) + c·(r(chosen) + r(rejected))²
+
+    The second term centres scores around 0, which the first leaves free (Eisenstein et al., 2023,
+    arXiv 2312.09244, equation 2). A reply is scored after its prompt, closed as the template closes
+    it, at its last token; the engine's `RewardModel` reads it there too. centring: c.
+    """
+
+    centring: float = 0.0
+
+    name = "reward"
+    title = "Bradley-Terry"
+    spec = REWARD_SPEC
+    logp_figures: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def of(cls, settings: RewardSettings) -> "Reward":
+        return cls(centring=settings.centring)
+
+    def score_pairs(self, hidden: Tensor, logps: Tensor, model: Any, batch: Tensors) -> PairScores:
+        scores = model.task_head(hidden.float())[..., 0].float() * _last_tokens(batch)
+        chosen, rejected = (
+            reply_sums(values, side(batch, number))
+            for number, values in enumerate((scores[0::2], scores[1::2]))
+        )
+        replies = replies_of(logps[0::2], side(batch, 0))
+        losses = -functional.logsigmoid(chosen - rejected - replies.value)
+        losses = losses + self.centring * (chosen + rejected) ** 2
+        return PairScores(losses, chosen, rejected, replies.tokens > 0)
+
+    def _log_probs(self, hidden: Tensor, model: Any, batch: Tensors) -> Tensor:
+        return torch.zeros(batch["input_ids"].shape, device=hidden.device)
+
+
+def _last_tokens(batch: Tensors) -> Tensor:
+    """The tokens that end an example, (sequences, tokens) bool."""
+    ids = batch["example_ids"]
+    return (ids > 0) & (ids != functional.pad(ids, (0, 1))[:, 1:])

@@ -27,7 +27,6 @@ from torch.utils.data import Dataset
 
 from chatapp.common.progress import Progress
 from chatapp.common.userfiles import whole_file
-from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.model import Tokenizer
 from finetune.config.objectives import AuxSpan, SupervisedSpan
 from finetune.config.sections import FinetuneConfig
@@ -47,7 +46,7 @@ from finetune.objectives.objective import (
     RowSets,
     Tell,
     has_adapter,
-    model_inputs,
+    through_head,
 )
 
 # Rows of several examples are made this long when no example is longer: attention costs more the
@@ -321,8 +320,8 @@ def log_probs_of(
         def compute(hidden: Tensor, here: dict[str, Tensor] = here) -> Tensor:
             return token_log_probs(hidden, head, here, here["response_mask"])
 
-        with cast, _adapter_off(model), in_place_of(head, compute):
-            logps = model(**model_inputs(here)).logits.cpu()
+        with cast, _adapter_off(model):
+            logps = through_head(model, model, here, compute).cpu()
         for number in range(len(logps) // 2):
             index = order[len(by_index)]
             by_index[index] = logps[2 * number : 2 * number + 2, : rows.lengths[index]].clone()

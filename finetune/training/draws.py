@@ -6,7 +6,7 @@ prompt, not on how the step is cut, so a continued run draws the same. The train
 read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,8 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
-from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.backends.transformers_loading import load_causal
-from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.batch import generate_many
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.events import Event, Finished, Token
@@ -33,7 +31,7 @@ from finetune.data.packing import Rows, pack
 from finetune.data.prompts import EncodedPrompt
 from finetune.objectives.distillation import Distillation
 from finetune.objectives.grpo import REPLY_FIGURES, Grpo, PromptRows, ReplyRows, advantages
-from finetune.objectives.objective import has_adapter, model_inputs
+from finetune.objectives.objective import has_adapter, through_head
 from finetune.objectives.rewards import DrawnReply
 from finetune.objectives.rows import PACKED_LENGTH, with_start
 from finetune.training.setup import RunSetup
@@ -42,33 +40,12 @@ AT_ONCE = 64
 """Sequences that are drawn together."""
 
 
-class Policy:
-    """The current model of a run."""
-
-    def __init__(self, setup: RunSetup) -> None:
-        self._model: LocalModel | TransformersModel
-        try:
-            self._model = _local(setup)
-        except NoDecoder:  # of a kind that transformers computes, one reply at a time
-            self._model = TransformersModel(
-                setup.model,
-                setup.tokenizer,
-                name=setup.config.model,
-                files=setup.files,
-                start=setup.start,
-            )
-
-    @property
-    def context(self) -> int:
-        """The model's window."""
-        return self._model.context
-
-    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
-        """See `LanguageModel.generate_many`."""
-        if isinstance(self._model, LocalModel):
-            yield from generate_many(self._model, requests, AT_ONCE)
-        else:
-            yield from self._model.generate_many(requests)
+def _drawn(setup: RunSetup, requests: Sequence[Request]) -> Iterator[tuple[int, Event]]:
+    """The events of `generate_many` by the current weights of a run."""
+    try:
+        return generate_many(_local(setup), requests, AT_ONCE)
+    except NoDecoder:  # of a kind that transformers computes, one reply at a time
+        return setup.speaker().generate_many(requests)
 
 
 def _local(setup: RunSetup) -> LocalModel:
@@ -251,9 +228,8 @@ class Rollouts:
         is_half = self.setup.precision == "bfloat16"
         compute = partial(self.objective.log_probs, model=model, batch=here)
         cast_to = torch.autocast(device.type, torch.bfloat16, enabled=is_half)
-        with cast_to, in_place_of(model.get_output_embeddings(), compute):
-            logps: Tensor = model(**model_inputs(here)).logits
-        return logps.float().cpu()
+        with cast_to:
+            return through_head(model, model, here, compute).float().cpu()
 
     def save(self, checkpoint: Path, process: int) -> None:
         """Store the replies that the steps after a checkpoint still need."""
@@ -281,10 +257,9 @@ def drawn_replies(setup: RunSetup, requests: Sequence[Request]) -> Iterator[Draw
     """
     if not requests:
         return
-    policy = Policy(setup)
     ids: dict[int, list[int]] = {}
     texts: dict[int, str] = {}
-    for number, event in policy.generate_many(requests):
+    for number, event in _drawn(setup, requests):
         ids.setdefault(number, [])
         texts[number] = texts.get(number, "") + event.text
         match event:

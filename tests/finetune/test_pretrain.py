@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from chatapp.engine.models.resolving import kept_steps, step_folder
 from chatapp.prompting.template import CHAT, load_template
@@ -22,9 +21,6 @@ from finetune.config.sections import ConfigError, PretrainConfig
 from finetune.data.corpus import Ids
 from finetune.measuring.learning import watched_steps
 from finetune.pretrain import pretrain
-from finetune.training.architectures import build_network
-from finetune.training.checkpoints import last_checkpoint
-from finetune.training.loop import NotFinite
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -54,8 +50,7 @@ def config(folder: Path, **train: object) -> PretrainConfig:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    rows = tiny.rows_of(folder, "losses.jsonl")
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+    return tiny.trace(folder, "loss", "losses.jsonl")
 
 
 def test_a_run_is_a_model_transformers_loads(tmp_path: Path) -> None:
@@ -85,21 +80,6 @@ def test_killed_and_gone_on_gives_the_unbroken_trace(
     resumed = losses(tiny.broken_off(settings, monkeypatch, 12, pretrain))
     assert resumed.keys() == whole.keys()
     assert resumed == pytest.approx(whole, abs=1e-6)
-
-
-def test_an_unfinished_checkpoint_is_not_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = config(tmp_path)
-
-    def full_disk(folder: Path, accelerator: object) -> None:
-        if folder.name == "checkpoint-10":
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("finetune.training.loop.save_random_state", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        pretrain(settings, QUIET)
-    assert last_checkpoint(Path(settings.output)).name == "checkpoint-5"
 
 
 def test_another_configuration_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -147,22 +127,6 @@ def test_changed_documents_in_the_same_folder_are_refused(
     record.write_text(json.dumps({key: noted[key] for key in noted.keys() - {"digests"}}))
     assert pretrain(settings, QUIET) == Path(settings.output)
     assert json.loads(record.read_text()) == noted
-
-
-def test_a_loss_that_is_no_number_stops_before_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def spoilt(*arguments: Any) -> GPT2LMHeadModel:
-        model = build_network(*arguments)
-        with torch.no_grad():
-            model.transformer.wpe.weight[3] = torch.nan
-        return model
-
-    monkeypatch.setattr("finetune.pretrain.build_network", spoilt)
-    settings = config(tmp_path)
-    with pytest.raises(NotFinite, match="the loss is nan at step 1"):
-        pretrain(settings, QUIET)
-    assert last_checkpoint(Path(settings.output)) is None
 
 
 def test_the_course_is_told_line_by_line(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from finetune.data.encoding import Span
 from finetune.data.preferences import EncodedVerdict
 from finetune.objectives.heads import add_head
 from finetune.objectives.kto import Kto, _mismatched, verdict_rows, weights
-from finetune.objectives.pairs import Cpo, Dpo, Orpo, Simpo
-from finetune.objectives.reward import REWARD_SPEC, Reward
+from finetune.objectives.pairs import REWARD_SPEC, Cpo, Dpo, Orpo, Reward, Simpo
 from finetune.objectives.rows import RowMaker
 
 BETA = 0.3

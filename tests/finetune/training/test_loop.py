@@ -78,28 +78,6 @@ def test_a_sliding_window_stays_within_an_example() -> None:
         torch.testing.assert_close(together[start : start + length], alone)
 
 
-def test_without_the_auxiliary_loss_it_is_the_masked_loss_of_transformers(tmp_path: Path) -> None:
-    examples = tiny.examples(LENGTHS)
-    model = tiny.gpt2()
-    logs, gradients = step(
-        tmp_path, Rows(examples, "prompt"), batch_size=8, objective={"aux_weight": 0.0}
-    )
-    batch = collate(list(Rows(examples, "prompt")), 0)
-    labels = batch["input_ids"].masked_fill(~batch["response_mask"], -100)
-    loss = model(
-        input_ids=batch["input_ids"],
-        attention_mask=(batch["example_ids"] > 0).long(),
-        labels=labels,
-    ).loss
-    loss.backward()
-    assert logs["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert logs["l2"] == logs["loss"]
-    # The reference is not clipped.
-    scale = min(1.0, 1.0 / logs["grad_norm"])
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(gradients[name], parameter.grad * scale, rtol=1e-4, atol=1e-6)
-
-
 def test_held_out_losses_are_exact_means_over_all_rows(tmp_path: Path) -> None:
     examples = tiny.examples(LENGTHS)
     rows = Rows(examples, "prompt")

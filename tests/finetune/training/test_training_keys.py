@@ -24,10 +24,6 @@ from finetune.training.setup import set_up_run
 QUIET = Console(stderr=True, quiet=True)
 
 
-def log(run: Path) -> list[dict[str, Any]]:
-    return tiny.rows_of(run)
-
-
 def result(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "result.json").read_text())
     return found
@@ -36,7 +32,7 @@ def result(run: Path) -> dict[str, Any]:
 def test_steps_warmup_measuring_and_saving_are_counted_in_steps(tmp_path: Path) -> None:
     settings = {"max_steps": 7, "warmup_steps": 3, "eval_every": 2, "save_every": 5}
     run = train(tiny.config(tmp_path, train={**settings, "schedule": "constant"}), QUIET)
-    rows = log(run)
+    rows = tiny.rows_of(run)
     rates = {row["step"]: row["learning_rate"] for row in rows if "learning_rate" in row}
     assert [rates[step] for step in range(1, 8)] == pytest.approx(
         [0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01, 0.01]
@@ -55,7 +51,11 @@ def test_steps_warmup_measuring_and_saving_are_counted_in_steps(tmp_path: Path) 
 def test_the_best_weights_are_those_of_the_metric_asked_for(tmp_path: Path) -> None:
     settings = {"metric_for_best_model": "exact_match", "epochs": 8, "eval_every": 4}
     run = train(tiny.config(tmp_path, train=settings, samples={"max_tokens": 12}), QUIET)
-    found = {row["step"]: row["eval_exact_match"] for row in log(run) if "eval_exact_match" in row}
+    found = {
+        row["step"]: row["eval_exact_match"]
+        for row in tiny.rows_of(run)
+        if "eval_exact_match" in row
+    }
     assert result(run)["eval_exact_match"] == max(found.values())
     assert found[result(run)["best_step"]] == max(found.values())
     measured = evaluate(str(run), str(run), "", 100, 12, lambda *_: None).sets["held_out"]

@@ -137,14 +137,10 @@ def test_pretraining_writes_the_run_of_one(
 ) -> None:
     assert done.returncode == 0, done.stderr
     one = pretrain(load_config(PretrainConfig, write_pretraining(tmp_path, batch=8), ()), QUIET)
-    assert pretraining_losses(folder / "pretrained") == pytest.approx(
-        pretraining_losses(one), rel=1e-4
+    found, wanted = (
+        tiny.trace(run, "loss", "losses.jsonl") for run in (folder / "pretrained", one)
     )
+    assert found == pytest.approx(wanted, rel=1e-4)
     for written in (one, folder / "pretrained"):
         assert step_folder(written, 4).is_dir()
         assert load_template(written) == CHAT
-
-
-def pretraining_losses(run: Path) -> list[float]:
-    rows = tiny.rows_of(run, "losses.jsonl")
-    return [row["loss"] for row in rows if "loss" in row]
