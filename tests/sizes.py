@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 CEILINGS = {
-    "lines": 77_307,
-    "modules": 383,
+    "lines": 77_202,
+    "modules": 369,
     "lines of finetune/bundled_model": 3_592,
     "lines of tests": 66_616,
 }

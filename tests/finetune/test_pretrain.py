@@ -69,19 +69,6 @@ def test_a_run_is_a_model_transformers_loads(tmp_path: Path) -> None:
     assert load_template(folder) == CHAT
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_killed_and_gone_on_gives_the_unbroken_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
-) -> None:
-    whole = losses(pretrain(config(tmp_path / "whole", optimizer=optimizer), QUIET))
-    assert max(whole) > 12
-
-    settings = config(tmp_path / "broken", optimizer=optimizer)
-    resumed = losses(tiny.broken_off(settings, monkeypatch, 12, pretrain))
-    assert resumed.keys() == whole.keys()
-    assert resumed == pytest.approx(whole, abs=1e-6)
-
-
 def test_another_configuration_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     settings = config(tmp_path)
     folder = Path(settings.output)
@@ -226,20 +213,6 @@ def test_too_little_held_out_text_is_told(tmp_path: Path) -> None:
     with (tmp_path / "told").open("w") as file:
         pretrain(settings.model_copy(update={"data": data}), Console(file=file, width=200))
     assert "which do not fill one window of 32" in (tmp_path / "told").read_text()
-
-
-def test_early_stopping_keeps_the_best_measurement(tmp_path: Path) -> None:
-    # A rate at which the loss soon rises.
-    settings = config(
-        tmp_path, learning_rate=1.0, epochs=20, early_stop=2, warmup=0.5, save_every=2, watch=False
-    )
-    folder = pretrain(settings, QUIET)
-    result = json.loads((folder / "result.json").read_text())
-    rows = tiny.rows_of(folder, "losses.jsonl")
-    measured = {row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
-    assert result["steps"] == result["best_step"] + 4
-    assert measured[result["best_step"]] == min(measured.values())
-    assert result["held_out_loss"] == pytest.approx(min(measured.values()), abs=1e-5)
 
 
 def test_the_average_of_the_weights_is_kept_and_continued(

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import tiny_finetune as tiny
 from rich.console import Console
 from transformers import AutoModelForCausalLM
@@ -10,9 +9,7 @@ from transformers import AutoModelForCausalLM
 from finetune.check import examine, show
 from finetune.config.sections import FinetuneConfig
 from finetune.measuring.report import header
-from finetune.run import train
 from finetune.training.building import FEW_STEPS, steps_of_run, timed_steps, too_few
-from finetune.training.optimizer import schedule
 from finetune.training.setup import set_up_run
 
 
@@ -50,11 +47,3 @@ def test_a_run_of_few_steps_is_warned_of(tmp_path: Path) -> None:
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     show(examine(config), console)
     assert "2 steps are few to learn from" in console.export_text()
-
-
-def test_the_first_step_learns(tmp_path: Path) -> None:
-    run = train(tiny.config(tmp_path, train={"warmup": 0.4}), Console(quiet=True))
-    rows = tiny.rows_of(run)
-    rates = [row["learning_rate"] for row in rows if "l3" in row]
-    factor = schedule("cosine", 4, len(rates))
-    assert rates == pytest.approx([0.01 * factor(step) for step in range(len(rates))])
