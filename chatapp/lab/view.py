@@ -146,6 +146,15 @@ class Subject:
         start = len(self.ids) if self.start is None else self.start
         return self.opened.inspect(self.ids[:start], self.interventions, self.ids[start:])
 
+    @property
+    def head(self) -> str:
+        """The chosen head, such as 4.1. Raises UserError where none is chosen."""
+        if self.cell is None:
+            raise UserError(
+                "Choose a head first, in Why, Attention or Heads: Tab, then the arrows."
+            )
+        return "{}.{}".format(*self.cell)
+
     def part(self, name: str) -> "Part":
         """A part of the model by its name, such as 4.1 or 3.mlp. Raises UserError."""
         from chatapp.engine.decoder.interventions import parse_part

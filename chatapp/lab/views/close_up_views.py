@@ -247,11 +247,7 @@ class WeightSteps(View):
 
     @classmethod
     def here(cls, subject: Subject) -> WeightOptions:
-        if subject.cell is None:
-            raise UserError(
-                "Choose a head first, in Why, Attention or Heads: Tab, then the arrows."
-            )
-        return WeightOptions("{}.{}".format(*subject.cell))
+        return WeightOptions(subject.head)
 
     @classmethod
     def look(cls, subject: Subject, options: WeightOptions) -> "WeightSteps":

@@ -289,6 +289,10 @@ class HeadTexts(View):
     rows: "tuple[HeadText, ...]"
 
     @classmethod
+    def here(cls, subject: Subject) -> HeadTextsOptions:
+        return HeadTextsOptions(subject.head)
+
+    @classmethod
     def look(cls, subject: Subject, options: HeadTextsOptions) -> "HeadTexts":
         part = subject.part(options.head)
         if part.head is None:

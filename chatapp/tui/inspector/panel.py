@@ -222,6 +222,9 @@ class Inspector(Vertical, can_focus=True):
         words = f"{shown.start:,} tokens of prompt" if shown.template else "An example sentence"
         if reply:
             words += f", {reply:,} of reply"
+        if shown.writer and self._conversation.model is not None:
+            reader = self._conversation.model.name
+            words += f" · written by {shown.writer}, read here by {reader}: its probabilities"
         if shown.is_draft:
             words += " · not sent"
         if shown.template:

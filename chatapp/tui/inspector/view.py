@@ -74,7 +74,8 @@ class Look:
     tokens: those from `start` on are the reply. reading: the role of the text in its chat; None for
     the example sentence. template: in words, its layout; "" is none. is_draft: whether it is
     unsent. trace, model: None when the model cannot be inspected, and then `reason` explains that.
-    changes: those inside the model. constraint: on the reply.
+    changes: those inside the model. constraint: on the reply. writer: the model that wrote the
+    reply, where another one reads it here; "" otherwise.
     """
 
     tokens: Tokens
@@ -87,6 +88,7 @@ class Look:
     trace: "Trace | None" = None
     changes: Interventions = UNCHANGED
     constraint: "Constraint | None" = None
+    writer: str = ""
 
     def subject(
         self, model: "LanguageModel", position: int, cell: tuple[int, int] | None = None
@@ -160,7 +162,17 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         trace=trace,
         changes=changes,
         constraint=constraint,
+        writer=_other_writer(session, reading),
     )
+
+
+def _other_writer(session: "Session", reading: "Reading | None") -> str:
+    """The model that wrote a reply, unless it is the one that reads it; "" otherwise."""
+    if reading is None or reading.reply is None or session.chat.id is None:
+        return ""
+    made = session.chat.store.generations(session.chat.id)
+    writers = [one.model for one in made if one.message_id == reading.reply.id and one.model]
+    return writers[-1] if writers and writers[-1] != session.model.name else ""
 
 
 def _limits(

@@ -2,17 +2,19 @@
 
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 from fakes import ScriptedModel
 from foreign_texts import FOREIGN, shown
 from glass import GlassModel, random_gpt2
-from inspector_driver import inspector, notes, text_of, words
+from inspector_driver import SETTINGS, inspector, notes, text_of, words
 from tui_driver import OpenApp, fill
 
 from chatapp.common.settings import Settings
 from chatapp.dialogue.reading import usage
 from chatapp.dialogue.store import Store
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.lab.inspectable import inspectable
@@ -297,3 +299,22 @@ async def test_help_lists_its_keys(open_app: OpenApp) -> None:
             "Close the inspector",
         ):
             assert sentence in text
+
+
+async def test_a_reply_of_another_model_says_who_wrote_and_who_reads(
+    open_app: OpenApp, gpt2: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_app(gpt2, settings=SETTINGS) as driver:
+        await driver.say("he has it")
+        await driver.press_and_rest("f3")
+        assert "written by" not in words(driver, "inspector-about")
+        session = driver.chat.conversation.session
+        assert session is not None
+        store = session.chat.store
+        own = store.generations
+        monkeypatch.setattr(
+            store, "generations", lambda id: [replace(one, model="monad") for one in own(id)]
+        )
+        await driver.press_and_rest("f3", "f3")
+        about = words(driver, "inspector-about")
+        assert f"written by monad, read here by {gpt2.name}" in about
