@@ -30,6 +30,9 @@ class Wrong(NamedTuple):
     chats: str = ""
 
 
+INSPECT = dict.fromkeys(("ablate", "state", "weight", "neurons"), ("0.0", "there is no text"))
+INSPECT |= {"heads": ("--sort x", "'x' is no measure"), "texts": ("nosuch", "'nosuch'")}
+INSPECT |= {"neighbours": ("xyzzyx", "TOKEN is")}
 WRONG = {
     "chatapp ask": Wrong("Hi --best-of 2", "--best-of needs a reward model"),
     "chatapp complete": Wrong("", "there is no text to continue"),
@@ -38,14 +41,7 @@ WRONG = {
     "chatapp summarize": Wrong("nosuch.txt", "nosuch.txt"),
     "chatapp perplexity": Wrong("nosuch.txt", "nosuch.txt"),
     **{
-        f"chatapp inspect {name}": Wrong(
-            {"neighbours": "xyzzyx", "heads": "--sort x", "texts": "nosuch"}.get(
-                name, "0.0" if name in ("ablate", "state", "weight", "neurons") else ""
-            ),
-            {"neighbours": "TOKEN is", "heads": "'x' is no measure", "texts": "'nosuch'"}.get(
-                name, "there is no text to inspect"
-            ),
-        )
+        f"chatapp inspect {name}": Wrong(*INSPECT.get(name, ("", "there is no text to inspect")))
         for name in (*list(VIEWS)[1:], "text")
     },
     "chatapp tokens": Wrong("", "give either a text or --file"),

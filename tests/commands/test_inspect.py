@@ -6,7 +6,6 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from fakes import ScriptedModel
@@ -193,17 +192,6 @@ def test_an_existing_file_is_replaced_only_when_asked(
     assert target.read_text() == "mine"
     assert run(*command, "--force").status == 0
     assert "<html" in target.read_text(encoding="utf-8")
-
-
-def test_a_picture_of_its_own(run: Run, folder: str, tmp_path: Path) -> None:
-    target = tmp_path / "picture.svg"
-    assert run("inspect", FOREIGN, "--model", folder, "--output", str(target)).status == 0
-    text = target.read_text(encoding="utf-8")
-    root = ElementTree.fromstring(text)
-    tags = {element.tag.removeprefix("{http://www.w3.org/2000/svg}") for element in root.iter()}
-    assert tags == {"svg", "style", "rect", "g", "title", "text", "path"}
-    assert "Next" in "".join(root.itertext())
-    assert not re.search(r"url\(|@font-face|@import", text)
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,6 @@ def test_every_head_by_every_measure(run: Run, folder: str, texts: str) -> None:
     assert "Layers and heads" in shown
 
 
-def test_what_a_model_does_otherwise_than_another(run: Run, folder: str, texts: str) -> None:
-    options = ("inspect", "heads", "--model", folder, "--texts", texts, "--against", folder)
-    heads = json.loads(run(*options, "--json").out)["heads"]
-    assert all(abs(value) < 1e-4 for row in heads for value in row["change"].values())
-    assert "moved most, by" in " ".join(run(*options).out.split())
-
-
 def test_the_changes_are_the_differences_of_both_scores(
     run: Run, folder: str, texts: str, tmp_path: Path
 ) -> None:
@@ -63,29 +56,12 @@ def test_the_changes_are_the_differences_of_both_scores(
     assert f"{rows[0]['change']['previous_text']:+.2f}" in shown
 
 
-@pytest.mark.parametrize("width", [60, 100, 200])
-def test_the_texts_of_one_head(
-    run: Run,
-    folder: str,
-    texts: str,
-    width: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    head = ("inspect", "texts", "1.0", "--model", folder)
-    result = run(*head, "--texts", texts)
-    assert "Head 1.0 is strongest where" in result.out.replace("\n", " ")
-    assert "attends to" in result.out
-    assert max(map(len, result.out.split("\n"))) <= width
-    whole = run("inspect", "heads", "--model", folder, "--texts", texts).out
-    assert max(map(len, whole.split("\n"))) <= width
-    for name in ("heads.html", "heads.svg"):
-        file = tmp_path / name
-        assert run(*head, "--texts", texts, "--output", str(file)).status == 0
-        assert "Texts" in file.read_text()
-    rows = json.loads(run(*head, "--texts", texts, "--json").out)["texts"]
-    assert len(rows) == 2
+def test_the_texts_of_one_head(run: Run, folder: str, texts: str) -> None:
+    head = ("inspect", "texts", "1.0", "--model", folder, "--texts", texts)
+    shown = " ".join(run(*head).out.split())
+    assert "Head 1.0 is strongest where" in shown
+    assert "attends to" in shown
+    assert len(json.loads(run(*head, "--json").out)["texts"]) == 2
 
 
 def test_bad_input_is_one_sentence(run: Run, folder: str, tmp_path: Path) -> None:

@@ -57,17 +57,8 @@ def test_what_run_cannot_explain_is_refused(run: Run, folder: str, prompt: str) 
     assert "--parts is for one input" in result.err
 
 
-@pytest.mark.parametrize("width", [60, 100])
-def test_what_in_a_text_mattered(
-    run: Run, folder: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_what_in_a_text_mattered(run: Run, folder: str) -> None:
     text = "Q: a\nA: b\n\nQ: c [b]x[/b]\nA:"
-    result = run("inspect", "parts", text, "--model", folder)
-    assert result.status == 0, result.err
-    assert "Parts of the prompt" in result.out
-    assert "Next token" not in result.out
-    assert max(map(len, result.out.split("\n"))) <= width
     document = json.loads(run("inspect", "parts", text, "--model", folder, "--json").out)
     parts = document["parts"]
     assert [part["part"] for part in parts["parts"]] == ["part 1", "part 2"]
@@ -83,6 +74,3 @@ def test_what_in_a_text_mattered(
         refused = run("inspect", "parts", text, *options, "--model", folder)
         assert (refused.status, refused.out) == (2, "")
         assert words in refused.err
-    file = tmp_path / "parts.html"
-    assert run("inspect", "parts", text, "--model", folder, "--output", str(file)).status == 0
-    assert "Parts of the prompt" in file.read_text()

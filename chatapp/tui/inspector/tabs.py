@@ -180,8 +180,7 @@ class LayersView(CloserView):
     _views: Sequence[View] = ()
 
     def legend(self) -> Content:
-        words = "the token that followed", " · bits: how unsure the layer is"
-        return Content.assemble((words[0], "bold $text-success"), words[1])
+        return Content("bits: how unsure the layer is · rank: of the token that followed")
 
     def compose(self) -> ComposeResult:
         yield Static(id="layers-detail", markup=False)

@@ -6,16 +6,12 @@ from xml.etree import ElementTree
 
 import pytest
 from inspector_driver import SETTINGS, go_to, notes, text_of, words
-from random_models import save_random
-from tokenizers import Tokenizer
 from tui_driver import Driver, OpenApp
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import Part
-from chatapp.engine.models.loading import load_model
 from chatapp.lab.prompt_parts import Span
 from chatapp.lab.view import View
-from chatapp.lab.views.architecture_views import Experts
 from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbours, WeightSteps
 from chatapp.lab.views.layer_views import Norms
 from chatapp.lab.views.part_views import SmallCircuit, ask
@@ -99,19 +95,7 @@ async def test_the_prompt_shows_what_in_it_mattered(open_app: OpenApp, gpt2: Loc
             await driver.press_and_rest("1")
 
 
-async def test_the_experts_of_each_token(
-    open_app: OpenApp, bpe: Tokenizer, gpt2: LocalModel, tmp_path: Path
-) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
-    save_random(tmp_path, "mixtral", bpe, **sizes, **heads)
-    model = load_model(str(tmp_path))
-    async with open_app(model, settings=SETTINGS) as driver:
-        await driver.press_and_rest("f3", "6", "e")
-        (experts,) = shown(driver)
-        look = driver.chat.query_one(LayersView)._look
-        assert experts.to_json() == Experts.of(model, look.tokens.ids).to_json()
-        assert experts.reading[:40] in driver.sentences
+async def test_a_model_without_experts_says_so(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.press_and_rest("f3", "6", "e")
         assert "this model has no mixture of experts" in driver.sentences

@@ -56,14 +56,6 @@ async def test_scores_are_those_of_the_lab(open_app: OpenApp, gpt2: LocalModel) 
             assert f"{row.strength:.2f}" in text
 
 
-async def test_the_legend_fits_a_small_terminal(open_app: OpenApp, gpt2: LocalModel) -> None:
-    async with open_app(gpt2, settings=SETTINGS, size=(60, 20)) as driver:
-        await driver.say("he has it")
-        await driver.press_and_rest("f3", "5")
-        await driver.until(lambda: "has the largest" in words(driver, "heads-detail"))
-        assert "I induction, P previous, D duplicate" in driver.sentences
-
-
 async def test_measuring_stops_and_begins_again(
     open_app: OpenApp, gpt2: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +106,7 @@ async def test_a_tab_that_is_left_gives_its_measurement_up(
             await driver.say("he has it")
             await driver.press_and_rest("f3")
             await driver.press("5")
-            assert "Measuring heads …" in words(driver, "heads-detail")
+            assert words(driver, "heads-detail").startswith("Measuring heads")
             await driver.until(has_begun.is_set)
             await driver.press("2")
             may_go_on.set()
