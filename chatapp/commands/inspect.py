@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from chatapp.common.settings import Settings
     from chatapp.engine.files.model_files import ModelFiles
 
-_DEFAULT = "text"
-"""The command for a text without a view's name before it."""
+_DEFAULT = "text"  # the command for a text without a view before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def _run(
     target: Target,
 ) -> None:
     """Look at a text by views, and show them. Raises UserError."""
-    takes_text = {view.takes_text for view in views}
+    takes_text, names = {view.takes_text for view in views}, {view.name for view in views}
     content = "" if takes_text == {"never"} else (text or "") + standard_input()
     target.check()
     if not content and "always" in takes_text:
@@ -138,7 +137,8 @@ def _run(
         with progress("Measuring") as report:
             subject.progress = report
             shown = [view.look(subject, options) for view in rest]
-        if _shows_cross_attention(subject, views):
+        is_plain = subject.masked is None and "attention" in names
+        if is_plain and 0 < subject.trace.encoded < len(subject.ids):
             shown.append(CrossAttention.look(subject, options))
     target.take(shown, document)
 
@@ -215,12 +215,6 @@ def _position(token: int | None, count: int) -> int:
     if not 0 <= position < count:
         raise UserError(f"--token is {token}; the text has {count} tokens, numbered from 0")
     return position
-
-
-def _shows_cross_attention(subject: Subject, views: Sequence[type[View]]) -> bool:
-    """Whether attention is asked for, of a reply of an encoder-decoder."""
-    is_asked = any(view.name == "attention" for view in views)
-    return is_asked and subject.masked is None and 0 < subject.trace.encoded < len(subject.ids)
 
 
 # The commands of the table

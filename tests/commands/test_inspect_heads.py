@@ -56,14 +56,6 @@ def test_the_changes_are_the_differences_of_both_scores(
     assert f"{rows[0]['change']['previous_text']:+.2f}" in shown
 
 
-def test_the_texts_of_one_head(run: Run, folder: str, texts: str) -> None:
-    head = ("inspect", "texts", "1.0", "--model", folder, "--texts", texts)
-    shown = " ".join(run(*head).out.split())
-    assert "Head 1.0 is strongest where" in shown
-    assert "attends to" in shown
-    assert len(json.loads(run(*head, "--json").out)["texts"]) == 2
-
-
 def test_bad_input_is_one_sentence(run: Run, folder: str, tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")

@@ -22,34 +22,6 @@ def document(run: Run, folder: str, *words: str) -> dict[str, Any]:
     return found
 
 
-def test_why_adds_up_and_names_all_parts(run: Run, folder: str) -> None:
-    why = document(run, folder, "why", TEXT)["why"]
-    model = load_model(folder)
-    best = model.logits(model.tokenizer.encode(TEXT)).topk(2)  # type: ignore[attr-defined]
-    assert why["token"] == model.tokenizer.decode([int(best.indices[0])])
-    assert why["difference"] == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-3)
-    total = sum(part["share"] for part in why["components"])
-    assert total == pytest.approx(why["difference"], abs=1e-3)
-    assert why["sum"] == pytest.approx(total)
-    names = [part["name"] for part in why["components"]]
-    parts = [f"{layer}.{place}" for layer in range(2) for place in ("0", "1", "mlp")]
-    assert names == ["embed", "positions", *parts, "biases", "norm"]
-    effects = {part["name"]: part["effect"] for part in why["components"]}
-    assert [effects[name] for name in ("embed", "positions", "biases", "norm")] == [None] * 4
-    assert all(isinstance(effects[name], float) for name in parts)
-
-
-def test_the_token_that_followed_against_the_mean(run: Run, folder: str) -> None:
-    model = load_model(folder)
-    ids = model.tokenizer.encode(TEXT)
-    options = ("--token", "1", "--against", "mean")
-    why = document(run, folder, "why", TEXT, *options)["why"]
-    logits = model.logits(ids[:2])  # type: ignore[attr-defined]
-    assert why["token"] == model.tokenizer.decode([ids[2]])
-    assert why["against"] is None
-    assert why["difference"] == pytest.approx(float(logits[ids[2]] - logits.mean()), abs=1e-3)
-
-
 def test_ablation_of_some_parts_and_of_each(run: Run, folder: str) -> None:
     options = ("--answer", "e", "--against", "a")
     ablation = document(run, folder, "ablate", "1.0, 0.mlp", TEXT, *options)["ablate"]
@@ -73,15 +45,6 @@ def test_ablation_of_some_parts_and_of_each(run: Run, folder: str) -> None:
     assert [row["ablated"] for row in each] == [
         [f"{layer}.{place}"] for layer in range(2) for place in ("0", "1", "mlp")
     ]
-
-
-def test_losses(run: Run, folder: str) -> None:
-    losses = document(run, folder, "losses", TEXT)["losses"]
-    model = load_model(folder)
-    ids = model.tokenizer.encode(TEXT)
-    (scores,) = model.score([(ids[:1], ids[1:])])
-    assert losses["loss"] == pytest.approx(-sum(scores) / len(scores), abs=1e-3)
-    assert len(losses["parts"]) == 6
 
 
 def test_patching_two_prompts_and_with_noise(run: Run, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""`run --parts` and `inspect parts`: which part of a prompt decided an answer."""
+"""`run --parts`: which part of a prompt decided an answer."""
 
 import json
 from pathlib import Path
@@ -55,22 +55,3 @@ def test_what_run_cannot_explain_is_refused(run: Run, folder: str, prompt: str) 
     result = run("run", prompt, "--model", folder, "--inputs", str(inputs), "--parts")
     assert result.status == 2
     assert "--parts is for one input" in result.err
-
-
-def test_what_in_a_text_mattered(run: Run, folder: str) -> None:
-    text = "Q: a\nA: b\n\nQ: c [b]x[/b]\nA:"
-    document = json.loads(run("inspect", "parts", text, "--model", folder, "--json").out)
-    parts = document["parts"]
-    assert [part["part"] for part in parts["parts"]] == ["part 1", "part 2"]
-    assert "".join(token["text"] for token in parts["tokens"]) == text
-    gradients = sum(part["gradient"] for part in parts["parts"])
-    assert gradients == pytest.approx(sum(token["gradient"] for token in parts["tokens"]), abs=1e-3)
-    named = run("inspect", "parts", text, "--answer", "x", "--model", folder, "--json")
-    assert json.loads(named.out)["parts"]["answer"] == "x"
-    span = run("inspect", "parts", text, "--answer", " x, yz", "--model", folder, "--json")
-    assert json.loads(span.out)["parts"]["answer"] == " x, yz"
-    wrong = {("--answer", ""): "a text of at least one token", ("--against", "mean"): "two answers"}
-    for options, words in wrong.items():
-        refused = run("inspect", "parts", text, *options, "--model", folder)
-        assert (refused.status, refused.out) == (2, "")
-        assert words in refused.err

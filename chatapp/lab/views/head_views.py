@@ -202,13 +202,12 @@ class HeadScores(View):
             return [*blocks, Map(values[by].tolist(), is_signed=True)]
         largest = float(values[by].max())
         of = "percent" if largest <= 1 else f"percent of {largest:.1f}"
-        names = self.map(True)
         return [
             *blocks,
             Heading("Layers and heads", f"{title}, in {of}"),
             self.map(),
             Heading("Names", "I induction, P previous token, D duplicate token"),
-            names,
+            self.map(True),
         ]
 
     def map(self, is_named: bool = False) -> Map:

@@ -58,9 +58,9 @@ class Layers(View):
 
     @classmethod
     def whole(cls, subject: Subject, options: LayersOptions) -> Any:
-        size = len(subject.ids)
-        check_in_full(size)
-        by_token = [cls.of(subject.trace, at, options.top).to_json() for at in range(size)]
+        check_in_full(len(subject.ids))
+        places = range(len(subject.ids))
+        by_token = [cls.of(subject.trace, at, options.top).to_json() for at in places]
         return list(zip(*by_token, strict=True))
 
     @classmethod

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 MEAN = "mean"
 """Stands for the mean of all logits in place of a token to compare with."""
 
-ALL = "all"
-"""Stands for each head and each MLP, one after the other."""
+ALL = "all"  # stands for each head and each MLP, one after the other
 
 _SHOWN = 15
 
@@ -108,17 +107,13 @@ def question_at(subject: Subject, options: Compared) -> Question:
     return ask(subject.model, subject.before, token, other, subject.changes)
 
 
-def part_in_words(name: str) -> str:
-    """A part of a model in a sentence: `4.1` is a head, `4.mlp` an MLP."""
+def part_in_words(name: str, *, begins: bool = False) -> str:
+    """A part of a model in a sentence: `4.1` is a head, `4.mlp` an MLP. begins: the sentence."""
     layer, _, inner = name.partition(".")
+    words = f"the MLP of layer {layer}" if inner == "mlp" else f"head {name}"
     if not inner:
-        return {"embed": "the embedding", "norm": "the final norm's bias"}.get(name, f"the {name}")
-    return f"the MLP of layer {layer}" if inner == "mlp" else f"head {name}"
-
-
-def capitalized(words: str) -> str:
-    """With a capital letter at the beginning."""
-    return words[:1].upper() + words[1:]
+        words = {"embed": "the embedding", "norm": "the final norm's bias"}.get(name, f"the {name}")
+    return words[0].upper() + words[1:] if begins else words
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +184,7 @@ class Why(View):
         worst = min(self.components, key=lambda part: part.share)
         note = ", before the cap" if self.question.is_capped else ""
         return (
-            f"{capitalized(part_in_words(best.name))} does most for {self.question.words} "
+            f"{part_in_words(best.name, begins=True)} does most for {self.question.words} "
             f"({best.share:+.2f}), {part_in_words(worst.name)} least ({worst.share:+.2f}); the "
             f"shares of {len(self.components)} parts add up to {self.total:.4f}, the logits differ "
             f"by {self.difference:.4f}{note}"
@@ -298,12 +293,12 @@ class Ablation(View):
         verb = "falls" if effect.change < 0 else "rises"
         if self.is_each:
             return (
-                f"{capitalized(part_in_words(effect.name))} matters most for "
+                f"{part_in_words(effect.name, begins=True)} matters most for "
                 f"{self.question.words}: alone and {place}, log p {verb} by "
                 f"{abs(effect.change):.3f}"
             )
         return (
-            f"{capitalized(effect.name)}, {place}, log p of {self.question.words} {verb} by "
+            f"W{effect.name[1:]}, {place}, log p of {self.question.words} {verb} by "
             f"{abs(effect.change):.3f} to {effect.log_probability:.3f}; the logits differ by "
             f"{effect.difference:.3f} ({effect.difference_change:+.3f}), KL {effect.kl:.3f} nats"
         )

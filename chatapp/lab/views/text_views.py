@@ -44,8 +44,7 @@ class PromptText(View):
         from chatapp.prompting.messages import Segment
 
         tokenizer = subject.model.tokenizer
-        text = tokenizer.decode(subject.ids)
-        segments = subject.segments or [Segment("user", text)]
+        segments = subject.segments or [Segment("user", tokenizer.decode(subject.ids))]
         pieces = tuple(tokenizer.decode([id]) for id in subject.ids)
         return cls.of(segments, subject.ids, pieces)
 

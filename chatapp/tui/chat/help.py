@@ -18,11 +18,11 @@ from textual.widgets import Input, Static, TextArea
 
 from chatapp.tui.chat.slash import COMMANDS
 from chatapp.tui.inspector.choosing import HeatMap, TokenText
-from chatapp.tui.inspector.close_up import CloserView, CloseUpView
 from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.head_tabs import AttentionView, HeadsView, WhyView
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.step import StepView
+from chatapp.tui.inspector.view import CloserView, CloseUpView
 from chatapp.tui.platform.keymap import bindings_of, words_of
 from chatapp.tui.platform.textual_internals import keymap_of
 from chatapp.tui.screens.branches import BranchScreen

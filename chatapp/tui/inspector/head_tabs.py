@@ -19,7 +19,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from chatapp.common.shading import percent
-from chatapp.lab.drawing.blocks import Block, Lines, Map
+from chatapp.lab.drawing.blocks import Lines, Map
 from chatapp.lab.drawing.console import drawn, drawn_blocks, line_rows
 from chatapp.lab.view import View
 from chatapp.lab.views.attention_views import Attention
@@ -32,8 +32,7 @@ from chatapp.lab.views.head_views import (
 )
 from chatapp.lab.views.part_views import Why, question_at
 from chatapp.tui.inspector.choosing import HeatMap, TokenText, attended, quoted, weight_legend
-from chatapp.tui.inspector.close_up import CloserView
-from chatapp.tui.inspector.view import Look, SwitchPart
+from chatapp.tui.inspector.view import CloserView, Look, SwitchPart
 
 
 class WhyView(CloserView):
@@ -406,8 +405,7 @@ class HeadsView(CloserView):
         if self._strongest is not None:
             rows = drawn([self._strongest], width)
         elif self._scores is not None:
-            blocks: list[Block] = [self._scores.table()]
-            rows = drawn_blocks(blocks, width)
+            rows = drawn_blocks([self._scores.table()], width)
         else:
             return
         self.query_one("#heads-texts", Static).update(Group(*rows))

@@ -24,12 +24,21 @@ from chatapp.common.userfiles import reason
 from chatapp.engine.models.resolving import step_beside, step_of
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.choosing import HeatMap, TokenText
-from chatapp.tui.inspector.close_up import CloserView, CloseUpView, LookCloser
 from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.head_tabs import AttentionView, HeadsView, WhyView
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
-from chatapp.tui.inspector.view import Compute, InspectorTab, Look, Opening, Target, look
+from chatapp.tui.inspector.view import (
+    CloserView,
+    CloseUpView,
+    Compute,
+    InspectorTab,
+    Look,
+    LookCloser,
+    Opening,
+    Target,
+    look,
+)
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.rendered import in_rows
 

@@ -32,8 +32,7 @@ from chatapp.tui.inspector.choosing import (
     quoted,
     surprise,
 )
-from chatapp.tui.inspector.close_up import CloserView
-from chatapp.tui.inspector.view import Branch, InspectorTab, Look
+from chatapp.tui.inspector.view import Branch, CloserView, InspectorTab, Look
 from chatapp.tui.widgets.dialog import MarkedOptions
 from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, source_lines

@@ -17,10 +17,9 @@ from chatapp.lab.views.layer_views import Norms
 from chatapp.lab.views.part_views import SmallCircuit, ask
 from chatapp.lab.views.prompt_part_view import PromptParts, attribute_prompt
 from chatapp.tui.inspector.choosing import HeatMap
-from chatapp.tui.inspector.close_up import CLOSE_UPS, CloserView, CloseUpView
 from chatapp.tui.inspector.head_tabs import AttentionView, WhyView
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
-from chatapp.tui.inspector.view import InspectorTab
+from chatapp.tui.inspector.view import CLOSE_UPS, CloserView, CloseUpView, InspectorTab
 
 
 def shown(driver: Driver) -> list[View]:
@@ -93,12 +92,6 @@ async def test_the_prompt_shows_what_in_it_mattered(open_app: OpenApp, gpt2: Loc
             await driver.press_and_rest("2")
             await go_to(driver, text_of(driver, TokensView), start + 1)
             await driver.press_and_rest("1")
-
-
-async def test_a_model_without_experts_says_so(open_app: OpenApp, gpt2: LocalModel) -> None:
-    async with open_app(gpt2, settings=SETTINGS) as driver:
-        await driver.press_and_rest("f3", "6", "e")
-        assert "this model has no mixture of experts" in driver.sentences
 
 
 @pytest.mark.parametrize(("key", "kind"), [("3", WhyView), ("6", LayersView)])

@@ -20,7 +20,7 @@ from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.lab.view import Subject
 from chatapp.lab.views import VIEWS
-from chatapp.tui.inspector.close_up import CloseUpView
+from chatapp.tui.inspector.view import CloseUpView
 
 TEXT = "The quick [b]fox[/b]"
 BEFORE = {"ablate": "all", "texts": "1.0", "neighbours": "x", "state": "1", "weight": "1.0"}
