@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -336,17 +337,18 @@ def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:
     # A field may have any length; the module's limit guards against unclosed quotes, which strict
     # mode reports.
     csv.field_size_limit(2**31 - 1)
+    first = file.readline()
     # Bytes that are not UTF-8 become lone surrogates here, and an error at their row.
     lines = (
         (line if number else line.removeprefix(_BOM))
         .decode("utf-8", "surrogateescape")
         .replace("\r\n", "\n")
-        for number, line in enumerate(file)
+        for number, line in enumerate(chain([first], file))
     )
     reader = (
         csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         if tabs
-        else csv.reader(lines, strict=True)
+        else csv.reader(lines, strict=True, delimiter=_delimiter(first))
     )
     header: list[str] = []
     while True:
@@ -368,6 +370,11 @@ def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:
             header = row
         else:
             yield number, wrong or dict(zip(header, row, strict=True))
+
+
+def _delimiter(header: bytes) -> str:
+    """What separates most columns; a comma, where another mark does not separate more."""
+    return max(",;\t", key=lambda mark: header.count(mark.encode()))
 
 
 def _csv_fault(row: list[str], header: list[str]) -> str:

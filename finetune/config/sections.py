@@ -206,7 +206,7 @@ class PretrainConfig(Section):
 
 
 TooLong = Literal["raise", "drop", "truncate-prompt", "truncate-history"]
-BadRows = Literal["raise", "skip"]
+BadRows = Literal["raise", "drop", "skip"]
 
 
 class TrainSource(Section):

@@ -93,11 +93,17 @@ _PAIRS = (
     ("prompt/response", "prompt", "", "response"),
     ("question/answer", "question", "", "answer"),
     ("input/output", "input", "", "output"),
+    ("query/response", "query", "", "response"),
+    ("problem/solution", "problem", "", "solution"),
 )
 
 
 def _pair_layout(name: str, request: str, input_field: str, reply: str) -> Layout[TrainingExample]:
     def read(row: Row) -> TrainingExample:
+        if all(isinstance(row.fields.get(name), list) for name in (request, reply)):  # as in TRL
+            turns = [turn for name in (request, reply) for turn in turns_of(row, name)]
+            check_order(turns, f"{row.location}: {reply} behind its {request}")
+            return chat_example(row.location, turns)
         answer = Message("assistant", text_field(row, reply))
         return chat_example(row.location, [*request_of(row, request, input_field), answer])
 
@@ -161,7 +167,7 @@ _OPENAI = _Turns(
     "OpenAI messages",
     "role",
     "content",
-    {"system": "system", "user": "user", "assistant": "assistant"},
+    {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"},
 )
 _SHAREGPT = _Turns(
     "ShareGPT",
@@ -239,6 +245,13 @@ def _message(turn: Any, kind: _Turns, location: str) -> Message:
             f"{location}: {kind.speaker!r} is {shown(speaker)}, expected "
             f"{either(tuple(kind.roles))}",
         )
+    if isinstance(text, list):
+        parts = [part if isinstance(part, dict) else {} for part in text]
+        for number, part in enumerate(parts, 1):
+            if part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+                problem = f"part {number} is of the type {shown(part.get('type'))}, expected 'text'"
+                raise BadRow("no text", f"{location}: {kind.content!r}, {problem}")
+        text = "".join(part["text"] for part in parts)
     if not isinstance(text, str):
         raise BadRow("bad turn", f"{location}: {kind.content!r} is {shown(text)}, expected text")
     if not text.strip():

@@ -93,6 +93,8 @@ _REQUESTS = (
     ("instruction", "context"),
     ("prompt", ""),
     ("question", ""),
+    ("query", ""),
+    ("problem", ""),
     ("input", ""),
 )
 FIELDS = (
@@ -239,8 +241,7 @@ def _check_unlike(row: Row, chosen: str, rejected: str) -> None:
     if chosen.strip() == rejected.strip():
         raise BadRow(
             "equal replies",
-            f"{row.location}: 'chosen' and 'rejected' are the same text, which is no preference; "
-            'data.bad_rows = "skip" leaves such rows out',
+            f"{row.location}: 'chosen' and 'rejected' are the same text, which is no preference",
         )
 
 

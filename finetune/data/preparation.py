@@ -358,7 +358,9 @@ class _Reader(Generic[Encodes]):
                 continue
             except BadRow as error:
                 if self.bad_rows == "raise":
-                    raise
+                    raise BadRow(
+                        error.reason, f'{error}; data.bad_rows = "drop" leaves such rows out'
+                    ) from None
                 self.report.dropped[error.reason] += 1
                 continue
             if not report.kept:

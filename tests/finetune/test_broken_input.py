@@ -70,7 +70,7 @@ FILES: list[tuple[str, str | bytes | None, str]] = [
     ("a.csv", "prompt,completion\na,b\na\n", "line 3: has 1 fields, expected 2"),
     ("a.csv", 'prompt,completion\n"a,b\n', "line 2: is not valid CSV"),
     ("a.csv", "prompt,prompt\na,b\n", "two columns are named 'prompt'"),
-    ("a.csv", "prompt;completion\na;b\n", "there are 'prompt;completion'"),
+    ("a.csv", "prompt|completion\na|b\n", "there are 'prompt|completion'"),
     ("a.parquet", "PAR1 nonsense", "is not a whole Parquet file"),
     ("a.jsonl", lines({"frage": "a", "antwort": "b"}), "there are 'frage', 'antwort'; name the"),
     ("a.jsonl", lines({"text": "a", "label": "yes"}), "data of a classification task"),

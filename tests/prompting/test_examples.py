@@ -61,6 +61,12 @@ def test_csv_survives_what_editors_do(tmp_path: Path) -> None:
     assert pool.outputs == ["spam", "ham"]
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_csv_is_read_by_its_dialect(tmp_path: Path, mark: str) -> None:
+    body = f'text{mark}label\n"a{mark} b"{mark}x\n'
+    assert read_pool(write(tmp_path, body, "pool.csv")).inputs == [f"a{mark} b"]
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_a_huge_field_is_fine(tmp_path: Path, suffix: str) -> None:
     huge = "x" * 3_000_000
@@ -131,7 +137,7 @@ CSV_REFUSALS: dict[str | bytes, str] = {
     "text,label\nb\rc,spam\n": "line 2: is not valid CSV: a field without quotes holds a line",
     'text,label\n"b"c,spam': "line 2: is not valid CSV: ',' expected after '\"'",
     "text,label,text\na,b,c": "line 1: two columns are named 'text'",
-    "text;label\na;b": "line 2: no input; expected a field named",
+    "text|label\na|b": "line 2: no input; expected a field named",
     "text,label\na\0,b": "line 2: 'text' holds a NUL character",
     "text,label\né,b".encode("latin-1"): "line 2: is not UTF-8 text (perhaps Latin-1",
     "text,label\na,b".encode("utf-16"): "line 1: is not UTF-8 text (perhaps UTF-16)",

@@ -78,6 +78,24 @@ LAYOUTS: list[tuple[str, dict[str, Any], tuple[Message, ...]]] = [
     ("prompt/response", {"prompt": "a", "response": "b"}, (user("a"), assistant("b"))),
     ("question/answer", {"question": "a", "answer": "b", "id": 1}, (user("a"), assistant("b"))),
     ("input/output", {"input": "a", "output": "b"}, (user("a"), assistant("b"))),
+    ("query/response", {"query": "a", "response": "b"}, (user("a"), assistant("b"))),
+    ("problem/solution", {"problem": "a", "solution": "b"}, (user("a"), assistant("b"))),
+    (
+        "prompt/completion",
+        {"prompt": TURNS[:1], "completion": TURNS[1:]},
+        (user("hi"), assistant("hello")),
+    ),
+    (
+        "OpenAI messages",
+        {
+            "messages": [
+                {"role": "developer", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": t} for t in "hi"]},
+                TURNS[1],
+            ]
+        },
+        (Message("system", "Be brief."), user("hi"), assistant("hello")),
+    ),
 ]
 
 
@@ -121,7 +139,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "bad history",
         "expected pairs of texts",
     ),
-    ({"a": "b"}, "unknown layout", "question and answer, input and output, messages, convers"),
+    ({"a": "b"}, "unknown layout", "problem and solution, messages, conversations, text or parts"),
     ({"text": "a", "label": "yes"}, "no instruction", "data of a classification task"),
     ({"instruction": "a", "output": ""}, "empty output", "'output' is empty"),
     ({"instruction": " \n", "output": "b"}, "empty instruction", "'instruction' is empty"),
@@ -141,7 +159,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [{"role": "robot", "content": "x"}]},
         "unknown role",
-        "turn 1: 'role' is the string 'robot', expected system, user or assistant",
+        "turn 1: 'role' is the string 'robot', expected system, developer, user or assistant",
     ),
     ({"messages": [{"content": "x"}]}, "unknown role", "'role' is null"),
     ({"messages": [{"role": ["user"], "content": "x"}]}, "unknown role", "'role' is a list"),
@@ -162,6 +180,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         {"conversations": [*SHARED, SHARED[0]]},
         "roles do not alternate",
         "turn 4 is from 'system', expected 'user'",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, TURNS[1]]},
+        "no text",
+        "turn 1: 'content', part 1 is of the type the string 'image_url', expected 'text'",
     ),
     ({"messages": TURNS[:1]}, "no last reply", "ends with a turn from 'user'"),
     ({"conversations": SHARED[:1]}, "no last reply", "ends with a turn from 'system'"),

@@ -97,7 +97,7 @@ def test_bad_rows_are_raised_or_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", rows)
     with pytest.raises(ConfigError, match=r"a\.jsonl, line 1: expected instruction and output"):
         made(train=path, held_out=0)
-    prepared = made(train=path, held_out=0, bad_rows="skip")
+    prepared = made(train=path, held_out=0, bad_rows="drop")
     assert len(prepared.train) == 3
     assert prepared.report.dropped == {
         "unknown layout": 1,
@@ -210,7 +210,7 @@ def test_digests_change_with_the_tokens_alone(tmp_path: Path) -> None:
 def test_nothing_left_says_why(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": "a", "completion": ""}] * 2 + [{"prompt": "b"}])
     with pytest.raises(ConfigError) as caught:
-        made(train=path, bad_rows="skip")
+        made(train=path, bad_rows="drop")
     assert str(caught.value) == (
         "data.train: no row is left to train on: 0 held out, 2 dropped for 'empty completion', "
         "1 dropped for 'no completion'"
