@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 CEILINGS = {
-    "lines": 77_202,
+    "lines": 77_198,
     "modules": 369,
     "lines of finetune/bundled_model": 3_592,
     "lines of tests": 66_616,

@@ -1,7 +1,4 @@
-"""`chatapp bench`: the speed of a model here.
-
-Invariant: a figure comes with its conditions, so that it can be reported.
-"""
+"""`chatapp bench`: the speed of a model here."""
 
 import time
 from dataclasses import asdict

@@ -1,7 +1,4 @@
-"""`chatapp complete`: continues a text.
-
-Invariant: the model reads only the text; no template, no instructions.
-"""
+"""`chatapp complete`: continues a text."""
 
 from functools import partial
 from typing import Annotated

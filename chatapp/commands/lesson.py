@@ -1,7 +1,4 @@
-"""`chatapp lesson`: a lecture in the terminal, and its check without a screen.
-
-Invariant: a lesson's chats are kept in memory and gone with it.
-"""
+"""`chatapp lesson`: a lecture in the terminal, and its check without a screen."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated

@@ -1,7 +1,4 @@
-"""`chatapp perplexity`: how well a model predicts a text file.
-
-Invariant: every figure is named with its unit.
-"""
+"""`chatapp perplexity`: how well a model predicts a text file."""
 
 import math
 from dataclasses import asdict

@@ -1,7 +1,4 @@
-"""`chatapp render`: the exact prompt of a chat.
-
-Invariant: no weights are loaded, and the output is what a chat would send.
-"""
+"""`chatapp render`: the exact prompt of a chat."""
 
 import json
 from pathlib import Path

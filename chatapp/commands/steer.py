@@ -1,7 +1,4 @@
-"""`chatapp steer`: directions by name, made from pairs of texts, and what they do to a reply.
-
-Invariant: nothing of torch is imported before a model is loaded, nor rich before it draws.
-"""
+"""`chatapp steer`: directions by name, made from pairs of texts, and what they do to a reply."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""`chatapp summarize`: one summary of a document of any length, each sentence with its passages.
-
-Invariant: the texts are summarized by a prompt file, as `chatapp run` does it.
-"""
+"""`chatapp summarize`: one summary of a document of any length, each sentence with its passages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict

@@ -1,7 +1,4 @@
-"""`chatapp tokens`: how a model cuts a text, and how a vocabulary is made.
-
-Invariant: no weights are loaded.
-"""
+"""`chatapp tokens`: how a model cuts a text, and how a vocabulary is made."""
 
 from dataclasses import asdict
 from enum import StrEnum

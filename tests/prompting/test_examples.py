@@ -149,13 +149,6 @@ def test_a_csv_pool_is_refused_in_one_sentence(tmp_path: Path, body: str | bytes
     assert CSV_REFUSALS[body] in refusal(write(tmp_path, body, "pool.csv"))
 
 
-def test_bytes_that_are_no_utf8_are_refused_with_their_line(tmp_path: Path) -> None:
-    body = b'{"input": "a", "output": "b"}\n{"input": "\xe9", "output": "b"}\n'
-    assert "pool.jsonl, line 2: is not UTF-8 text (perhaps Latin-1" in refusal(
-        write(tmp_path, body)
-    )
-
-
 def test_an_output_outside_the_labels_is_refused(tmp_path: Path) -> None:
     body = '{"text": "a", "label": "spam"}\n{"text": "b", "label": "Ham"}'
     message = refusal(write(tmp_path, body), ("spam", "ham"))
@@ -202,9 +195,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "folder.jsonl: cannot be read: Is a directory" in refusal(tmp_path / "folder.jsonl")
     assert "pool.xlsx: expected a file of examples" in refusal(tmp_path / "pool.xlsx")
     assert "is not a valid path" in refusal(tmp_path / "po\0ol.jsonl")
-
-
-def test_a_message_about_a_hostile_name_stays_on_one_line(tmp_path: Path) -> None:
     assert "\x1b" not in refusal(tmp_path / "two\nlines\x1b[31m.jsonl")
 
 

@@ -1,7 +1,4 @@
-"""`chatapp experiment`: what in a prompt file, or in a text, does an answer depend on?
-
-Invariant: each experiment changes one thing and prints what changed with an interval.
-"""
+"""`chatapp experiment`: what in a prompt file, or in a text, does an answer depend on?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

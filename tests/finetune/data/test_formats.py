@@ -27,6 +27,7 @@ def read(fields: dict[str, Any]) -> TrainingExample:
 
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+PARTS = [{"type": "text", "text": letter} for letter in "hi"]
 SHARED = [
     {"from": "system", "value": "Be brief."},
     {"from": "human", "value": "hi"},
@@ -87,14 +88,8 @@ LAYOUTS: list[tuple[str, dict[str, Any], tuple[Message, ...]]] = [
     ),
     (
         "OpenAI messages",
-        {
-            "messages": [
-                {"role": "developer", "content": "Be brief."},
-                {"role": "user", "content": [{"type": "text", "text": t} for t in "hi"]},
-                TURNS[1],
-            ]
-        },
-        (Message("system", "Be brief."), user("hi"), assistant("hello")),
+        {"messages": [{"role": "developer", "content": PARTS}, *TURNS]},
+        (Message("system", "hi"), user("hi"), assistant("hello")),
     ),
 ]
 
