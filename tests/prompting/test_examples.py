@@ -63,8 +63,8 @@ def test_csv_survives_what_editors_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 def test_csv_is_read_by_its_dialect(tmp_path: Path, mark: str) -> None:
-    body = f'text{mark}label\n"a{mark} b"{mark}x\n'
-    assert read_pool(write(tmp_path, body, "pool.csv")).inputs == [f"a{mark} b"]
+    path = write(tmp_path, f'text{mark}label\n"a{mark} b"{mark}x\n', "pool.csv")
+    assert read_pool(path).inputs == [f"a{mark} b"]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
@@ -219,11 +219,10 @@ def test_an_output_may_be_absent_only_where_none_is_asked_for(tmp_path: Path) ->
     assert "no output" in refusal(path)
 
 
-def same_item(first: str, second: str) -> bool:
-    return normalise(first) == normalise(second)
-
-
 def test_same_items() -> None:
+    def same_item(first: str, second: str) -> bool:
+        return normalise(first) == normalise(second)
+
     assert same_item("“Où est-ce?”", "ou\u0300  EST-CE")
     assert same_item("Straße", "STRASSE!")
     assert same_item("① (a)", "1 (A)")
