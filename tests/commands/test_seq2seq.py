@@ -107,18 +107,17 @@ def test_both_stacks_are_inspected(run, model: str, tmp_path: Path) -> None:
     shown = run(*text, "--output", str(page))
     assert shown.status == 0, shown.err
     assert "Cross-attention" in page.read_text()
-    document = json.loads(run(*text, "--tokens", "--attention", "--token", "-1", "--json").out)
-    cross = document["cross_attention"]
-    known = [row for row in document["tokens"] if row["probability"] is not None]
+    views = ("tokens", "cross_attention")
+    tokens, cross = (json.loads(run("inspect", v, *text[1:], "--json").out)[v] for v in views)
+    known = [row for row in tokens if row["probability"] is not None]
     assert len(known) == len(cross["reply"]) == len(cross["weights"])
     assert "".join(cross["reply"]).replace("▁", " ").strip().startswith(reply[:4].strip())
-    for wrong, words in (
-        (("--attention", "--json"), "choose a token with --token"),
-        (("--layers", "--token", "0"), "the encoder predicts no tokens"),
-        (("--why",), "the parts of this kind of model cannot be measured"),
-        (("--experts",), "has no mixture of experts"),
+    for (view, *more), words in (
+        (("layers", "--token", "0"), "the encoder predicts no tokens"),
+        (("why",), "the parts of this kind of model cannot be measured"),
+        (("experts",), "has no mixture of experts"),
     ):
-        failed = run(*text, *wrong)
+        failed = run("inspect", view, *text[1:], *more)
         assert (failed.status, failed.out) == (2, "")
         assert words in failed.err
 

@@ -29,8 +29,8 @@ class PromptParts(View):
     name: ClassVar[str] = "parts"
     title: ClassVar[str] = "Parts of the prompt"
     summary: ClassVar[str] = (
-        "Show what in the text mattered for what comes next. It is measured by token and by part: "
-        "what empty lines divide, or else each line. --answer and --against may be several tokens."
+        "Show what in the text mattered for what comes next, by token and by part: what empty "
+        "lines divide, or else each line. Answers may be several tokens."
     )
     formula: ClassVar[str] = (
         "F = log p of the next token - log p of another. gradient = e · dF/de of the embeddings e "
