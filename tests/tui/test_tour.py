@@ -29,7 +29,7 @@ def _it_copies_a_word_that_it_never_read(said: Said, walk: Walk) -> None:
     assert said.out.strip().removeprefix(ZANFO) == "anfo"
 
 
-@after(f'chatapp inspect "{ZANFO}" --attention --layer 4 --head 1')
+@after(f'chatapp inspect attention "{ZANFO}" --layer 4 --head 1')
 def _the_head_looks_at_what_came_next(said: Said, walk: Walk) -> None:
     weights = dict(re.findall(r"(\d+) │.*?│ .*?<?([\d.]+)%$", said.out, re.MULTILINE))
     first = max(weights, key=lambda place: float(weights[place]))
