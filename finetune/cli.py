@@ -8,21 +8,22 @@ import gc
 import json
 import os
 import re
-from contextlib import closing
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from chatapp.common.command_groups import DailyFirst
 from chatapp.common.foreign import printable
+from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.engine.kernels.threads import wait_briefly
-from finetune.console import errors_in_words, print_answer, print_made
 
 if TYPE_CHECKING:
-    from finetune.compare import Comparison
-from finetune.filter import filter_documents
+    from rich.console import Console
 
 
 class _Group(DailyFirst):
@@ -51,6 +52,79 @@ _AGAIN = "interrupted; run the same command again to continue from the last chec
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 
 
+@contextmanager
+def errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
+    """A console on standard error, where every error is one sentence."""
+    from rich.console import Console
+
+    first = os.environ.get("RANK", "0") == "0"
+    console = Console(stderr=True, highlight=False, quiet=not first)
+    try:
+        yield console
+    except KeyboardInterrupt:
+        code, text = 130, interrupted
+    except (typer.Exit, *INTERRUPTS):
+        raise
+    except BaseException as error:
+        code, text = _verdict(error)
+    else:
+        return
+    # Every process may fail differently; all messages are shown.
+    Console(stderr=True, highlight=False, soft_wrap=True).print(printable(text), markup=False)
+    raise typer.Exit(code) from None
+
+
+def _verdict(error: BaseException) -> tuple[int, str]:
+    """Exit status and sentence of an error."""
+    from chatapp.common.userfiles import UserError, invalid_path
+    from chatapp.tasks.evaluation.journal import NotWritten
+    from finetune.config.sections import Interrupted
+
+    if isinstance(error, UserError):
+        return 2, str(error)
+    if (problem := invalid_path(error)) is not None:
+        return 2, problem
+    if isinstance(error, Interrupted):
+        return 130, str(error)
+    if isinstance(error, FloatingPointError | OSError | MemoryError | NotWritten):
+        return 1, str(error) or "there is not enough memory; try a smaller train.batch_size"
+    if isinstance(error, RuntimeError) and "memory" in str(error):
+        line = str(error).strip().splitlines()[0]
+        return 1, f"there is not enough memory ({line}); try a smaller train.batch_size"
+    return 1, describe_unforeseen(error)
+
+
+def print_made(folder: Path) -> None:
+    """Print a model's folder on standard output, and add it to `chatapp models list`."""
+    from chatapp.engine.models.resolving import note_model
+
+    note_model(folder)
+    print_answer(str(folder))
+
+
+def print_answer(text: str) -> None:
+    """Print the answer on standard output, in the first of several processes."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stdout.write(text + "\n")
+
+
+def _device() -> str:
+    """The device of the settings."""
+    from chatapp.common.settings import load_settings
+
+    return load_settings().device
+
+
+def _print_result(result: Any, *, as_json: bool) -> None:
+    """Print a result that has a `document`, or as rich draws it."""
+    from rich.console import Console
+
+    if as_json:
+        print_answer(json.dumps(result.document()))
+    else:
+        Console(highlight=False).print(result)
+
+
 @app.command()
 def check(
     config: Config,
@@ -67,10 +141,9 @@ def check(
         from finetune.config.sections import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
-        from chatapp.common.settings import load_settings
         from finetune.check import examine, show
 
-        examination = examine(settings, load_settings().device, runs_code=run_rewards)
+        examination = examine(settings, _device(), runs_code=run_rewards)
         if as_json:
             print_answer(json.dumps(examination.document()))
         else:
@@ -84,20 +157,18 @@ def train(config: Config, overrides: Overrides = None) -> None:
         from finetune.config.sections import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
-        from chatapp.common.settings import load_settings
         from finetune import run
 
-        print_made(run.train(settings, console, load_settings().device))
+        print_made(run.train(settings, console, _device()))
 
 
 @app.command()
 def resume(run: Run, overrides: Overrides = None) -> None:
     """Continue a run that was stopped, from its last checkpoint, as if it had not been."""
     with errors_in_words() as console:
-        from chatapp.common.settings import load_settings
         from finetune.run import resume
 
-        print_made(resume(run, overrides or [], console, load_settings().device))
+        print_made(resume(run, overrides or [], console, _device()))
 
 
 @app.command(name="eval")
@@ -130,13 +201,12 @@ def evaluate(
         from rich.console import Console
         from rich.text import Text
 
-        from chatapp.common.settings import load_settings
         from finetune.evaluation import compare
         from finetune.measuring.results import show
 
         overrides = [text for text in others or () if _OVERRIDE.match(text)]
         models = [run, *(text for text in others or () if not _OVERRIDE.match(text))]
-        device = load_settings().device
+        device = _device()
         with console.status("reading") as status:
 
             def progress(what: str, done: int, total: int) -> None:
@@ -169,19 +239,7 @@ def compare(
         comparison = Comparison.of(runs)
         if output:
             comparison.save_plot(output)
-        _print_comparison(comparison, as_json=as_json)
-
-
-def _print_comparison(comparison: "Comparison", *, as_json: bool) -> None:
-    from rich.console import Console
-
-    from finetune.compare import show
-
-    if as_json:
-        print_answer(json.dumps(comparison.document()))
-    else:
-        console = Console(highlight=False)
-        console.print(show(comparison, console.width))
+        _print_result(comparison, as_json=as_json)
 
 
 @app.command()
@@ -197,13 +255,11 @@ def sweep(
     Such as seed=0,1,2. The same command again continues after the last finished run.
     """
     with errors_in_words(_AGAIN) as console:
-        from chatapp.common.settings import load_settings
         from finetune import sweep
         from finetune.compare import Comparison
 
-        runs = sweep.sweep(config, values, console, load_settings().device)
-        comparison = Comparison.of(runs)
-        _print_comparison(comparison, as_json=as_json)
+        runs = sweep.sweep(config, values, console, _device())
+        _print_result(Comparison.of(runs), as_json=as_json)
 
 
 @app.command()
@@ -217,16 +273,9 @@ def trace(
 ) -> None:
     """Which spans of a reply stand word for word in a run's training files, and in which row."""
     with errors_in_words():
-        from rich.console import Console
+        from finetune.measuring.verbatim import trace_copies
 
-        from chatapp.common.settings import load_settings
-        from finetune.trace import trace_copies
-
-        result = trace_copies(run, reply, load_settings().device)
-        if as_json:
-            print_answer(json.dumps(result.document()))
-        else:
-            Console(highlight=False).print(result.shown())
+        _print_result(trace_copies(run, reply, _device()), as_json=as_json)
 
 
 @app.command()
@@ -253,10 +302,9 @@ def predict(
             raise ConfigError("expected --input with a text, or --inputs with a file of them")
         if output and not inputs:
             raise ConfigError("--output needs --inputs")
-        from chatapp.common.settings import load_settings
         from finetune.prediction import answer_file, open_predictor, parsed
 
-        predictor = open_predictor(run, load_settings().device)
+        predictor = open_predictor(run, _device())
         if inputs:
             if bad := answer_file(predictor, inputs, output, console, print_answer):
                 console.print(f"{bad:,} of the inputs could not be answered")
@@ -323,13 +371,34 @@ def merge(
 ) -> None:
     """Write an adapter and its base model as one whole model."""
     with errors_in_words():
-        from finetune.merge import merge
+        from finetune.sharing import merge
 
         merge(run, out)
         print_made(out)
 
 
-app.command(name="filter")(filter_documents)
+@app.command(name="filter")
+def filter_documents(
+    pool: Annotated[str, typer.Argument(help="documents to choose from: a file or a folder")],
+    like: Annotated[str, typer.Option(help="good text, a file or a folder")],
+    output: Annotated[Path, typer.Option(help="the chosen documents, a .jsonl file")],
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="share of the documents to keep, the likest")
+    ] = 0.5,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="keep by chance, the likelier the more alike: GPT-3")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="of the classifier and of --pareto")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Keep the pretraining documents that are most like a good text, by a linear classifier."""
+    with errors_in_words() as console:
+        from finetune.data.quality import filter_pool
+
+        chosen = filter_pool(pool, like, output, share=share, pareto=pareto, seed=seed)
+        for line in chosen.lines():
+            console.print(line, markup=False)
+        print_answer(json.dumps(chosen.document()) if as_json else str(output))
 
 
 @app.command()
@@ -344,7 +413,7 @@ def push(
     with errors_in_words():
         from huggingface_hub import HfApi
 
-        from finetune.push import push
+        from finetune.sharing import push
 
         push(run, repository, HfApi(), private=private)
         print_answer(repository)

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -195,6 +195,12 @@ class Comparison:
                 parts.append(draw_curves(curves, width, rows, geometric=True))
         return Group(*parts)
 
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, the notes on it, and the curves below."""
+        yield self.table()
+        yield self.notes()
+        yield self.panels(max(40, options.max_width - 2), 8)
+
     def save_plot(self, path: Path) -> None:
         """The same as a picture, each run thin and each mean thick. Raises OSError."""
         from matplotlib.figure import Figure
@@ -254,12 +260,6 @@ def spread(values: Sequence[float], digits: int) -> str:
         return ""
     mean = f"{fmean(values):,.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {stdev(values):,.{digits}f}"
-
-
-def show(comparison: Comparison, width: int) -> RenderableType:
-    """The table, the notes on it, and the curves below."""
-    panels = comparison.panels(max(40, width - 2), 8)
-    return Group(comparison.table(), comparison.notes(), panels)
 
 
 def _setting(course: Course) -> str:

@@ -13,16 +13,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from chatapp.common.userfiles import suggestion
-from finetune.config.objectives import Objectives
-from finetune.config.rewards import Check
+from finetune.config.objectives import Check, Objectives
 from finetune.config.sections import (
     ConfigError,
     FinetuneConfig,
     PretrainConfig,
     Source,
+    Task,
     TrainSource,
 )
-from finetune.config.tables import Task
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true | false"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -4,10 +4,11 @@ Invariant: an unknown key is an error that names it, so a misspelt option never 
 something else.
 """
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -19,9 +20,8 @@ from pydantic import (
 )
 
 from chatapp.common import validation
-from chatapp.common.userfiles import UserError, parse_toml, read_required
-from finetune.config.objectives import Head, L3Settings, Objectives
-from finetune.config.tables import TASKS, Section, Tasks
+from chatapp.common.userfiles import UserError, parse_toml, quoted, read_required, shown
+from finetune.config.objectives import Head, L3Settings, Metric, Objectives, Section
 
 
 class ConfigError(UserError, ValueError):
@@ -30,6 +30,44 @@ class ConfigError(UserError, ValueError):
 
 class Interrupted(Exception):
     """The run stopped on request, with a checkpoint. The message says how to continue."""
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise ValueError(
+            f"is {shown(name)}, expected small letters, digits and _, beginning with a letter"
+        )
+    return name
+
+
+class Task(Section):
+    """What a model is asked at each measurement: a prompt file with rows, or last words."""
+
+    name: Annotated[str, AfterValidator(_checked_name)] = Field(
+        description="the name of its figure, which train.metric_for_best_model may choose"
+    )
+    prompt: str = Field(
+        "",
+        description="a prompt file, whose first metric is the figure; without one the last word "
+        "of each text of test is predicted",
+    )
+    test: str = Field(min_length=1, description="a file of rows with their answers, or of texts")
+    limit: int = Field(100, ge=1, description="the most rows, drawn from the file")
+
+
+def _no_name_twice(tasks: list[Task]) -> list[Task]:
+    names = [task.name for task in tasks]
+    for name in names:
+        if name in get_args(Metric) or names.count(name) > 1:
+            raise ValueError(
+                f"has a task named {quoted(name)}, which is the name of another figure; "
+                "choose another name"
+            )
+    return tasks
+
+
+Tasks = Annotated[list[Task], AfterValidator(_no_name_twice)]
+TASKS = "what the model is asked at each measurement of held-out rows, each a table of its own"
 
 
 def _as_sources(value: object) -> object:

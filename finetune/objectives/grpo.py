@@ -38,9 +38,8 @@ from torch.utils.data import Dataset
 
 from chatapp.common.foreign import printable
 from chatapp.engine.model import PieceTokenizer, Tokenizer
-from finetune.config.objectives import GrpoSettings
+from finetune.config.objectives import GrpoSettings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.config.tables import Metric
 from finetune.data.batches import Tensors, TrainingRows, collate
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows

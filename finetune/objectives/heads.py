@@ -47,9 +47,8 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.lab.prompt_parts import rank_correlation
 from chatapp.tasks.evaluation.metrics import macro_f1
-from finetune.config.objectives import Head, L3Settings
+from finetune.config.objectives import Head, L3Settings, Metric
 from finetune.config.sections import ConfigError, Data, FinetuneConfig, TooLong, TrainSource
-from finetune.config.tables import Metric
 from finetune.data.batches import Tensors, TrainingRows, collate
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.preparation import HELD_OUT, length_of

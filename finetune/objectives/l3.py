@@ -27,9 +27,8 @@ from chatapp.engine.backends.encoder_decoder import decoder_opening
 from chatapp.engine.backends.head import HEAD_FILE
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokenizer
-from finetune.config.objectives import L3Settings
+from finetune.config.objectives import L3Settings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.config.tables import Metric
 from finetune.data.batches import Tensors, TrainingRows
 from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows, response_labels

@@ -24,9 +24,8 @@ from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.prompting.chat_template import Template
-from finetune.config.objectives import OBJECTIVES, L3Settings
+from finetune.config.objectives import OBJECTIVES, L3Settings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.config.tables import Metric
 from finetune.data.batches import Collate, Tensors, TrainingRows
 from finetune.data.preparation import Report
 from finetune.data.prompts import EncodedPrompt

@@ -1,4 +1,5 @@
-"""The rewards of replies, by the checks of a configuration, including a user's function.
+"""The rewards of replies, by the checks of a configuration, including a user's function, and the
+user's permission to run it.
 
 Invariants: a reply's reward depends only on its prompt, its text and its length, never on other
 replies. A user's function runs in another process with a minimal environment. Whatever it does, the
@@ -21,22 +22,24 @@ from queue import Empty, Full, Queue
 from typing import Any
 
 from chatapp.common.foreign import printable
-from chatapp.common.userfiles import UserError, quoted
+from chatapp.common.paths import trusted_folders_path
+from chatapp.common.userfiles import UserError, quoted, read_text
 from chatapp.dialogue.reply_scores import ReplyScorer
 from chatapp.dialogue.tools.process import Supervision, end_program
 from chatapp.tasks.evaluation.metrics import exact_match
-from finetune.config.rewards import (
+from finetune.config.objectives import (
     Check,
     ExactMatch,
     Format,
     Function,
+    GrpoSettings,
     Length,
     Model,
     NumericMatch,
     Regex,
     WithheldFunction,
 )
-from finetune.config.sections import ConfigError
+from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.prompts import EncodedPrompt
 
 STARTING = 60.0
@@ -284,3 +287,51 @@ def _by_model(scorer: ReplyScorer) -> Give:
             raise RewardError(f"{error}, for a reply to {quoted(prompt.text)}") from None
 
     return give
+
+
+def withhold_code(config: FinetuneConfig) -> FinetuneConfig:
+    """The configuration with every reward function replaced by one that does not run."""
+    settings = config.objective
+    if not _functions(config):
+        return config
+    assert isinstance(settings, GrpoSettings)
+    rewards = [
+        WithheldFunction(**check.model_dump()) if isinstance(check, Function) else check
+        for check in settings.rewards
+    ]
+    return config.model_copy(update={"objective": settings.model_copy(update={"rewards": rewards})})
+
+
+def require_permission(config: FinetuneConfig) -> None:
+    """Ask the user whether the code of a configuration may run, unless that is known.
+
+    Raises ConfigError when it may not, or when there is no terminal to ask on.
+    """
+    trusted = _trusted_folders()
+    for place in _functions(config):
+        file = Path(place.rpartition(":")[0]).absolute()
+        if any(file.resolve().is_relative_to(folder) for folder in trusted):
+            continue
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise ConfigError(
+                f"objective.rewards: {file} is code that would run as you, and there is no "
+                f"terminal to ask on; {trusted_folders_path()} lists the folders whose code may "
+                "run, one a line"
+            )
+        question = f"This configuration runs the code in {file} as you. Allow it? [y/N] "
+        print(printable(question), end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise ConfigError(f"objective.rewards: {file} may not run")
+
+
+def _functions(config: FinetuneConfig) -> list[str]:
+    """The reward functions, each as file.py:function."""
+    checks = config.objective.rewards if isinstance(config.objective, GrpoSettings) else []
+    return list(dict.fromkeys(check.function for check in checks if isinstance(check, Function)))
+
+
+def _trusted_folders() -> list[Path]:
+    path = trusted_folders_path()
+    lines = read_text(path, ConfigError).splitlines() if path.exists() else []
+    folders = [Path(line.strip()).expanduser() for line in lines if line.strip()]
+    return [folder.resolve() for folder in folders if folder.is_absolute()]

@@ -27,9 +27,8 @@ from chatapp.tasks.evaluation.language_modelling import lambada, read_passages
 from chatapp.tasks.evaluation.metrics import exact_match
 from chatapp.tasks.evaluation.report import results
 from chatapp.tasks.files.promptfile import load_prompt
-from finetune.config.sections import ConfigError
+from finetune.config.sections import ConfigError, Task
 from finetune.config.sections import Samples as SampleSettings
-from finetune.config.tables import Task
 from finetune.data.batches import TrainingRows
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import Question

@@ -31,7 +31,6 @@ from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.models.resolving import find_model
 from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.prompting.chat_template import Template
-from finetune.config.code import require_permission, withhold_code
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.preparation import choose_template, on_day
 from finetune.objectives.l3 import encoder_end
@@ -45,6 +44,7 @@ from finetune.objectives.objective import (
     check_packing,
     objective_class,
 )
+from finetune.objectives.rewards import require_permission, withhold_code
 from finetune.objectives.rows import REFERENCE_FILE, PairRows, give_reference
 from finetune.training.adapters import (
     LOW_RANK,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from finetune.compare import Comparison, show
+from finetune.compare import Comparison
 from finetune.config.sections import ConfigError
 
 
@@ -39,7 +39,7 @@ def test_seeds_are_one_line_with_their_spread(tmp_path: Path) -> None:
 
 def shown(comparison: Comparison, path: Path) -> str:
     with path.open("w") as file:
-        Console(file=file, width=140).print(show(comparison, 140))
+        Console(file=file, width=140).print(comparison)
     return path.read_text()
 
 

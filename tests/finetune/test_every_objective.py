@@ -22,8 +22,8 @@ from finetune.config.objectives import (
     GrpoSettings,
     Head,
     MaskedSettings,
+    Section,
 )
-from finetune.config.tables import Section
 from finetune.evaluation import evaluate
 from finetune.objectives.objective import objective_class
 from finetune.run import resume, train

@@ -19,8 +19,8 @@ from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import CHAT
 from finetune.config.sections import ConfigError, Interrupted
 from finetune.evaluation import compare
-from finetune.merge import merge
 from finetune.run import resume, train
+from finetune.sharing import merge
 from finetune.training.checkpoints import SaveError, last_checkpoint, save_random_state
 from finetune.training.loop import NotFinite
 from finetune.training.record import check_unchanged

@@ -19,8 +19,8 @@ from chatapp.prompting.template import CHAT, load_template
 from finetune import predict
 from finetune.config.sections import ConfigError
 from finetune.evaluation import evaluate
-from finetune.merge import merge
 from finetune.run import train
+from finetune.sharing import merge
 
 QUIET = Console(stderr=True, quiet=True)
 IDS = torch.arange(12)[None] % tiny.VOCABULARY

@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 from finetune.cli import app
 from finetune.config.sections import ConfigError
-from finetune.merge import merge
-from finetune.push import push
 from finetune.run import train
+from finetune.sharing import merge, push
 
 QUIET = Console(stderr=True, quiet=True)
 

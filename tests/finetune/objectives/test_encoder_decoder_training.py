@@ -16,8 +16,8 @@ from chatapp.engine.models.loading import load_model
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import collate
 from finetune.evaluation import evaluate
-from finetune.merge import merge
 from finetune.run import train
+from finetune.sharing import merge
 from finetune.training.setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)

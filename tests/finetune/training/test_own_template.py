@@ -18,8 +18,8 @@ from finetune.check import examine, show
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.encoding import Span
 from finetune.evaluation import evaluate
-from finetune.merge import merge
 from finetune.run import resume, train
+from finetune.sharing import merge
 from finetune.training.setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)

@@ -16,8 +16,8 @@ from chatapp.prompting.messages import Message, text_of
 from chatapp.prompting.template import ALPACA, CHAT, DialogueTemplate
 from finetune.config.sections import ConfigError
 from finetune.evaluation import evaluate
-from finetune.merge import merge
 from finetune.run import resume, train
+from finetune.sharing import merge
 from finetune.training import record
 from finetune.training.setup import set_up_run
 
