@@ -1,9 +1,10 @@
 """The public data sets that comparisons take, in the folder that SHARED_DATA names.
 
-`classify` has movie reviews (MR) and types of question (TREC), `gpt2_bpe` GPT-2's vocabulary,
-`instruct` and `preference` 1,100 instructions and pairs of replies to them.
+`books` has fairy tales with questions, `classify` movie reviews (MR) and types of question (TREC),
+`instruct` 1,100 instructions and prompts of the P3 collection.
 """
 
+import gzip
 import json
 import os
 import random
@@ -12,6 +13,15 @@ from pathlib import Path
 ITEMS = 500
 
 Rows = list[dict[str, str]]
+
+TREC_KINDS = {
+    "HUM": "person",
+    "LOC": "place",
+    "NUM": "number",
+    "DESC": "description",
+    "ENTY": "thing",
+    "ABBR": "abbreviation",
+}
 
 
 def shared_data() -> Path:
@@ -34,31 +44,31 @@ def labelled(task: str) -> tuple[Rows, Rows]:
     for name in ("train", "test"):
         lines = (folder / f"trec_{name}.txt").read_text("latin-1").strip().split("\n")
         pairs = (line.split(" ", 1) for line in lines)
-        is_fine = task == "trec-fine"
-        sets.append(
-            [
-                {"text": text, "label": label if is_fine else label.split(":")[0]}
-                for label, text in pairs
-            ]
-        )
+        sets.append([{"text": text, "label": label.split(":")[0]} for label, text in pairs])
     return sets[0], sets[1]
 
 
 def write_tiny_data(folder: Path) -> Path:
     """Write files in the same formats, with a few rows each; returns `folder`."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    for name in ("classify", "gpt2_bpe", "instruct", "preference"):
-        (folder / name).mkdir()
+    for name in ("books", "classify", "instruct"):
+        (folder / name).mkdir(parents=True)
     questions = [f"{label}:x What is {n} ?" for n in range(12) for label in ("NUM", "LOC")]
     (folder / "classify" / "trec_train.txt").write_text("\n".join(questions))
     (folder / "classify" / "trec_test.txt").write_text("\n".join(questions[:6]))
-    names = [*sorted(ByteLevel.alphabet()), "<|endoftext|>"]
-    vocabulary = json.dumps({name: id for id, name in enumerate(names)})
-    (folder / "gpt2_bpe" / "encoder.json").write_text(vocabulary)
-    (folder / "gpt2_bpe" / "vocab.bpe").write_text("#version: 0.2\n")
+    for label in ("pos", "neg"):
+        lines = (f"It is {label} {n} ." for n in range(ITEMS + 20))
+        (folder / "classify" / f"mr_{label}.txt").write_text("\n".join(lines))
     rows = [{"instruction": f"Say {n}.", "input": "", "output": f"{n}."} for n in range(24)]
-    pairs = [row | {"chosen": row["output"], "rejected": "No, never."} for row in rows]
     (folder / "instruct" / "raschka_1100.json").write_text(json.dumps(rows))
-    (folder / "preference" / "raschka_1100_preference.json").write_text(json.dumps(pairs))
+    pairs = [{"prompt": f"Say {n}.", "completion": f"{n}."} for n in range(24)]
+    tales = [
+        {
+            "text": f"The king number {n} had {n} grey cats. They ate all day.",
+            "questions": [{"question": f"What had king {n}?", "answer": f"{n} grey cats"}],
+        }
+        for n in range(4)
+    ]
+    for path, content in (("instruct/t0_templates_sample", pairs), ("books/fairytale_qa", tales)):
+        with gzip.open(folder / f"{path}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in content))
     return folder

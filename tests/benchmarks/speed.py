@@ -1,0 +1,272 @@
+"""How fast the model is: alone, beside llama.cpp and transformers, and for many clients at once.
+
+Each program is a process of its own, and they take turns. llama.cpp takes part where the package
+xllamacpp is installed.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median, quantiles
+
+from aiohttp import ClientError, ClientSession, TCPConnector
+from completions_server import closed_port
+from measure import ROOT, SMOLLM2, Table, is_tiny, models, run_chatapp, sized
+from rivals import GPT2, Rival, convert, text, write_shape
+from tiny import write_tiny_gpt2
+
+KINDS = {"int8": "q8_0", "int4": "q4_0", "float32": "f32"}
+SHAPE = sized(GPT2, {"width": 32, "layers": 1, "heads": 2, "inner": 64, "words": 400})
+PAUSE = sized(0.3, 0.0)
+"""Seconds before each turn: llama.cpp's threads keep cores busy for a while."""
+LLAMA_CPP = """
+import sys, threading, xllamacpp
+options = xllamacpp.CommonParams()
+options.model.path, options.port = sys.argv[1], int(sys.argv[2])
+options.n_parallel, options.n_ctx = 16, 16 * 512
+for part in (options.cpuparams, options.cpuparams_batch):
+    part.n_threads = 2
+server = xllamacpp.Server(options)
+threading.Event().wait()
+"""
+
+
+def spread(figures: list[float], unit: str = "") -> str:
+    """Median, least and most."""
+    low, middle, high = min(figures), median(figures), max(figures)
+    return f"{middle:.3g}{unit} ({low:.3g}–{high:.3g})"
+
+
+def tokens_table() -> Table:
+    """Milliseconds of a token and seconds of a prompt, beside other programs."""
+    rounds, rows = sized(5, 1), []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (*sized(tuple(models()), ()), "GPT-2 124M, random"):
+            for precision, kind in sized(KINDS, {"int8": "q8_0"}).items():
+                path = _file_of(Path(folder), name, kind)
+                found = _timed(path, precision, rounds)
+                cells = []
+                for what in ("token", "prompt"):
+                    unit = " ms" if what == "token" else " s"
+                    for program in ("chatapp", "llama.cpp", "transformers"):
+                        figures = found[what].get(program)
+                        cells.append(spread(figures, unit) if figures else "–")
+                rows.append(
+                    (f"{name}, {precision}", *cells, spread(found["eight"]["chatapp"], " ×"))
+                )
+    head = (
+        "",
+        "a token",
+        "llama.cpp",
+        "transformers",
+        "prompt of 512",
+        "llama.cpp",
+        "transformers",
+    )
+    count = (
+        f"medians of n = {rounds} rounds (least–most); llama.cpp with the better of one and two "
+        "threads and q8_0, q4_0, f32; transformers in float32; eight: tokens a second of eight "
+        "sequences at once, as a multiple of one"
+    )
+    return Table((*head, "eight at once"), rows, count)
+
+
+def _file_of(folder: Path, model: str, kind: str) -> Path:
+    """A GGUF file of the model in a precision."""
+    path = folder / f"{model}.{kind}.gguf"
+    if model not in models():
+        write_shape(path, kind, SHAPE)
+        return path
+    source = SMOLLM2
+    if model == "bundled":
+        source = folder / "bundled.gguf"
+        run_chatapp("models", "export", "bundled", str(source), "--type", "f32", "--force")
+    convert(source, path, kind)
+    return path
+
+
+def _timed(path: Path, precision: str, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Figures by kind of work and program."""
+    prompt, new, long = sized((32, 48, 512), (8, 2, 16))
+    rivals = {
+        "chatapp": Rival("chatapp", path, precision),
+        "transformers": Rival("transformers", path, "float32"),
+        **{f"llama.cpp {n}": Rival("llama_cpp", path, str(n)) for n in sized((1, 2), ())},
+    }
+    found: defaultdict[str, defaultdict[str, list[float]]]
+    found = defaultdict(lambda: defaultdict(list))
+    try:
+        assert rivals["chatapp"].is_there
+        for turn in range(rounds + 1):
+            for name, rival in rivals.items():
+                if not rival.is_there:
+                    continue
+                time.sleep(PAUSE)
+                reply = 1000 * rival.ask(reply=text(prompt, turn), new=new)
+                read = rival.ask(prompt=text(long, 100 + turn))
+                if turn:  # the first turn warms up
+                    found["token"][name].append(reply)
+                    found["prompt"][name].append(read)
+            together = rivals["chatapp"].ask(eight=text(prompt, turn), new=new)
+            if turn:
+                found["eight"]["chatapp"].append(together * found["token"]["chatapp"][-1] / 1000)
+    finally:
+        for rival in rivals.values():
+            rival.close()
+    for figures in found.values():
+        both = [figures.pop(name) for name in list(figures) if name.startswith("llama.cpp")]
+        if both:
+            figures["llama.cpp"] = min(both, key=median)
+    return found
+
+
+def clients_table() -> Table:
+    """Sixteen clients with greedy chats, each sending the next one when its reply has ended."""
+    from chatapp.engine.files.model_files import ModelFiles
+    from chatapp.engine.tokenizers import chat_tokenizer
+
+    clients, seconds, turns = sized((16, 20.0, 3), (2, 0.3, 1))
+    speeds: defaultdict[str, list[float]] = defaultdict(list)
+    first: defaultdict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        source = write_tiny_gpt2(folder / "tiny", context=256) if is_tiny() else SMOLLM2
+        tokenizer, _ = chat_tokenizer(ModelFiles.read(source))
+        asked = {
+            server: (stack.enter_context(_running(command, folder / f"{server}.log")), model)
+            for server, (command, model) in _servers(source, folder).items()
+        }
+        for turn in range(turns + 1):
+            for server, (url, model) in asked.items():
+                load = _Load(url, model, turn)
+                elapsed = asyncio.run(load.run(clients, seconds if turn else seconds / 10))
+                assert not load.errors, (server, load.errors[:3])
+                if turn:  # the first turn warms up
+                    written = sum(len(tokenizer.encode(text)) for text in load.texts)
+                    speeds[server].append(written / elapsed)
+                    first[server] += load.first
+    rows = []
+    for server, each in speeds.items():
+        last = quantiles(first[server], n=100)[98] if len(first[server]) > 1 else first[server][0]
+        rows.append((server, spread(each), f"{median(first[server]):.2f} s", f"{last:.2f} s"))
+    count = (
+        f"{clients} clients, at most 64 tokens a reply, n = {turns} turns of {seconds:.0f} s, "
+        "in turn with the others; median (least–most)"
+    )
+    return Table(
+        ("SmolLM2-135M", "tokens/s", "first token, median", "99th percentile"), rows, count
+    )
+
+
+def _servers(source: Path, folder: Path) -> dict[str, tuple[list[str], str]]:
+    """The commands that serve the model, without the port, and its name there."""
+    own = [sys.executable, "-m", "chatapp", "api", "--model", str(source), "--precision"]
+    kinds = sized({"int8": "q8_0", "float32": "f32"}, {"float32": ""})
+    commands = {f"chatapp api, {kind}": ([*own, kind, "--port"], str(source)) for kind in kinds}
+    if find_spec("xllamacpp") and not is_tiny():
+        for kind in kinds.values():
+            path = folder / f"{kind}.gguf"
+            convert(source, path, kind)
+            commands[f"llama.cpp, {kind}"] = (
+                [sys.executable, "-c", LLAMA_CPP, str(path)],
+                str(path),
+            )
+    return commands
+
+
+@contextmanager
+def _running(command: list[str], log: Path) -> Iterator[str]:
+    """The address of a server once it answers."""
+    port = closed_port()
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [*command, str(port)], stdout=output, stderr=output, env=variables
+        )
+    url = f"http://127.0.0.1:{port}"
+
+    async def until_ready() -> None:
+        async with ClientSession() as session:
+            while True:
+                assert server.poll() is None, log.read_text()[-2000:]
+                try:
+                    async with session.get(f"{url}/health") as response:
+                        if response.status == 200:
+                            return
+                except ClientError:
+                    pass
+                await asyncio.sleep(0.2)
+
+    try:
+        asyncio.run(until_ready())
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+class _Load:
+    """Clients that ask a server until they are cancelled.
+
+    texts: the replies so far. first: seconds until each began. errors: what was no reply.
+    """
+
+    def __init__(self, url: str, model: str, turn: int) -> None:
+        self._url, self._model, self._turn = url, model, turn
+        self.texts: list[str] = []
+        self.first: list[float] = []
+        self.errors: list[str] = []
+
+    async def run(self, clients: int, seconds: float) -> float:
+        """Ask for some seconds, and until one reply has begun; returns the seconds."""
+        started = time.perf_counter()
+        # A connection for each chat: llama.cpp's server closes idle ones at any time.
+        async with ClientSession(connector=TCPConnector(force_close=True)) as session:
+            tasks = [asyncio.create_task(self._client(session, one)) for one in range(clients)]
+            await asyncio.sleep(seconds)
+            while not (self.first or self.errors):
+                await asyncio.sleep(0.05)
+            elapsed = time.perf_counter() - started
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return elapsed
+
+    async def _client(self, session: ClientSession, client: int) -> None:
+        number = 0
+        while True:
+            number += 1
+            place = len(self.texts)
+            self.texts.append("")
+            try:
+                question = (
+                    f"Write a long story about {client} cats and {number} + {self._turn} dogs."
+                )
+                await self._ask(session, question, place)
+            except (ClientError, ValueError) as error:
+                self.errors.append(repr(error))
+
+    async def _ask(self, session: ClientSession, question: str, place: int) -> None:
+        body = {"messages": [{"role": "user", "content": question}], "model": self._model}
+        body |= {"max_tokens": sized(64, 4), "temperature": 0, "stream": True}
+        started = time.perf_counter()
+        async with session.post(f"{self._url}/v1/chat/completions", json=body) as response:
+            if response.status != 200:
+                raise ValueError(await response.text())
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                choices = json.loads(line[6:]).get("choices")
+                piece = choices[0]["delta"].get("content") if choices else None
+                if piece and not self.texts[place]:
+                    self.first.append(time.perf_counter() - started)
+                self.texts[place] += piece or ""
