@@ -36,10 +36,6 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_programs_own_theme_is_the_default() -> None:
-    assert Settings().theme == "chatapp"
-
-
 @pytest.mark.parametrize("size", SIZES)
 async def test_the_first_screen_says_what_the_model_is(
     open_app: OpenApp, size: tuple[int, int]
@@ -76,12 +72,13 @@ async def test_the_status_line_never_runs_off(open_app: OpenApp, width: int) -> 
     async with open_app(size=(width, 20)) as driver:
         status = driver.chat.query_one(StatusLine)
         status.persona = "日本語の侍"
-        status.speed, status.dropped = 123.0, 12
+        status.speed, status.dropped, status.template = 123.0, 12, "own"
         await driver.settle()
         line = status.render()
         assert line.cell_length <= status.content_size.width
         assert line.plain.startswith("● ready")
         assert ("persona" in line.plain) == (width >= 90)
+        assert "template" not in line.plain
 
 
 async def test_label_probabilities_stand_under_the_reply(open_app: OpenApp, own: Path) -> None:

@@ -9,6 +9,7 @@ from chatapp.common.settings import Settings, load_settings
 async def test_a_chosen_theme_is_remembered(open_app: OpenApp) -> None:
     async with open_app(settings=load_settings()) as driver:
         assert not settings_path().exists()
+        assert driver.app.theme == Settings().theme == "chatapp", "the program's own"
         await driver.press(*"/theme nord", "enter")
         await driver.until(settings_path().exists)
         await driver.press(*"/theme chatapp", "enter")

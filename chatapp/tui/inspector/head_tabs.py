@@ -48,7 +48,7 @@ class WhyView(CloserView):
     WhyView HeatMap { height: 1fr; }
     WhyView #why-scroll { height: 1fr; border-top: solid $border-blurred; }
     """
-    hint = "← → choose a token · Tab, then arrows: choose a head · Space switches it off or on"
+    hint = "← → choose a token · Tab, arrows: a head · Space: off, on"
     formula = Why.formula
 
     _why: Why | None = None
@@ -319,7 +319,7 @@ class HeadsView(CloserView):
     HeadsView #heads-scroll { height: 1fr; border-top: solid $border-blurred; }
     """
     formula = HeadScores.formula
-    hint = "arrows: choose a head · m: another measure · Enter: texts where it is strongest"
+    hint = "arrows: a head · m: another measure · Enter: its texts"
 
     _model: "ref[Any] | None" = None
     _scores: HeadScores | None = None

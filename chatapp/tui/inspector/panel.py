@@ -5,6 +5,7 @@ soon as no reply is being generated, and only the newest result is shown.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -45,14 +46,10 @@ from chatapp.tui.widgets.rendered import in_rows
 BESIDE_FROM = 120
 """The least number of terminal columns for the inspector next to the chat."""
 
-_CLOSER_FROM = 76
-"""The least number of columns for the keys of close-ups, which F1 lists, too."""
-
 _TALL_FROM = 24
 """The least number of rows for all lines below the tab."""
 
-_TAB_LETTERS = (9, 4, 3)
-"""Letters of a tab's name: all of the longest, or fewer on a narrow screen."""
+_MORE = "s saves this as a page and a picture · x: an example · Shift+← → other steps of a run"
 
 _TABS = ("prompt", "tokens", "why", "attention", "heads", "layers", "compare", "step")
 
@@ -75,7 +72,7 @@ class Inspector(Vertical, can_focus=True):
         ),
         Binding("s", "save", "Save this view as a page (HTML) and a picture (SVG)", show=False),
         Binding("x", "example", "Look at an example sentence, or back", show=False),
-        Binding("f1", "formula", "Show the formula of this tab and its source", show=False),
+        Binding("f1", "formula", "The formula of this tab, its source, more keys", show=False),
         Binding("shift+left", "step(-1)", "The model at the run's step before", show=False),
         Binding("shift+right", "step(1)", "The model at the run's step after", show=False),
         Binding("escape", "close", "Close the inspector", show=False),
@@ -96,7 +93,7 @@ class Inspector(Vertical, can_focus=True):
     #inspector-about, #inspector-legend { height: auto; max-height: 2; }
     #inspector-about, #inspector-legend, #inspector-keys { color: $text-muted; }
     #inspector-keys { height: auto; max-height: 4; }
-    #inspector-formula { height: auto; max-height: 8; display: none; }
+    #inspector-formula { height: auto; max-height: 12; display: none; }
     Inspector.-failed > #inspector-about { max-height: 100%; margin-top: 1; }
     Inspector ContentSwitcher { height: 1fr; }
     Inspector InspectorTab { height: 100%; }
@@ -287,29 +284,30 @@ class Inspector(Vertical, can_focus=True):
 
     def _show_tabs(self) -> None:
         line = self.query_one("#inspector-tabs", Static)
-        for letters in _TAB_LETTERS:
-            tabs = self._tabs(letters)
-            if not line.size.width or tabs.cell_length <= line.size.width:
-                break
+        tabs = self._tabs(_TABS)
+        view, columns = self._view, line.size.width
+        if 0 < columns < tabs.cell_length:
+            tabs = self._tabs((self._tab,))
         line.update(tabs)
-        view = self._view
-        keys = f"{view.hint} · s saves · F1 formula"
-        if isinstance(view, CloserView) and self.size.width >= _CLOSER_FROM:
-            keys += f" · {view.closer_hint}"
+        more = f"{view.formula}\n{in_rows(_MORE, columns)}"
+        if isinstance(view, CloserView):
+            more += f"\n{in_rows(view.closer_hint, columns)}"
+        keys = f"{view.hint} · F1 more"
         if not isinstance(view, CloseUpView):
             keys += " · Esc closes"
         if not self.has_class("-low"):  # where each row counts
-            keys = in_rows(keys, line.size.width)
+            keys = in_rows(keys, columns)
         self.query_one("#inspector-keys", Static).update(keys)
-        self.query_one("#inspector-formula", Static).update(self._view.formula)
+        self.query_one("#inspector-formula", Static).update(more)
         self._show_legend()
 
-    def _tabs(self, letters: int) -> Content:
-        """The names of all tabs, shortened except for the open one."""
+    def _tabs(self, named: Sequence[str]) -> Content:
+        """The numbers of all tabs, with the names of some."""
         return Content(" ").join(
-            Content.styled(f"{number} {name.capitalize()}", "bold $accent reverse")
-            if name == self._tab
-            else Content.styled(f"{number} {name.capitalize()[:letters]}", "dim")
+            Content.styled(
+                f"{number} {name.capitalize()}" if name in named else str(number),
+                "bold $accent reverse" if name == self._tab else "dim",
+            )
             for number, name in enumerate(_TABS, start=1)
         )
 

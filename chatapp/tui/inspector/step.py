@@ -100,10 +100,7 @@ class StepView(InspectorTab):
     StepView #step-sentence { height: auto; max-height: 3; }
     """
     formula = NextToken.formula
-    hint = (
-        "Space samples · Enter takes the marked token · Backspace undoes · p plays · "
-        "← → + - settings · k keeps them"
-    )
+    hint = "Space samples · Enter takes it · Backspace undoes · p plays · ← → + - set, k keeps"
 
     def legend(self) -> Content:
         return likelihood_legend(self.app.native_ansi_color)

@@ -53,7 +53,7 @@ class TokensView(InspectorTab):
     At first the reply's first token is chosen.
     """
 
-    hint = "← → choose a token · Tab, then Enter: put another in its place"
+    hint = "← → choose a token · Tab, Enter: put another in its place"
     DEFAULT_CSS = """
     TokensView #tokens-sentence { height: auto; max-height: 2; color: $text-muted; }
     TokensView TokenText { border-top: solid $border-blurred; }

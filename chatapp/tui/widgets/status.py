@@ -15,6 +15,7 @@ from textual.style import Style
 from textual.widget import Widget
 
 from chatapp.common.foreign import printable
+from chatapp.prompting.template import OWN
 
 _BAR_WIDTH = 10
 _LONGEST_NAME = 24
@@ -63,7 +64,7 @@ class StatusLine(Widget, can_focus=False):
             parts.append((2, Content.assemble("persona ", self._short(self.persona))))
         if self.is_prompt_file:
             parts.append((2, Content.assemble("prompt file ", self._short(self.template))))
-        elif self.template:
+        elif self.template not in ("", OWN):
             parts.append((5, Content.assemble("template ", self._short(self.template))))
         if self.limit:
             about = "≈" if self.is_estimate else ""

@@ -50,8 +50,8 @@ KEYS = (
 
 
 _BUNDLED = (
-    "The bundled model is small and was made here: it chats, adds and follows examples, but knows "
-    "little. {key} downloads a larger one ({larger})."
+    "The bundled model is small and was made here: it reads English, chats, adds and follows "
+    "examples, but knows little. {key} downloads a larger one ({larger})."
 )
 
 

@@ -35,7 +35,7 @@ def test_the_catalogue(run) -> None:
     assert "estimates" in err
     (line,) = [line for line in out.splitlines() if line.startswith("smollm2 ")]
     assert line.split(maxsplit=1)[1].startswith("269.1 MB (98.4 MB without the hub)")
-    assert line.endswith("Apache-2.0          conversation on any machine")
+    assert line.endswith("Apache-2.0          conversation on any machine: fluent, often wrong")
     rows = json.loads(run("models", "get", "--json").out)
     assert {"name", "hub", "bytes", "licence", "purpose"} <= set(rows[0])
     assert len(rows) == len(out.splitlines())

@@ -48,6 +48,10 @@ async def test_it_stands_beside_a_wide_chat(open_app: OpenApp) -> None:
         await driver.say("Hello")
         await driver.press_and_rest("f3")
         assert driver.chat.query_one(Inspector).outer_size.width == 60
+        for tab in "13456782":
+            await driver.press_and_rest(tab)
+            assert words(driver, "inspector-keys").count("\n") <= 1
+            assert len(words(driver, "inspector-tabs").split()) == 9, "numbers, and one title"
         assert driver.prompt.focusable
         driver.prompt.focus()
         await driver.say("Again")
