@@ -86,7 +86,7 @@ class Continuation:
             self._matcher = Matcher(request.constraint, vocabulary, self._ends, mark)
             if not request.constraint.is_optional:
                 stops, repeats = (), 0
-        self._forced_tokens, self._forbidden = 0, 0.0
+        self._forced_tokens, self._constrained_steps, self._forbidden = 0, 0, 0.0
         self._stops = StopFilter([text for text in stops if text not in special])
         self._repeats = RepetitionFilter(
             partial(tokenizer.decode, [*request.ids, *request.forced]), repeats
@@ -152,6 +152,7 @@ class Continuation:
         within = math.exp(min(0.0, float(left.logsumexp(0)) - normaliser))
         is_forced = allowed.only is not None
         id = self._sampler.draw(left, self.sequence) if allowed.only is None else allowed.only
+        self._constrained_steps += 1
         self._forbidden += 1 - within
         return id, is_forced, 1 - within
 
@@ -228,5 +229,5 @@ class Continuation:
             end_logprob=end_logprob,
             valid=valid,
             forced_tokens=self._forced_tokens,
-            forbidden_mass=self._forbidden / max(1, len(self.sequence) - self._undrawn),
+            forbidden_mass=self._forbidden / max(1, self._constrained_steps),
         )

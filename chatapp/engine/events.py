@@ -67,7 +67,8 @@ class Finished:
     time_to_first_token, seconds: since the call, in seconds. end_id: the token that ended it and is
     not part of the text, or None; end_logprob: its `Token.logprob`, None for one that was forced.
     valid: whether the whole reply fits the request's constraint; None without one. forced_tokens:
-    those to which it left no choice. forbidden_mass: the mean probability removed at a step.
+    those to which it left no choice. forbidden_mass: the mean probability removed at a
+    step that the constraint decided, the end's among them.
     message: the error, or else a remark on how the reply was generated, or why it is not valid.
     """
 
