@@ -158,7 +158,7 @@ def _print(
     """The summary, then what it was made from: the summary of each passage."""
     for sentence in sentences:
         places = "; ".join(pieces[number].place for number in sentence.passages)
-        write(f"{sentence.text}  [{places or 'in no passage'}]\n")
+        write(f"{sentence.text}  [{places or 'no passage'}]\n")
     if len(pieces) > 1:
         write("\n")
         for summary, piece in zip(levels[0], pieces, strict=True):

@@ -7,11 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from chatapp.tasks.selection.similarity import TfidfIndex, ranked
+from chatapp.tasks.files.documents import content_words, least_covered, rarity_of
 
 _SENTENCE = re.compile(r"\S.*?[.!?]+(?=\s|$)|\S.*$", re.DOTALL)
-
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class Summary:
 class TracedSentence:
     """A sentence of a summary, and the numbers of the passages nearest to it.
 
-    passages: of those that the summary goes back to, nearest first; empty where none has a word of
+    passages: of those that the summary goes back to, nearest first; empty where none has enough of
     the sentence.
     """
 
@@ -61,17 +59,23 @@ def summarize(
 def trace_sentences(
     summary: Summary, passages: Sequence[str], most: int = 2
 ) -> list[TracedSentence]:
-    """The sentences of a summary with the passages that say the same, by TF-IDF.
+    """The sentences of a summary with the passages that have enough of their words.
 
-    passages: of the whole document. most: how many for a sentence.
+    passages: of the whole document; what is enough is what a search of documents takes for it, see
+    `documents.least_covered`. most: how many for a sentence.
     """
-    index = TfidfIndex([passages[number] for number in summary.passages])
+    contained = [set(content_words(text)) for text in passages]
     traced = []
     for match in _SENTENCE.finditer(summary.text):
-        # Without the signs, which every passage shares.
-        scores = index.scores(" ".join(_WORD.findall(match.group())))
-        near = [row for row in ranked(scores, most) if scores[row] > 0][:most]
-        traced.append(TracedSentence(match.group(), [summary.passages[row] for row in near]))
+        words = content_words(match.group())
+        rarity = {w: rarity_of(sum(w in own for own in contained), len(passages)) for w in words}
+        scores = {
+            number: sum(rarity[word] for word in words if word in contained[number])
+            for number in summary.passages
+        }
+        least = least_covered(list(rarity.values()))
+        near = sorted((n for n in scores if 0 < scores[n] >= least), key=lambda n: -scores[n])
+        traced.append(TracedSentence(match.group(), near[:most]))
     return traced
 
 

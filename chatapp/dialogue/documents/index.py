@@ -8,7 +8,6 @@ batch of files, and two processes that renew one index at once only do the same 
 """
 
 import math
-import re
 import sqlite3
 import time
 from collections import Counter
@@ -23,7 +22,12 @@ from chatapp.common.progress import Progress
 from chatapp.dialogue.documents.files import SourceFile
 from chatapp.dialogue.documents.reader import DocumentReader
 from chatapp.dialogue.documents.reading import Piece, Unreadable
-from chatapp.tasks.files.documents import DocumentsError
+from chatapp.tasks.files.documents import (
+    DocumentsError,
+    content_words,
+    least_covered,
+    rarity_of,
+)
 
 _BATCH = 200
 """Files between two commits."""
@@ -35,11 +39,6 @@ git has the same rule.
 
 _MOST_WORDS = 64
 """Words of a question that are looked up; SQLite limits the number of joined queries."""
-
-_LEAST_COVERED, _COUNTED = 0.4, 4
-"""The share of a question that a passage must contain: of the sum of the inverse document
-frequencies of its four rarest words. A common word alone makes no passage relevant.
-"""
 
 _LEAST_FTS5_IDF = 1e-6
 """FTS5's inverse document frequency of a word in half of the passages or more."""
@@ -159,18 +158,18 @@ class Index:
         with self._open() as database:
             (passages,) = database.execute("SELECT count(*) FROM passages").fetchone()
             terms: list[tuple[float, float, str]] = []
-            frequencies: list[float] = []
+            rarities: list[float] = []
             for word in _words(query):
                 count = "SELECT count(*) FROM words WHERE words MATCH ?"
                 (matches,) = database.execute(count, (word,)).fetchone()
-                odds = (passages - matches + 0.5) / (matches + 0.5)
-                frequencies.append(math.log1p(odds))
+                rarity = rarity_of(matches, passages)
+                rarities.append(rarity)
                 if matches:
-                    factor = math.log1p(odds) / max(math.log(odds), _LEAST_FTS5_IDF)
-                    terms.append((factor, math.log1p(odds), word))
+                    of_fts5 = math.log((passages - matches + 0.5) / (matches + 0.5))
+                    terms.append((rarity / max(of_fts5, _LEAST_FTS5_IDF), rarity, word))
             if not terms:
                 return []
-            least = _LEAST_COVERED * sum(sorted(frequencies)[-_COUNTED:])
+            least = least_covered(rarities)
             scored = (
                 "SELECT rowid AS id, -rank * ? AS score, ? AS idf FROM words WHERE words MATCH ?"
             )
@@ -294,8 +293,4 @@ def _title(path: Path, piece: Piece) -> str:
 
 def _words(query: str) -> list[str]:
     """The different words of a query, each as an FTS5 string, so that nothing is syntax."""
-    from bm25s.stopwords import STOPWORDS_EN_PLUS
-
-    words = list(dict.fromkeys(re.findall(r"\w+", without_surrogates(query).casefold())))
-    content = [word for word in words if word not in STOPWORDS_EN_PLUS] or words
-    return [f'"{word}"' for word in content[:_MOST_WORDS]]
+    return [f'"{word}"' for word in content_words(without_surrogates(query))[:_MOST_WORDS]]

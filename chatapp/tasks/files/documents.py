@@ -4,6 +4,8 @@ This is the request as plain data, which a prompt file, a command and a stored c
 search checks that the files exist.
 """
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -62,6 +64,26 @@ class DocumentSet:
     def from_dict(cls, data: dict[str, Any]) -> "DocumentSet":
         """The inverse of `to_dict`."""
         return cls(**data | {"paths": tuple(data["paths"])})
+
+
+def content_words(text: str) -> list[str]:
+    """The different words of a text, case-folded, without function words of English unless there
+    are no others."""
+    from bm25s.stopwords import STOPWORDS_EN_PLUS
+
+    words = list(dict.fromkeys(re.findall(r"\w+", text.casefold())))
+    return [word for word in words if word not in STOPWORDS_EN_PLUS] or words
+
+
+def rarity_of(matches: int, passages: int) -> float:
+    """Lucene's inverse document frequency of a word that so many of the passages have."""
+    return math.log1p((passages - matches + 0.5) / (matches + 0.5))
+
+
+def least_covered(rarities: Sequence[float]) -> float:
+    """What the rarities of the words that a passage has must add up to: 0.4 of those of the query's
+    four rarest words. A common word alone makes no passage relevant."""
+    return 0.4 * sum(sorted(rarities)[-4:])
 
 
 def set_apart(segments: Sequence[Segment], passages: Sequence[str]) -> list[Segment]:
