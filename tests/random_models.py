@@ -23,6 +23,7 @@ from transformers import (
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.files.model_files import ModelFiles
+from chatapp.lab.view import Subject, View
 
 # The same examples each time, and no clock on a machine that does other things as well.
 settings.register_profile("chatapp", deadline=None, derandomize=True)
@@ -122,6 +123,14 @@ def gpt2(make_gpt2: MakeGPT2) -> tuple[Path, Any]:
 @pytest.fixture
 def local(gpt2: tuple[Path, Any]) -> LocalModel:
     return LocalModel.load(ModelFiles.read(gpt2[0]))
+
+
+def view_of(
+    view: type[View], model: Any, ids: Any, *options: Any, at: int = -1, **named: Any
+) -> Any:
+    """A view of a text at one of its tokens, as a command asks for it."""
+    subject = Subject(model, tuple(ids), at % len(ids))
+    return view.look(subject, view.Options(*options, **named))
 
 
 def logits_of(model: Any, ids: list[int]) -> torch.Tensor:

@@ -9,7 +9,7 @@ are taken away, the least first, as long as the rest keeps the share that is wan
                    outside of the circuit does the same
 
 (Wang et al. 2023, "Interpretability in the Wild".) What is taken away is replaced by its mean over
-the tokens of the text, or of another prompt, or by zeros. A circuit that is found on one prompt may
+the tokens of the text, or of another prompt. A circuit that is found on one prompt may
 fail on the next, so another prompt, such as one with two names swapped, is tried as well.
 
 Invariant: no further single part can be taken away without going below the share.
@@ -19,7 +19,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from chatapp.common.progress import Progress, no_progress
 from chatapp.engine.decoder.interventions import Change, Interventions, Part
@@ -51,8 +50,7 @@ class Tried:
 @dataclass(frozen=True, slots=True)
 class Circuit:
     """The parts that are left, layer by layer. difference: of the whole model. total: how many
-    parts there are. is_mean: whether the others are replaced by means, not by zeros. other: what
-    they do on another prompt, whose means those are then.
+    parts there are. other: what they do on another prompt, whose means replace the others then.
     """
 
     parts: tuple[str, ...]
@@ -60,7 +58,6 @@ class Circuit:
     difference: float
     faithfulness: float
     completeness: float
-    is_mean: bool
     other: Tried | None = None
 
 
@@ -70,7 +67,6 @@ def small_circuit(
     other: Reading | None = None,
     *,
     keep: float = KEEP,
-    is_mean: bool = True,
     progress: Progress = no_progress,
 ) -> Circuit:
     """The circuit that greedy pruning leaves. keep: the least share of the difference. other: of
@@ -84,7 +80,7 @@ def small_circuit(
             f"the difference of the logits is {whole:.2f}; a circuit is searched from {SMALLEST} "
             "on, because there is hardly anything to keep"
         )
-    search = _Search(reading, contrast, (other or reading) if is_mean else None)
+    search = _Search(reading, contrast, other or reading)
     everything = list(heads_and_mlps(reading.decoder))
     left, off = everything, frozenset[Part]()
     while left:
@@ -106,27 +102,28 @@ def small_circuit(
         whole,
         search.difference(off) / whole,
         search.difference(circuit) / whole,
-        is_mean,
         tried,
     )
 
 
 class _Search:
     """The difference of the logits without any set of parts. means: the text over whose tokens
-    parts are averaged; None for zeros."""
+    parts are averaged."""
 
-    def __init__(self, reading: Reading, contrast: Contrast, means: Reading | None) -> None:
+    def __init__(self, reading: Reading, contrast: Contrast, means: Reading) -> None:
         self._reading, self._contrast = reading, contrast
-        parts = list(heads_and_mlps(reading.decoder))
-        self._values = {part: None if means is None else _mean(means, part) for part in parts}
+        self._values = {
+            part: means.mlps[part.layer].mean(0)
+            if part.head is None
+            else means.heads[part.layer, part.head].mean(0)
+            for part in heads_and_mlps(reading.decoder)
+        }
 
     def _changes(self, off: Collection[Part], reading: Reading | None = None) -> Interventions:
         """What takes these parts away, after the changes that a reading has."""
-        changes = []
-        for part in off:
-            value = self._values[part]
-            vector = None if value is None else tuple(value.tolist())
-            changes.append(Change(str(part), part.points[0], vector))
+        changes = (
+            Change(str(part), part.points[0], tuple(self._values[part].tolist())) for part in off
+        )
         return (reading or self._reading).changes + Interventions(tuple(changes))
 
     def difference(self, off: Collection[Part], other: Reading | None = None) -> float:
@@ -179,11 +176,3 @@ class _Search:
             if float(self._contrast.of(last_logits(decoder, states)[0])) >= least:
                 off, streams[part.layer + 1 :] = off | {part}, later
         return off
-
-
-def _mean(reading: Reading, part: Part) -> Tensor:
-    """A part's mean over the tokens of the text."""
-    if part.head is None:
-        return reading.mlps[part.layer].mean(0)
-    mean: Tensor = reading.heads[part.layer, part.head].mean(0)
-    return mean

@@ -7,8 +7,8 @@ import pytest
 import torch
 from family_shapes import START
 from hooked import blocks_of, parts_of
+from random_models import view_of
 
-from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import Part
 from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbours, WeightSteps
@@ -31,7 +31,7 @@ def test_weights_step_by_step(pair: Pair) -> None:
     attentions = output_of(reference).attentions
     for part in (Part(0, 1), Part(1, 0)):
         for position in (0, 6, len(IDS) - 1):
-            steps = WeightSteps.of(model, IDS, part, position)
+            steps = view_of(WeightSteps, model, IDS, str(part), at=position)
             row = attentions[part.layer][0, part.head, position + 1, : position + 2]
             shown = dict.fromkeys(range(-1, position + 1), 0.0)
             shown |= {key.position: key.weight for key in steps.keys}
@@ -43,8 +43,6 @@ def test_weights_step_by_step(pair: Pair) -> None:
             assert weights == pytest.approx([key.weight for key in steps.keys], abs=1e-4)
             products = [key.product * steps.scale for key in steps.keys]
             assert scores == pytest.approx(products, abs=1e-4)
-    with pytest.raises(UserError, match=r"0\.mlp: expected a head"):
-        WeightSteps.of(model, IDS, Part(0, is_mlp=True), 0)
 
 
 def test_norms_by_layer(pair: Pair) -> None:
@@ -77,13 +75,14 @@ def test_neurons_and_what_they_promote(pair: Pair) -> None:
             lambda _, __, out: last.append(out[0] if isinstance(out, tuple) else out)
         ),
     ]
-    output_of(reference)
+    their_logits, at = output_of(reference).logits[0], 8
     for hook in hooks:
         hook.remove()
-    activations = inputs[0].view(-1, shape.inner)[-1].detach()
-    state = last[0].view(-1, shape.width)[-1].detach()
-    token, against = 7, 30
-    found = Neurons.of(model, IDS, Part(0, is_mlp=True), token, against, top=shape.inner)
+    activations = inputs[0].view(-1, shape.inner)[at + 1].detach()
+    state = last[0].view(-1, shape.width)[at + 1].detach()
+    ends = reference.get_output_embeddings().weight.detach()
+    token, against = IDS[at + 1], int(their_logits[at + 1, : model.vocabulary].argmax())
+    found = view_of(Neurons, model, IDS, "0.mlp", at=at, top=shape.inner)
     assert found.total == pytest.approx(found.share, abs=1e-3)
 
     base = reference.base_model
@@ -100,7 +99,6 @@ def test_neurons_and_what_they_promote(pair: Pair) -> None:
     if shape.has_norms_after:
         norm = blocks_of(reference)[0].post_feedforward_layernorm
         added = normed(norm, added, added.sum(0))
-    ends = reference.get_output_embeddings().weight.detach()
     effects = normed(final, added, state) @ (ends[token] - ends[against])
     assert len(found.neurons) == shape.inner
     for neuron in found.neurons:
@@ -113,17 +111,15 @@ def test_neurons_and_what_they_promote(pair: Pair) -> None:
     logits = normed(final, added[[number]], state)[0] @ ends[: model.vocabulary].T
     best = model.piece(int(logits.argmax()))
     assert best in found.neurons[0].promotes
-    with pytest.raises(UserError, match="expected an MLP"):
-        Neurons.of(model, IDS, Part(0, 1))
 
 
 def test_neighbours_of_tokens_and_states(pair: Pair) -> None:
     model, reference = pair
     tables = [reference.get_input_embeddings().weight, reference.get_output_embeddings().weight]
     tables = [table.detach()[: model.vocabulary] for table in tables]
-    found = Neighbours.of_token(model, 17, 5)
+    found = view_of(Neighbours, model, IDS, "", at=IDS.index(17), top=5)
     state = output_of(reference).hidden_states[1][0, 4]
-    near = StateNeighbours.of_state(model, IDS, "0", 3, 5)
+    near = view_of(StateNeighbours, model, IDS, "0", at=3, top=5)
     is_tied = model.decoder.architecture.is_tied
     assert bool(found.output) != is_tied
     for name, table in zip(("embedding", "output"), tables[: 2 - is_tied], strict=False):
@@ -137,5 +133,3 @@ def test_neighbours_of_tokens_and_states(pair: Pair) -> None:
         of_state = torch.cosine_similarity(centred, state[None]).topk(5)
         shown = [row.cosine for row in getattr(near, name)]
         assert shown == pytest.approx(of_state.values.tolist(), abs=1e-4)
-    with pytest.raises(UserError, match="embed and the layers 0 to"):
-        StateNeighbours.of_state(model, IDS, "9", 0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from random_models import save_random
+from random_models import save_random, view_of
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -59,7 +59,7 @@ def test_the_routers_chose_them(model: TransformersModel) -> None:
         plain = model.network(torch.tensor([IDS])).logits
     for hook in hooks:
         hook.remove()
-    found = Experts.of(model, IDS)
+    found = view_of(Experts, model, IDS)
     assert len(found.layers) == len(chosen) == len(routers)
     for layer, (experts, weights) in zip(found.layers, chosen, strict=True):
         assert layer.count > 2
@@ -74,10 +74,10 @@ def test_the_routers_chose_them(model: TransformersModel) -> None:
 
 def test_a_layer_without_experts_is_not_among_them(model: TransformersModel) -> None:
     is_first_dense = model.network.config.model_type == "qwen3_moe"
-    layers = [layer.layer for layer in Experts.of(model, IDS).layers]
+    layers = [layer.layer for layer in view_of(Experts, model, IDS).layers]
     assert layers == [1] if is_first_dense else [0, 1]
 
 
 def test_a_model_without_experts_says_so(local: LocalModel) -> None:
     with pytest.raises(UserError, match="has no mixture of experts"):
-        Experts.of(local, IDS)
+        view_of(Experts, local, IDS)

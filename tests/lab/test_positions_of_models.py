@@ -8,7 +8,6 @@ from family_shapes import make_family
 from random_models import MakeGPT2
 from torch import Tensor
 
-from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.tokenizers.byte_level import BPETokenizer
@@ -91,8 +90,3 @@ def test_alike_positions(pair: Pair) -> None:
             expected = (distance * reference.base_model.rotary_emb.inv_freq).cos().mean()
         assert value == pytest.approx(float(expected), abs=1e-4)
     assert found[1] > -1
-
-
-def test_texts_of_different_lengths_are_refused(pair: Pair) -> None:
-    with pytest.raises(UserError, match="6 and 5 tokens"):
-        Positions.of(pair[0], TEXT, OTHER[:-1])

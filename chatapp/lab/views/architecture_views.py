@@ -229,17 +229,10 @@ class Experts(View):
 
     @classmethod
     def look(cls, subject: Subject, options: Any) -> "Experts":
-        return cls.of(subject.model, subject.before)
-
-    @classmethod
-    def of(cls, model: "LanguageModel", ids: Sequence[int]) -> Self:
-        """Raises UserError for a model without experts, ContextOverflow for a text that does not
-        fit.
-        """
         from chatapp.engine.backends.background import model_here
         from chatapp.engine.backends.transformers_model import TransformersModel
 
-        model = model_here(model)
+        model, ids = model_here(subject.model), subject.before
         if not isinstance(model, TransformersModel) or not (modules := _expert_modules(model)):
             raise UserError(
                 f"{model.name}: this model has no mixture of experts; each token goes through the "

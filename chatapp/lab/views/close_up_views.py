@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from chatapp.engine.backends.local import LocalModel
     from chatapp.engine.decoder.decoder import Decoder
-    from chatapp.engine.decoder.interventions import Interventions, Part
-    from chatapp.engine.model import LanguageModel
 
 _SHOWN = 20
 
@@ -69,19 +67,14 @@ class Neighbours(View):
 
     @classmethod
     def look(cls, subject: Subject, options: NeighboursOptions) -> "Neighbours":
+        from chatapp.lab.heads import own_decoder
+
+        own = own_decoder(subject.model)
         if subject.ids:
             id = subject.ids[subject.position]
         else:
-            id = token_of(subject.model.tokenizer, options.word, "TOKEN")
-        return cls.of_token(subject.model, id, options.top)
-
-    @classmethod
-    def of_token(cls, model: "LanguageModel", id: int, top: int = 10) -> Self:
-        """Those of a token's rows: cos(W[id] − mean, W[j] − mean)."""
-        from chatapp.lab.heads import own_decoder
-
-        own = own_decoder(model)
-        return cls._near(own, f"│{visible(own.piece(id))}│", id, None, top)
+            id = token_of(own.tokenizer, options.word, "TOKEN")
+        return cls._near(own, f"│{visible(own.piece(id))}│", id, None, options.top)
 
     @classmethod
     def _near(
@@ -159,33 +152,10 @@ class StateNeighbours(Neighbours):
 
     @classmethod
     def look(cls, subject: Subject, options: Any) -> "StateNeighbours":
-        return cls.of_state(
-            subject.model,
-            subject.before,
-            options.state,
-            subject.position,
-            options.top,
-            subject.changes,
-        )
-
-    @classmethod
-    def of_state(
-        cls,
-        model: "LanguageModel",
-        ids: Sequence[int],
-        state: str,
-        position: int,
-        top: int = 10,
-        changes: "Interventions | None" = None,
-    ) -> Self:
-        """Those of a hidden state h: cos(h, W[j] − mean).
-
-        state: `embed`, or the layer that it comes from. Raises UserError for another.
-        """
         from chatapp.lab.heads import own_decoder
         from chatapp.lab.traces import seen_at
 
-        own = own_decoder(model)
+        own, ids, state = own_decoder(subject.model), subject.before, options.state
         layers = own.decoder.architecture.layers
         points = {"embed": "embed"} | {str(layer): f"blocks.{layer}" for layer in range(layers)}
         if state not in points:
@@ -194,9 +164,9 @@ class StateNeighbours(Neighbours):
             )
         own.check_text(ids)
         point = points[state]
-        hidden = seen_at(own, ids, [point], changes)[point][len(own.start) + position]
-        words = f"state {state} at token {position} │{visible(own.piece(ids[position]))}│"
-        return cls._near(own, words, None, hidden, top)
+        hidden = seen_at(own, ids, [point], subject.changes)[point][-1]
+        words = f"state {state} at token {subject.position} │{visible(own.piece(ids[-1]))}│"
+        return cls._near(own, words, None, hidden, options.top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,30 +221,18 @@ class WeightSteps(View):
 
     @classmethod
     def look(cls, subject: Subject, options: WeightOptions) -> "WeightSteps":
-        part = subject.part(options.head)
-        return cls.of(subject.model, subject.before, part, subject.position, subject.changes)
-
-    @classmethod
-    def of(
-        cls,
-        model: "LanguageModel",
-        ids: Sequence[int],
-        part: "Part",
-        position: int,
-        changes: "Interventions | None" = None,
-    ) -> Self:
-        """part: a head. Raises UserError for another part."""
         from chatapp.lab.heads import own_decoder
         from chatapp.lab.traces import seen_at
 
+        part, position, ids = subject.part(options.head), subject.position, subject.before
         if part.head is None:
             raise UserError(f"{part}: expected a head, such as 3.5")
-        own = own_decoder(model)
+        own = own_decoder(subject.model)
         own.check_text(ids)
         shape, kind = own.decoder.architecture, own.decoder.architecture.attentions[part.layer]
         block = f"blocks.{part.layer}.attention"
         points = [f"{block}.{name}" for name in ("query", "key", "value", f"head.{part.head}")]
-        seen = seen_at(own, ids, points, changes)
+        seen = seen_at(own, ids, points, subject.changes)
         at, start = len(own.start) + position, len(own.start)
         shared = part.head // (shape.heads // shape.key_value_heads)
         query, key, value = seen[points[0]][part.head], seen[points[1]], seen[points[2]]
@@ -383,34 +341,6 @@ class Neurons(View):
 
     @classmethod
     def look(cls, subject: Subject, options: NeuronsOptions) -> "Neurons":
-        part, following = subject.part(options.mlp), subject.following
-        return cls.of(
-            subject.model,
-            subject.before,
-            part,
-            following,
-            top=options.top,
-            changes=subject.changes,
-        )
-
-    @classmethod
-    def of(
-        cls,
-        model: "LanguageModel",
-        ids: Sequence[int],
-        part: "Part",
-        token: int | None = None,
-        against: int | None = None,
-        top: int = 10,
-        changes: "Interventions | None" = None,
-    ) -> Self:
-        """At the last token. A neuron adds activation · W_out[:, n] to the residual stream; its
-        effect is what the final norm, with its scale held, and the output matrix make of that
-        (Geva et al. 2021, arXiv 2012.14913; 2203.14680).
-
-        token, against: the likeliest and the runner-up by default. Raises UserError unless `part`
-        is an MLP.
-        """
         import torch
 
         from chatapp.lab.contributions import normed_parts, runner_up
@@ -418,25 +348,26 @@ class Neurons(View):
         from chatapp.lab.reruns import Contrast
         from chatapp.lab.traces import seen_at
 
+        part, token = subject.part(options.mlp), subject.following
         if not part.is_mlp or part.neuron is not None:
             raise UserError(f"{part}: expected an MLP, such as 4.mlp")
-        own = own_decoder(model)
-        own.check_text(ids)
+        own = own_decoder(subject.model)
+        own.check_text(subject.before)
         decoder = own.decoder
         last = f"blocks.{decoder.architecture.layers - 1}"
         points = [f"blocks.{part.layer}.mlp.neurons", f"blocks.{part.layer}.mlp", last]
-        seen = seen_at(own, ids, points, changes)
+        seen = seen_at(own, subject.before, points, subject.changes)
         activations, added, state = (seen[point][-1] for point in points)
         with torch.inference_mode():
             logits = decoder.uncapped_head(decoder.normed(state[None]))[0]
             best = int(logits.argmax()) if token is None else token
-            other = runner_up(logits, best) if against is None else against
+            other = runner_up(logits, best)
             contrast = Contrast(best, other)
             normed = normed_parts(decoder.norm, _updates(decoder, part.layer, activations), state)
             direction = contrast.of(decoder.uncapped_head(torch.eye(len(state), device=own.device)))
             effects = normed @ direction
             share = normed_parts(decoder.norm, added[None], state)[0] @ direction
-            order = effects[:-1].abs().topk(min(top, len(activations))).indices.tolist()
+            order = effects[:-1].abs().topk(min(options.top, len(activations))).indices.tolist()
             raised = decoder.uncapped_head(normed[order]).topk(5).indices.tolist()
         neurons = tuple(
             Neuron(

@@ -11,7 +11,7 @@ from chatapp.lab.drawing.blocks import Block, Cell, Heading, Map, Number, Table
 from chatapp.lab.view import AtToken, Compared, Subject, View, option, token_of
 
 if TYPE_CHECKING:
-    from chatapp.engine.decoder.interventions import Interventions, Part
+    from chatapp.engine.decoder.interventions import Interventions
     from chatapp.engine.model import LanguageModel
     from chatapp.lab.circuit import Circuit
     from chatapp.lab.contributions import Component, Effect
@@ -254,32 +254,19 @@ class Ablation(View):
 
     @classmethod
     def look(cls, subject: Subject, options: AblationOptions) -> "Ablation":
-        from chatapp.engine.decoder.interventions import parse_parts
+        from chatapp.engine.decoder.interventions import parse_parts, switched_off
+        from chatapp.lab.contributions import effect_of, effects_of_all, means
 
         question = question_at(subject, options)
+        reading, contrast, is_mean = question.reading, question.contrast, options.mean
         if options.parts.strip() == ALL:
-            if options.mean:
+            if is_mean:
                 raise UserError("all replaces by zeros; leave --mean out, or name the parts")
-            return cls.of_each(question, subject.progress)
-        parts = parse_parts(options.parts, question.reading.decoder.architecture)
-        return cls.of(question, parts, is_mean=options.mean)
-
-    @classmethod
-    def of(cls, question: Question, parts: "Sequence[Part]", *, is_mean: bool = False) -> Self:
-        """Without these parts. is_mean: replaced by their means over the text's tokens."""
-        from chatapp.engine.decoder.interventions import switched_off
-        from chatapp.lab.contributions import effect_of, means
-
-        off = means(question.reading, parts) if is_mean else switched_off(parts)
-        return cls(question, (effect_of(question.reading, question.contrast, off),), is_mean)
-
-    @classmethod
-    def of_each(cls, question: Question, progress: Progress = no_progress) -> Self:
-        """Without each head and each MLP."""
-        from chatapp.lab.contributions import effects_of_all
-
-        effects = effects_of_all(question.reading, question.contrast, progress)
-        return cls(question, tuple(effects), is_each=True)
+            effects = effects_of_all(reading, contrast, subject.progress)
+            return cls(question, tuple(effects), is_each=True)
+        parts = parse_parts(options.parts, reading.decoder.architecture)
+        off = means(reading, parts) if is_mean else switched_off(parts)
+        return cls(question, (effect_of(reading, contrast, off),), is_mean)
 
     @property
     def order(self) -> "list[Effect]":
@@ -354,14 +341,10 @@ class Losses(View):
 
     @classmethod
     def look(cls, subject: Subject, options: AtToken) -> "Losses":
-        question = ask(subject.model, subject.before, interventions=subject.changes)
-        return cls.of(question, subject.progress)
-
-    @classmethod
-    def of(cls, question: Question, progress: Progress = no_progress) -> Self:
         from chatapp.lab.contributions import losses_without
 
-        loss, changes = losses_without(question.reading, progress)
+        question = ask(subject.model, subject.before, interventions=subject.changes)
+        loss, changes = losses_without(question.reading, subject.progress)
         return cls(loss, len(question.texts) - 1, changes)
 
     @property
@@ -427,38 +410,25 @@ class SmallCircuit(View):
 
     @classmethod
     def look(cls, subject: Subject, options: CircuitOptions) -> "SmallCircuit":
+        from chatapp.lab.circuit import small_circuit
+
         question = question_at(subject, options)
         named = options.answer is not None or options.against is not None
         if question.difference < 0 and not named and question.contrast.against is not None:
             # Another token was likelier than the one that followed.
             pair = question.contrast.against, question.contrast.token
             question = ask(subject.model, subject.before, *pair, subject.changes)
-        if options.patch is None:
-            return cls.of(question, progress=subject.progress)
-        if not options.patch:
+        if options.patch == "":
             raise UserError("--patch is empty; expected another prompt")
-        ids = subject.model.tokenizer.encode(options.patch)
-        other = ask(subject.model, ids, question.contrast.token, MEAN, subject.changes)
-        return cls.of(question, other, progress=subject.progress)
-
-    @classmethod
-    def of(
-        cls,
-        question: Question,
-        other: Question | None = None,
-        *,
-        is_mean: bool = True,
-        progress: Progress = no_progress,
-    ) -> Self:
-        """other: of another prompt. Raises LabError where the difference is below 0.5."""
-        from chatapp.lab.circuit import small_circuit
-
+        other = None
+        if options.patch is not None:
+            ids = subject.model.tokenizer.encode(options.patch)
+            other = ask(subject.model, ids, question.contrast.token, MEAN, subject.changes)
         circuit = small_circuit(
             question.reading,
             question.contrast,
             None if other is None else other.reading,
-            is_mean=is_mean,
-            progress=progress,
+            progress=subject.progress,
         )
         return cls(question, circuit, () if other is None else other.texts)
 
@@ -466,12 +436,11 @@ class SmallCircuit(View):
     def reading(self) -> str:
         circuit = self.circuit
         text = "the other prompt" if circuit.other is not None else "the text"
-        place = f"their means over {text}" if circuit.is_mean else "zeros"
         words = (
             f"On this prompt, {len(circuit.parts)} of {circuit.total} heads and MLPs keep "
             f"{circuit.faithfulness:.0%} of {circuit.difference:.3f}, {self.question.words} "
             f"(faithfulness); without them {circuit.completeness:.0%} is left (completeness); the "
-            f"others are replaced by {place}"
+            f"others are replaced by their means over {text}"
         )
         if (other := circuit.other) is None:
             return f"{words}; on another prompt it may keep less, which --patch TEXT shows"
@@ -493,7 +462,7 @@ class SmallCircuit(View):
             "difference": circuit.difference,
             "faithfulness": circuit.faithfulness,
             "completeness": circuit.completeness,
-            "replaced_by": "mean" if circuit.is_mean else "zeros",
+            "replaced_by": "mean",
         }
         if circuit.other is not None:
             document["other"] = {"tokens": list(self.other)} | asdict(circuit.other)

@@ -6,15 +6,15 @@ from xml.etree import ElementTree
 
 import pytest
 from inspector_driver import SETTINGS, go_to, notes, text_of, words
+from random_models import view_of
 from tui_driver import Driver, OpenApp
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.decoder.interventions import Part
 from chatapp.lab.prompt_parts import Span
 from chatapp.lab.view import View
 from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbours, WeightSteps
 from chatapp.lab.views.layer_views import Norms
-from chatapp.lab.views.part_views import SmallCircuit, ask
+from chatapp.lab.views.part_views import SmallCircuit
 from chatapp.lab.views.prompt_part_view import PromptParts, attribute_prompt
 from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.head_tabs import AttentionView, WhyView
@@ -42,17 +42,14 @@ async def test_close_ups_are_those_of_the_chosen_token_and_head(
         await driver.press_and_rest("up", "left")
         assert view.cell is not None
         layer, head = view.cell
-        question = ask(gpt2, ids, following)
-        if question.contrast.of(question.reading.logits) < 0:
-            question = ask(gpt2, ids, None, following)
         expected: dict[str, list[View]] = {
             "p": [attribute_prompt(gpt2, ids, [Span("instruction", 0, 4)], [following])],
-            "w": [WeightSteps.of(gpt2, ids, Part(layer, head), 3)],
-            "n": [Neighbours.of_token(gpt2, ids[-1])],
-            "h": [StateNeighbours.of_state(gpt2, ids, str(layer), 3)],
+            "w": [view_of(WeightSteps, gpt2, ids, f"{layer}.{head}")],
+            "n": [view_of(Neighbours, gpt2, ids, "")],
+            "h": [view_of(StateNeighbours, gpt2, ids, str(layer))],
             "r": [Norms.of(gpt2, ids, 3)],
-            "u": [Neurons.of(gpt2, ids, Part(layer, is_mlp=True), following)],
-            "c": [SmallCircuit.of(question)],
+            "u": [view_of(Neurons, gpt2, [*ids, following], f"{layer}.mlp", at=3)],
+            "c": [view_of(SmallCircuit, gpt2, [*ids, following], at=3)],
         }
         for key, findings in expected.items():
             await driver.press_and_rest(key)
