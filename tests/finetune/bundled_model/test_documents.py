@@ -7,11 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from finetune.bundled_model import documents
 from finetune.bundled_model.documents import build
-from finetune.bundled_model.sources import groupings
 from finetune.config.sections import FinetuneConfig, PretrainConfig, load_config
 
 WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
@@ -96,13 +92,6 @@ def test_no_opener_is_of_a_talk_kept_out(tmp_path: Path) -> None:
     assert not first("openers") & kept_out
 
 
-def test_sentences_are_grouped(tmp_path: Path) -> None:
-    groups = groupings(sources(tmp_path / "data"))
-    assert groups["service"].keys() == {"Buses", "Hotels"}
-    assert {"what", "please", "explain"} <= groups["opening"].keys()
-    assert "What the baring saw was a river in the valley." in groups["source"]["books"]
-
-
 def test_both_stages_are_valid_and_learn_from_all_that_is_written(tmp_path: Path) -> None:
     answers = tmp_path / "out" / "answers.jsonl"
     answers.parent.mkdir()
@@ -116,48 +105,6 @@ def test_both_stages_are_valid_and_learn_from_all_that_is_written(tmp_path: Path
     assert {source.path for source in first.data.train} == written
     assert {source.path for source in second.data.train} <= written
     assert len(list(recipe.iterdir())) <= 20
-
-
-def test_without_answers_of_a_teacher_nothing_is_made_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data, out = sources(tmp_path / "data"), tmp_path / "out"
-    build(data, out, scale=0.001)
-    assert "taught.jsonl: is not written" in capsys.readouterr().out
-    assert not (out / "taught.jsonl").exists()
-
-    def answer(model: Path, answers: Path) -> None:
-        row = {"question": "What is tea?", "answer": "A drink.", "thing": "tea", "logprob": -0.5}
-        answers.write_text(json.dumps(row) + "\n")
-
-    monkeypatch.setattr(documents, "ask_teacher", answer)
-    build(data, out, tmp_path / "model.gguf", scale=0.001)
-    assert "A drink." in (out / "taught.jsonl").read_text()
-
-
-IMPORTS = """
-import pkgutil, sys
-import chatapp.tasks.evaluation.gpt3_tasks, chatapp.prompting, pydantic, typer, yaml
-import tokenizers, torch
-pydantic.create_model("First")  # both look for plugins in the installed packages
-opened = []
-sys.addaudithook(lambda event, found: opened.append(str(found[0])) if event == "open" else None)
-from finetune import bundled_model
-for module in pkgutil.walk_packages(bundled_model.__path__, "finetune.bundled_model."):
-    if not module.name.endswith((".report", ".last_look", ".__main__")):
-        __import__(module.name)
-print([path for path in opened if path.endswith((".toml", ".txt", ".json", ".jsonl", ".gz"))])
-"""
-
-
-def test_nothing_is_read_at_import() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[3],
-    )
-    assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
 def test_the_documents_are_built_by_the_package(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from finetune.bundled_model import teacher
-from finetune.bundled_model.teacher import TeacherAnswer
 
 
 @pytest.mark.parametrize(
@@ -64,20 +63,3 @@ def test_a_question_is_asked_once_whatever_stops_the_teacher(
     monkeypatch.setattr(teacher, "Teacher", None)  # needed no more
     teacher.ask_teacher(tmp_path, out)
     assert not teacher.read_answers(tmp_path / "none")
-
-
-def test_chats_ask_for_a_thing_in_several_wordings() -> None:
-    taught = [
-        TeacherAnswer("What is a river?", "A river flows.", "a river", -0.5),
-        TeacherAnswer("Why does ice float?", "Ice is light.", "", -0.5),
-    ]
-    rows = list(teacher.chats(taught, 200, seed=0))
-    assert rows == list(teacher.chats(taught, 200, seed=0))
-    asked = {"A river flows.": set(), "Ice is light.": set()}
-    for row in rows:
-        texts = [message["content"] for message in row["messages"]]
-        for question, answer in zip(texts[::2], texts[1::2], strict=True):
-            asked[answer].add(question.lower().rstrip("?."))
-    assert len(asked["A river flows."]) > 5
-    assert all("a river" in each for each in asked["A river flows."])
-    assert asked["Ice is light."] == {"why does ice float"}
