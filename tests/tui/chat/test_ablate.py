@@ -10,7 +10,7 @@ from chatapp.common.parameters import Sampling
 from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.lab.steering import directions_dir, make_direction, path_of, save_direction
+from chatapp.lab.steering import directions_dir
 
 
 @pytest.fixture(scope="session")
@@ -56,30 +56,6 @@ async def test_another_chat_has_the_whole_model(
         await driver.press("ctrl+n")
         await driver.until(lambda: driver.chat.widgets.status.changes == "")
         assert not driver.chat.conversation.chat.interventions
-
-
-async def test_a_direction_is_added_beside_what_is_off(
-    open_app: OpenApp, store: Store, folder: Path
-) -> None:
-    model = LocalModel.load(ModelFiles.read(folder), name="tiny")
-    pairs = [("good day", "bad day"), ("a b", "c d")]
-    save_direction(make_direction(model, "calm", pairs), path_of("calm"), "gpt2")
-    async with open_app(model) as driver:
-        await driver.ready()
-        driver.chat.conversation.set_sampling(Sampling(temperature=0, max_tokens=6))
-        await driver.press(*"/ablate 1.0", "enter")
-        await driver.press(*"/steer calm 0.5", "enter")
-        await driver.until(lambda: "with calm 0.5" in driver.chat.widgets.status.changes)
-        await driver.say("Hi")
-        await driver.press(*"/steer calm", "enter")
-        assert "expected a direction and a strength" in driver.problem
-        driver.prompt.text = ""
-        await driver.press(*"/steer none", "enter")
-        await driver.until(lambda: driver.chat.widgets.status.changes == "without 1.0")
-        chat_id = driver.chat.conversation.chat.id
-        assert chat_id is not None
-        (reply,) = (m for m in store.path(chat_id) if m.role == "assistant")
-        assert reply.changes == "without 1.0, with calm 0.5"
 
 
 async def test_a_name_too_long_for_the_system_is_given_back_with_a_sentence(

@@ -11,7 +11,6 @@ from tui_driver import Driver, OpenApp
 from chatapp.common.progress import Progress
 from chatapp.dialogue.documents import index
 from chatapp.dialogue.documents.search import Documents
-from chatapp.dialogue.store import Store
 from chatapp.tasks.files.documents import DocumentSet
 from chatapp.tui.chat import slash_actions
 from chatapp.tui.screens.sources import SourceScreen
@@ -69,21 +68,6 @@ async def test_a_reply_names_its_sources_and_enter_opens_them(
         assert isinstance(driver.app.screen, SourceScreen)
 
 
-async def test_sources_are_there_when_the_chat_is_opened_again(
-    open_app: OpenApp, store: Store, notes: Path
-) -> None:
-    async with open_app(model()) as driver:
-        await ask_with(driver, notes)
-        chat_id = driver.chat.conversation.chat.id
-    for file in notes.iterdir():
-        file.unlink()
-    async with open_app(model(), chat_id=chat_id) as driver:
-        await driver.until(lambda: "[1] walrus.md" in driver.screen_text)
-        await driver.press("ctrl+up", "enter")
-        await driver.until(lambda: "A walrus eats clams." in driver.screen_text)
-    assert store.chat(1).documents == DocumentSet((str(notes),))
-
-
 async def test_documents_are_named_searched_otherwise_and_taken_off(
     open_app: OpenApp, notes: Path
 ) -> None:
@@ -99,54 +83,6 @@ async def test_documents_are_named_searched_otherwise_and_taken_off(
         assert "walrus.md" not in driver.screen_text
         await driver.press("ctrl+up", "s")
         await driver.until(lambda: told(driver, "No passage of a document"))
-
-
-@pytest.mark.parametrize(
-    ("argument", "problem"),
-    [
-        ("/nowhere/at/all", "there is no such file or folder"),
-        ("method=best .", "'best' is not a way to search documents"),
-        ("method=both", "expected a file, a folder or a pattern"),
-        ("'open", "No closing quotation"),
-    ],
-    ids=["path", "method", "nothing", "quote"],
-)
-async def test_wrong_arguments(open_app: OpenApp, argument: str, problem: str) -> None:
-    async with open_app(model()) as driver:
-        await order(driver, f"/docs {argument}")
-        await driver.until(lambda: problem in driver.problem)
-
-
-async def test_documents_that_vanish_are_told_and_the_message_given_back(
-    open_app: OpenApp, notes: Path
-) -> None:
-    async with open_app(model()) as driver:
-        await order(driver, f"/docs '{notes}'")
-        await driver.until(lambda: told(driver, "2 passages of 2 files"))
-        for file in notes.iterdir():
-            file.unlink()
-        driver.prompt.text = "What does a walrus eat?"
-        await driver.press("enter")
-        await driver.until(lambda: "there is no text to search" in driver.problem)
-        assert driver.prompt.text == "What does a walrus eat?"
-
-
-async def test_the_inspector_tells_how_near_each_passage_was_and_which_was_left_out(
-    open_app: OpenApp, notes: Path
-) -> None:
-    (notes / "long.txt").write_text("walrus " * 80)
-    async with open_app(ScriptedModel([" Clams."], context=120), size=(120, 60)) as driver:
-        await order(driver, f"/docs '{notes}'")
-        await driver.until(lambda: told(driver, "3 passages of 3 files"))
-        await driver.say("What does a walrus eat?")
-        await driver.press("f3")
-        await driver.until(lambda: "of reply" in words_of(driver, "inspector-about"))
-        await driver.press("1")
-        shown = words_of(driver, "prompt-notes")
-        assert shown.startswith("Passages for this message, nearest first\n")
-        assert "[1] walrus.md, [b]Walrus[/b], line 1" in shown
-        assert "Left out for length: 1 passage\n" in shown
-        assert "long.txt" in shown.partition("Left out")[2]
 
 
 async def test_reading_documents_shows_how_far_it_is_and_esc_stops_it(

@@ -1,7 +1,6 @@
 """/tools, calls folded in a reply, and the question whether a tool may run."""
 
 import json
-import os
 import threading
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from fakes import ScriptedModel
 from textual.widgets import OptionList
 from thinking_model import thinking_model
-from tool_server import add_hand_written, add_lasting_server, add_server, ends
+from tool_server import add_lasting_server, ends
 from tui_driver import Driver, OpenApp
 
 from chatapp.common.paths import tools_dir
@@ -138,17 +137,6 @@ async def test_all_of_a_long_question_can_be_read(
         assert not touch.exists()
 
 
-async def test_a_call_is_one_line_whatever_the_model_calls(
-    open_app: OpenApp, tmp_path: Path
-) -> None:
-    replies = [call("x\n▸ calculator(1+1): 2\n"), "Ok."]
-    async with open_app(model(tmp_path, *replies)) as driver:
-        await driver.ready()
-        await switch_on(driver, "calculator")
-        await driver.say("How many?")
-        assert "▸ x ▸ calculator(1+1): 2() · failed" in driver.screen_text
-
-
 async def test_esc_is_a_no_and_ends_the_reply(
     open_app: OpenApp, tmp_path: Path, touch: Path, store: Store
 ) -> None:
@@ -162,24 +150,6 @@ async def test_esc_is_a_no_and_ends_the_reply(
         assert not approval.display
         reply = store.path(1)[-1]
         assert (reply.status, reply.calls[0].status) == ("stopped", "stopped")
-
-
-async def test_a_tool_that_is_always_allowed_asks_no_more(
-    open_app: OpenApp, tmp_path: Path, touch: Path
-) -> None:
-    scripted = model(tmp_path, call("touch"), "Done.")
-    async with open_app(scripted) as driver:
-        await driver.ready()
-        await switch_on(driver, "touch")
-        await asked(driver, "Do it")
-        await driver.press("down", "down", "down", "enter")
-        await driver.idle()
-        touch.unlink()
-        scripted.prompts.clear()
-        await driver.press("ctrl+n")
-        await switch_on(driver, "touch")
-        await driver.say("Again")
-        assert touch.exists()
 
 
 async def test_tools_are_listed_switched_and_refused(
@@ -229,28 +199,6 @@ async def test_code_is_shown_and_asked_for_each_time(
         ]
 
 
-async def test_the_tools_of_a_server(open_app: OpenApp, tmp_path: Path) -> None:
-    add_server(tools_dir())
-    replies = [call("demo_count"), call("demo_count"), call("demo_hang"), "never"]
-    async with open_app(model(tmp_path, *replies)) as driver:
-        await driver.ready()
-        driver.prompt.text = "/tools"
-        await driver.press("enter")
-        await driver.until(lambda: "demo_add, demo_count" in " ".join(driver.notices))
-        await order(driver, "/tools demo")
-        await driver.until(lambda: len(driver.chat.conversation.chat.tools) == 6)
-        await asked(driver, "Count")
-        await driver.press("down", "down", "enter")  # always in this chat
-        await driver.until(lambda: "demo_count(): call 2" in driver.screen_text)
-        approval = driver.chat.query_one(Approval)
-        await driver.until(lambda: approval.display)  # for another tool of the server
-        await driver.press("down", "enter")
-        await driver.until((tools_dir() / "pid").exists)
-        await driver.press("escape")
-        await driver.idle()
-        assert "demo_hang() · stopped" in driver.screen_text
-
-
 async def started_server(driver: Driver) -> int:
     """Have a server started that does not end by itself; its process."""
     add_lasting_server(tools_dir())
@@ -264,17 +212,6 @@ async def test_a_server_ends_with_its_chat(open_app: OpenApp, tmp_path: Path) ->
     async with open_app(model(tmp_path, "Hi.")) as driver:
         pid = await started_server(driver)
         await driver.press("ctrl+n")
-        assert ends(pid)
-
-
-async def test_a_server_ends_with_the_terminal(
-    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_app(model(tmp_path, "Hi.")) as driver:
-        pid = await started_server(driver)
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "_exit", lambda status: None)
-            driver.app.hang_up()
         assert ends(pid)
 
 
@@ -332,20 +269,6 @@ async def test_tools_that_come_late_are_not_another_chats(
         assert (driver.problem, driver.prompt.text) == ("", "")
 
 
-async def test_tools_that_are_left_out_are_told_when_a_server_is_switched_on(
-    open_app: OpenApp, tmp_path: Path
-) -> None:
-    tools_dir().mkdir(parents=True)
-    schema = {"type": "object", "title": "x" * 10_000}
-    good = {"name": "good", "inputSchema": {"type": "object"}}
-    add_hand_written(tools_dir(), [good, {"name": "long", "inputSchema": schema}])
-    async with open_app(model(tmp_path, "Hi.")) as driver:
-        await driver.ready()
-        await order(driver, "/tools demo")
-        await driver.until(lambda: "demo: the schema of 'long' has 10,0" in driver.problem)
-        assert driver.chat.conversation.chat.tools == ("demo_good",)
-
-
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The threads that have asked a session for its writer, which may read a prompt file."""
@@ -359,20 +282,6 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
     monkeypatch.setattr(Session, "writer", property(noted))
     return threads
-
-
-async def test_completing_tools_reads_no_prompt_file(
-    open_app: OpenApp, tmp_path: Path, readers: list[threading.Thread]
-) -> None:
-    async with open_app(model(tmp_path, "Hi.")) as driver:
-        await driver.ready()
-        await driver.idle()
-        readers.clear()
-        driver.prompt.text = "/tools "
-        driver.prompt.move_cursor((0, 7))
-        await driver.press(*"calcu", "tab")
-        assert driver.prompt.text.startswith("/tools calculator")
-        assert threading.main_thread() not in readers
 
 
 async def test_choosing_and_listing_tools_reads_no_prompt_file_on_the_event_loop(
@@ -389,27 +298,3 @@ async def test_choosing_and_listing_tools_reads_no_prompt_file_on_the_event_loop
         await driver.until(lambda: "nosuch" in driver.problem)
         assert readers
         assert threading.main_thread() not in readers
-
-
-async def test_tools_of_a_chat_whose_prompt_file_is_gone_are_refused_with_its_sentence(
-    open_app: OpenApp, tmp_path: Path
-) -> None:
-    file = tmp_path / "gone.toml"
-    file.write_text('input_prefix = "In:"\noutput_prefix = "Out:"\n')
-    async with open_app(model(tmp_path, "Hi.")) as driver:
-        await driver.ready()
-        await order(driver, f"/prompt {file}")
-        await driver.until(lambda: driver.chat.conversation.chat.basis.prompt)
-        await driver.idle()
-        file.unlink()
-        await order(driver, "/template own")  # a session that has read nothing
-        for command in ("/tools", "/tools calculator", "/tools nosuch"):
-            await order(driver, command)
-            # The sentence of /template may still be there when the prompt is already empty.
-            await driver.until(
-                lambda command=command: (
-                    driver.prompt.text == command and "gone.toml" in driver.problem
-                )
-            )
-            driver.prompt.text = ""
-            driver.chat.widgets.show_problem("")

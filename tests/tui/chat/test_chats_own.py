@@ -56,17 +56,6 @@ async def test_a_chat_reopens_in_its_model(
         assert loaded == ["mine", "gone"]
 
 
-async def test_an_imported_chat_goes_on_with_the_model_there_is(
-    open_app: OpenApp, store: Store, loaded: list[str]
-) -> None:
-    chat_id = held_with(store, "")
-    async with open_app(ScriptedModel(["No."])) as driver:
-        await driver.ready()
-        await driver.chat.controls.open(chat_id)
-        await driver.idle()
-        assert not loaded
-
-
 async def test_sampling_is_kept_with_the_chat(open_app: OpenApp, store: Store) -> None:
     other = held_with(store, "")
     async with open_app() as driver:
@@ -111,14 +100,3 @@ async def test_a_default_that_cannot_be_kept_is_told_and_not_used(
             driver.app.screen.query_one("#field-problem").content
         )
         assert driver.chat.conversation.choices.sampling == Sampling()
-
-
-async def test_a_chat_of_no_model_has_no_gap_in_the_lists(open_app: OpenApp, store: Store) -> None:
-    chat_id = store.create_chat(title="Imported")
-    store.add_message(chat_id, None, "user", "Hello")
-    async with open_app(size=(130, 40)) as driver:
-        await driver.listed()
-        assert "just now" in driver.screen_text
-        await driver.press("ctrl+o")
-        await driver.until(lambda: "1 message · just now" in driver.screen_text)
-        assert " ·  " not in driver.screen_text

@@ -90,20 +90,6 @@ async def test_k_ranks_the_versions(open_app: OpenApp, store: Store) -> None:
         assert store.feedback(1)[4] == Feedback(4, "Third.", 0, 1, None)
 
 
-async def test_an_emptied_correction_is_withdrawn(open_app: OpenApp, store: Store) -> None:
-    async with open_app(ScriptedModel(["No."])) as driver:
-        await driver.say("Hello")
-        await driver.press("ctrl+up", "w", *"pe", "enter")
-        assert store.feedback(1)[2].correction == "No.pe"
-        await driver.press("ctrl+up", "w", *["backspace"] * 5)
-        assert "Enter sends" not in driver.screen_text, "here it withdraws"
-        await driver.press("enter")
-        assert "Enter sends" in driver.screen_text
-        assert store.feedback(1) == {}
-        assert (driver.prompt.text, driver.prompt.editing) == ("", None)
-        assert "corrected" not in header(driver)
-
-
 @pytest.mark.parametrize("keys", [["plus"], ["w"], ["k"]])
 async def test_a_store_that_goes_away_is_told_in_words(
     open_app: OpenApp, store: Store, keys: list[str]
@@ -115,14 +101,3 @@ async def test_a_store_that_goes_away_is_told_in_words(
         store.close()
         await driver.press(*keys)
         await driver.until(lambda: "cannot be used" in driver.problem)
-
-
-async def test_a_correction_that_cannot_be_kept_comes_back(open_app: OpenApp, store: Store) -> None:
-    async with open_app() as driver:
-        await driver.say("Hello")
-        await driver.press("ctrl+up", "w", "end", "x")
-        store.close()
-        await driver.press("enter")
-        assert "cannot be used" in driver.problem
-        assert driver.prompt.text.endswith("x")
-        assert driver.prompt.editing is not None

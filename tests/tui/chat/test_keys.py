@@ -47,16 +47,6 @@ async def test_a_new_line_does_not_send(open_app: OpenApp, key: str) -> None:
         assert driver.chat.conversation.turn is None
 
 
-async def test_keys_typed_at_once_take_effect_in_order(open_app: OpenApp) -> None:
-    async with open_app(ScriptedModel(["Yes."])) as driver:
-        for key in ["o", "n", "x", "backspace", "e", "ctrl+j", "t", "w", "o", "enter", "l"]:
-            driver.app.simulate_key(key)
-        await driver.until(lambda: driver.texts)
-        await driver.idle()
-        assert driver.texts == ["one\ntwo", "Yes."]
-        assert driver.prompt.text == "l"
-
-
 async def test_the_prompt_grows_to_eight_rows(open_app: OpenApp) -> None:
     async with open_app() as driver:
         frame = 2
@@ -343,13 +333,6 @@ async def test_a_paste_goes_nowhere_while_the_prompt_is_covered(open_app: OpenAp
         driver.app.post_message(Paste("again"))
         await driver.settle()
         assert driver.prompt.text == "again"
-
-
-async def test_the_end_of_a_long_model_name_is_shown(open_app: OpenApp) -> None:
-    name = "/home/somebody/models/of/theirs/" + "long-" * 10 + "run"
-    async with open_app(ScriptedModel(["Hi."], name=name), size=(60, 20)) as driver:
-        await driver.until(lambda: "…long-long-long-long-run  " in driver.screen_text)
-        assert driver.status.model == name
 
 
 async def test_enter_on_nothing_asks_the_first_question(open_app: OpenApp) -> None:

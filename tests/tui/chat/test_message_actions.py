@@ -1,10 +1,8 @@
 """What can be done with one message: deleted, brought back, copied in parts."""
 
-import pytest
 from tui_driver import Driver, OpenApp, fill
 
 from chatapp.dialogue.store import Store
-from chatapp.tui.platform.programs import code_blocks
 
 CODE = "So:\n```python\nprint(1)\n```\nor\n~~~\na\n```\n~~~\nand an open one\n```\nb\n"
 
@@ -61,17 +59,3 @@ async def test_code_blocks_are_copied_one_after_the_other(open_app: OpenApp, sto
             copied.append(driver.app.clipboard)
         assert copied == ["print(1)\n", "a\n```\n", "b\n", "print(1)\n"]
         assert driver.notices[1] == "Code block 1 of 3 copied to the clipboard."
-
-
-@pytest.mark.parametrize(
-    ("text", "blocks"),
-    [
-        ("none `of` it", []),
-        ("```\n```", [""]),
-        ("  ```js\nx\n  ```  \ny", ["x\n"]),
-        ("````\n```\n````", ["```\n"]),
-        ("a ``` b\n", []),
-    ],
-)
-def test_code_blocks(text: str, blocks: list[str]) -> None:
-    assert code_blocks(text) == blocks

@@ -9,23 +9,11 @@ from fakes import ScriptedModel
 from textual.widgets import Input
 from tui_driver import OpenApp, fill
 
-from chatapp.common.settings import Settings
 from chatapp.dialogue.export import as_text
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.importing import read_chats
 from chatapp.dialogue.store import Store
-from chatapp.engine.model import Sampling
 from chatapp.tui.screens.copying import CopyScreen
-
-
-async def test_no_two_chats_have_the_same_title(open_app: OpenApp, store: Store) -> None:
-    async with open_app() as driver:
-        for _ in range(3):
-            await driver.press("ctrl+n")
-            await driver.say("What lives in the sea?")
-    titles = [chat.title for chat in store.chats()]
-    last = "What lives in the sea?"
-    assert sorted(titles) == [last, f"{last} (2)", f"{last} (3)"]
 
 
 async def test_tags_are_shown_found_and_exported(
@@ -93,20 +81,6 @@ async def test_a_fork_leaves_the_chat_as_it_was(open_app: OpenApp, store: Store)
     assert [message.text for message in store.path(chat_id)] == ["One?", "One.", "Two?", "Two."]
     titles = {chat.title for chat in store.chats()}
     assert len(titles) == 3
-
-
-async def test_a_fork_keeps_times_and_reasons(open_app: OpenApp, store: Store) -> None:
-    settings = Settings(sampling=Sampling(max_tokens=2))
-    async with open_app(ScriptedModel(["one two three"]), settings=settings) as driver:
-        await driver.say("Count")
-        notes, original = driver.notes, store.path(driver.transcript.path[0].chat_id)
-        assert notes[-1] == "reached the reply limit · c continues"
-        await driver.say("/fork")
-        copies = driver.transcript.path
-        assert copies[0].chat_id != original[0].chat_id
-        assert driver.notes == notes
-        assert [copy.created for copy in copies] == [message.created for message in original]
-        assert store.sent_prompt(copies[1].id) == store.sent_prompt(original[1].id)
 
 
 async def test_times_are_shown_on_demand(open_app: OpenApp, store: Store) -> None:

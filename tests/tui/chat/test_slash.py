@@ -1,12 +1,10 @@
 """Slash commands: completed with Tab, carried out, refused in words, and never sent."""
 
-import json
 import threading
 from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from full_disk import full_after
 from textual.widgets import Static
 from tui_driver import Driver, OpenApp
 
@@ -145,16 +143,6 @@ async def test_models_are_found_when_they_are_asked_for(
         assert driver.prompt.text == "/model runs/[b]mine[/b]"
 
 
-async def test_models_and_settings_to_compare_are_completed(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resolving, "local_models", lambda: ["bundled", "my run"])
-    async with open_app() as driver:
-        await driver.press(*"/compare m")
-        await driver.until(lambda: "model='my run'" in driver.screen_text)
-        assert "/compare max_tokens=" in driver.screen_text
-
-
 async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -> None:
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await order(driver, "/sistem x")
@@ -164,20 +152,6 @@ async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -
         await order(driver, " /sistem x")
         await driver.idle()
         assert driver.texts == [" /sistem x", "Yes."]
-        assert driver.problem == ""
-
-
-async def test_the_reason_of_a_failure_goes_with_the_command(open_app: OpenApp) -> None:
-    async with open_app() as driver:
-        await order(driver, "/sistem x")
-        await driver.press("end", "backspace")
-        assert "there is no command /sistem" in driver.problem
-        await driver.press("escape", "escape")
-        assert driver.prompt.text == ""
-        assert driver.problem == ""
-        await order(driver, "/sistem x")
-        await driver.press("h")
-        assert driver.prompt.text == "h"
         assert driver.problem == ""
 
 
@@ -274,22 +248,6 @@ async def test_system_instructs_the_chat(open_app: OpenApp, store: Store) -> Non
         assert "Only here." not in model.prompts[-1]
 
 
-async def test_system_before_the_model_is_loaded(open_app: OpenApp) -> None:
-    opened = threading.Event()
-    model = ScriptedModel(["Yes."])
-
-    def slowly() -> ScriptedModel:
-        opened.wait(120)
-        return model
-
-    async with open_app(load=slowly) as driver:
-        await order(driver, "/system Be brief.")
-        opened.set()
-        await driver.ready()
-        await driver.say("Hello")
-        assert "Be brief." in model.prompts[-1]
-
-
 async def test_another_model_goes_on_with_the_chat(
     open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,40 +317,6 @@ async def test_what_would_disturb_a_reply_waits(open_app: OpenApp, text: str) ->
         assert driver.prompt.text == text
         model.gate.set()
         await driver.idle()
-
-
-async def test_title_and_export(open_app: OpenApp, store: Store, tmp_path: Path) -> None:
-    async with open_app(ScriptedModel(["It [b]is[/b]."])) as driver:
-        await driver.say("Hello")
-        await order(driver, "/title On  [b] and more")
-        assert store.chat(1).title == "On [b] and more"
-        assert "On [b] and more" in driver.screen_text
-        for suffix in ("md", "json", "jsonl"):
-            path = tmp_path / f"chat.{suffix}"
-            await order(driver, f"/export {path}")
-            await driver.until(
-                lambda path=path: f"The chat is exported to {path}." in notices(driver)
-            )
-            assert "It [b]is[/b]." in path.read_text()
-        assert json.loads((tmp_path / "chat.json").read_text())["title"] == "On [b] and more"
-        await order(driver, f"/export {path}")
-        await driver.until(lambda: "this file exists" in driver.problem)
-        await driver.press("ctrl+u", "ctrl+k")
-        nowhere = tmp_path / "nowhere" / "chat.md"
-        await order(driver, f"/export {nowhere}")
-        reason = f"{nowhere}: cannot be written: No such file or directory"
-        await driver.until(lambda: driver.problem == reason)
-        await driver.press("ctrl+u", "ctrl+k")
-        await order(driver, f"/export {tmp_path / 'chat.txt'}")
-        await driver.until(lambda: "ends in .md, .html, .json or .jsonl" in driver.problem)
-        assert not (tmp_path / "chat.txt").exists()
-        await driver.press("ctrl+u", "ctrl+k")
-        full = tmp_path / "full.md"
-        with full_after(10):
-            await order(driver, f"/export {full}")
-            reason = f"{full}: cannot be written: File too large"
-            await driver.until(lambda: driver.problem == reason)
-        assert not full.exists()
 
 
 @pytest.mark.parametrize(

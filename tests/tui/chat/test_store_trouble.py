@@ -1,12 +1,7 @@
 """What becomes of a chat when the store cannot keep it: deleted elsewhere, a full disk, no disk."""
 
-import shutil
 import sqlite3
-import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
@@ -135,60 +130,3 @@ async def test_leaving_with_a_reply_that_has_no_room_asks_once(
         await driver.until(lambda: "Quit again" in driver.problem)
         await driver.press("ctrl+q")
         await driver.until_left()
-
-
-async def test_an_unsaved_chat_leaves_nothing_on_disk(open_app: OpenApp, tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    store = Store(None)
-    async with open_app(
-        ScriptedModel(["Yes."], name=str(tmp_path / "model")), own_store=store
-    ) as driver:
-        await driver.say("Hello")
-        assert driver.texts == ["Hello", "Yes."]
-        assert "not saved" in driver.screen_text
-        driver.app.theme = "nord"
-        await driver.settle()
-        await driver.press("ctrl+n")
-        assert [chat.title for chat in store.chats()] == ["Hello"]
-    assert not (tmp_path / "home").exists()
-    store.close()
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A disk of 256 KiB; skips where none can be mounted."""
-    folder.mkdir()
-    mount = shutil.which("mount")
-    command = [str(mount), "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if mount is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no disk can be mounted here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-async def test_a_disk_that_is_really_full(
-    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("chatapp.tui.chat.controls._TRY_EVERY_SECONDS", 0.05)
-    reply = "word " * 8_000
-    model = ScriptedModel([reply])
-    model.gate = threading.Event()
-    with small_disk(tmp_path / "disk") as disk:
-        store = Store(disk / "chats.db")
-        filler = disk / "filler"
-        async with open_app(model, own_store=store) as driver:
-            driver.prompt.text = "Go"
-            await driver.press("enter")
-            await driver.until(lambda: driver.texts)
-            with pytest.raises(OSError, match="space"):
-                filler.write_bytes(bytes(2**20))
-            model.gate.set()
-            await driver.until(lambda: driver.problem)
-            assert "disk is full" in driver.problem
-            assert driver.texts[-1].startswith("word word")
-            filler.unlink()
-            await driver.until(lambda: not driver.problem)
-            assert store.path(1)[-1].text == driver.texts[-1]
-        store.close()

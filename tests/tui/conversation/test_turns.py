@@ -7,7 +7,6 @@ import pytest
 from fakes import ScriptedModel
 from tui_driver import OpenApp, fill
 
-from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Event
 from chatapp.engine.model import Request
@@ -71,13 +70,6 @@ async def test_a_load_that_fails_while_a_message_waits_gives_it_back(open_app: O
         opened.set()
         await driver.until(lambda: driver.problem)
         assert driver.prompt.text == "Hello"
-
-
-async def test_a_template_that_does_not_exist_is_told_in_words(open_app: OpenApp) -> None:
-    settings = Settings(template="nonsense")
-    async with open_app(load=lambda: ScriptedModel(["Hi."]), settings=settings) as driver:
-        await driver.until(lambda: driver.problem)
-        assert "there is no template 'nonsense'" in driver.problem
 
 
 async def test_messages_sent_during_a_reply_wait_for_its_end(open_app: OpenApp) -> None:
@@ -187,34 +179,6 @@ async def test_a_message_refused_after_its_chat_was_left_comes_back(open_app: Op
         assert driver.prompt.text.strip() == ("word " * 100).strip()
 
 
-async def test_a_failing_model_is_told_and_can_be_tried_again(
-    open_app: OpenApp, store: Store
-) -> None:
-    model = ScriptedModel([RuntimeError("out of [i]memory[/i]"), "Better."])
-    async with open_app(model) as driver:
-        await driver.say("Hello")
-        assert driver.problem == "The model failed: out of [i]memory[/i]"
-        assert driver.status.state == "error"
-        assert driver.notes[-1] == "the model failed here · r tries again"
-        assert [message.status for message in store.path(1)] == ["complete", "error"]
-        await driver.press("ctrl+up", "r")
-        await driver.idle()
-        assert driver.texts == ["Hello", "Better."]
-        assert driver.problem == ""
-        assert driver.status.state == "ready"
-
-
-async def test_a_call_of_a_tool_stands_in_the_reply(open_app: OpenApp, store: Store) -> None:
-    chat_id = fill(store, ["Hi", "Hello."])
-    store.set_tools(chat_id, ("calculator",))
-    model = ScriptedModel([" She has <<48*76=9", "3648 eggs."])
-    async with open_app(model, chat_id=chat_id) as driver:
-        await driver.press(*"eggs", "enter")
-        await driver.until(lambda: driver.texts[3:] == ["She has <<48*76=3648>>3648 eggs."])
-        await driver.idle()
-        assert [call.result for call in store.path(chat_id)[-1].calls] == ["3648"]
-
-
 class BrokenModel(ScriptedModel):
     """Breaks a promise: it raises in the middle of a reply."""
 
@@ -233,41 +197,6 @@ async def test_a_bug_in_a_model_does_not_bring_the_screen_down(open_app: OpenApp
         assert driver.status.state == "error"
         await driver.press("ctrl+n")
         assert driver.problem == ""
-
-
-async def test_a_reply_of_a_process_that_died_is_shown_as_interrupted(
-    open_app: OpenApp, store: Store
-) -> None:
-    chat_id = fill(store, ["Hello"])
-    message = store.add_message(chat_id, 1, "assistant", "I was going to", status="partial")
-    async with open_app(ScriptedModel([" say this."]), chat_id=chat_id) as driver:
-        assert driver.texts == ["Hello", "I was going to"]
-        assert driver.notes == ["", "interrupted · c continues, r regenerates"]
-        assert store.message(message.id).status == "partial"
-        await driver.press("ctrl+up", "c")
-        await driver.until(lambda: driver.texts[-1] == "I was going to say this.")
-        assert driver.notes == ["", ""]
-
-
-async def test_why_a_reply_ended_is_known_after_reopening(open_app: OpenApp, store: Store) -> None:
-    async with open_app(ScriptedModel(["word " * 30], context=32)) as driver:
-        await driver.say("Hello")
-        assert driver.notes[-1] == "the context window is full"
-    async with open_app(chat_id=1) as driver:
-        assert driver.notes[-1] == "the context window is full"
-
-
-async def test_a_reply_that_repeated_itself_is_marked(open_app: OpenApp) -> None:
-    async with open_app(ScriptedModel(["So it is."], reason="repetition")) as driver:
-        await driver.say("Hello")
-        assert driver.notes[-1] == "it began to repeat itself"
-
-
-async def test_a_chat_that_does_not_exist_is_told_in_words(open_app: OpenApp) -> None:
-    async with open_app(chat_id=7) as driver:
-        assert driver.problem == "there is no chat 7"
-        await driver.say("Hello")
-        assert driver.texts[0] == "Hello"
 
 
 async def test_the_status_line_counts_tokens_and_what_is_left_out(open_app: OpenApp) -> None:
@@ -330,12 +259,3 @@ async def test_a_panic_ends_the_reply_and_not_the_chat(open_app: OpenApp, store:
         await driver.press("ctrl+up", "r")
         await driver.idle()
         assert driver.texts == ["Hello", "Better."]
-
-
-async def test_a_panic_while_loading_is_a_reason(open_app: OpenApp) -> None:
-    def load() -> ScriptedModel:
-        raise PanicException("it panicked")
-
-    async with open_app(load=load) as driver:
-        await driver.until(lambda: driver.problem)
-        assert "The model could not be loaded: it panicked" in driver.problem

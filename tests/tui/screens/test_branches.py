@@ -20,25 +20,6 @@ async def rows(driver: Driver) -> list[str]:
     return [str(option.prompt) for option in driver.app.screen.query_one(OptionList).options]
 
 
-def test_branches_follow_one_another(store: Store) -> None:
-    chat_id = fill(store, ["a", "b", "c", "d"])
-    store.add_message(chat_id, 1, "assistant", "b2")
-    store.add_message(chat_id, 3, "assistant", "d2")
-    fork = store.add_message(chat_id, None, "user", "a2")
-    store.add_message(chat_id, fork.id, "assistant", "e")
-    found = [(message.text, forks) for message, forks in in_order(store.tree(chat_id))]
-    assert found == [
-        ("a", 1),
-        ("b", 2),
-        ("c", 2),
-        ("d", 3),
-        ("d2", 3),
-        ("b2", 2),
-        ("a2", 1),
-        ("e", 1),
-    ]
-
-
 def test_a_long_chat_is_no_deep_one(store: Store) -> None:
     chat_id = fill(store, ["x"] * 3_000)
     assert {forks for _, forks in in_order(store.tree(chat_id))} == {0}
@@ -70,16 +51,6 @@ async def test_ctrl_b_goes_to_any_branch(open_app: OpenApp, store: Store) -> Non
         await rows(driver)
         await driver.press("end", "enter")
         await driver.until(lambda: len(driver.texts) == 4)
-
-
-async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -> None:
-    async with open_app() as driver:
-        await driver.say("Hello")
-        store.close()
-        await driver.press("ctrl+b")
-        await driver.until(lambda: "cannot be used" in driver.sentences)
-        await driver.press("escape")
-        assert driver.app.screen is driver.chat
 
 
 @pytest.mark.parametrize("size", [(60, 20), (100, 30)])

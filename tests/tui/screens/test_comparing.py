@@ -1,6 +1,5 @@
 """One message answered in two ways: asked, streamed, stopped, chosen, kept."""
 
-import json
 import re
 import threading
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import Static
-from thinking_model import SPECIAL, thinking_model
 from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
@@ -18,7 +16,6 @@ from chatapp.dialogue.store.rows import Basis, Comparison
 from chatapp.dialogue.variants import Variant
 from chatapp.engine.model import Sampling
 from chatapp.engine.models import loading
-from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.screens.compare import CompareScreen, Side
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.prompt import Prompt
@@ -57,26 +54,6 @@ async def left_behind(driver: Driver, *keys: str) -> None:
     await driver.press(*keys)
     await driver.until(lambda: driver.app.screen is driver.chat)
     await driver.idle()
-
-
-def test_a_variant_reads_what_a_user_writes() -> None:
-    changed = BASE.changed("model='my run' temperature=0 seed=5 precision=int8 template=alpaca")
-    assert changed == Variant("my run", "int8", "alpaca", Sampling(temperature=0.0, seed=5))
-    assert changed.changed("seed=").sampling.seed is None
-    assert BASE.changed("  ") == BASE
-    assert changed.words() == [
-        *("my run", "int8", "alpaca", "temperature 0.0", "top_p 0.9", "seed 5"),
-        "max_tokens 256",
-    ]
-
-
-async def test_f1_tells_the_keys_here_too(open_app: OpenApp) -> None:
-    async with open_app() as driver:
-        await open_compare(driver, "f4")
-        await driver.press("f1")
-        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
-        await driver.press("escape")
-        await driver.until(lambda: isinstance(driver.app.screen, CompareScreen))
 
 
 @pytest.mark.parametrize(
@@ -216,39 +193,6 @@ async def test_esc_stops_both_and_keeps_what_there_is(open_app: OpenApp, store: 
         assert driver.texts == ["Tea?", "Uno dos"]
 
 
-async def test_each_side_says_that_it_thinks(open_app: OpenApp, tmp_path: Path) -> None:
-    thoughts = "<think>\nThey greet me.\n</think>\n\n"
-    folder = tmp_path / "model"
-    thinking_model(folder, [])
-    texts = [f"{thoughts}Hello!", f"{thoughts}Hi!"]
-    model = Pausing(texts, 8, folder=folder, special=SPECIAL)
-    async with open_app(model) as driver:
-        await open_compare(driver, *"Tea?", "f4")
-        await driver.press("enter")
-        await driver.until(
-            lambda: [side.note for side in sides(driver)] == ["thinking · 4 tokens · Esc stops"] * 2
-        )
-        assert "Esc Stop" in driver.screen_text
-        model.closed.set()
-        await answered(driver)
-        assert "Esc Leave" in driver.screen_text
-        assert shown(driver) == ["Hello!", "Hi!"]
-
-
-async def test_a_message_of_the_chat_is_answered_again(open_app: OpenApp, store: Store) -> None:
-    model = ScriptedModel(["One.", "Two.", "Three."])
-    async with open_app(model) as driver:
-        await driver.say("Tea?")
-        await open_compare(driver, "ctrl+up", "f4")
-        assert not screen(driver).query(Prompt)
-        await driver.press(*"top_k=1", "enter")
-        await answered(driver)
-        await left_behind(driver, "1")
-        assert driver.texts == ["Tea?", "Two."]
-        assert [message.text for message in store.siblings(2)] == ["One.", "Two.", "Three."]
-        assert model.samplings[-1].top_k == 1
-
-
 async def test_another_model_on_the_right(
     open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,18 +257,6 @@ async def test_what_cannot_be_asked_is_said_and_nothing_is_lost(
         assert driver.prompt.text == "Tea?"
 
 
-async def test_a_model_that_fails_leaves_the_other_reply(open_app: OpenApp, store: Store) -> None:
-    async with open_app(ScriptedModel([RuntimeError("out of memory"), "Two."])) as driver:
-        await open_compare(driver, *"Tea?", "f4")
-        await driver.press("enter")
-        await answered(driver)
-        assert "the model failed here" in driver.screen_text
-        assert problem(driver) == "The model failed: out of memory"
-        await left_behind(driver, "2")
-        assert driver.texts == ["Tea?", "Two."]
-        assert list(feedback_rows(store, 1, FeedbackFormat.DPO)) == []  # nothing was said
-
-
 async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -> None:
     async with open_app(ScriptedModel(["One."])) as driver:
         await open_compare(driver, *"Tea?", "f4")
@@ -335,18 +267,6 @@ async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -
         assert "cannot be used" in problem(driver)
         await driver.press("escape")
         await driver.until(lambda: driver.app.screen is driver.chat)
-
-
-async def test_quitting_keeps_the_reply_being_written(open_app: OpenApp, store: Store) -> None:
-    model = ScriptedModel(["One two three."])
-    model.gate = threading.Event()
-    async with open_app(model) as driver:
-        await open_compare(driver, *"Tea?", "f4")
-        await driver.press("enter")
-        await driver.until(lambda: all(side.reply for side in sides(driver)))
-        await driver.press("ctrl+q")
-        await driver.until_left()
-    assert [store.message(id).status for id in (2, 3)] == ["stopped", "stopped"]
 
 
 async def test_not_while_there_is_no_model(open_app: OpenApp) -> None:
@@ -362,15 +282,6 @@ async def test_not_while_there_is_no_model(open_app: OpenApp) -> None:
         assert driver.prompt.text == "Tea?"
         wait.set()
         await driver.ready()
-
-
-def test_rows_of_a_comparison_are_json(store: Store) -> None:
-    chat_id = store.create_chat()
-    user = store.add_message(chat_id, None, "user", "Tea?")
-    ids = [store.add_message(chat_id, user.id, "assistant", text).id for text in ("\ud800", "b")]
-    store.add_comparison(*ids, "left")
-    (row,) = feedback_rows(store, chat_id, FeedbackFormat.DPO)
-    assert json.loads(json.dumps(row)) == row
 
 
 async def test_both_are_put_into_the_prompt_file_of_the_chat(

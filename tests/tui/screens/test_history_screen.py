@@ -1,6 +1,5 @@
 """The list of chats: searched, opened, and what its keys do with a chat."""
 
-import pytest
 from tui_driver import Driver, OpenApp, fill
 
 from chatapp.dialogue.store import Store
@@ -58,22 +57,6 @@ async def test_ctrl_o_deletes_and_u_brings_back(open_app: OpenApp, store: Store)
         assert await listed(driver) == ["Ants", "Cats", "Dogs"]
         await driver.press("u")
         assert await listed(driver) == ["Ants", "Cats", "Dogs"]
-        await driver.press("up")
-        assert isinstance(driver.app.focused, Field)
-
-
-async def test_u_brings_back_the_only_chat(open_app: OpenApp, store: Store) -> None:
-    fill(store, ["Dogs", "They bark."])
-    async with open_app() as driver:
-        await driver.press("ctrl+o")
-        assert await listed(driver) == ["Dogs"]
-        await driver.press("down", "d")
-        assert await listed(driver) == []
-        assert "No chats yet." in driver.screen_text
-        await driver.press("u")
-        assert await listed(driver) == ["Dogs"]
-        await driver.press("a")
-        assert await listed(driver) == []
         await driver.press("up")
         assert isinstance(driver.app.focused, Field)
 
@@ -151,19 +134,3 @@ async def test_a_found_chat_opens_at_what_was_found(open_app: OpenApp, store: St
         assert driver.prompt.text == "write a poem"
         await driver.press(*["backspace"] * 12, "ctrl+up")
         assert driver.app.focused.message.id == other.id, "from the prompt to what was found"
-
-
-@pytest.mark.parametrize("key", ["n", "a", "d", "u"])
-async def test_a_store_that_goes_away_under_the_list_is_told(
-    open_app: OpenApp, store: Store, key: str
-) -> None:
-    fill(store, ["Dogs", "They bark."])
-    fill(store, ["Cats", "They sleep."])
-    async with open_app() as driver:
-        await driver.press("ctrl+o")
-        assert await listed(driver) == ["Cats", "Dogs"]
-        await driver.press("down", *(["d"] if key == "u" else []))
-        await listed(driver)
-        store.close()
-        await driver.press(key)
-        assert "cannot be used" in driver.sentences

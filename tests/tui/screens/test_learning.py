@@ -7,7 +7,6 @@ import pytest
 from fakes import ScriptedModel
 from tui_driver import Driver, OpenApp
 
-from chatapp.dialogue.store import Store
 from chatapp.engine.models import loading
 from chatapp.tui.chat import screen as chat
 from chatapp.tui.screens import teaching as learning
@@ -110,12 +109,3 @@ async def test_it_does_not_outlive_its_screen(
         assert process is not None
         screen.dismiss(None)
         assert await asyncio.wait_for(process.wait(), 120) != 0
-
-
-async def test_chats_that_are_not_kept_teach_nothing(open_app: OpenApp, store: Store) -> None:
-    store.is_kept = False
-    async with open_app() as driver:
-        driver.prompt.text = "/learn"
-        await driver.press("enter")
-        await driver.until(lambda: "This chat isn't saved" in driver.screen_text)
-        assert driver.app.screen is driver.chat

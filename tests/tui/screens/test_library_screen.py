@@ -5,18 +5,14 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from foreign_texts import FOREIGN, shown
 from glass import GlassModel
 from library_driver import choose, picker, rows, type_in
 from textual.widgets import OptionList, Static
 from tui_driver import Driver, OpenApp
 
-from chatapp.common.foreign import printable
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import Sampling
-from chatapp.prompting.template import CHAT, save_template
-from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.parts import ChatWidgets
 from chatapp.tui.screens.library import LibraryScreen
 from chatapp.tui.widgets.dialog import Field
@@ -121,70 +117,6 @@ async def test_the_preview_is_for_the_text_on_the_way(open_app: OpenApp, own: Pa
         assert driver.prompt.text == "blue ice"
 
 
-async def test_what_does_not_fit_is_named(open_app: OpenApp, own: Path) -> None:
-    async with open_app(ScriptedModel(["x"], context=28)) as driver:
-        driver.prompt.text = "red"
-        await picker(driver)
-        await type_in(driver, "feel")
-        assert "Left out for length: 1 example\n" in preview(driver)
-        await leave(driver)
-        driver.prompt.text = "red " * 40
-        await picker(driver)
-        await type_in(driver, "feel")
-        assert "the message is 40 tokens long; at most" in preview(driver)
-
-
-async def test_files_that_cannot_be_used_are_named(open_app: OpenApp, own: Path) -> None:
-    (own / "broken.toml").write_text('\ninstruktion = "x"\n')
-    (own / "hollow.toml").write_text('examples_file = "none.jsonl"\n')
-    (own / "hot.toml").write_text("[generate]\ntemperature = -1.0\n")
-    async with open_app() as driver:
-        await picker(driver)
-        assert "  broken  cannot be used" in rows(driver)
-        for name, words in {
-            "broken": "line 2: 'instruktion' is not a key of a prompt file; did you mean",
-            "hollow": "line 1: 'examples_file' is 'none.jsonl', but there is no file",
-            "hot": "line 2: 'generate.temperature' is -1.0; expected from 0 to 100",
-        }.items():
-            await type_in(driver, name)
-            assert words in preview(driver), preview(driver)
-            await driver.press("enter")
-            assert words in preview(driver), preview(driver)
-            assert isinstance(driver.app.screen, LibraryScreen)
-        assert "\n" not in preview(driver)
-        await leave(driver)
-        assert driver.chat.conversation.chat.basis == Basis()
-
-
-async def test_foreign_text_is_only_text(open_app: OpenApp, own: Path) -> None:
-    for number, text in enumerate(FOREIGN.values()):
-        text = text.encode("utf-8", "replace").decode().replace("\0", "")[:3_000]
-        quoted = "".join(f"\\U{ord(character):08x}" for character in text)
-        (own / f"odd[b]{number}\x1b[2J.toml").write_text(
-            f'description = "{quoted}"\ninstruction = "{quoted}"\n'
-            f'examples = [{{input = "{quoted}", output = "{quoted}"}}]\n'
-        )
-    async with open_app(ScriptedModel(["x"], context=100_000)) as driver:
-        driver.prompt.text = FOREIGN["title"] + FOREIGN["link"]
-        await picker(driver)
-        shown(driver)
-        for number in range(len(FOREIGN)):
-            await type_in(driver, f"odd[b]{number}{printable(chr(27))}")
-            assert printable(f"odd[b]{number}\x1b[2J") in rows(driver)[0]
-            shown(driver)
-            await driver.press("pagedown")
-            shown(driver)
-        await driver.press("enter")
-        await driver.until(lambda: driver.app.screen is driver.chat)
-        await driver.rest()
-        shown(driver)
-        await driver.press("f3")
-        await driver.rest()
-        await driver.press("1")
-        await driver.rest()
-        shown(driver)
-
-
 # What is chosen
 
 
@@ -232,53 +164,6 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(
         assert model.samplings[-1].max_tokens == Sampling().max_tokens
 
 
-async def test_a_persona_sets_instructions_and_template(
-    open_app: OpenApp, store: Store, own: Path, said: list[str]
-) -> None:
-    model = ScriptedModel(["No."])
-    async with open_app(model) as driver:
-        await choose(driver, "monk")
-        assert said == ["The next message uses persona monk."]
-        assert driver.status.template == "alpaca"
-        await driver.say("Hello")
-        assert model.prompts[-1].startswith("The monk says little.\n\n### Instruction:\nHello")
-        assert store.chat(1).basis == Basis("The monk says little.", "", "alpaca")
-    (own / "personas" / "monk.toml").unlink()
-    async with open_app(model, chat_id=1) as driver:
-        assert driver.status.template == "alpaca"
-        await driver.say("Again")
-        assert model.prompts[-1].startswith("The monk says little.\n\n### Instruction:\nHello")
-        driver.prompt.text = "/template plain"
-        await driver.press("enter")
-        await driver.until(lambda: driver.status.template == "plain")
-        assert store.chat(1).basis == Basis("The monk says little.", "", "")
-
-
-async def test_a_model_keeps_the_template_it_was_trained_in(
-    open_app: OpenApp, own: Path, tmp_path: Path
-) -> None:
-    save_template(CHAT, tmp_path)
-    model = ScriptedModel(["No."], folder=tmp_path)
-    async with open_app(model) as driver:
-        await choose(driver, "monk")
-        await driver.say("Hello")
-        assert model.prompts == ["The monk says little.\nUser: Hello\nAssistant:"]
-
-
-async def test_a_wrong_template_on_purpose(
-    open_app: OpenApp, said: list[str], tmp_path: Path
-) -> None:
-    save_template(CHAT, tmp_path)
-    model = ScriptedModel(["No."], folder=tmp_path)
-    async with open_app(model) as driver:
-        driver.prompt.text = "/template plain!"
-        await driver.press("enter")
-        await driver.until(lambda: driver.status.template == "plain")
-        assert "trained with the template 'chat'; in 'plain' it sees" in said[-1]
-        await driver.say("Hello")
-        assert model.prompts[-1].endswith("User: Hello\nAssistant:")
-
-
 async def test_one_can_choose_before_the_model_is_there(
     open_app: OpenApp, store: Store, own: Path
 ) -> None:
@@ -320,47 +205,6 @@ async def test_nothing_is_chosen_while_a_reply_is_written(open_app: OpenApp, own
         assert driver.chat.conversation.chat.basis == Basis()
 
 
-async def test_other_chats_are_not_touched(open_app: OpenApp, store: Store, own: Path) -> None:
-    model = ScriptedModel(["Yes."])
-    async with open_app(model) as driver:
-        await choose(driver, "feel")
-        await driver.say("red wine")
-        driver.chat.conversation.set_sampling(Sampling(max_tokens=50))
-        await driver.press("ctrl+n")
-        await driver.rest()
-        assert driver.status.template == "plain"
-        assert driver.chat.conversation.choices.sampling == Sampling()
-        await driver.say("Hello")
-        assert model.prompts[-1].endswith("User: Hello\nAssistant:")
-        assert [store.chat(id).prompt for id in (1, 2)] == ["feel", ""]
-
-
-async def test_a_file_by_its_path(open_app: OpenApp, store: Store, own: Path) -> None:
-    path = own / "feel.toml"
-    elsewhere = path.rename(own.parent.parent / "mine.toml")
-    model = ScriptedModel(["Yes."])
-    async with open_app(model) as driver:
-        await picker(driver)
-        await type_in(driver, str(elsewhere))
-        assert "Thing: red rose" in preview(driver)
-        await driver.press("enter")
-        await driver.until(lambda: driver.app.screen is driver.chat)
-        await driver.say("red wine")
-        assert store.chat(1).prompt == str(elsewhere)
-        elsewhere.unlink()
-        await driver.press("ctrl+n")
-        await driver.rest()
-        await driver.chat.controls.open(1)
-        await driver.rest()
-        await driver.until(lambda: "The chat's prompt file cannot be used" in driver.problem)
-        assert "mine.toml: cannot be read" in driver.problem
-        await driver.say("red again")
-        await driver.until(lambda: driver.prompt.text == "red again")
-        assert len(store.path(1)) == 2
-        await picker(driver)
-        assert f"● {elsewhere}" in rows(driver)[1]
-
-
 # By command
 
 
@@ -374,16 +218,6 @@ async def test_the_command_completes_and_chooses(open_app: OpenApp, own: Path) -
         driver.prompt.text = "/prompt"
         await driver.press("enter")
         await driver.until(lambda: isinstance(driver.app.screen, LibraryScreen))
-
-
-async def test_help_lists_its_keys_and_its_command(open_app: OpenApp) -> None:
-    async with open_app(size=(100, 250)) as driver:
-        await driver.press("f1")
-        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
-        text = driver.screen_text
-        assert "Use a persona or a prompt file" in text
-        assert "Scroll the preview down" in text
-        assert "/prompt [NAME]" in text
 
 
 @pytest.mark.parametrize(

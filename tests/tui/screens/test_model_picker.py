@@ -1,24 +1,17 @@
 """The list of models, and a chat that goes on with a model on a server."""
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from completions_server import CompletionsServer, break_off, closed_port, piece, said
+from completions_server import CompletionsServer, closed_port, said
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 from tui_driver import Driver, OpenApp
-from typer.testing import CliRunner
 
-from chatapp import cli
-from chatapp.commands import options
-from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.models import loading, resolving
-from chatapp.engine.models.resolving import note_model
-from chatapp.tui.app import ChatApp
 from chatapp.tui.screens.models import ModelScreen
 from chatapp.tui.widgets.dialog import Field
 
@@ -78,31 +71,6 @@ async def test_what_there_is(open_app: OpenApp, server: CompletionsServer) -> No
         assert "runs/mine" not in driver.screen_text
         await driver.press("escape")
         assert driver.status.model == "scripted"
-
-
-async def test_it_knows_what_models_list_and_completion_know(
-    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(resolving, "cached_hub_models", lambda wanted: [])
-    monkeypatch.setattr(resolving, "files_of_other_programs", dict)
-    write_tiny_gpt2(tmp_path / "elsewhere" / "used")
-    (tmp_path / "elsewhere" / "used.gguf").touch()
-    (tmp_path / "elsewhere" / "begun").mkdir()
-    (tmp_path / "elsewhere" / "begun" / "run.json").write_text("{}")
-    for name in ("used", "used.gguf", "begun"):
-        note_model(tmp_path / "elsewhere" / name)
-    names = ["bundled", "elsewhere/begun", "elsewhere/used.gguf", "elsewhere/used"]
-    listed = json.loads(CliRunner().invoke(cli.app, ["models", "list", "--json"]).stdout)
-    assert [model["name"] for model in listed] == names
-    assert options.models("") == names
-    async with open_app() as driver:
-        await open_list(driver)
-        assert "elsewhere/begun" in driver.screen_text
-        assert "this run is not finished; continue it with `finetune resume" in driver.screen_text
-        screen = driver.app.screen
-        assert isinstance(screen, ModelScreen)
-        assert [model.name for model in screen._models] == names
 
 
 @pytest.mark.usefixtures("machine")
@@ -175,46 +143,3 @@ async def test_a_running_reply_is_not_disturbed(open_app: OpenApp) -> None:
 
 
 # A server in the chat
-
-
-async def test_stopping_a_reply_of_a_server(open_app: OpenApp, server: CompletionsServer) -> None:
-    server.stream = [piece(" Well"), piece(" then"), server.hang]
-    async with open_app(load=lambda: loading.load_model(f"{server.url}#tiny")) as driver:
-        await driver.ready()
-        driver.prompt.text = "Hi"
-        await driver.press("enter")
-        await driver.until(lambda: "Well then" in driver.screen_text)
-        await driver.press("escape")
-        await driver.idle()
-        assert server.gone.wait(120)
-        assert driver.texts == ["Hi", "Well then"]
-        assert driver.status.state == "stopped"
-
-
-async def test_a_server_that_breaks_off(open_app: OpenApp, server: CompletionsServer) -> None:
-    server.stream = [piece(" Well"), break_off]
-    async with open_app(load=lambda: loading.load_model(f"{server.url}#tiny")) as driver:
-        await driver.ready()
-        await driver.say("Hi")
-        assert driver.texts == ["Hi", "Well"]
-        assert "The model failed" in driver.problem
-        assert "broke off the connection" in driver.problem
-
-
-async def test_remarks_are_shown(open_app: OpenApp, server: CompletionsServer) -> None:
-    async with open_app(load=lambda: loading.load_model(f"{server.url}#[b]large[/b]")) as driver:
-        await driver.ready()
-        await driver.until(lambda: "context window" in "".join(notices(driver)))
-        server.stream = said(" Yes.")
-        driver.prompt.text = "/set top_k 5"
-        await driver.press("enter")
-        await driver.say("Hi")
-        assert "follows top_k" in driver.screen_text
-
-
-async def test_a_server_that_is_down(store: Store) -> None:
-    settings = Settings(model=f"http://localhost:{closed_port()}")
-    app = ChatApp(settings, store=store)
-    async with app.run_test() as pilot:
-        driver = Driver(app, pilot)
-        await driver.until(lambda: "the server cannot be reached" in driver.problem)

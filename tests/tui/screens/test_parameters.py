@@ -9,11 +9,8 @@ from textual.events import Key
 from textual.widgets import Static
 from tui_driver import Driver, OpenApp
 
-from chatapp.common.parameters import PARAMETERS
 from chatapp.common.paths import presets_path
 from chatapp.common.presets import read_presets, save_preset
-from chatapp.common.settings import Settings
-from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import Sampling
 from chatapp.engine.models import loading
 from chatapp.tui.screens.parameters import ParametersScreen
@@ -72,34 +69,6 @@ async def test_presets_are_kept_loaded_and_removed(open_app: OpenApp) -> None:
         assert "there is no preset '[b]x[/b]'; there are none yet" in problem(driver)
 
 
-async def test_every_value_has_its_origin(open_app: OpenApp, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
-    model, settings = ScriptedModel(["Yes."], folder=tmp_path), Settings(sampling=Sampling(seed=7))
-    async with open_app(model, settings=settings) as driver:
-        await open_parameters(driver, top_k="5")
-        await driver.press("enter")
-        await driver.say("Go")
-        assert model.samplings == [Sampling(temperature=0.6, top_k=5, seed=7)]
-        await open_parameters(driver)
-        words = [str(each.content) for each in driver.app.screen.query(".field > .words")]
-        shown = dict(zip(PARAMETERS, words, strict=False))
-        assert shown["temperature"] == "model · 0 is greedy; higher varies more"
-        assert shown["top_k"].startswith("this chat · keep the k")
-        assert shown["seed"].startswith("settings file · same seed")
-        assert shown["top_p"] == "keep top tokens up to this probability; 1 is off"
-
-
-async def test_what_a_prompt_file_asks_for_is_its_own(open_app: OpenApp, tmp_path: Path) -> None:
-    file = tmp_path / "task.toml"
-    file.write_text('examples = [{input = "a", output = "b"}]\n[generate]\ntemperature = 0.2\n')
-    async with open_app() as driver:
-        driver.chat.conversation.hold_with(Basis(prompt=str(file)))
-        await driver.say("Go")
-        origins = driver.chat.conversation.choices.origins
-        assert (origins["temperature"], origins["top_k"]) == ("prompt file", "default")
-
-
 async def test_names_are_completed_with_the_right_arrow(open_app: OpenApp) -> None:
     save_preset(presets_path(), "exact", Sampling(temperature=0.0))
     async with open_app() as driver:
@@ -129,36 +98,6 @@ async def test_a_value_that_cannot_be_is_not_kept(open_app: OpenApp) -> None:
         assert "needs a name" in problem(driver)
         assert driver.app.focused is field(driver, "preset")
         assert not presets_path().exists()
-
-
-async def test_a_broken_file_is_told_and_left_alone(open_app: OpenApp) -> None:
-    presets_path().parent.mkdir(parents=True)
-    presets_path().write_text("{broken")
-    async with open_app() as driver:
-        await open_parameters(driver, preset="a")
-        assert "is not valid JSON" in problem(driver)
-        for key in ("ctrl+s", "ctrl+l", "ctrl+r"):
-            await driver.press(key)
-            assert "is not valid JSON" in problem(driver)
-        field(driver, "top_k").value = "3"
-        await driver.press("enter")
-        await driver.until(lambda: driver.app.screen is driver.chat)
-        assert driver.chat.conversation.choices.sampling.top_k == 3
-        driver.prompt.text = "/preset a"
-        await driver.press("enter")
-        assert "is not valid JSON" in driver.problem
-    assert presets_path().read_text() == "{broken"
-
-
-async def test_slash_preset(open_app: OpenApp) -> None:
-    save_preset(presets_path(), "exact", Sampling(temperature=0.0))
-    async with open_app() as driver:
-        await driver.press(*"/preset ", "tab")
-        assert driver.prompt.text == "/preset exact"
-        await driver.press("enter")
-        assert driver.chat.conversation.choices.sampling == Sampling(temperature=0.0)
-        await driver.press(*"/preset exakt", "enter")
-        assert "did you mean 'exact'?" in driver.problem
 
 
 async def test_another_template_and_precision(
@@ -226,19 +165,3 @@ async def test_a_reply_being_written_keeps_its_template(open_app: OpenApp, tmp_p
         assert driver.chat.conversation.choices.sampling.top_k == 9
         model.gate.set()
         await driver.idle()
-
-
-async def test_no_template_before_the_model(open_app: OpenApp) -> None:
-    wait = threading.Event()
-
-    def slowly() -> ScriptedModel:
-        wait.wait(120)
-        return ScriptedModel(["One."])
-
-    async with open_app(load=slowly) as driver:
-        await open_parameters(driver, precision="int8")
-        await driver.press("enter")
-        assert "the model is still loading" in problem(driver)
-        await driver.press("escape")
-        wait.set()
-        await driver.ready()

@@ -62,10 +62,3 @@ async def test_a_model_that_is_no_run_is_named(open_app: OpenApp, run: Path) -> 
         await press_i(driver)
         await driver.until(lambda: "Esc closes" in driver.screen_text)
         assert "expected the folder of a run" in driver.sentences
-
-
-async def test_a_reply_of_a_server(open_app: OpenApp) -> None:
-    async with open_app(ScriptedModel(["here"], name="http://localhost:1")) as driver:
-        await press_i(driver)
-        await driver.until(lambda: "the files of a model on a server" in driver.problem)
-        assert driver.app.screen is driver.chat
