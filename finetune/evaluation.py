@@ -30,7 +30,6 @@ from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, l
 from finetune.data.preparation import LONGEST, choose_template, on_day
 from finetune.measuring.results import Answer, Evaluation, SetResult
 from finetune.objectives.objective import (
-    EvaluationRow,
     Evaluator,
     ModelText,
     Question,
@@ -55,7 +54,7 @@ class EvaluatedModel:
 
     files: ModelFiles
     evaluator: Evaluator
-    sets: Mapping[str, Sequence[EvaluationRow]]
+    sets: Mapping[str, Sequence[Any]]
     left_out: Mapping[str, int]
 
     @property

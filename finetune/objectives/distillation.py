@@ -33,18 +33,19 @@ from finetune.config.objectives import DistillationSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.data.packing import Rows
-from finetune.objectives.l3 import ReplyObjective, count_labels, perplexity
+from finetune.objectives.l3 import ReplyObjective, count_labels
 from finetune.objectives.objective import (
     ModelText,
     Objective,
     RowSets,
+    Scalar,
     check_causal,
     check_head,
     check_packing,
+    perplexity,
     through_head,
 )
-from finetune.objectives.previews import show_lengths, show_masks
-from finetune.objectives.rows import read_chat_rows
+from finetune.objectives.rows import read_chat_rows, show_lengths, show_masks
 
 _CHUNK_LOGITS = 2**22
 """Logits of one model that exist at one time; a divergence needs about eight such tensors."""
@@ -78,9 +79,6 @@ class Distillation(ReplyObjective):
     teacher: Any
     window: int
 
-    names = ("jsd", "l2", "accuracy")
-    curves = ("jsd",)
-
     @classmethod
     def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
         settings = cast(DistillationSettings, config.objective)
@@ -105,8 +103,13 @@ class Distillation(ReplyObjective):
         return self.config.own_replies > 0
 
     @property
-    def figures(self) -> Mapping[str, str]:
-        return {"jsd": self._divergence, "l2": "L2"}
+    def scalars(self) -> Mapping[str, Scalar]:
+        """L2 and accuracy are of the rows' own tokens."""
+        return {
+            "jsd": Scalar(self._divergence, curve=True, metric="loss"),
+            "l2": Scalar("L2"),
+            "accuracy": Scalar(metric="accuracy"),
+        }
 
     @property
     def _divergence(self) -> str:
@@ -114,7 +117,6 @@ class Distillation(ReplyObjective):
         return {0.0: "forward KL", 1.0: "reverse KL"}.get(beta, f"JSD({beta:g})")
 
     def summary(self, data: RowSets) -> str:
-        """A description of the loss and the amount of data."""
         text = f"{self._divergence} to {self.config.teacher}"
         text += f" over {data.response_labels:,} response tokens"
         if share := self.config.own_replies:
@@ -174,12 +176,7 @@ class Distillation(ReplyObjective):
         }
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """loss: the divergence in nats per token; of the rows' own tokens perplexity, accuracy."""
-        return {
-            "loss": means["jsd"],
-            "perplexity": perplexity(means["l2"]),
-            "accuracy": means["accuracy"],
-        }
+        return super().metrics(means, done) | {"perplexity": perplexity(means["l2"])}
 
 
 def _logits(head: Any, states: Tensor) -> Tensor:

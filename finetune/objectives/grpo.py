@@ -52,10 +52,11 @@ from finetune.objectives.objective import (
     Objective,
     Question,
     RowSets,
+    Scalar,
     through_head,
 )
-from finetune.objectives.previews import lengths_document, short_middling_long
 from finetune.objectives.rewards import DrawnReply, Rewards
+from finetune.objectives.rows import lengths_document, short_middling_long
 
 _SMALLEST_DEVIATION = 1e-4
 
@@ -180,7 +181,7 @@ class Grpo(Objective):
         )
 
     def questions(
-        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
+        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int = 0
     ) -> Iterator[Question]:
         prompts = cast(PromptRows, rows).prompts
         return (Question(prompt.ids, prompt.text, prompt.reference, prompt) for prompt in prompts)
@@ -194,29 +195,21 @@ class Grpo(Objective):
         self.rewards.close()
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return ("grpo", *self._step_figures)
-
-    @property
-    def figures(self) -> Mapping[str, str]:
-        return {"grpo": "GRPO", **self._step_figures, "eval_reward": "held-out reward"}
-
-    @property
-    def curves(self) -> tuple[str, ...]:
-        return ("reward", "no_signal", *(["kl"] if self.config.beta else []), "eval_reward")
-
-    @property
-    def _step_figures(self) -> dict[str, str]:
-        """The figures of a step's replies, by their keys in the log."""
-        figures = {"reward": "reward", "no_signal": "no signal", "length": "tokens a reply"}
-        if self.config.beta:
-            figures["kl"] = "KL"
-        if self.config.iterations > 1:
-            figures["clipped"] = "clipped"
-        return figures
+    def scalars(self) -> Mapping[str, Scalar]:
+        """The figures of a step's replies, and of greedy ones; the loss has no curve."""
+        kl = {"kl": Scalar("KL", curve=True)} if self.config.beta else {}
+        clipped = {"clipped": Scalar("clipped")} if self.config.iterations > 1 else {}
+        reward = Scalar("reward", curve=True, metric="reward", held_out="held-out reward")
+        return {
+            "grpo": Scalar("GRPO"),
+            "reward": reward,
+            "no_signal": Scalar("no signal", curve=True),
+            "length": Scalar("tokens a reply", metric="length"),
+            **kl,
+            **clipped,
+        }
 
     def summary(self, data: RowSets) -> str:
-        """A description of the loss and the amount of data."""
         text = (
             f"GRPO: {self.config.replies} replies of at most {self.config.max_tokens:,} tokens to "
             f"each of {data.examples:,} prompts, rewards by {', '.join(self.rewards.names)}"
@@ -258,7 +251,7 @@ class Grpo(Objective):
                 "clipped": (clipped * mask).sum() / n_tokens,
             }
             return torch.stack(
-                [(loss * mask).sum() / n_tokens, *(figures[n] for n in self._step_figures)]
+                [(loss * mask).sum() / n_tokens, *(figures[n] for n in self.names[1:])]
             )
 
         return through_head(call, model, learnt, compute)
@@ -319,14 +312,8 @@ class Grpo(Objective):
         return ("loss",)
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """The mean reward and length of greedy replies; loss, which selects the best, is
-        minus the reward.
-        """
-        return {
-            "loss": -means["reward"],
-            "reward": means["reward"],
-            "length": means["length"],
-        }
+        """loss, which selects the best, is minus the reward."""
+        return {"loss": -means["reward"]} | super().metrics(means, done)
 
 
 _SHOWN_REWARDS = 50

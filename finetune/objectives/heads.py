@@ -60,6 +60,7 @@ from finetune.objectives.objective import (
     ModelText,
     Objective,
     RowSets,
+    Scalar,
     Tell,
     through_head,
 )
@@ -492,8 +493,12 @@ class HeadObjective(WithHead, L3):
         return cls.of(config.objective, spec=spec), rows
 
     @property
-    def names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return L3.names[:3] if self.spec.scale else L3.names
+    def scalars(self) -> Mapping[str, Scalar]:
+        """Those of `L3`, whose L2 has no perplexity; numbers are never right or wrong."""
+        scalars = {**super().scalars, "l2": Scalar("L2", curve=True, metric="loss")}
+        if self.spec.scale:
+            del scalars["accuracy"]
+        return scalars
 
     def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
         """The number of examples, and of tokens or sequences of L1."""
@@ -564,13 +569,8 @@ class HeadObjective(WithHead, L3):
         """loss in nats per row and accuracy, or loss and mse, in squared units; l1 in nats per
         token.
         """
-        if self.spec.scale:
-            mse = means["l2"] * self.spec.scale[1] ** 2
-            l1 = {"l1": means["l1"]} if self.weight(done) else {}
-            return {"loss": means["l2"], "mse": mse, **l1}
-        metrics = super().metrics(means, done)
-        del metrics["perplexity"]  # meaningless for labels
-        return metrics
+        mse = {"mse": means["l2"] * self.spec.scale[1] ** 2} if self.spec.scale else {}
+        return super().metrics(means, done) | mse
 
 
 def head_model(model: Any, spec: HeadSpec, text: ModelText) -> HeadModel:

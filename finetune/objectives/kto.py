@@ -19,7 +19,7 @@ Invariant: the value of a reply depends on its own verdict and on the step, neve
 in a micro-batch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,11 +30,10 @@ from rich.console import RenderableType
 from rich.text import Text
 from torch import Tensor, nn
 
-from chatapp.engine.model import PieceTokenizer, Tokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.tasks.evaluation.metrics import wilson
 from finetune.config.objectives import KtoSettings
-from finetune.config.sections import FinetuneConfig
-from finetune.data.batches import Tensors, TrainingRows
+from finetune.data.batches import Tensors
 from finetune.data.encoding import Encoded, Span
 from finetune.data.formats import Layout
 from finetune.data.preferences import (
@@ -46,36 +45,26 @@ from finetune.data.preferences import (
 )
 from finetune.data.tables import Row
 from finetune.objectives.log_probs import side, token_log_probs
-from finetune.objectives.objective import (
-    Figures,
-    ModelText,
-    Objective,
-    Question,
-    RowSets,
-    Tell,
-    through_head,
-)
+from finetune.objectives.objective import Figures, RowSets, Scalar, Tell, through_head
 from finetune.objectives.pairs import (
     LOGP_FIGURES,
     REWARD_FIGURES,
     Dpo,
     FeedbackEvaluator,
+    FeedbackObjective,
     PairEvaluator,
+    metric_scalars,
     replies_of,
-)
-from finetune.objectives.previews import (
-    cut_line,
-    lengths_document,
-    lengths_line,
-    reply_lengths,
-    show_pairs,
 )
 from finetune.objectives.rows import (
     PairRows,
-    RowMaker,
-    encode_feedback,
-    pair_row_sets,
-    row_questions,
+    Sides,
+    cut_line,
+    lengths_document,
+    lengths_line,
+    mean_losses,
+    reply_lengths,
+    show_pairs,
 )
 
 
@@ -84,29 +73,27 @@ class VerdictEvaluator(FeedbackEvaluator):
     """Evaluates a model on verdicts by KTO, and on preferences by DPO, which ranks
     their replies."""
 
-    def detect(self, row: Row) -> Layout[FeedbackRow]:
-        return detect_feedback(row)
-
+    @torch.no_grad()
     def measure(self, model: Any, rows: Sequence[EncodedFeedback], tell: Tell) -> Figures:
         """The means over the replies; the fraction of correct verdicts with Wilson's interval."""
         settings = cast(KtoSettings, self.config.objective)
         if all(isinstance(row, EncodedPair) for row in rows):
             ranking = PairEvaluator(self.config, self.text, Dpo(beta=settings.beta))
             return ranking.measure(model, rows, tell)
-        objective = Kto.of(settings, as_verdicts(rows))
-        made = self.pair_rows(rows, verdict_rows)
-        batches = list(self.batches(model, made, objective.needs_reference, tell))
-        with torch.no_grad():
-            counts = objective.count(batches, model, model)
-            parts = [objective.losses(model, model, batch, counts, 0.0) for batch in batches]
-        total = torch.stack(parts).cpu().double().sum(0)
-        means = dict(zip(objective.names, total.tolist(), strict=True))
+        objective = Kto.of(settings, rows)
+        made, end = self.pair_rows(objective, rows, tell), self.text.tokenizer.end_id
+        means, _ = mean_losses(objective, model, made, end, "pairs", tell)
         right = wilson(round(means["accuracy"] * len(made)), len(made))
         return Figures(objective.metrics(means, 0.0), {"accuracy": right})
 
 
+def as_verdicts(rows: Sequence[EncodedFeedback]) -> list[EncodedVerdict]:
+    """Verdicts unchanged, and each preference as two."""
+    return [verdict for feedback_row in rows for verdict in feedback_row.verdicts]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Kto(Objective):
+class Kto(FeedbackObjective):
     """beta, desirable (λ_D), undesirable (λ_U): see above."""
 
     beta: float = 0.1
@@ -115,33 +102,33 @@ class Kto(Objective):
 
     evaluator = VerdictEvaluator
     needs_reference = True
-    names = ("kto", "kl", *REWARD_FIGURES, *LOGP_FIGURES)
-    curves = ("kto",)
 
-    @classmethod
-    def of(cls, settings: KtoSettings, verdicts: Sequence[EncodedVerdict]) -> "Kto":
-        """The objective for a table of the configuration and these verdicts."""
-        desirable, undesirable = weights(settings, verdicts)
-        return cls(beta=settings.beta, desirable=desirable, undesirable=undesirable)
+    @staticmethod
+    def detect(row: Row) -> Layout[FeedbackRow]:
+        return detect_feedback(row)
 
-    @classmethod
-    def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
-        prepared = encode_feedback(config, text, detect_feedback)
-        objective = cls.of(cast(KtoSettings, config.objective), as_verdicts(prepared.train))
-        return objective, pair_row_sets(prepared, config, text, "response", verdict_rows)
-
-    def questions(
-        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
-    ) -> Iterator[Question]:
-        return row_questions(cast(PairRows, rows).first.examples, tokenizer, context, skip)
+    @staticmethod
+    def sides(rows: Sequence[EncodedFeedback], longest: int) -> Sides:
+        """Of verdicts: the reply, the one before it with the same prompt, and the label."""
+        verdicts = as_verdicts(rows)
+        replies = [verdict.reply for verdict in verdicts]
+        mismatched = [
+            _mismatched(reply, before, longest)
+            for reply, before in zip(replies, [replies[-1], *replies[:-1]], strict=True)
+        ]
+        return replies, mismatched, [float(verdict.desirable) for verdict in verdicts]
 
     @property
-    def figures(self) -> Mapping[str, str]:
-        right = {"accuracy": "verdicts right"}
-        return {"kto": "KTO", "kl": "KL"} | REWARD_FIGURES | right | LOGP_FIGURES
+    def scalars(self) -> Mapping[str, Scalar]:
+        labels = {"kl": "KL"} | REWARD_FIGURES | {"accuracy": "verdicts right"} | LOGP_FIGURES
+        return {"kto": Scalar("KTO", curve=True, metric="loss"), **metric_scalars(labels)}
+
+    @classmethod
+    def of(cls, settings: KtoSettings, rows: Sequence[EncodedFeedback]) -> "Kto":
+        desirable, undesirable = weights(settings, as_verdicts(rows))
+        return cls(beta=settings.beta, desirable=desirable, undesirable=undesirable)
 
     def summary(self, data: RowSets) -> str:
-        """A description of the loss and the amount of data."""
         return (
             f"KTO over {data.examples:,} replies; a good one weighs {self.desirable:.3g}, a bad "
             f"one {self.undesirable:.3g}"
@@ -201,7 +188,7 @@ class Kto(Objective):
     ) -> Mapping[str, Sequence[RenderableType]]:
         rows = cast(PairRows, data.train)
         good = _are_good(rows)
-        lengths = reply_lengths(rows.first.examples)
+        lengths = reply_lengths(rows.examples)
         lines = [
             Text(self.summary(data)),
             Text(f"good: {int(good.sum()):,} of {len(good):,} replies ({good.mean():.1%})"),
@@ -218,14 +205,9 @@ class Kto(Objective):
     def preview_figures(self, data: RowSets, tokenizer: PieceTokenizer) -> dict[str, Any]:
         rows = cast(PairRows, data.train)
         return {
-            "reply_tokens": lengths_document(reply_lengths(rows.first.examples)),
+            "reply_tokens": lengths_document(reply_lengths(rows.examples)),
             "desirable": int(_are_good(rows).sum()),
         }
-
-    def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """loss, and the figures of the replies."""
-        names = ("kl", *REWARD_FIGURES, *LOGP_FIGURES)
-        return {"loss": means["kto"]} | {name: means[name] for name in names}
 
 
 def _are_good(rows: PairRows) -> NDArray[np.bool_]:
@@ -243,22 +225,6 @@ def _kinds(rows: Tensors) -> tuple[Tensor, Tensor]:
     replies = replies_of(torch.zeros(rows["input_ids"].shape, device=rows["value"].device), rows)
     labelled = replies.tokens > 0
     return labelled & (replies.value > 0.5), labelled & (replies.value <= 0.5)
-
-
-def as_verdicts(rows: Sequence[EncodedFeedback]) -> list[EncodedVerdict]:
-    """Verdicts unchanged, and each preference as two."""
-    return [verdict for feedback_row in rows for verdict in feedback_row.verdicts]
-
-
-def verdict_rows(rows: Sequence[EncodedFeedback], maker: RowMaker) -> PairRows:
-    """Rows of verdicts: the reply, the one before it with the same prompt, and the label."""
-    verdicts = as_verdicts(rows)
-    replies = [verdict.reply for verdict in verdicts]
-    mismatched = [
-        _mismatched(reply, before, maker.length)
-        for reply, before in zip(replies, [replies[-1], *replies[:-1]], strict=True)
-    ]
-    return maker.rows(replies, mismatched, [float(verdict.desirable) for verdict in verdicts])
 
 
 def _mismatched(prompt_of: Encoded, reply_of: Encoded, longest: int) -> Encoded:

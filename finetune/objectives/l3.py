@@ -9,7 +9,6 @@ row has one reply, its last tokens, and both parts read exactly what they read w
 it.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -40,15 +39,17 @@ from finetune.objectives.objective import (
     Objective,
     Question,
     RowSets,
+    Scalar,
     Tell,
+    row_questions,
     through_head,
 )
-from finetune.objectives.previews import show_lengths, show_masks
 from finetune.objectives.rows import (
     encode_run_chats,
     mean_losses,
     read_chat_rows,
-    row_questions,
+    show_lengths,
+    show_masks,
     with_start,
 )
 
@@ -81,11 +82,6 @@ def count_labels(batches: Iterable[Tensors], aux_norm: AuxNorm) -> Tensor:
             aux = _labels_of_example(batch)[:, 1:] > 0
         counts += torch.stack([response.sum(), aux.sum()]).to(counts)
     return counts
-
-
-def perplexity(loss: float) -> float:
-    """exp of a mean loss in nats, at most the largest float."""
-    return math.exp(min(loss, 700.0))
 
 
 def l3_losses(
@@ -161,9 +157,6 @@ class ChatEvaluator(Evaluator):
         held_out = {name: replies_apart(rows) for name, rows in sets.held_out.items()}
         return replies_apart(sets.train), held_out
 
-    def is_whole(self, row: Encoded) -> bool:
-        return not row.is_window
-
     def questions(self, rows: Sequence[Encoded]) -> Iterator[Question]:
         return row_questions(rows, self.text.tokenizer, self.text.window)
 
@@ -191,11 +184,6 @@ class ReplyObjective(Objective):
     evaluator: ClassVar[type[Evaluator]] = ChatEvaluator
     dropout = True
 
-    def questions(
-        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
-    ) -> Iterator[Question]:
-        return row_questions(cast(Rows, rows).examples, tokenizer, context, skip)
-
     @property
     def best_metrics(self) -> tuple[Metric, ...]:
         return ("loss", "accuracy", "exact_match")
@@ -214,9 +202,6 @@ class L3(ReplyObjective):
     aux_decays: bool = False
     encoder_end: Sequence[int] | None = None
 
-    names = ("l3", "l2", "l1", "accuracy")
-    curves = ("l2", "l1")
-
     @classmethod
     def of(cls, settings: L3Settings, **fields: Any) -> Self:
         """The objective for a table of the configuration."""
@@ -232,9 +217,15 @@ class L3(ReplyObjective):
         return cls.of(settings, encoder_end=encoder_end(text)), _replies_apart(sets)
 
     @property
-    def figures(self) -> Mapping[str, str]:
+    def scalars(self) -> Mapping[str, Scalar]:
         """Without λ there is no L1, and L3 is L2."""
-        return {"l3": "L3", "l2": "L2", "l1": "L1"} if self.aux_weight else {"l2": "L2"}
+        has_l1 = bool(self.aux_weight)
+        return {
+            "l3": Scalar("L3" if has_l1 else ""),
+            "l2": Scalar("L2", curve=True, metric="loss", is_nats=True),
+            "l1": Scalar("L1" if has_l1 else "", curve=True, metric="l1" if has_l1 else ""),
+            "accuracy": Scalar(metric="accuracy"),
+        }
 
     def weight(self, done: float) -> float:
         """λ after this fraction of the run."""
@@ -246,7 +237,6 @@ class L3(ReplyObjective):
         return self.aux_weight * data.response_labels / tokens if tokens else 0.0
 
     def summary(self, data: RowSets) -> str:
-        """A description of the loss and the number of labels."""
         if not self.aux_weight:
             return f"L3 = L2, over {data.response_labels:,} response tokens; λ is 0"
         if not data.aux_labels:
@@ -315,9 +305,10 @@ class L3(ReplyObjective):
 
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss and l1 in nats per token, perplexity, accuracy on response tokens."""
-        loss = means["l2"]
-        metrics = {"loss": loss, "perplexity": perplexity(loss), "accuracy": means["accuracy"]}
-        return metrics | ({"l1": means["l1"]} if self.weight(done) else {})
+        metrics = super().metrics(means, done)
+        if not self.weight(done):  # its sum has not been computed
+            metrics.pop("l1", None)
+        return metrics
 
 
 def encoder_end(text: ModelText) -> Sequence[int] | None:

@@ -28,7 +28,6 @@ from finetune.data.batches import Tensors, TrainingRows, collate
 from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows
 from finetune.data.preparation import LONGEST
-from finetune.objectives.l3 import perplexity
 from finetune.objectives.log_probs import LinearCrossEntropy
 from finetune.objectives.objective import (
     Evaluator,
@@ -36,11 +35,11 @@ from finetune.objectives.objective import (
     ModelText,
     Objective,
     RowSets,
+    Scalar,
     Tell,
     through_head,
 )
-from finetune.objectives.previews import show_lengths
-from finetune.objectives.rows import mean_losses, read_chat_rows
+from finetune.objectives.rows import mean_losses, read_chat_rows, show_lengths
 
 _MASKED, _REPLACED = 0.8, 0.1
 _PREVIEWED = 3
@@ -58,9 +57,6 @@ class MaskedEvaluator(Evaluator):
         sets = _framed_rows(self.config, self.text)
         held_out = {name: list(cast(Rows, r).examples) for name, r in sets.held_out.items()}
         return list(cast(Rows, sets.train).examples), held_out
-
-    def is_whole(self, row: Encoded) -> bool:
-        return not row.is_window
 
     @torch.inference_mode()
     def measure(self, model: Any, rows: Sequence[Encoded], tell: Tell) -> Figures:
@@ -83,8 +79,6 @@ class Masked(Objective):
     vocabulary: int
 
     evaluator = MaskedEvaluator
-    names = ("masked", "accuracy")
-    curves = ("masked",)
     replies = False
     dropout = True
 
@@ -98,8 +92,11 @@ class Masked(Objective):
         return objective, _framed_rows(config, text)
 
     @property
-    def figures(self) -> Mapping[str, str]:
-        return {"masked": "masked loss"}
+    def scalars(self) -> Mapping[str, Scalar]:
+        return {
+            "masked": Scalar("masked loss", curve=True, metric="loss", is_nats=True),
+            "accuracy": Scalar(metric="accuracy"),
+        }
 
     def summary(self, data: RowSets) -> str:
         return (
@@ -172,11 +169,6 @@ class Masked(Objective):
             pieces = ("[MASK]" if id == self.mask_id else tokenizer.piece(id) for id in ids)
             shown.append(Text(printable(" ".join(pieces)), overflow="ellipsis", no_wrap=True))
         return {"Tokens": list(show_lengths(rows.examples)), "Masks": shown}
-
-    def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """loss in nats per predicted token, its exponential, and the share of right ones."""
-        loss = means["masked"]
-        return {"loss": loss, "perplexity": perplexity(loss), "accuracy": means["accuracy"]}
 
 
 def _framed_rows(config: FinetuneConfig, text: ModelText) -> RowSets:

@@ -8,12 +8,13 @@ step is cut. A model whose loss would silently be wrong is refused before the fi
 """
 
 # ruff: noqa: B027 (what most objectives need not do is empty here)
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, cast
 
 import torch
 from rich.console import RenderableType
@@ -27,6 +28,7 @@ from chatapp.prompting.chat_template import Template
 from finetune.config.objectives import OBJECTIVES, L3Settings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Collate, Tensors, TrainingRows
+from finetune.data.encoding import Encoded, Span, last_response
 from finetune.data.preparation import Report
 from finetune.data.prompts import EncodedPrompt
 
@@ -87,13 +89,6 @@ class Question:
     prompt: EncodedPrompt | None = None
 
 
-class EvaluationRow(Protocol):
-    """A row for evaluation. key: distinguishes it from other rows."""
-
-    @property
-    def key(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The results for a set of rows.
@@ -126,10 +121,9 @@ class Evaluator(ABC):
     text: ModelText
 
     @abstractmethod
-    def read_rows(self) -> tuple[Sequence[EvaluationRow], Mapping[str, Sequence[EvaluationRow]]]:
-        """The training rows, and the held-out ones by the name of their set.
-
-        Raises ConfigError.
+    def read_rows(self) -> tuple[Sequence[Any], Mapping[str, Sequence[Any]]]:
+        """The training rows, and the held-out ones by the name of their set, each with a `key` that
+        distinguishes it from others. Raises ConfigError.
         """
 
     @abstractmethod
@@ -146,11 +140,32 @@ class Evaluator(ABC):
 
     def is_whole(self, row: Any) -> bool:
         """Whether a row fits this model's window without cuts."""
-        return True
+        return not getattr(row, "is_window", False)
 
     def questions(self, rows: Sequence[Any]) -> Iterator[Question]:
         """The prompts of the rows, for replies that are compared with the rows' own."""
         return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A value that a step computes, a mean over it, and what is made of it.
+
+    label: in the display, "" hides it. curve: whether it is drawn over the steps. metric: its name
+    among the figures of held-out rows, "" for none. is_nats: whether it is a token's loss, so that
+    a metric comes with its perplexity. held_out: label of the metric in the display, drawn too.
+    """
+
+    label: str = ""
+    curve: bool = False
+    metric: str = ""
+    is_nats: bool = False
+    held_out: str = ""
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean loss in nats, at most the largest float."""
+    return math.exp(min(loss, 700.0))
 
 
 class Objective(ABC):
@@ -182,12 +197,12 @@ class Objective(ABC):
         """
 
     def questions(
-        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
+        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int = 0
     ) -> Iterator[Question]:
         """The prompts of rows, each with room for a reply. skip: tokens at the start of a row that
         the model itself puts there.
         """
-        return iter(())
+        return row_questions(cast(Any, rows).examples, tokenizer, context, skip)
 
     def reward(self, question: Question, reply: str, tokenizer: Tokenizer) -> float | None:
         """The reward of a reply; None without rewards."""
@@ -197,8 +212,13 @@ class Objective(ABC):
 
     @property
     @abstractmethod
+    def scalars(self) -> Mapping[str, Scalar]:
+        """The values of `losses`, by their keys in the log; the first is minimized."""
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """The names of the scalars of `losses`; the first is minimized."""
+        """The keys of `scalars`."""
+        return tuple(self.scalars)
 
     @abstractmethod
     def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
@@ -234,14 +254,17 @@ class Objective(ABC):
     # --- its display ---
 
     @property
-    @abstractmethod
-    def figures(self) -> Mapping[str, str]:
+    def figures(self) -> dict[str, str]:
         """The figures in the terminal: key of the log -> label."""
+        labels = {key: scalar.label for key, scalar in self.scalars.items() if scalar.label}
+        measured = (scalar for scalar in self.scalars.values() if scalar.held_out)
+        return labels | {f"eval_{scalar.metric}": scalar.held_out for scalar in measured}
 
     @property
-    @abstractmethod
-    def curves(self) -> Sequence[str]:
+    def curves(self) -> list[str]:
         """The figures that are drawn over the steps."""
+        drawn = [key for key, scalar in self.scalars.items() if scalar.curve]
+        return drawn + [key for key in self.figures if key.startswith("eval_")]
 
     @abstractmethod
     def summary(self, data: RowSets) -> str:
@@ -267,9 +290,15 @@ class Objective(ABC):
         """The held-out figures that can select the weights to keep."""
         return ("loss", "accuracy")
 
-    @abstractmethod
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """The figures of evaluated rows. means: of the scalars, by name."""
+        metrics = {}
+        for key, scalar in self.scalars.items():
+            if scalar.metric:
+                metrics[scalar.metric] = means[key]
+            if scalar.metric and scalar.is_nats:
+                metrics["perplexity"] = perplexity(means[key])
+        return metrics
 
     def answer_figures(self, model: Any, rows: TrainingRows, text: ModelText) -> dict[str, float]:
         """Those of `best_metrics` that no loss gives."""
@@ -285,6 +314,26 @@ def objective_class(config: FinetuneConfig) -> type[Objective]:
     module, name = OBJECTIVES[type(config.head or config.objective)].split(":")
     objective: type[Objective] = getattr(import_module(f"finetune.objectives.{module}"), name)
     return objective
+
+
+def row_questions(
+    examples: Sequence[Encoded], tokenizer: Tokenizer, context: int, skip: int = 0
+) -> Iterator[Question]:
+    """The last question of each example, in their order.
+
+    A plain text has none, and a prompt that fills the window is left out. skip: tokens at the start
+    of a row that the model itself puts there.
+    """
+    for example in examples:
+        ids, spans = example.ids[skip:], example.spans[skip:]
+        response = last_response(spans)
+        first = response.start
+        if 0 < first < context:
+            yield Question(
+                ids[:first].tolist(),
+                tokenizer.decode(ids[:first][spans[:first] == Span.PROMPT].tolist()).strip(),
+                tokenizer.decode(ids[response].tolist()).strip(),
+            )
 
 
 def model_inputs(batch: Tensors, *, sees_all: bool = False) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import torch
 from rich.console import RenderableType
@@ -24,54 +24,49 @@ from torch.nn import functional
 
 from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec
 from chatapp.engine.backends.transformers_loading import load_causal
-from chatapp.engine.model import PieceTokenizer, Tokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.models.resolving import find_model
 from chatapp.tasks.evaluation.metrics import wilson
-from finetune.config.objectives import (
-    CpoSettings,
-    DpoSettings,
-    OrpoSettings,
-    RewardSettings,
-    SimpoSettings,
-    SupervisedSpan,
-)
+from finetune.config.objectives import SupervisedSpan
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.data.batches import ByLength, Tensors, TrainingRows, collate, loader
+from finetune.data.batches import Tensors, collate
 from finetune.data.formats import Layout
-from finetune.data.preferences import EncodedFeedback, FeedbackRow, detect_preference
-from finetune.data.preparation import length_of
+from finetune.data.preferences import (
+    EncodedFeedback,
+    EncodedPair,
+    FeedbackRow,
+    detect_preference,
+)
 from finetune.data.tables import Row
 from finetune.objectives.heads import WithHead
 from finetune.objectives.log_probs import reply_sums, side, token_log_probs
 from finetune.objectives.objective import (
-    EVALUATION_BATCH,
     Evaluator,
     Figures,
     ModelText,
     Objective,
     Question,
     RowSets,
+    Scalar,
     Tell,
     objective_class,
+    row_questions,
     through_head,
 )
-from finetune.objectives.previews import (
+from finetune.objectives.rows import (
+    PairRows,
+    Sides,
+    batches_on,
     count_alike,
     cut_line,
-    lengths_document,
-    lengths_line,
-    reply_lengths,
-    show_pairs,
-)
-from finetune.objectives.rows import (
-    MakeRows,
-    PairRows,
-    RowMaker,
     encode_feedback,
     give_reference,
+    lengths_document,
+    lengths_line,
     pair_row_sets,
-    preference_rows,
-    row_questions,
+    pair_rows,
+    reply_lengths,
+    show_pairs,
 )
 
 REWARD_FIGURES = {
@@ -144,12 +139,9 @@ class FeedbackEvaluator(Evaluator):
     model, whichever model is evaluated.
     """
 
-    def detect(self, row: Row) -> Layout[FeedbackRow]:
-        """The layout of a row. Raises BadRow."""
-        return detect_preference(row)
-
     def read_rows(self) -> tuple[list[EncodedFeedback], dict[str, list[EncodedFeedback]]]:
-        sets = encode_feedback(self.config, self.text, self.detect)
+        kind = cast(type[FeedbackObjective], objective_class(self.config))
+        sets = encode_feedback(self.config, self.text, kind.detect)
         return sets.train, sets.held_out
 
     def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[Question]:
@@ -157,29 +149,20 @@ class FeedbackEvaluator(Evaluator):
         liked = [row.liked for row in rows if row.liked is not None]
         return row_questions(liked, self.text.tokenizer, self.text.window)
 
-    def pair_rows(self, rows: Sequence[EncodedFeedback], make: MakeRows) -> PairRows:
-        """Examples as rows of one pair each."""
-        text, length = self.text, length_of(self.config.data, self.text.window)
-        maker = RowMaker("response", text.tokenizer.end_id, text.start, length, None)
-        return make(rows, maker)
-
-    def batches(
-        self, model: Any, rows: PairRows, needs_reference: bool, tell: Tell
-    ) -> Iterator[Tensors]:
-        """The rows on the model's device, with the reference in them if needed."""
-        pad = partial(collate, pad_id=self.text.tokenizer.end_id)
-        if needs_reference:
+    def pair_rows(
+        self, objective: "FeedbackObjective", rows: Sequence[EncodedFeedback], tell: Tell
+    ) -> PairRows:
+        """Examples as rows of one pair each, with the reference in them if it is needed."""
+        made = pair_rows(rows, self.config, self.text, "response", objective.sides)
+        if objective.needs_reference:
             reference = load_causal(find_model(self.config.model)).eval()
+            pad = partial(collate, pad_id=self.text.tokenizer.end_id)
 
             def progress(done: int, total: int) -> None:
                 tell("the reference", done)
 
-            give_reference(reference, {"": rows}, pad, "float32", progress)
-        device = next(model.parameters()).device
-        order = ByLength(rows.lengths)
-        for number, batch in enumerate(loader(rows, order, EVALUATION_BATCH, pad)):
-            tell("pairs", number * EVALUATION_BATCH)
-            yield {key: value.to(device) for key, value in batch.items()}
+            give_reference(reference, {"": made}, pad, "float32", progress)
+        return made
 
 
 @dataclass(frozen=True)
@@ -192,7 +175,7 @@ class PairEvaluator(FeedbackEvaluator):
     def objective(self) -> "PairObjective":
         """What the pairs are measured by."""
         kind = cast(type[PairObjective], objective_class(self.config))
-        return self.ranking or kind.of(self.config.objective)
+        return self.ranking or kind.of(self.config.objective, ())
 
     def __post_init__(self) -> None:
         if self.objective.added and not (self.text.files.path / HEAD_FILE).is_file():
@@ -211,9 +194,9 @@ class PairEvaluator(FeedbackEvaluator):
         """Means over pairs; the fraction of correct ones with Wilson's interval, the margin with
         that of a normal mean.
         """
-        made = self.pair_rows(rows, preference_rows)
+        made = self.pair_rows(self.objective, rows, tell)
         collected: dict[str, list[Tensor]] = {}
-        for batch in self.batches(model, made, self.objective.needs_reference, tell):
+        for batch in batches_on(model, made, self.text.tokenizer.end_id, "pairs", tell):
             for name, values in self.objective.pair_figures(model, batch).items():
                 collected.setdefault(name, []).append(values.cpu().double())
         figures = {name: torch.cat(values) for name, values in collected.items()}
@@ -227,9 +210,53 @@ class PairEvaluator(FeedbackEvaluator):
         return Figures({name: float(figure.mean()) for name, figure in figures.items()}, intervals)
 
 
+class FeedbackObjective(Objective):
+    """An objective on pairs of sequences made of feedback. span: the tokens of L1 in the first
+    sequences.
+    """
+
+    span: SupervisedSpan = "response"
+
+    @staticmethod
+    def detect(row: Row) -> Layout[FeedbackRow]:
+        """The layout of a row. Raises BadRow."""
+        return detect_preference(row)
+
+    @staticmethod
+    def sides(rows: Sequence[EncodedFeedback], longest: int) -> Sides:
+        """The rows as pairs: of preferences chosen, rejected, and the margin.
+
+        longest: the most tokens of a sequence that is made here.
+        """
+        pairs = cast(Sequence[EncodedPair], rows)
+        first, second = [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
+        return first, second, [pair.margin for pair in pairs]
+
+    @classmethod
+    @abstractmethod
+    def of(cls, settings: Any, rows: Sequence[EncodedFeedback]) -> Self:
+        """The objective for a table of the configuration, and its training rows."""
+
+    @classmethod
+    def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
+        prepared = encode_feedback(config, text, cls.detect)
+        objective = cls.of(config.objective, prepared.train)
+        return objective, pair_row_sets(prepared, config, text, objective.span, cls.sides)
+
+
+def metric_scalars(labels: Mapping[str, str]) -> dict[str, Scalar]:
+    """Scalars that are figures of held-out rows by the same names."""
+    return {name: Scalar(label, metric=name) for name, label in labels.items()}
+
+
+_FIELDS = {"aux_weight": "weight", "aux_span": "span", "label_smoothing": "smoothing"}
+"""The fields of `PairObjective` whose keys in the configuration have other names."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class PairObjective(Objective):
-    """Losses of pairs, and weight · L1. Each kind computes the results of pairs, in `of_replies`.
+class PairObjective(FeedbackObjective):
+    """Losses of pairs, and weight · L1. Each kind computes the results of pairs, in `of_replies`;
+    its fields are the keys of its table.
 
     weight, span: of the supervised term, and its tokens in the chosen sequences. name: of the loss
     in the log; title: in words.
@@ -243,40 +270,24 @@ class PairObjective(Objective):
     logp_figures: ClassVar[Mapping[str, str]] = LOGP_FIGURES
 
     @classmethod
-    @abstractmethod
-    def of(cls, settings: Any) -> "PairObjective":
-        """The objective for a table of the configuration."""
+    def of(cls, settings: Any, rows: Sequence[EncodedFeedback]) -> Self:
+        keys = settings.model_dump(exclude={"kind"})
+        return cls(**{_FIELDS.get(key, key): value for key, value in keys.items()})
 
     def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
         """The results of pairs from the log-probabilities of their replies."""
         raise NotImplementedError
 
-    @classmethod
-    def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
-        objective = cls.of(config.objective)
-        prepared = encode_feedback(config, text, detect_preference)
-        return objective, pair_row_sets(prepared, config, text, objective.span, preference_rows)
-
-    def questions(
-        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
-    ) -> Iterator[Question]:
-        return row_questions(cast(PairRows, rows).first.examples, tokenizer, context, skip)
-
     @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, "pair_loss", "l1", *REWARD_FIGURES, *self.logp_figures)
-
-    @property
-    def figures(self) -> Mapping[str, str]:
-        parts = {"pair_loss": "pairs", "l1": "L1"} if self.weight else {}
-        return {self.name: self.title} | parts | REWARD_FIGURES | dict(self.logp_figures)
-
-    @property
-    def curves(self) -> tuple[str, ...]:
-        return (self.name,)
+    def scalars(self) -> Mapping[str, Scalar]:
+        return {
+            self.name: Scalar(self.title, curve=True, metric="loss"),
+            "pair_loss": Scalar("pairs" if self.weight else ""),
+            "l1": Scalar("L1", metric="l1") if self.weight else Scalar(),
+            **metric_scalars(REWARD_FIGURES | dict(self.logp_figures)),
+        }
 
     def summary(self, data: RowSets) -> str:
-        """A description of the loss and the amount of data."""
         text = f"{self.title} over {data.examples:,} pairs"
         if self.weight:
             text += f", and {self.weight:g} · L1 over {data.aux_labels:,} tokens of chosen replies"
@@ -347,11 +358,11 @@ class PairObjective(Objective):
         titles = [(f"chosen{margin}", "rejected") for margin in margins]
         lines = [
             Text(self.summary(data)),
-            lengths_line("chosen replies", reply_lengths(rows.first.examples)),
+            lengths_line("chosen replies", reply_lengths(rows.examples)),
             lengths_line("rejected replies", reply_lengths(rows.second.examples)),
             Text(
                 f"alike, nine tokens in ten the same: {count_alike(rows):,} of "
-                f"{len(rows.first.examples):,} pairs"
+                f"{len(rows.examples):,} pairs"
             ),
             cut_line(data),
         ]
@@ -360,16 +371,10 @@ class PairObjective(Objective):
     def preview_figures(self, data: RowSets, tokenizer: PieceTokenizer) -> dict[str, Any]:
         rows = cast(PairRows, data.train)
         return {
-            "chosen_tokens": lengths_document(reply_lengths(rows.first.examples)),
+            "chosen_tokens": lengths_document(reply_lengths(rows.examples)),
             "rejected_tokens": lengths_document(reply_lengths(rows.second.examples)),
             "alike": count_alike(rows),
         }
-
-    def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
-        """loss in nats per pair, and the figures of the pairs."""
-        metrics = {"loss": means[self.name]}
-        metrics |= {name: means[name] for name in (*REWARD_FIGURES, *self.logp_figures)}
-        return metrics | ({"l1": means["l1"]} if self.weight else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,16 +406,6 @@ class Dpo(PairObjective):
     name = "dpo"
     title = "DPO"
     needs_reference = True
-
-    @classmethod
-    def of(cls, settings: DpoSettings) -> "Dpo":
-        return cls(
-            weight=settings.aux_weight,
-            span=settings.aux_span,
-            loss=settings.loss,
-            beta=settings.beta,
-            smoothing=settings.label_smoothing,
-        )
 
     def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
         ratios = [side.logps - side.reference for side in (chosen, rejected)]
@@ -462,10 +457,6 @@ class Cpo(PairObjective):
     name = "cpo"
     title = "CPO"
 
-    @classmethod
-    def of(cls, settings: CpoSettings) -> "Cpo":
-        return cls(weight=settings.aux_weight, beta=settings.beta)
-
     def log_probability(self, side: Replies) -> Tensor:
         """Of each reply, (pairs,)."""
         return side.logps
@@ -498,10 +489,6 @@ class Simpo(Cpo):
     name = "simpo"
     title = "SimPO"
 
-    @classmethod
-    def of(cls, settings: SimpoSettings) -> "Simpo":  # type: ignore[override]
-        return cls(beta=settings.beta, gamma=settings.gamma)
-
     def log_probability(self, side: Replies) -> Tensor:
         return side.logps / side.tokens.clamp(min=1)
 
@@ -523,10 +510,6 @@ class Orpo(PairObjective):
 
     name = "orpo"
     title = "ORPO"
-
-    @classmethod
-    def of(cls, settings: OrpoSettings) -> "Orpo":
-        return cls(span=settings.span, beta=settings.beta)
 
     def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
         means = [
@@ -568,10 +551,6 @@ class Reward(WithHead, PairObjective):
     title = "Bradley-Terry"
     spec = REWARD_SPEC
     logp_figures: ClassVar[Mapping[str, str]] = {}
-
-    @classmethod
-    def of(cls, settings: RewardSettings) -> "Reward":
-        return cls(centring=settings.centring)
 
     def score_pairs(self, hidden: Tensor, logps: Tensor, model: Any, batch: Tensors) -> PairScores:
         scores = model.task_head(hidden.float())[..., 0].float() * _last_tokens(batch)

@@ -1,5 +1,6 @@
-"""The rows of objectives on replies: chats, plain texts and few-shot prompts, and pairs with their
-log-probabilities under the reference, which are computed once and stored on disk.
+"""The rows of objectives on replies, as chats, plain texts and few-shot prompts, and as pairs with
+their log-probabilities under the reference, which are computed once and stored on disk; and how
+`finetune check` shows them: lengths, masked examples, pairs side by side.
 
 The reference is the model with which a run begins. For an adapter that is the base with the adapter
 switched off; with full tuning it is gone after the first step, so a run stores its values.
@@ -7,34 +8,48 @@ switched off; with full tuning it is gone after the first step, so a run stores 
 Invariant: every row begins with the special tokens of the model's prompts. A row of pairs has two
 sequences, chosen and rejected or a reply and a mismatched one, with their examples in the same
 order. Stored log-probabilities are of the rows, weights and precision in the digest; others are
-computed again.
+computed again. What is shown are the trained tokens and masks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
+from difflib import SequenceMatcher
 from functools import partial
 from hashlib import sha256
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from chatapp.common.foreign import printable
 from chatapp.common.progress import Progress
 from chatapp.common.userfiles import whole_file
-from chatapp.engine.model import Tokenizer
+from chatapp.engine.model import PieceTokenizer
 from finetune.config.objectives import AuxSpan, SupervisedSpan
 from finetune.config.sections import FinetuneConfig
-from finetune.data.batches import ByLength, Collate, Tensors, TrainingRows, collate, loader
-from finetune.data.encoding import Encoded, Span, last_response
+from finetune.data.batches import (
+    ByLength,
+    Collate,
+    Loader,
+    Tensors,
+    TrainingRows,
+    collate,
+    loader,
+)
+from finetune.data.encoding import Encoded, Span
 from finetune.data.formats import Layout
 from finetune.data.packing import Rows, aux_labels, pack, response_labels
-from finetune.data.preferences import FIELDS, EncodedFeedback, EncodedPair, FeedbackRow, PairEncoder
+from finetune.data.preferences import FIELDS, EncodedFeedback, FeedbackRow, PairEncoder
 from finetune.data.preparation import ExampleSets, RowKind, encode_chats, encode_rows, length_of
 from finetune.data.tables import Row
 from finetune.objectives.log_probs import token_log_probs
@@ -42,7 +57,6 @@ from finetune.objectives.objective import (
     EVALUATION_BATCH,
     ModelText,
     Objective,
-    Question,
     RowSets,
     Tell,
     has_adapter,
@@ -84,26 +98,6 @@ def read_chat_rows(config: FinetuneConfig, text: ModelText, span: AuxSpan) -> Ro
         aux_labels=sum(int(aux_labels(example, span).sum()) for example in examples),
         report=prepared.report,
     )
-
-
-def row_questions(
-    examples: Sequence[Encoded], tokenizer: Tokenizer, context: int, skip: int = 0
-) -> Iterator[Question]:
-    """The last question of each example, in their order.
-
-    A plain text has none, and a prompt that fills the window is left out. skip: tokens at the start
-    of a row that the model itself puts there.
-    """
-    for example in examples:
-        ids, spans = example.ids[skip:], example.spans[skip:]
-        response = last_response(spans)
-        first = response.start
-        if 0 < first < context:
-            yield Question(
-                ids[:first].tolist(),
-                tokenizer.decode(ids[:first][spans[:first] == Span.PROMPT].tolist()).strip(),
-                tokenizer.decode(ids[response].tolist()).strip(),
-            )
 
 
 def with_start(examples: list[Encoded], start: list[int]) -> list[Encoded]:
@@ -150,6 +144,11 @@ class PairRows(Dataset[Tensors]):
         ]
         self.reference: list[Tensor] | None = None
 
+    @property
+    def examples(self) -> Sequence[Encoded]:
+        """The first sequences, each with its prompt."""
+        return self.first.examples
+
     def __len__(self) -> int:
         return len(self.first)
 
@@ -173,32 +172,11 @@ def encode_feedback(
     return encode_rows(data, RowKind(FIELDS, detect, encoder), config.seed)
 
 
-class RowMaker:
-    """Makes rows of pairs as configured.
+Sides = tuple[Sequence[Encoded], Sequence[Encoded], Sequence[float]]
+"""The first and the second sequences of pairs, and their values; see `PairRows`."""
 
-    start: tokens before each sequence. length: most tokens of a sequence behind them.
-    """
-
-    def __init__(
-        self,
-        span: SupervisedSpan,
-        pad_id: int,
-        start: list[int],
-        length: int,
-        packed: tuple[int, int] | None,
-    ) -> None:
-        self.span, self.pad_id, self.start, self.packed = span, pad_id, start, packed
-        self.length = length
-
-    def rows(
-        self, first: Sequence[Encoded], second: Sequence[Encoded], values: Sequence[float]
-    ) -> PairRows:
-        first, second = (with_start(list(examples), self.start) for examples in (first, second))
-        return PairRows(first, second, values, self.span, self.pad_id, self.packed)
-
-
-MakeRows = Callable[[Sequence[EncodedFeedback], RowMaker], PairRows]
-"""Makes rows of examples."""
+MakeSides = Callable[[Sequence[EncodedFeedback], int], Sides]
+"""Makes pairs of examples; see `FeedbackObjective.sides`."""
 
 
 def pair_row_sets(
@@ -206,38 +184,43 @@ def pair_row_sets(
     config: FinetuneConfig,
     text: ModelText,
     span: SupervisedSpan,
-    make: MakeRows,
+    sides: MakeSides,
 ) -> RowSets:
     """The rows of an objective, for training (packed, if configured) and evaluation.
 
     span: the tokens of L1 in the first sequences.
     """
-    pad_id, length = text.tokenizer.end_id, length_of(config.data, text.window)
     packed = (config.data.max_length or PACKED_LENGTH, config.seed) if config.data.packing else None
-    train = make(prepared.train, RowMaker(span, pad_id, text.start, length, packed))
-    unpacked = RowMaker(span, pad_id, text.start, length, None)
+    train = pair_rows(prepared.train, config, text, span, sides, packed)
     replies = [*train.first.examples, *train.second.examples]
     return RowSets(
         train=train,
-        held_out={name: make(rows, unpacked) for name, rows in prepared.held_out.items()},
-        collate=partial(collate, pad_id=pad_id),
-        examples=len(train.first.examples),
+        held_out={
+            name: pair_rows(rows, config, text, span, sides)
+            for name, rows in prepared.held_out.items()
+        },
+        collate=partial(collate, pad_id=text.tokenizer.end_id),
+        examples=len(train.examples),
         dropped=prepared.report.dropped,
         hashes=prepared.report.hashes,
         response_labels=sum(int(response_labels(reply).sum()) for reply in replies),
-        aux_labels=sum(int(aux_labels(example, span).sum()) for example in train.first.examples),
+        aux_labels=sum(int(aux_labels(example, span).sum()) for example in train.examples),
         report=prepared.report,
     )
 
 
-def preference_rows(rows: Sequence[EncodedFeedback], maker: RowMaker) -> PairRows:
-    """Rows of preferences: chosen, rejected, and the margin."""
-    pairs = cast(Sequence[EncodedPair], rows)
-    return maker.rows(
-        [pair.chosen for pair in pairs],
-        [pair.rejected for pair in pairs],
-        [pair.margin for pair in pairs],
-    )
+def pair_rows(
+    rows: Sequence[EncodedFeedback],
+    config: FinetuneConfig,
+    text: ModelText,
+    span: SupervisedSpan,
+    sides: MakeSides,
+    packed: tuple[int, int] | None = None,
+) -> PairRows:
+    """Examples as rows of one pair each, or packed; see `pair_row_sets`."""
+    first, second, values = sides(rows, length_of(config.data, text.window))
+    first, second = (with_start(list(side), text.start) for side in (first, second))
+    return PairRows(first, second, values, span, text.tokenizer.end_id, packed)
 
 
 def mean_losses(
@@ -247,16 +230,26 @@ def mean_losses(
 
     what: the work, for `tell`.
     """
-    batches = loader(
-        rows, ByLength(rows.lengths), EVALUATION_BATCH, partial(collate, pad_id=end_id)
-    )
-    counts = objective.count(batches, model, model)
+    counts = objective.count(_evaluation_batches(rows, end_id), model, model)
     total = torch.zeros(len(objective.names), dtype=torch.float64)
-    for number, batch in enumerate(batches):
-        tell(what, number * EVALUATION_BATCH)
-        here = {key: value.to(model.device) for key, value in batch.items()}
-        total += objective.losses(model, model, here, counts, 0.0).cpu()
+    for batch in batches_on(model, rows, end_id, what, tell):
+        total += objective.losses(model, model, batch, counts, 0.0).cpu()
     return dict(zip(objective.names, total.tolist(), strict=True)), counts
+
+
+def batches_on(
+    model: Any, rows: TrainingRows, end_id: int, what: str, tell: Tell
+) -> Iterator[Tensors]:
+    """Rows to evaluate, on the model's device. what: the work, for `tell`."""
+    device = next(model.parameters()).device
+    for number, batch in enumerate(_evaluation_batches(rows, end_id)):
+        tell(what, number * EVALUATION_BATCH)
+        yield {key: value.to(device) for key, value in batch.items()}
+
+
+def _evaluation_batches(rows: TrainingRows, end_id: int) -> Loader:
+    pad = partial(collate, pad_id=end_id)
+    return loader(rows, ByLength(rows.lengths), EVALUATION_BATCH, pad)
 
 
 REFERENCE_FILE = "reference.safetensors"
@@ -276,7 +269,7 @@ def give_reference(
 
     model: the initial model of the run, on its device. digest: of rows and weights.
     """
-    shapes = {name: [row_shape(rows, i) for i in range(len(rows))] for name, rows in sets.items()}
+    shapes = {name: [(2, length) for length in rows.lengths] for name, rows in sets.items()}
     described = sha256(repr((digest, precision, shapes)).encode()).hexdigest()
     flat = _read(path, described) if path else None
     total, done = sum(map(len, sets.values())), 0
@@ -291,16 +284,12 @@ def give_reference(
             flat[name] = torch.cat([part.flatten() for part in computed])
             done += len(rows)
         if path:
-            _write(path, flat, described)
+            with whole_file(path) as draft:
+                save_file(dict(flat), draft, metadata={"of": described})
     for name, rows in sets.items():
         sizes = [height * width for height, width in shapes[name]]
         parts = torch.split(flat[name], sizes)
         rows.reference = [p.view(s) for p, s in zip(parts, shapes[name], strict=True)]
-
-
-def row_shape(rows: PairRows, index: int) -> tuple[int, int]:
-    """Sequences and tokens of a row."""
-    return 2, rows.lengths[index]
 
 
 @torch.no_grad()
@@ -320,17 +309,13 @@ def log_probs_of(
         def compute(hidden: Tensor, here: dict[str, Tensor] = here) -> Tensor:
             return token_log_probs(hidden, head, here, here["response_mask"])
 
-        with cast, _adapter_off(model):
+        with cast, model.disable_adapter() if has_adapter(model) else nullcontext():
             logps = through_head(model, model, here, compute).cpu()
         for number in range(len(logps) // 2):
             index = order[len(by_index)]
             by_index[index] = logps[2 * number : 2 * number + 2, : rows.lengths[index]].clone()
         tell(len(by_index))
     return [by_index[index] for index in range(len(rows))]
-
-
-def _adapter_off(model: Any) -> AbstractContextManager[Any]:
-    return model.disable_adapter() if has_adapter(model) else nullcontext()
 
 
 def _read(path: Path, described: str) -> dict[str, Tensor] | None:
@@ -344,6 +329,160 @@ def _read(path: Path, described: str) -> dict[str, Tensor] | None:
         return None
 
 
-def _write(path: Path, flat: Mapping[str, Tensor], described: str) -> None:
-    with whole_file(path) as draft:
-        save_file(dict(flat), draft, metadata={"of": described})
+# --- the rows in `finetune check` ---
+
+STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
+SHOWN = 400
+"""Characters of a span beyond which its middle is left out."""
+
+BAR = 14
+"""Characters of the longest bar."""
+
+ALIKE = 0.9
+"""Fraction of common tokens from which two replies count as alike."""
+
+Item = TypeVar("Item")
+
+
+def short_middling_long(by_length: Sequence[Item]) -> list[Item]:
+    """A short, a middle and a long row from rows sorted by length, without repetitions."""
+    places = dict.fromkeys(int(share * len(by_length)) for share in (0.1, 0.5, 0.9))
+    return [by_length[place] for place in places]
+
+
+def legend(marked: bool) -> Text:
+    """The meaning of the styles; see `masked`."""
+    text = Text("template", STYLES[Span.TEMPLATE])
+    text.append(" · ").append("prompt", STYLES[Span.PROMPT]).append(" · ")
+    text.append("⟦response⟧" if marked else "response", STYLES[Span.RESPONSE])
+    return text
+
+
+def masked(example: Encoded, tokenizer: PieceTokenizer, marked: bool = False) -> Text:
+    """An example as text, each span in its style; a long span is shown by its ends.
+
+    marked: brackets around responses, for terminals without colours.
+    """
+    text = Text()
+    start = 0
+    for span, run in groupby(example.spans.tolist()):
+        length = len(list(run))
+        shown = printable(_decoded(example.ids[start : start + length].tolist(), tokenizer))
+        start += length
+        if len(shown) > SHOWN:
+            shown = f"{shown[: SHOWN // 2]} […] {shown[-SHOWN // 2 :]}"
+        if marked and span == Span.RESPONSE:
+            shown = f"⟦{shown}⟧"
+        text.append(shown, STYLES[Span(span)])
+    return text
+
+
+def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
+    """Text of tokens, special ones by their names."""
+    parts = []
+    names = {tokenizer.end_id, *tokenizer.special.values()}
+    for special, run in groupby(ids, key=names.__contains__):
+        run_ids = list(run)
+        named = map(tokenizer.piece, run_ids)
+        parts.append("".join(named) if special else tokenizer.decode(run_ids))
+    return "".join(parts)
+
+
+def show_lengths(examples: Sequence[Encoded]) -> Iterator[RenderableType]:
+    """The distributions of the lengths of examples, prompts and responses."""
+    lengths = np.array([np.bincount(example.spans, minlength=len(Span)) for example in examples])
+    shown = {
+        "whole": lengths.sum(1),
+        "prompt": lengths[:, Span.PROMPT],
+        "response": lengths[:, Span.RESPONSE],
+    }
+    edges = _edges(int(shown["whole"].max()))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("tokens", justify="right")
+    for name in shown:
+        table.add_column(name, min_width=BAR + 6)
+    counts = {name: np.histogram(values, edges)[0] for name, values in shown.items()}
+    for row, (low, high) in enumerate(pairwise(edges)):
+        bars = [_bar(int(count[row]), int(count.max())) for count in counts.values()]
+        table.add_row(f"{low}–{high - 1}", *bars)
+    table.add_row(
+        "mean",
+        *(Text(f"{values.mean():,.0f}, at most {values.max():,}") for values in shown.values()),
+    )
+    yield table
+    template = int(lengths[:, Span.TEMPLATE].sum())
+    yield Text(f"an epoch: {int(lengths.sum()):,} tokens, of them {template:,} of the template")
+
+
+def _edges(longest: int) -> list[int]:
+    """Doubling bounds from 0 to beyond the longest."""
+    edges = [0, 8]
+    while edges[-1] <= longest:
+        edges.append(edges[-1] * 2)
+    return edges
+
+
+def _bar(count: int, most: int) -> Text:
+    return Text("█" * -(-BAR * count // max(1, most)) + (f" {count:,}" if count else ""))
+
+
+def show_masks(
+    examples: Sequence[Encoded], tokenizer: PieceTokenizer, marked: bool
+) -> Iterator[RenderableType]:
+    """A short, a middle and a long example, span by span; see `masked`."""
+    yield legend(marked)
+    for example in short_middling_long(sorted(examples, key=lambda row: len(row.ids))):
+        yield Text(f"── {len(example.ids):,} tokens", "dim")
+        yield masked(example, tokenizer, marked)
+
+
+def show_pairs(
+    rows: PairRows, titles: Sequence[tuple[str, str]], tokenizer: PieceTokenizer, marked: bool
+) -> Iterator[RenderableType]:
+    """A short, a middle and a long pair, side by side. titles: of the two sides of each pair."""
+    yield legend(marked)
+    sides = rows.first.examples, rows.second.examples
+    lengths = [max(len(first.ids), len(second.ids)) for first, second in zip(*sides, strict=True)]
+    for number in short_middling_long(np.argsort(lengths).tolist()):
+        pair = [side[number] for side in sides]
+        table = Table(show_edge=False, padding=(0, 1), header_style="dim")
+        for title, example in zip(titles[number], pair, strict=True):
+            table.add_column(f"{title} · {len(example.ids):,} tokens", ratio=1, overflow="fold")
+        table.add_row(*(masked(side, tokenizer, marked) for side in pair))
+        yield table
+
+
+def reply_lengths(examples: Sequence[Encoded]) -> Any:
+    """Tokens of each reply, an array."""
+    return np.array([int((example.spans == Span.RESPONSE).sum()) for example in examples])
+
+
+def lengths_line(name: str, lengths: Any) -> Text:
+    """Lengths in words."""
+    return Text(f"{name}: {lengths.mean():,.0f} tokens on average, at most {lengths.max():,}")
+
+
+def lengths_document(lengths: Any) -> dict[str, float]:
+    """The same for --json."""
+    return {"mean": float(lengths.mean()), "most": int(lengths.max())}
+
+
+def cut_line(data: RowSets) -> Text:
+    """The number of rows that were cut to fit."""
+    truncated = sum(data.report.truncated.values()) if data.report else 0
+    return Text(f"rows cut to fit: {truncated:,}")
+
+
+def count_alike(rows: PairRows) -> int:
+    """The number of pairs with nine tokens in ten in common."""
+    return sum(map(_are_alike, rows.first.examples, rows.second.examples))
+
+
+def _are_alike(first: Encoded, second: Encoded) -> bool:
+    one, other = (reply.ids[reply.spans == Span.RESPONSE].tolist() for reply in (first, second))
+    matcher: SequenceMatcher[int] = SequenceMatcher(None, one, other, autojunk=False)
+    return (
+        matcher.real_quick_ratio() >= ALIKE
+        and matcher.quick_ratio() >= ALIKE
+        and matcher.ratio() >= ALIKE
+    )

@@ -17,7 +17,7 @@ from finetune.cli import app
 from finetune.config.sections import FinetuneConfig
 from finetune.data.encoding import Encoded, Span
 from finetune.measuring.report import header
-from finetune.objectives.previews import masked
+from finetune.objectives.rows import masked
 
 RUNNER = CliRunner()
 

@@ -15,9 +15,9 @@ from finetune.config.objectives import KtoSettings
 from finetune.data.encoding import Span
 from finetune.data.preferences import EncodedVerdict
 from finetune.objectives.heads import add_head
-from finetune.objectives.kto import Kto, _mismatched, verdict_rows, weights
+from finetune.objectives.kto import Kto, _mismatched, weights
 from finetune.objectives.pairs import REWARD_SPEC, Cpo, Dpo, Orpo, Reward, Simpo
-from finetune.objectives.rows import RowMaker
+from finetune.objectives.rows import PairRows
 
 BETA = 0.3
 ARRANGED = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
@@ -183,7 +183,7 @@ def test_mismatched_replies_are_cut_at_the_length_of_a_row() -> None:
         example.spans[:prompt], example.spans[prompt:] = Span.PROMPT, Span.RESPONSE
         verdicts.append(EncodedVerdict(example, True, example.key, example.key))
     for length, kept in ((80, 40), (60, 20)):
-        made = verdict_rows(verdicts, RowMaker("response", 0, [], length, None))
+        made = PairRows(*Kto.sides(verdicts, length), "response", 0)
         replies = [int((mixed.spans == Span.RESPONSE).sum()) for mixed in made.second.examples]
         assert replies == [kept, 5]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune.objectives.previews import short_middling_long
+from finetune.objectives.rows import short_middling_long
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from finetune.data.packing import Rows
 from finetune.data.preferences import EncodedVerdict
 from finetune.objectives.distillation import Distillation
 from finetune.objectives.heads import add_head
-from finetune.objectives.kto import Kto, verdict_rows
+from finetune.objectives.kto import Kto
 from finetune.objectives.l3 import L3
 from finetune.objectives.pairs import REWARD_SPEC, Cpo, Dpo, Orpo, Reward, Simpo
-from finetune.objectives.rows import RowMaker
+from finetune.objectives.rows import PairRows
 
 BETA, RATE, LENGTH, SIZE = 0.3, 2e-3, 24, tiny.VOCABULARY + 1
 Columns = list[dict[str, Any]]
@@ -90,7 +90,7 @@ def verdicts() -> Columns:
 def verdicts_of_ours() -> Any:
     pairs = zip(verdict_examples(), LABELS, strict=True)
     rows = [EncodedVerdict(reply, good, reply.key, reply.key) for reply, good in pairs]
-    return verdict_rows(rows, RowMaker("response", 0, [], LENGTH, None))
+    return PairRows(*Kto.sides(rows, LENGTH), "response", 0)
 
 
 def distillation() -> Distillation:
