@@ -284,8 +284,7 @@ def give_reference(
             flat[name] = torch.cat([part.flatten() for part in computed])
             done += len(rows)
         if path:
-            with whole_file(path) as draft:
-                save_file(dict(flat), draft, metadata={"of": described})
+            _write(path, flat, described)
     for name, rows in sets.items():
         sizes = [height * width for height, width in shapes[name]]
         parts = torch.split(flat[name], sizes)
@@ -327,6 +326,11 @@ def _read(path: Path, described: str) -> dict[str, Tensor] | None:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         return None
+
+
+def _write(path: Path, flat: Mapping[str, Tensor], described: str) -> None:
+    with whole_file(path) as draft:
+        save_file(dict(flat), draft, metadata={"of": described})
 
 
 # --- the rows in `finetune check` ---
