@@ -11,13 +11,11 @@ from aiohttp import ClientResponse, ClientSession, web
 
 from chatapp.common.parameters import Choices
 from chatapp.engine.model import LanguageModel
+from chatapp.prompting.chat_template import Template
 from chatapp.prompting.template import PLAIN
 from chatapp.server import server as api
 from chatapp.server.server import Access, Server
 from chatapp.server.service import Service
-
-TOKEN = "the secret of this user"
-"""Of the server at `address`."""
 
 
 @dataclass
@@ -54,13 +52,13 @@ async def _read(response: ClientResponse) -> Any:
 async def serving(
     model: LanguageModel,
     access: Access | None = None,
-    token: str = "",
     name: str = "tiny",
     port: int = 0,
+    template: Template = PLAIN,
 ) -> AsyncIterator[Client]:
     """Serve a model. port: 0 for a free one."""
-    service = Service(model, PLAIN, Choices(), name)
-    server = Server({name: service}, access or Access(frozenset({"127.0.0.1"})), token)
+    service = Service(model, template, Choices(), name)
+    server = Server({name: service}, access or Access(frozenset({"127.0.0.1"})))
     options = {"handler_cancellation": True, "keepalive_timeout": api.SILENCE}
     runner = web.AppRunner(server.app(), shutdown_timeout=0.1, **options)
     await runner.setup()

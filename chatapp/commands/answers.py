@@ -79,15 +79,12 @@ def print_answer(
     options: "Options",
     model: str,
     choices: "Choices",
-    template: "str | Callable[[], str] | None",
+    template: str | None,
     *,
     as_json: bool,
     sources: "Sequence[Source]" = (),
 ) -> None:
-    """Print an answer while it arrives, or as JSON at its end. Raises typer.Exit.
-
-    template: its name, or what gives it when the answer has come.
-    """
+    """Print an answer while it arrives, or as JSON at its end. Raises typer.Exit."""
     from chatapp.common.parameters import seeded
     from chatapp.engine.events import Finished
 
@@ -102,8 +99,7 @@ def print_answer(
     if collected.is_thinking:
         status("")
     if as_json:
-        name = template() if callable(template) else template
-        document = _document(collected.reply, collected.finished, model, name, sampling.seed)
+        document = _document(collected.reply, collected.finished, model, template, sampling.seed)
         document |= {
             "thoughts": collected.thoughts.strip(),
             "thought_tokens": collected.thought_tokens,

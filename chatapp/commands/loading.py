@@ -102,7 +102,7 @@ def load(
     be that of a `chatapp api` that runs.
     """
     if may_be_served:
-        from chatapp.engine.models.background import load_served
+        from chatapp.engine.models.running import load_served
 
         if (served := load_served(name, precision, device)) is not None:
             return served

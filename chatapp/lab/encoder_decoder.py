@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chatapp.engine.backends.background import model_here
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.backends.transformers_internals import shown_attention
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Token
 from chatapp.engine.model import LanguageModel, Request, Sampling
+from chatapp.engine.models.running import model_here
 from chatapp.lab.traces import Trace, final_norm
 
 LONGEST = 40

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from chatapp.common.progress import Progress, no_progress
 from chatapp.common.userfiles import UserError
-from chatapp.engine.backends.background import model_here
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.parts import LayerNorm, RMSNorm
 from chatapp.engine.kernels.linear import Layer, Linear
 from chatapp.engine.model import LanguageModel
+from chatapp.engine.models.running import model_here
 
 SAMPLE = Path(__file__).parent / "sample.txt"
 """Short texts of our own, with an empty line after each."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from chatapp.engine.backends.background import BackgroundModel, model_here
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_model import TransformersModel
@@ -20,6 +19,7 @@ from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check
 from chatapp.engine.errors import ModelError
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.models.running import RunningModel, model_here
 from chatapp.lab.encoder_decoder import EncoderDecoderTrace
 from chatapp.lab.predictions import Limit, Stepper, limit_of
 from chatapp.lab.traces import DecoderTrace, Trace, TransformersTrace
@@ -61,7 +61,7 @@ class Inspectable(Protocol):
 
 def inspectable(model: LanguageModel) -> Inspectable | None:
     """The inspectable form of a model; None for one that is not in this process."""
-    if isinstance(model, LocalGenerator | BackgroundModel):
+    if isinstance(model, LocalGenerator | RunningModel):
         return _InspectableGenerator(model)
     return model if isinstance(model, Inspectable) else None
 
@@ -69,7 +69,7 @@ def inspectable(model: LanguageModel) -> Inspectable | None:
 class _InspectableGenerator:
     """A local model as an `Inspectable`."""
 
-    def __init__(self, model: LocalGenerator | BackgroundModel) -> None:
+    def __init__(self, model: LocalGenerator | RunningModel) -> None:
         self._given = model
 
     @property

@@ -46,6 +46,8 @@ class Writing(Body):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    no_repeat_ngram: int | None = None
+    max_repeats: int | None = None
     seed: int | None = None
 
     @property
@@ -56,12 +58,17 @@ class Writing(Body):
 
 
 class CompletionBody(Writing):
-    """A text, or several, to be continued. max_tokens: 0 only scores the prompt, with `echo`."""
+    """A text, or several, to be continued.
+
+    max_tokens: 0 only scores the prompt, with `echo`. return_tokens_as_token_ids: as in vLLM,
+    `logprobs` name tokens by their ids, "token_id:7".
+    """
 
     prompt: str | list[str] | list[int] | list[list[int]] = ""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 class Part(BaseModel):
@@ -137,8 +144,14 @@ class ResponseFormat(BaseModel):
     json_schema: JSONSchema | None = None
 
 
+class TemplateSwitches(BaseModel):
+    """What a template may be told. enable_thinking: None for its own way."""
+
+    enable_thinking: bool | None = None
+
+
 class ChatBody(Writing):
-    """A chat to be replied to."""
+    """A chat to be replied to. chat_template_kwargs: as in vLLM."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1)]
     max_tokens: Count | None = None
@@ -148,6 +161,7 @@ class ChatBody(Writing):
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None
+    chat_template_kwargs: TemplateSwitches | None = None
 
     @property
     def is_call_required(self) -> bool:

@@ -14,7 +14,7 @@ from chatapp.common.parameters import GREEDY, PARAMETERS, Choices, Sampling
 from chatapp.dialogue.events import Options
 from chatapp.dialogue.tool_calls import call_constraint, call_schema
 from chatapp.dialogue.turn import write_prompt
-from chatapp.dialogue.writers.choosing import writer_for
+from chatapp.dialogue.writers.choosing import with_thinking, writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.constraint.constraint import Constraint, ConstraintError
 from chatapp.engine.model import LanguageModel, Request
@@ -40,8 +40,8 @@ def sampling_of(body: Writing, choices: Choices, max_tokens: int) -> Sampling:
     """
     values: dict[str, Any] = {
         name: value
-        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-        if (value := getattr(body, name)) is not None
+        for name in PARAMETERS
+        if name != "max_tokens" and (value := getattr(body, name)) is not None
     }
     if values.get("temperature") == 0:
         values = {**GREEDY, "max_repeats": 0} | values
@@ -129,7 +129,13 @@ class ChatPrompt:
 def chat_prompt(
     model: LanguageModel, template: Template, body: ChatBody, max_tokens: int
 ) -> ChatPrompt:
-    """The prompt for the reply to a chat. Raises BadRequestError, MessageTooLong."""
+    """The prompt for the reply to a chat.
+
+    Raises BadRequestError, MessageTooLong, ValueError for a template without the wanted switch.
+    """
+    switches = body.chat_template_kwargs
+    if switches is not None and switches.enable_thinking is not None:
+        template = with_thinking(model, template, switches.enable_thinking)
     writer = writer_for(model, template)
     definitions = [_definition(tool) for tool in _wanted_tools(body)]
     if definitions:

@@ -10,7 +10,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,15 +19,13 @@ from pydantic import BaseModel, ValidationError
 from chatapp import __version__
 from chatapp.common.unforeseen import describe_unforeseen
 from chatapp.common.userfiles import UserError
-from chatapp.engine.backends.background import ASK, GENERATE, PROOF, SCORE, proof_of
 from chatapp.engine.backends.remote.http import host_of
-from chatapp.server import background, bodies
+from chatapp.server import bodies
 from chatapp.server.prompts import BadRequestError
 from chatapp.server.service import Document, Service
 from chatapp.server.worker import BusyError, ModelFailedError
 
 LARGEST_BODY = 16 * 2**20
-_OWN_PATHS = "/background/"
 _RETRY_SECONDS = "1"
 SILENCE = 60.0
 """Seconds that a client may take to send a request, or to read more of a reply, before its
@@ -69,9 +66,8 @@ class Access:
 class Server:
     """Serves models by their names."""
 
-    def __init__(self, models: dict[str, Service], access: Access, token: str = "") -> None:
-        """token: of this program's own commands; they cannot use the server without one."""
-        self._models, self._access, self._token = models, access, token
+    def __init__(self, models: dict[str, Service], access: Access) -> None:
+        self._models, self._access = models, access
         self._started, self._bytes = int(time.time()), 0
         self._description = json.dumps(bodies.describe())
 
@@ -90,11 +86,6 @@ class Server:
         for method, path, handler in answers:
             app.router.add_route(method, path, handler)
             app.router.add_route(method, f"/v1{path}", handler)
-        if self._token:
-            app.router.add_post(PROOF, self._proof)
-            app.router.add_post(ASK, self._ask)
-            app.router.add_post(GENERATE, self._generate)
-            app.router.add_post(SCORE, self._score)
         return app
 
     # Access and errors
@@ -130,8 +121,6 @@ class Server:
             return _failed(403, "pages of that origin may not use this server")
         is_open = request.method == "OPTIONS" or request.path in ("/health", "/v1/health")
         key = self._access.key
-        if request.path.startswith(_OWN_PATHS):
-            key, is_open = self._token, request.path == PROOF
         if key and not is_open:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
             if not hmac.compare_digest(given.encode("utf-8", "replace"), key.encode()):
@@ -240,27 +229,6 @@ class Server:
     async def _openapi(self, request: web.Request) -> web.StreamResponse:
         return web.Response(text=self._description, content_type="application/json")
 
-    # This program's own commands
-
-    async def _proof(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read(request, background.ProofBody)
-        return web.json_response({"proof": proof_of(self._token, body.nonce)})
-
-    async def _ask(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read(request, background.AskBody)
-        service = self._service(body.model)
-        return await _lines(request, await background.answer_question(service, body))
-
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read(request, background.GenerateBody)
-        service = self._service(body.model)
-        return await _lines(request, await background.generate(service, body))
-
-    async def _score(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read(request, background.ScoreBody)
-        service = self._service(body.model)
-        return web.json_response(await background.score(service, body))
-
 
 def _body_of(data: bytes, kind: type[_Body]) -> _Body:
     """Raises BadRequestError."""
@@ -287,17 +255,6 @@ async def _write(request: web.Request, response: web.StreamResponse, data: bytes
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("the client reads no more") from None
-
-
-async def _lines(request: web.Request, documents: AsyncGenerator[Document]) -> web.StreamResponse:
-    """JSON objects, one a line, as they come."""
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-    await response.prepare(request)
-    async with aclosing(documents):
-        async for document in documents:
-            await _write(request, response, json.dumps(document).encode() + b"\n")
-    await response.write_eof()
-    return response
 
 
 async def _streamed(request: web.Request, chunks: AsyncGenerator[Document]) -> web.StreamResponse:

@@ -1,9 +1,9 @@
 """One model and what it answers: completions, chats, embeddings, tokens, in OpenAI's forms.
 
 Invariant: a reply is what `chatapp ask` and `complete` give for the same text, sampling and seed,
-and a whole answer is the sum of the pieces that a stream would send. Thoughts, the white space
-around a chat's reply, and calls of tools are no part of its text. A text is cut into tokens on a
-thread, so that a long one holds up no other reply.
+and a whole answer is the sum of the pieces that a stream would send. Thoughts, which have a field
+of their own, the white space around a chat's reply, and calls of tools are no part of its text. A
+text is cut into tokens on a thread, so that a long one holds up no other reply.
 Source of the forms: OpenAI's API reference, and what its Python library accepts in strict mode.
 """
 
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _LENGTH = ("length", "context")
+_OWN_REASONS = ("stop", "length")
+"""Of OpenAI's protocol; others are told in vLLM's field `stop_reason`."""
+
 _MOST_TOKENS = 16
 """A completion's length unless the request says, as in OpenAI's protocol."""
 
@@ -151,10 +154,13 @@ class Service:
 
 @dataclass(slots=True)
 class Piece:
-    """A part of the reply at a place. end: how it ended, in the last part."""
+    """A part of the reply at a place. thought: of one before it. end: how it ended, in the last
+    part.
+    """
 
     place: int
     text: str = ""
+    thought: str | None = None
     tokens: list[ScoredToken] = field(default_factory=list)
     calls: list[Document] = field(default_factory=list)
     end: Finished | None = None
@@ -162,6 +168,8 @@ class Piece:
     def add(self, other: "Piece") -> None:
         """Append the next part."""
         self.text += other.text
+        if other.thought is not None:
+            self.thought = (self.thought or "") + other.thought
         self.tokens += other.tokens
         self.calls += other.calls
         self.end = other.end or self.end
@@ -172,7 +180,10 @@ class Piece:
         if self.end is not None:
             reason = "length" if self.end.reason in _LENGTH else "stop"
         reason = "tool_calls" if self.calls else reason
-        return {"index": self.place} | written | {"logprobs": logprobs, "finish_reason": reason}
+        ended = {"logprobs": logprobs, "finish_reason": reason}
+        if self.end is not None and self.end.reason not in _OWN_REASONS:
+            ended["stop_reason"] = self.end.reason
+        return {"index": self.place} | written | ended
 
 
 class Replies(ABC):
@@ -293,6 +304,8 @@ class ChatReplies(Replies):
     def _choice(self, piece: Piece) -> Document:
         content = piece.text if piece.text or not piece.calls else None
         message: Document = {"role": "assistant", "content": content, "refusal": None}
+        if piece.thought is not None:
+            message["reasoning_content"] = piece.thought
         if piece.calls:
             message["tool_calls"] = piece.calls
         return piece.choice({"message": message}, self._logprobs(piece))
@@ -303,6 +316,8 @@ class ChatReplies(Replies):
         if piece.place not in self._begun:
             self._begun.add(piece.place)
             yield going_on.choice({"delta": {"role": "assistant", "content": ""}}, None)
+        if piece.thought is not None:
+            yield going_on.choice({"delta": {"reasoning_content": piece.thought}}, None)
         if piece.text or (piece.tokens and self._body.logprobs):
             yield going_on.choice({"delta": {"content": piece.text}}, self._logprobs(piece))
         if piece.calls:
@@ -357,7 +372,8 @@ class _ChatReply:
         if isinstance(event, Token):
             self._tokens += 1
             token = drawn(event) if visible.thought is None and requested is None else None
-        piece = Piece(place, text, self._shown.push(token, text, is_last=is_last))
+        shown = self._shown.push(token, text, is_last=is_last)
+        piece = Piece(place, text, visible.thought, shown)
         if requested is not None:  # it ends the reply
             piece.calls.append(_call(requested))
         if isinstance(event, Finished):
@@ -416,7 +432,8 @@ class Completions(Replies):
                         lambda ids=ids, top=top: worker.scorer.score(ids, top)  # type: ignore[misc]
                     )
                 for which in range(self._count):
-                    yield Piece(number * self._count + which, self._text(number, ids), tokens)
+                    text = self._text(number, ids)
+                    yield Piece(number * self._count + which, text, tokens=tokens)
         if not self._requests:
             for place in range(self._places):
                 size = len(self._prompts[place // self._count])
@@ -427,9 +444,9 @@ class Completions(Replies):
                 if isinstance(event, Finished):
                     raise_error(event)
                     tokens, end = ended(self._model, event), self._ended(place, event)
-                    yield Piece(place, event.text, tokens, end=end)
+                    yield Piece(place, event.text, tokens=tokens, end=end)
                 else:
-                    yield Piece(place, event.text, [drawn(event)])
+                    yield Piece(place, event.text, tokens=[drawn(event)])
 
     def _choice(self, piece: Piece, offset: int = 0) -> Document:
         return piece.choice({"text": piece.text}, self._logprobs(piece.tokens, offset))
@@ -447,13 +464,17 @@ class Completions(Replies):
         for token in tokens:
             offsets.append(offset)
             offset += len(stream.push(token.id))
+
+        def name(id: int, piece: str) -> str:
+            return f"token_id:{id}" if self._body.return_tokens_as_token_ids else piece
+
         return {
-            "tokens": [token.piece for token in tokens],
+            "tokens": [name(token.id, token.piece) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [
                 None
                 if token.logprob is None
-                else {other.text: other.logprob for other in reversed(token.alternatives)}
+                else {name(one.id, one.text): one.logprob for one in reversed(token.alternatives)}
                 for token in tokens
             ],
             "text_offset": offsets,

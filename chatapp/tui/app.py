@@ -185,7 +185,7 @@ class ChatApp(FailingApp[int]):
 
         chosen = self._settings
         if self._may_be_served:
-            from chatapp.engine.models.background import load_served
+            from chatapp.engine.models.running import load_served
 
             served = load_served(chosen.model, chosen.precision, chosen.device)
             if served is not None:

@@ -66,7 +66,7 @@ def test_a_server_in_the_background(home: Path) -> None:
         assert again.returncode == 2
         assert f"already, on port {port}" in again.stderr
         log = (home / "log" / "api.log").read_text()
-        assert "POST /background/ask 200" in log
+        assert "POST /v1/chat/completions 200" in log
     finally:
         stopped = chatapp("api", "--stop")
     assert stopped.returncode == 0, stopped.stderr

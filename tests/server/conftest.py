@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from api_server import TOKEN, Client, on_a_thread, serving
+from api_server import Client, on_a_thread, serving
 from tiny import write_tiny_gpt2
 
 from chatapp.engine.models.loading import load_model
@@ -25,5 +25,5 @@ async def client(tiny_folder: Path) -> AsyncIterator[Client]:
 def address(tiny_folder: Path) -> Iterator[str]:
     """The server of a tiny model, for clients that block."""
     model = load_model(str(tiny_folder), precision="float32", device="cpu")
-    with on_a_thread(model, token=TOKEN) as address:
+    with on_a_thread(model) as address:
         yield address

@@ -8,7 +8,6 @@ server is ready, or with the reason why it never will be.
 
 import logging
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -16,7 +15,9 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -27,7 +28,7 @@ from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
-    from chatapp.engine.models.background import Background, ServedModel
+    from chatapp.engine.models.running import Running, ServedModel
     from chatapp.server.server import Access
     from chatapp.server.service import Service
 
@@ -112,19 +113,6 @@ def _key(variable: str | None) -> str:
     return key
 
 
-def _service(settings: "Settings") -> "Service":
-    """Load a model for the server. Raises UserError."""
-    from chatapp.dialogue.writers.choosing import choose_template
-    from chatapp.server.service import Service
-
-    model = load(settings.model, settings.precision, settings.device)
-    try:
-        template = choose_template(model, settings.template)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return Service(model, template, choices_for(model, settings), settings.model)
-
-
 def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -144,13 +132,21 @@ def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> 
 
 def _served(settings: "Settings") -> "tuple[Service, ServedModel]":
     """A loaded model, and what other commands have to know of it. Raises UserError."""
+    from chatapp.dialogue.writers.choosing import choose_template, mismatch
     from chatapp.engine.files.generation_config import read_generation_config
-    from chatapp.engine.models.background import describe
+    from chatapp.engine.models.running import describe
+    from chatapp.server.service import Service
 
-    service = _service(settings)
-    makers = read_generation_config(service.model.files).sampling
-    wanted = settings.precision, settings.device
-    return service, describe(settings.model, service.model, wanted, makers)
+    model = load(settings.model, settings.precision, settings.device)
+    try:
+        template = choose_template(model, settings.template)
+        remark = mismatch(model, template)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    makers = read_generation_config(model.files).sampling
+    about = describe(settings.model, model, (settings.precision, settings.device), makers)
+    named = replace(about, asked_template=settings.template, template=template.name, remark=remark)
+    return Service(model, template, choices_for(model, settings), settings.model), named
 
 
 def _run(
@@ -162,29 +158,27 @@ def _run(
     """Serve until a signal. described: for the user's file, if this is the first server."""
     from aiohttp import web
 
-    from chatapp.engine.backends.background import Address
-    from chatapp.engine.models.background import Background, claim, forget, note
+    from chatapp.engine.models.running import OwnServer, Running, claim, forget, note
     from chatapp.server.server import BACKLOG, SILENCE, Server
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("chatapp.server").setLevel(logging.INFO)
     _allow_connections()
     host, port = listening.getsockname()[:2]
-    token = secrets.token_urlsafe(32) if access.hosts else ""
     claimed = []  # the lock, held until the process ends
 
     def announce(_: str) -> None:
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{port}/v1"
-        if token and (lock := claim()) is not None:
+        if access.hosts and (lock := claim()) is not None:
             claimed.append(lock)
-            note(Background(os.getpid(), Address(host, port, token), (*described,)))
+            note(Running(os.getpid(), OwnServer(address, own_key=access.key), (*described,)))
         models = ", ".join(served)
         print(f"Serving {models} on {address} · Ctrl+C ends it", file=sys.stderr, flush=True)
 
     try:
         web.run_app(
-            Server(served, access, token).app(),
+            Server(served, access).app(),
             sock=listening,
             backlog=BACKLOG,
             print=announce,
@@ -216,9 +210,9 @@ def _start_in_background() -> None:
     Raises UserError if a server runs already, typer.Exit if this one cannot start.
     """
     from chatapp.common.paths import log_dir
-    from chatapp.engine.models import background
+    from chatapp.engine.models import running
 
-    if (other := background.running()) is not None:
+    if (other := running.running()) is not None:
         raise _runs_already(other)
     arguments = [argument for argument in sys.argv[1:] if argument != "--background"]
     log = log_dir() / "api.log"
@@ -234,41 +228,41 @@ def _start_in_background() -> None:
         )
     status("Loading …")
     try:
-        _wait(lambda: process.poll() is not None or background.running() is not None)
+        _wait(lambda: process.poll() is not None or running.running() is not None)
     finally:
         status("")
     if process.poll() is not None:
         lines = log.read_bytes()[-_REASON_BYTES:].decode("utf-8", "replace").strip().splitlines()
         complain((lines or ["the server has ended"])[-1].removeprefix("chatapp: "))
         raise typer.Exit(process.returncode or 1)
-    server = background.running()
+    server = running.running()
     if server is None or server.pid != process.pid:  # another command was faster
         process.terminate()
         process.wait()
         raise UserError("the server has ended") if server is None else _runs_already(server)
     names = ", ".join(model.name for model in server.models)
-    address = f"http://{server.address.host}:{server.address.port}/v1"
-    typer.echo(f"Serving {names} on {address} · `chatapp api --stop` ends it · log: {log}")
+    typer.echo(
+        f"Serving {names} on {server.server.url} · `chatapp api --stop` ends it · log: {log}"
+    )
 
 
 def _stop() -> None:
     """End the server that runs. Raises UserError if there is none."""
-    from chatapp.engine.models import background
+    from chatapp.engine.models import running
 
-    server = background.running()
+    server = running.running()
     if server is None:
         raise UserError("no server runs on this machine for this user")
     with suppress(ProcessLookupError):
         os.kill(server.pid, signal.SIGTERM)
-    if not _wait(lambda: background.claim() is not None, _END_SECONDS):
+    if not _wait(lambda: running.claim(0) is not None, _END_SECONDS):
         raise UserError(f"process {server.pid} has not ended within {_END_SECONDS:.0f} seconds")
     typer.echo("The server has ended.")
 
 
-def _runs_already(server: "Background") -> UserError:
-    return UserError(
-        f"a server is running already, on port {server.address.port}; `chatapp api --stop` ends it"
-    )
+def _runs_already(other: "Running") -> UserError:
+    port = urlsplit(other.server.url).port
+    return UserError(f"a server is running already, on port {port}; `chatapp api --stop` ends it")
 
 
 def _wait(condition: Callable[[], bool], seconds: float = float("inf")) -> bool:

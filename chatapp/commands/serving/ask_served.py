@@ -4,9 +4,10 @@ Invariant: the answer is the one that the same model gives here. Nothing of what
 templates and prompts is imported, because that takes longer than the answer.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from chatapp.commands.answers import print_answer
 from chatapp.commands.console import complain
@@ -14,7 +15,7 @@ from chatapp.commands.console import complain
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
     from chatapp.dialogue.events import Options
-    from chatapp.engine.events import Event
+    from chatapp.engine.events import Event, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,33 +27,50 @@ class ServedQuestion:
     template: str
     think: bool | None
 
+    @property
+    def body(self) -> dict[str, Any]:
+        """As a request for a chat."""
+        messages = [{"role": "user", "content": self.question}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        switch = {} if self.think is None else {"enable_thinking": self.think}
+        return {"messages": messages, "chat_template_kwargs": switch}
+
 
 def ask_served(question: ServedQuestion, settings: "Settings", *, as_json: bool) -> bool:
-    """Print the answer of a server that has the model; False if there is none.
+    """Print the answer of a server that has the model and the template; False if there is none.
 
     Raises typer.Exit, UserError for a question that cannot be answered.
     """
-    from chatapp.engine.models import background
+    from chatapp.common.paths import background_path
 
-    match = background.find(settings.model, settings.precision, settings.device)
-    if match is None:
+    if not background_path().exists():
         return False
-    address, model = match
-    heading: dict[str, str] = {}
+    from chatapp.dialogue.events import Options
+    from chatapp.engine.models.running import find, reply_events
+
+    match = find(settings.model, settings.precision, settings.device)
+    if match is None or match[1].asked_template != question.template:
+        return False
+    server, model = match
+    if model.remark:
+        complain(model.remark)
 
     def answer(options: "Options") -> "Iterator[Event]":
-        from chatapp.engine.backends.background import ASK, events_of
-
-        body = {"model": model.name, "sampling": asdict(options.sampling)} | asdict(question)
-        documents = address.request(ASK, body, options.cancel)
-        heading.update(next(documents, {}))
-        if heading.get("remark"):
-            complain(heading["remark"])
-        return events_of(documents, options.cancel)
-
-    from chatapp.dialogue.events import Options
+        rest = options.sampling, options.cancel, tokens_in
+        return reply_events(server, "chat/completions", question.body, *rest)
 
     choices = settings.choices(model.sampling)
-    named = settings.model, choices, lambda: heading.get("template", "")
+    named = settings.model, choices, model.template
     print_answer(answer, Options(choices.sampling), *named, as_json=as_json)
     return True
+
+
+def tokens_in(choice: dict[str, Any]) -> "Iterator[Token]":
+    """The part of a reply or of a thought in a chunk of a stream."""
+    from chatapp.engine.events import Token
+
+    delta = choice["delta"]
+    text, thought = delta.get("content") or "", delta.get("reasoning_content")
+    if text or thought is not None:
+        yield Token(-1, text, text, math.nan, thought=thought)

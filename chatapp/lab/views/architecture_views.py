@@ -229,8 +229,8 @@ class Experts(View):
 
     @classmethod
     def look(cls, subject: Subject, options: Any) -> "Experts":
-        from chatapp.engine.backends.background import model_here
         from chatapp.engine.backends.transformers_model import TransformersModel
+        from chatapp.engine.models.running import model_here
 
         model, ids = model_here(subject.model), subject.before
         if not isinstance(model, TransformersModel) or not (modules := _expert_modules(model)):

@@ -69,9 +69,9 @@ def ask(
     all logits. Raises UserError for a model whose inside cannot be measured, and for ids that it
     does not take.
     """
-    from chatapp.engine.backends.background import model_here
     from chatapp.engine.backends.local import LocalModel
     from chatapp.engine.decoder.interventions import UNCHANGED
+    from chatapp.engine.models.running import model_here
     from chatapp.lab.contributions import runner_up
     from chatapp.lab.reruns import Contrast, Reading
 

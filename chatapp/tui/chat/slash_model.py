@@ -116,8 +116,8 @@ def _steering_of(conversation: Conversation, text: str) -> Interventions:
 
 def _own_model(conversation: Conversation) -> "LocalModel":
     """The loaded model, if this program computes it."""
-    from chatapp.engine.backends.background import model_here
     from chatapp.engine.backends.local import LocalModel
+    from chatapp.engine.models.running import model_here
 
     model = conversation.model and model_here(conversation.model)
     if not isinstance(model, LocalModel):

@@ -188,8 +188,8 @@ def _limits(
     model: "LanguageModel", trace: "Trace", start: int, constraint: "Constraint"
 ) -> "tuple[Limit | None, ...]":
     """What the chat's constraint did at each token of the reply."""
-    from chatapp.engine.backends.background import model_here
     from chatapp.engine.generation import LocalGenerator
+    from chatapp.engine.models.running import model_here
     from chatapp.lab.inspectable import limits_of
 
     local = model_here(model)
