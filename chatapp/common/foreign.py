@@ -11,6 +11,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _REPLACEMENT = "\ufffd"
 
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~])?")
+"""Terminal control sequences: colours, titles, links."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 
 def _stand_ins() -> dict[int, str]:
     """The replacement of each character that a terminal would obey, by code point."""
@@ -66,3 +71,9 @@ def _is_hidden(character: str) -> bool:
 def _escape(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def clean(text: str) -> str:
+    """A text without control characters and sequences, except newline and tab."""
+    lines = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
+    return printable(_CONTROL.sub("", lines)).strip()

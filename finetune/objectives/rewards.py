@@ -14,18 +14,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import Empty, Full, Queue
 from typing import Any
 
 from chatapp.common.foreign import printable
+from chatapp.common.limited_process import LimitPassedError, Lines, Program, Supervision
 from chatapp.common.paths import trusted_folders_path
 from chatapp.common.userfiles import UserError, quoted, read_text
 from chatapp.dialogue.reply_scores import ReplyScorer
-from chatapp.dialogue.tools.process import Supervision, end_program
 from chatapp.tasks.evaluation.metrics import exact_match
 from finetune.config.objectives import (
     Check,
@@ -48,9 +46,6 @@ STARTING = 60.0
 _LONGEST_LINE = 10_000
 """Characters of a function's output that are read at once."""
 
-_MOST_LINES, _LONGEST_ANSWER = 64, 2**20
-"""Lines that wait, and bytes of one: the process of a function writes one for each request."""
-
 _WORKER = Path(__file__).parent / "reward_worker.py"
 
 
@@ -66,15 +61,14 @@ class RewardFunction:
 
     def __init__(self, place: str, timeout: float) -> None:
         self.place, self.timeout = place, timeout
-        self._process: subprocess.Popen[bytes] | None = None
+        self._worker: Lines | None = None
         self._start()
 
     def __call__(self, prompt: str, reply: str, reference: str) -> float:
         """The function's reward of a reply. Raises RewardError."""
-        if self._process is None:
-            self._start()
+        worker = self._worker or self._start()
         request = {"prompt": prompt, "reply": reply, "reference": reference}
-        answer = self._exchange(request, self.timeout)
+        answer = self._exchange(worker, request, self.timeout)
         if "value" in answer:
             return float(answer["value"])
         reason = " ".join(printable(str(answer["error"])).split())
@@ -82,55 +76,39 @@ class RewardFunction:
             f"{self.place} {reason}, for the reply {quoted(reply)} to {quoted(prompt)}"
         )
 
-    def _start(self) -> None:
+    def _start(self) -> Lines:
         file, _, name = self.place.rpartition(":")
-        supervision = Supervision()
-        with supervision.theirs as theirs:
-            self._process = subprocess.Popen(
-                supervision.command([sys.executable, "-P", str(_WORKER), file, name]),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=supervision.environment(()),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl+C lets the run finish its step
-            )
-        self._end = weakref.finalize(self, end_program, self._process, supervision)
-        self._lines: Queue[str] = Queue(_MOST_LINES)
-        for read in (partial(self._read, lines=self._lines), self._pass_on):
-            threading.Thread(target=read, args=(self._process,), daemon=True).start()
-        answer = self._exchange(None, STARTING)
+        supervision = Supervision(
+            Program((sys.executable, "-P", str(_WORKER), file, name), Path.cwd())
+        )
+        pipe = subprocess.PIPE
+        process = supervision.start(stdin=pipe, stdout=pipe, stderr=pipe)
+        self._worker = worker = Lines(process, partial(supervision.wait, process))
+        weakref.finalize(self, worker.end)
+        threading.Thread(target=self._pass_on, args=(process,), daemon=True).start()
+        answer = self._exchange(worker, None, STARTING)
         if "ready" not in answer:
             self.close()
             reason = " ".join(printable(str(answer["error"])).split())
             raise ConfigError(f"objective.rewards: {self.place} cannot be loaded: {reason}")
+        return worker
 
-    def _exchange(self, request: dict[str, str] | None, seconds: float) -> dict[str, Any]:
-        """The next line of the process, or an error."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
+    def _exchange(
+        self, worker: Lines, request: dict[str, str] | None, seconds: float
+    ) -> dict[str, Any]:
+        """The next answer of the process, or an error."""
         try:
             if request is not None:
-                process.stdin.write(json.dumps(request).encode() + b"\n")
-                process.stdin.flush()
-            line = self._lines.get(timeout=seconds)
-        except Empty:
-            self.close()
-            return {"error": f"took longer than {seconds:g} seconds"}
-        except OSError:
-            line = ""
-        if not line:
-            self.close()
-            return {"error": "ended its process"}
-        try:
-            answer = json.loads(line)
-        except (ValueError, RecursionError):
-            answer = None
-        if not (isinstance(answer, dict) and answer.keys() & {"ready", "value", "error"}):
-            self.close()
-            return {"error": "wrote between the answers of its process"}
-        return answer
+                worker.send(request)
+            answer = worker.next(seconds)
+            if answer.keys() & {"ready", "value", "error"}:
+                return answer
+            error = "wrote between the answers of its process"
+        except LimitPassedError as passed:
+            late = passed.limit == "time"
+            error = f"took longer than {seconds:g} seconds" if late else "ended its process"
+        self.close()
+        return {"error": error}
 
     @staticmethod
     def _pass_on(process: "subprocess.Popen[bytes]") -> None:
@@ -139,19 +117,11 @@ class RewardFunction:
         while line := process.stderr.readline(_LONGEST_LINE):
             sys.stderr.write(printable(line.decode("utf-8", "replace")))
 
-    @staticmethod
-    def _read(process: "subprocess.Popen[bytes]", lines: "Queue[str]") -> None:
-        assert process.stdout is not None
-        with suppress(Full):  # it writes without being asked, and the next answer is refused
-            while line := process.stdout.readline(_LONGEST_ANSWER):
-                lines.put_nowait(line.decode("utf-8", "replace"))
-            lines.put_nowait("")
-
     def close(self) -> None:
         """End the process; the next call starts another."""
-        if self._process is not None:
-            self._end()
-            self._process = None
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
 
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")

@@ -1,23 +1,31 @@
-"""The tools of servers of the Model Context Protocol.
+"""Servers of the Model Context Protocol: their tools, and a connection to each, by the official
+package over the standard streams of a program or by HTTP.
 
 Invariant: a server starts when one of its tools is needed, runs until its `Servers` are closed, and
-is restarted after it has ended. Its descriptions of tools are foreign text: bounded, without
-control characters; the user is asked before any of them runs.
+is restarted after it has ended. Whatever it does, a request ends in time, and no message takes more
+than a bounded memory; after the end of its connection, all processes that it started have ended.
+Its descriptions of tools are foreign text: bounded, without control characters; the user is asked
+before any of them runs.
 """
 
+import asyncio
+import concurrent.futures
 import json
+import logging
 import re
 import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from chatapp.common.userfiles import dotted_key, quoted
-from chatapp.dialogue.tools.mcp_connection import Connection
-from chatapp.dialogue.tools.mcp_transports import Address
-from chatapp.dialogue.tools.process import Program
+from chatapp.common.foreign import clean
+from chatapp.common.limited_process import Program, Supervision
+from chatapp.common.unforeseen import INTERRUPTS
+from chatapp.common.userfiles import UserError, dotted_key, quoted, reason
 from chatapp.dialogue.tools.schemas import fault
 from chatapp.dialogue.tools.tool import (
     LONGEST_SCHEMA,
@@ -26,13 +34,16 @@ from chatapp.dialogue.tools.tool import (
     Tool,
     ToolError,
     bounded,
-    clean,
 )
-from chatapp.dialogue.tools.user_tools import NAME, Server
+from chatapp.dialogue.tools.user_tools import NAME, Address, Server
 
 if TYPE_CHECKING:
+    import httpx2
     import mcp_types
+    from anyio.abc import Process
     from mcp import Client
+
+_Answer = TypeVar("_Answer")
 
 _LISTING_SECONDS = 20.0
 _MOST_LISTED = 200
@@ -40,6 +51,17 @@ _MOST_LISTED = 200
 
 _LONGEST_DESCRIPTION = 1_000
 """Characters. The model reads it in every prompt."""
+
+_LONGEST_MESSAGE = 10_000_000
+"""Bytes; a server that sends a longer one is disconnected."""
+
+_TOO_LONG = "a message of more than 10 MB"
+_LONGEST_PROBLEM = 300
+"""Characters of a server's own words in a sentence."""
+
+_POLL_SECONDS = 0.05
+_CONNECT_SECONDS, _SILENCE_SECONDS = 10.0, 3_600.0
+"""A call has its own timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +97,7 @@ class Servers:
         try:
             connection = self._connection(server)
             listed = connection.ask(_listed, _LISTING_SECONDS, cancel or threading.Event())
-        except ToolError as error:
+        except UserError as error:
             raise ToolError(f"{server.name}: {error}") from None
         except Stopped:
             raise ToolError(f"{server.name}: stopped before it had listed its tools") from None
@@ -92,7 +114,7 @@ class Servers:
         self._listings[server] = Listing(tools, tuple(problems))
         return self._listings[server]
 
-    def _connection(self, server: Server) -> Connection:
+    def _connection(self, server: Server) -> "Connection":
         """The connection to a server, started if necessary. Raises ToolError once all
         are closed."""
         with self._lock:  # or two parallel requests would start it twice
@@ -144,7 +166,7 @@ class Servers:
         return text
 
 
-def _close_all(running: dict[Program | Address, Connection]) -> None:
+def _close_all(running: "dict[Program | Address, Connection]") -> None:
     for connection in running.values():
         connection.close()
 
@@ -180,3 +202,271 @@ def _part(block: Any) -> str:
     if block.type == "resource" and hasattr(block.resource, "text"):
         return str(block.resource.text)
     return f"[{block.type}]"
+
+
+class Connection:
+    """Connects to a server, on a thread of its own. `ask` raises when that failed; this raises
+    UserError where programs cannot be supervised.
+    """
+
+    def __init__(self, target: Program | Address) -> None:
+        self.is_over = False
+        """Whether the server has stopped answering."""
+        self._target = target
+        self._supervision = Supervision(target) if isinstance(target, Program) else None
+        self._heard = b""
+        """The end of what a program sent outside of messages, or the status of a failed request."""
+        self._ending: int | str = 0
+        self._client: concurrent.futures.Future[Client] = concurrent.futures.Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._end = asyncio.Event()
+        threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True).start()
+
+    def ask(
+        self,
+        request: "Callable[[Client], Coroutine[Any, Any, _Answer]]",
+        seconds: float,
+        cancel: threading.Event,
+    ) -> _Answer:
+        """The server's answer.
+
+        Raises ToolError with a sentence and, soon after its event is set, Stopped. A server that
+        was stopped or exceeds the number of seconds is ended.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            client = _result(self._client, deadline, cancel)
+            self._heard = b""
+            if self.is_over or self._loop is None:
+                raise ToolError(f"its server has ended{self._words()}")
+            answer = asyncio.run_coroutine_threadsafe(request(client), self._loop)
+            return _result(answer, deadline, cancel)
+        except Stopped:
+            self.close()
+            raise
+        except TimeoutError:
+            self.close()
+            raise ToolError(f"it took longer than {seconds:g} seconds{self._words()}") from None
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
+            raise ToolError(self._without_keys(self._problem(error))) from None
+
+    def close(self) -> None:
+        """End the server immediately, or the connection to one that others run."""
+        self.is_over = True
+        if self._supervision is not None:
+            self._supervision.end()
+        if self._loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def _serve(self) -> None:
+        """Run the connection until the server has ended."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        for name in ("mcp", "client"):  # the package's logs do not belong on a terminal
+            logging.getLogger(name).addHandler(logging.NullHandler())
+        try:
+            from mcp import Client
+
+            async with Client(self._streams()) as client:
+                self._client.set_result(client)
+                await self._end.wait()
+        except BaseException as error:  # groups of the package's own among them
+            if not self._client.done():
+                self._client.set_exception(error)
+        finally:
+            self.is_over = True
+
+    def _streams(self) -> Any:
+        """The messages of the server in both directions, as a context."""
+        if isinstance(self._target, Address):
+            return self._by_http(self._target)
+        assert self._supervision is not None
+        return self._by_process(self._supervision)
+
+    @asynccontextmanager
+    async def _by_process(self, supervision: Supervision) -> "AsyncGenerator[Any]":
+        # Not mcp.client.stdio: it ends a server's process group only if the server outlives the
+        # closing of its input, never a process that left the group, and it limits no message.
+        import anyio
+
+        with supervision.theirs:
+            process = await anyio.open_process(supervision.command, **supervision.options)
+        incoming, received = anyio.create_memory_object_stream[Any](0)
+        sent, outgoing = anyio.create_memory_object_stream[Any](0)
+        try:
+            if self.is_over:  # closed before the process started
+                raise Stopped
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._read, process, incoming)
+                tasks.start_soon(_write, process, outgoing)
+                tasks.start_soon(self._overhear, process)
+                yield received, sent
+                tasks.cancel_scope.cancel()
+        finally:
+            supervision.end()
+            with anyio.CancelScope(shield=True):
+                await process.aclose()
+            self._ending = supervision.ending()
+
+    async def _read(self, process: "Process", incoming: Any) -> None:
+        """Pass on the server's messages line by line; other output is only remembered."""
+        import anyio
+        from anyio.streams.buffered import BufferedByteReceiveStream
+        from mcp.shared.message import SessionMessage
+        from mcp_types import jsonrpc_message_adapter
+
+        assert process.stdout is not None
+        lines = BufferedByteReceiveStream(process.stdout)
+        async with incoming:
+            try:
+                while True:
+                    line = await lines.receive_until(b"\n", _LONGEST_MESSAGE)
+                    try:
+                        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    except ValueError:
+                        self._remember(line + b"\n")
+                    else:
+                        await incoming.send(SessionMessage(message))
+            except anyio.DelimiterNotFound:
+                self._remember(_TOO_LONG.encode())
+            except anyio.IncompleteRead:  # the end
+                self._remember(lines.buffer)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                pass
+        self.is_over = True
+        self._end.set()
+
+    async def _overhear(self, process: "Process") -> None:
+        """Remember the end of the server's standard error."""
+        assert process.stderr is not None
+        async for chunk in process.stderr:
+            self._remember(chunk)
+
+    def _remember(self, output: bytes) -> None:
+        self._heard = (self._heard + output[-_LONGEST_PROBLEM:])[-_LONGEST_PROBLEM:]
+
+    @asynccontextmanager
+    async def _by_http(self, address: Address) -> "AsyncGenerator[Any]":
+        """Streamable HTTP: each request is a POST, whose response has the answer."""
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+
+        async with (
+            httpx2.AsyncClient(
+                headers=dict(address.headers) | {"Accept-Encoding": "identity"},
+                timeout=httpx2.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS),
+                event_hooks={"response": [self._watch]},
+            ) as client,
+            streamable_http_client(
+                address.url, http_client=client, max_sse_event_size=_LONGEST_MESSAGE
+            ) as streams,
+        ):
+            yield streams
+
+    async def _watch(self, response: "httpx2.Response") -> None:
+        """Remember a failure, and bound the body of a response that is not a stream of events.
+
+        Raises DecodingError for a compressed one, whose size would be known too late.
+        """
+        import httpx2
+
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise httpx2.DecodingError("it sends a compressed answer, which was not accepted")
+        if response.is_error:
+            self._heard = f"HTTP {response.status_code} {response.reason_phrase}".encode()
+        if "text/event-stream" not in response.headers.get("content-type", ""):
+            response.stream = _bounded(response.stream)
+
+    def _words(self) -> str:
+        """The server's output outside of messages, for the end of a sentence."""
+        output = _one_line(self._heard.decode("utf-8", "replace"))
+        return f"; its output: {output}" if output else ""
+
+    def _without_keys(self, text: str) -> str:
+        """A sentence without the values of the headers, which a server may repeat."""
+        headers = self._target.headers if isinstance(self._target, Address) else ()
+        values = {part for _, value in headers for part in (value, *value.split()[1:])}
+        for value in sorted(values, key=len, reverse=True):
+            text = text.replace(value, "…") if len(value) >= 4 else text
+        return text
+
+    def _problem(self, error: BaseException) -> str:
+        """Describe an error."""
+        import httpx2
+        from pydantic import ValidationError
+
+        while isinstance(error, BaseExceptionGroup):  # of tasks that ran together
+            error = error.exceptions[0]
+        if isinstance(error, ToolError):
+            return str(error)
+        if isinstance(error, ImportError):
+            return "it needs the package mcp: pip install mcp"
+        if isinstance(self._target, Program):
+            if isinstance(error, OSError):
+                return f"{self._target.command[0]} cannot be started: {reason(error)}"
+            if isinstance(self._ending, str):
+                return self._ending
+            if self.is_over:
+                return f"its server has ended{self._words()}"
+        elif isinstance(error, httpx2.HTTPError | httpx2.InvalidURL | OSError | UnicodeError):
+            return f"{self._target.url} cannot be reached: {_one_line(str(error))}"
+        elif self._heard:
+            return f"{self._target.url} answers {_one_line(self._heard.decode())}"
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            place = _one_line(".".join(map(str, first["loc"])))[:100]
+            return f"its server does not keep to the protocol: {place}: {first['msg']}"
+        return f"its server answers: {_one_line(str(error))}"
+
+
+async def _write(process: "Process", outgoing: Any) -> None:
+    """Send the messages to a server's standard input."""
+    import anyio
+
+    assert process.stdin is not None
+    async with outgoing:
+        with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for item in outgoing:
+                text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+                await process.stdin.send(text.encode() + b"\n")
+
+
+def _bounded(stream: Any) -> Any:
+    import httpx2
+
+    class Bounded(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            count = 0
+            async for part in stream:
+                count += len(part)
+                if count > _LONGEST_MESSAGE:
+                    raise httpx2.ReadError(_TOO_LONG)
+                yield part
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    return Bounded()
+
+
+def _one_line(text: str) -> str:
+    """The beginning of a foreign text as part of a sentence."""
+    return " ".join(clean(text).split())[:_LONGEST_PROBLEM]
+
+
+def _result(
+    future: "concurrent.futures.Future[_Answer]", deadline: float, cancel: threading.Event
+) -> _Answer:
+    """The result of a future. Raises Stopped, and TimeoutError after the deadline."""
+    while not future.done():
+        if cancel.is_set():
+            future.cancel()
+            raise Stopped
+        if time.monotonic() > deadline:
+            future.cancel()
+            raise TimeoutError
+        concurrent.futures.wait([future], _POLL_SECONDS)
+    return future.result()

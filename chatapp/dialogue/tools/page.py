@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from chatapp.common.limited_process import LimitedProcess, LimitPassedError
 from chatapp.common.userfiles import UserError, quoted
 from chatapp.dialogue.documents.reading import Unreadable, read_blocks
-from chatapp.dialogue.tools.tool import Arguments, Stopped, ToolError
+from chatapp.dialogue.tools.tool import Arguments, ToolError, stopped_by
 
 if TYPE_CHECKING:
     import httpx2
@@ -51,19 +51,12 @@ _SUFFIXES = {
 
 
 def fetch_page(arguments: Arguments, cancel: threading.Event) -> str:
-    """The text of the page at an address. Raises ToolError and Stopped."""
-
-    def go_on() -> None:
-        if cancel.is_set():
-            raise Stopped
-
-    process = LimitedProcess(_READER, "answer", memory=_MEMORY)
+    """The text of the page at an address. Raises UserError and Stopped."""
+    process = LimitedProcess(_READER, "answer", memory=_MEMORY, network=True)
     try:
-        return "".join(process.stream(arguments["url"], _SECONDS, go_on))
+        return "".join(process.stream(arguments["url"], _SECONDS, stopped_by(cancel)))
     except LimitPassedError as passed:
         raise ToolError(_LIMITS[passed.limit]) from None
-    except UserError as error:
-        raise ToolError(str(error)) from None
     finally:
         process.close()
 

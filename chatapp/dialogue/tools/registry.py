@@ -16,7 +16,6 @@ from chatapp.common.userfiles import UserError, suggestion
 from chatapp.dialogue.tools import built_in, user_tools
 from chatapp.dialogue.tools.built_in import calculate, in_digits
 from chatapp.dialogue.tools.examples import with_examples
-from chatapp.dialogue.tools.mcp_files import read_servers
 from chatapp.dialogue.tools.mcp_servers import Servers
 from chatapp.dialogue.tools.python import run_python
 from chatapp.dialogue.tools.tool import Arguments, Tool, ToolError
@@ -146,7 +145,7 @@ def _add_servers(
         if not named:
             return
         path = Path(named).expanduser().absolute()
-        others, faults = read_servers(path)
+        others, faults = user_tools.read_servers(path)
     except (UserError, RuntimeError) as error:  # an unknown user's home
         problems[_MCP_SERVERS] = str(error)
         return

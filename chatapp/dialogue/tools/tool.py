@@ -1,17 +1,15 @@
 """A tool, and a call of one from its arguments to the text that the model reads.
 
-Invariant: a call ends in a bounded text without control characters; no ToolError of a tool ends the
-chat.
+Invariant: a call ends in a bounded text without control characters; no error of one ends the chat.
 """
 
 import json
-import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import clean, printable
 from chatapp.common.userfiles import UserError, quoted, suggestion
 from chatapp.dialogue.tools.schemas import misfit
 
@@ -24,11 +22,6 @@ LONGEST_RESULT = 20_000
 LONGEST_SCHEMA = 10_000
 """Characters of the schema of a tool's arguments, which the model reads in every prompt."""
 
-_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~])?")
-"""Terminal control sequences: colours, titles, links."""
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
 
 class ToolError(UserError):
     """A tool that cannot be used, or a failed call; the model reads the sentence."""
@@ -36,6 +29,16 @@ class ToolError(UserError):
 
 class Stopped(Exception):
     """The user has stopped a running call."""
+
+
+def stopped_by(cancel: threading.Event) -> Callable[[], None]:
+    """What raises Stopped once the event is set."""
+
+    def go_on() -> None:
+        if cancel.is_set():
+            raise Stopped
+
+    return go_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Tool:
     """A program that a model may call.
 
     description: a sentence for the model. parameters: the JSON schema of the arguments, an object.
-    run: returns the result of a call; raises ToolError, and Stopped soon after its event is set.
+    run: returns the result of a call; raises UserError, and Stopped soon after its event is set.
     asks: whether it needs the user's permission. asks_each_time: for every call, whatever the user
     has allowed before. definition: returns everything that determines what would run now, as JSON
     data. server: the name of its server, if any. examples: for models that do not open calls by
@@ -110,7 +113,7 @@ def run(tool: Tool, arguments: Arguments, cancel: threading.Event) -> Outcome:
     """Run a tool with arguments that fit its schema."""
     try:
         text = tool.run(arguments, cancel)
-    except ToolError as error:
+    except UserError as error:
         return failed(str(error))
     except Stopped:
         return STOPPED
@@ -129,12 +132,6 @@ def bounded(text: str, limit: int = LONGEST_RESULT) -> str:
     if len(text) <= limit:
         return clean(text)
     return f"{clean(text[:limit])}\n[cut after {limit:,} characters]"
-
-
-def clean(text: str) -> str:
-    """A text without control characters and sequences, except newline and tab."""
-    lines = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
-    return printable(_CONTROL.sub("", lines)).strip()
 
 
 def call_in_words(name: str, arguments: Arguments) -> str:

@@ -24,25 +24,55 @@ standard input and output, which lists its own tools:
     name         = "notes"                     # prefix of the names of its tools: notes_search
     server       = ["python3", "notes.py"]     # and folder, timeout … as above
 
-Invariant: an invalid file gives one sentence that names it and the key, and affects no other tool.
+The setting `mcp_servers` names a file with the `mcpServers` block of another program:
+
+    {"mcpServers": {"notes": {"command": "python3", "args": ["notes.py"], "env": {"KEY": "…"}},
+                    "maps": {"url": "https://example.org/mcp", "headers": {"Authorization": "…"}}}}
+
+Keys that only other programs know are ignored there, among them their permissions. ${NAME},
+${env:NAME} and ${NAME:-default} are replaced by variables of the environment.
+
+Invariant: an invalid file or server gives one sentence that names it and the key, and affects no
+other tool.
 """
 
 import json
+import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.limited_process import Program, digests_of, run_program
 from chatapp.common.paths import tools_dir
-from chatapp.common.userfiles import parse_toml, quoted, read_required, reason
-from chatapp.dialogue.tools.mcp_transports import Address
-from chatapp.dialogue.tools.process import CommandLine, Program
+from chatapp.common.userfiles import (
+    parse_json_object,
+    parse_toml,
+    quoted,
+    read_required,
+    reason,
+    shown,
+)
 from chatapp.dialogue.tools.schemas import fault, misfit
-from chatapp.dialogue.tools.tool import LONGEST_RESULT, LONGEST_SCHEMA, CallExample, Tool, ToolError
+from chatapp.dialogue.tools.tool import (
+    LONGEST_RESULT,
+    LONGEST_SCHEMA,
+    CallExample,
+    Tool,
+    ToolError,
+    bounded,
+    stopped_by,
+)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TIMEOUT, _LONGEST_TIMEOUT = 30.0, 3_600
+
+_BYTES_A_CHARACTER = 4
+_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^{}]*))?\}")
+_WEB = ("http", "streamable-http", "streamableHttp", "streamable_http")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +101,42 @@ class ServerFile:
     timeout: float = TIMEOUT
     output_limit: int = LONGEST_RESULT
     environment: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """timeout: in seconds. output_limit: characters of output, after which the program is ended."""
+
+    program: Program
+    timeout: float
+    output_limit: int
+
+    def definition(self) -> dict[str, Any]:
+        """See `Program.definition`."""
+        limits = {"timeout": self.timeout, "output_limit": self.output_limit}
+        return self.program.definition() | limits
+
+    def run(self, arguments: Mapping[str, Any], cancel: threading.Event) -> str:
+        """Run the program with the arguments as a JSON object; return its output.
+
+        Raises UserError when it cannot be started, fails or takes too long, and Stopped.
+        """
+        given = json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace")
+        most = _BYTES_A_CHARACTER * self.output_limit
+        output = run_program(self.program, given, self.timeout, most, stopped_by(cancel))
+        return bounded(output, self.output_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server that others run. headers: of every request, such as a key."""
+
+    url: str
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    def definition(self) -> dict[str, Any]:
+        """Everything that determines what is called, as JSON data; values of headers as digests."""
+        return {"url": self.url, "headers": digests_of(self.headers)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +262,71 @@ def _folder(keys: ToolFile | ServerFile, path: Path) -> Path:
         return path.parent / Path(keys.folder).expanduser()
     except RuntimeError as error:  # an unknown user's home
         raise ToolError(f"{path}: 'folder': {error}") from None
+
+
+def read_servers(path: Path) -> tuple[list[Server], dict[str, str]]:
+    """The servers of a file, and a sentence for every invalid one by its name.
+
+    Raises ToolError for a file without the block.
+    """
+    document = parse_json_object(read_required(path, ToolError), str(path), ToolError)
+    block = document.get("mcpServers")
+    if not isinstance(block, dict):
+        raise ToolError(f"{path}: 'mcpServers' is {shown(block)}, expected an object of servers")
+    servers: list[Server] = []
+    problems: dict[str, str] = {}
+    for key, entry in block.items():
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", key)[:64] or "_"
+        try:
+            if not isinstance(entry, dict):
+                raise ToolError(f"is {shown(entry)}, expected an object")
+            if not entry.get("disabled"):
+                target = _target(entry, path.parent)
+                servers.append(Server(name, target, TIMEOUT, LONGEST_RESULT))
+        except ToolError as error:
+            problems[name] = f"{path}: mcpServers.{quoted(key)}: {error}"
+    return servers, problems
+
+
+def _target(entry: Mapping[str, Any], folder: Path) -> Program | Address:
+    """What a server's entry runs or calls. Raises ToolError without the file's name."""
+    kind = entry.get("type")
+    if "url" in entry:
+        if kind is not None and kind not in _WEB:
+            raise ToolError(f"'type' is {shown(kind)}, expected 'http'")
+        return Address(_text(entry, "url"), _pairs(entry, "headers"))
+    if "command" not in entry:
+        raise ToolError("has neither 'command' nor 'url'")
+    parts = entry.get("args", [])
+    if not isinstance(parts, list):
+        raise ToolError(f"'args' is {shown(parts)}, expected a list of texts")
+    arguments = [_text({"args": part}, "args") for part in parts]
+    if "cwd" in entry:
+        folder /= Path(_text(entry, "cwd")).expanduser()
+    command = (_text(entry, "command"), *arguments)
+    return Program(command, folder, variables=_pairs(entry, "env"))
+
+
+def _pairs(entry: Mapping[str, Any], key: str) -> tuple[tuple[str, str], ...]:
+    pairs = entry.get(key) or {}
+    if not isinstance(pairs, dict):
+        raise ToolError(f"{key!r} is {shown(pairs)}, expected an object of texts")
+    return tuple((name, _text(pairs, name)) for name in pairs)
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    """A text with its variables replaced."""
+    text = entry[key]
+    if not isinstance(text, str):
+        raise ToolError(f"{key!r} is {shown(text)}, expected a text")
+
+    def value(match: re.Match[str]) -> str:
+        text = os.environ.get(match[1], match[2])
+        if text is None:
+            raise ToolError(f"{key!r} needs the variable {match[1]}, which is not set")
+        return text
+
+    text = _VARIABLE.sub(value, text)
+    if "\0" in text or "${" in text or text != without_surrogates(text):
+        raise ToolError(f"{key!r} has a placeholder or a character that cannot be used")
+    return text

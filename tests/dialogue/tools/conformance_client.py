@@ -4,9 +4,8 @@ import sys
 import threading
 
 from chatapp.dialogue.tools.mcp_servers import Servers
-from chatapp.dialogue.tools.mcp_transports import Address
 from chatapp.dialogue.tools.tool import LONGEST_RESULT, run
-from chatapp.dialogue.tools.user_tools import Server
+from chatapp.dialogue.tools.user_tools import Address, Server
 
 if __name__ == "__main__":
     servers = Servers()

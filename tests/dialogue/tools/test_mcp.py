@@ -11,9 +11,9 @@ import psutil
 import pytest
 from tool_server import BY_HAND, DAEMON, add_lasting_server, add_server, ends
 
+from chatapp.common.limited_process import Program
 from chatapp.dialogue.tools import mcp_servers
-from chatapp.dialogue.tools.mcp_connection import Connection
-from chatapp.dialogue.tools.process import Program
+from chatapp.dialogue.tools.mcp_servers import Connection
 from chatapp.dialogue.tools.registry import Registry, find_tools
 from chatapp.dialogue.tools.tool import LONGEST_RESULT, ToolError, misfit_of, run
 

@@ -12,12 +12,11 @@ import pytest
 import tool_server
 from tool_server import web_server
 
+from chatapp.common.limited_process import Program
 from chatapp.dialogue.tools import mcp_servers
-from chatapp.dialogue.tools.mcp_files import read_servers
-from chatapp.dialogue.tools.mcp_transports import Address
-from chatapp.dialogue.tools.process import Program
 from chatapp.dialogue.tools.registry import Registry, find_tools
 from chatapp.dialogue.tools.tool import ToolError, run
+from chatapp.dialogue.tools.user_tools import Address, read_servers
 
 
 def never() -> threading.Event:

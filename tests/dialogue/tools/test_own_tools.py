@@ -12,9 +12,10 @@ import psutil
 import pytest
 from tool_server import DAEMON, none_left
 
+from chatapp.common.foreign import clean
 from chatapp.dialogue.tools.registry import find_tools
 from chatapp.dialogue.tools.schemas import fault, misfit
-from chatapp.dialogue.tools.tool import LONGEST_RESULT, Tool, call_in_words, clean, misfit_of, run
+from chatapp.dialogue.tools.tool import LONGEST_RESULT, Tool, call_in_words, misfit_of, run
 
 GOOD = 'name = "echo"\ndescription = "Says it."\ncommand = ["cat"]\n'
 

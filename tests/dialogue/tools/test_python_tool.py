@@ -1,5 +1,6 @@
 """The tool `python`: code of a model, kind and hostile."""
 
+import ctypes
 import json
 import re
 import sys
@@ -62,7 +63,7 @@ def test_a_mistake_comes_with_its_line() -> None:
     assert result.ending == "failed"
     assert "line 2, in half     return x / 0 " in result.text
     assert "ZeroDivisionError: division by zero" in result.text
-    assert "python_runner" not in result.text
+    assert "run_given" not in result.text
     assert "SyntaxError" in outcome("print(").text
 
 
@@ -70,7 +71,7 @@ def test_it_gets_no_variables(monkeypatch: pytest.MonkeyPatch, own_folder: Path)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setenv("PYTHONSTARTUP", "x")
     given = json.loads(outcome("import json, os; print(json.dumps(dict(os.environ)))").text)
-    assert given.keys() <= {"PATH", "HOME", "LANG", "LC_CTYPE", "CHATAPP_CALL"}
+    assert given.keys() <= {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "CHATAPP_CALL"}
     assert given["HOME"].startswith(str(own_folder))
     # Nor do the processes above it, as far as that is the tool's.
     above = outcome("import os; print(open(f'/proc/{os.getppid()}/environ').read())").text
@@ -99,15 +100,54 @@ def test_memory_ends_at_its_limit() -> None:
         "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (9, 9))",
         "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
         "if libc.ptrace(16, os.getppid(), 0, 0): print(os.strerror(ctypes.get_errno()))",
+        "import fcntl, os; fcntl.fcntl(os.pipe()[0], 8, os.getppid())",  # F_SETOWN
+        "import fcntl, os, struct; fcntl.ioctl(0, 0x8901, struct.pack('i', os.getppid()))",
+        "import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 5)",
+        "import os; os.sched_setaffinity(os.getppid(), {0})",
+        "import os; os.memfd_create('x')",
+        "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
+        "if libc.shmget(77, 4096, 0o1666) < 0: print(os.strerror(ctypes.get_errno()))",
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))",
     ],
 )
 def test_it_reaches_no_other_process_and_no_network(code: str, own_folder: Path) -> None:
-    assert re.search("not permitted|Is a directory", outcome(code).text)
+    assert re.search("not permitted|not allowed|Is a directory|denied", outcome(code).text)
     assert not [
         process
         for process in psutil.process_iter(["cwd"])
         if str(process.info["cwd"]).startswith(str(own_folder))
     ]
+
+
+HAS_LANDLOCK = sys.platform == "linux" and ctypes.CDLL(None).syscall(444, None, 0, 1) > 0
+
+
+@pytest.mark.skipif(not HAS_LANDLOCK, reason="the kernel has no Landlock, as the guide says")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; open(f'/proc/{os.getppid()}/oom_score_adj', 'w')",
+        "import os; open(f'/proc/{os.getppid()}/environ')",
+        "from multiprocessing import shared_memory\n"
+        "shared_memory.SharedMemory(create=True, size=10)",
+        "open('/dev/shm/left', 'w')",
+        "open(OWN)",
+        "open(OWN, 'a')",
+        "import os; os.remove(OWN)",
+        "import os; os.link(OWN, 'mine')",
+        "import os; os.listdir(os.path.dirname(OWN))",
+        "import os; os.mkdir(os.path.dirname(OWN) + '/new')",
+    ],
+)
+def test_it_reaches_no_file_of_its_user(code: str, tmp_path: Path) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("mine")
+    assert re.search(
+        "PermissionError|cross-device", outcome(code.replace("OWN", repr(str(own)))).text
+    )
+    assert own.read_text() == "mine"
+    free = "import os, tempfile\nos.mkdir('a'); open('a/b', 'w').write('x'); os.rename('a/b', 'c')"
+    assert outcome(f"{free}\nwith tempfile.TemporaryFile() as f: f.write(b'y')").ending == "done"
 
 
 def test_threads_and_packages_work() -> None:
@@ -150,7 +190,7 @@ def test_the_whole_code_is_shown() -> None:
 def test_deeply_nested_folders_are_removed() -> None:
     code = """
 import os
-for _ in range(5000):
+for _ in range(2000):
     os.mkdir("a"); os.symlink("/", "root"); open("file", "w").close()
     os.chdir("a")
 os.chmod(".", 0)
