@@ -73,6 +73,7 @@ class Continuation:
         self._limit = self._undrawn + request.sampling.max_tokens
         self._context = context
         self._cancel = request.cancel or threading.Event()
+        self._checked = request.checked
         self._top = request.top
         special = tokenizer.special
         self._ends = {*ends, *(special[text] for text in request.stop if text in special)}
@@ -214,7 +215,7 @@ class Continuation:
         tokens = len(self.sequence) - self._prompt_tokens
         valid = None
         if self._matcher is not None:
-            valid, why_not = self._matcher.verdict(reason, last, tokens)
+            valid, why_not = self._matcher.verdict(reason, last, tokens, checked=self._checked)
             message = message or why_not
         return Finished(
             "stop" if self._stops.hit else reason,

@@ -82,6 +82,7 @@ class Request:
     interventions: what is changed inside the model; only its own decoder takes any.
     constraint: what the reply may look like. Then it ends where that ends: strings of `stop` that
         name no special token, and repetition, do not end it.
+    checked: whether the end says if the reply fits a schema; to check that can take seconds.
     """
 
     ids: Sequence[int]
@@ -94,6 +95,7 @@ class Request:
     tools: Sequence[Mapping[str, Any]] = ()
     interventions: Interventions = UNCHANGED
     constraint: Constraint | None = None
+    checked: bool = True
 
 
 Generate = Callable[[Request], Iterator[Event]]

@@ -67,7 +67,11 @@ def requests_for(
     sampling = sampling_of(body, choices, max_tokens)
     seed = sampling.seed
     return [
-        replace(request, sampling=replace(sampling, seed=None if seed is None else seed + which))
+        replace(
+            request,
+            sampling=replace(sampling, seed=None if seed is None else seed + which),
+            checked=False,  # no answer says that, and the model's thread is everybody's
+        )
         for which in range(body.n or 1)
     ]
 
@@ -165,8 +169,13 @@ def constraint_of(model: LanguageModel, body: ChatBody, chat: ChatPrompt) -> Con
     else:
         schema = {"type": "object"} if form.json_schema is None else form.json_schema.document
         param = "response_format"
+    from chatapp.engine.backends.local import LocalModel
+
     try:
-        return Constraint.of_schema(schema, spaced=True)
+        constraint = Constraint.of_schema(schema, spaced=True)
+        if isinstance(model, LocalModel):
+            model.vocab_bytes.state_of(constraint)  # compiled here, not on the model's thread
+        return constraint
     except ConstraintError as error:
         raise BadRequestError(str(error), param) from None
 

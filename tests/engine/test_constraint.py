@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.constraint import constraint as constraints
 from chatapp.engine.constraint import validation
 from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
@@ -265,6 +266,7 @@ DOUBLED: dict[str, dict[str, Any]] = {
     "beside": {**SAME, "anyOf": [SAME]},
     "by address": {"allOf": [{"$ref": "http://x.y/z#/$defs/d{}"}] * 2},
     "by anchor": {"allOf": [{"$ref": "#d{}"}] * 2},
+    "all of any": {"allOf": [SAME, {"anyOf": [SAME, SAME]}]},
     "own draft": {"$schema": "https://json-schema.org/draft/2020-12/schema", "anyOf": [SAME, SAME]},
 }
 """Parts of a schema that refer to another twice; {} is its number."""
@@ -288,6 +290,24 @@ def test_references_that_double_take_bounded_time(
     for text in ('"abc"', '{"x": {"x": 1}}', "[[[1]]]"):
         misfit(text, json.dumps(schema))
     assert time.process_time() - began < 20
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 999_983, "maximum": 10**300},
+        {"allOf": [{"type": "string", "pattern": f".*a.{{{size}}}"} for size in range(1, 30)]},
+    ],
+    ids=["number", "patterns"],
+)
+def test_what_is_too_slow_to_compile_is_refused(
+    schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraints, "_SECONDS", 3.0)
+    began = time.monotonic()
+    with pytest.raises(ConstraintError, match="it cannot be compiled within"):
+        Constraint.of_schema(schema)
+    assert time.monotonic() - began < 20
 
 
 def test_few_merged_parts_are_followed() -> None:

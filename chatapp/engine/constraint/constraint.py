@@ -1,21 +1,27 @@
 """A constraint and its check, without a model.
 
-Invariant: a constraint that exists can be followed; compiling it takes bounded time and memory.
+Invariant: a constraint that exists can be followed; compiling it takes bounded time and memory: it
+was compiled before in another process, which has limits.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from chatapp.common.limited_process import LimitedProcess, LimitPassedError
 from chatapp.common.userfiles import Location, dotted_key, read_required
 from chatapp.engine.constraint.compiling import ConstraintError as ConstraintError
 from chatapp.engine.constraint.compiling import Kind, fault_of, grammar_of
-from chatapp.engine.constraint.validation import check_merging, check_schema
+from chatapp.engine.constraint.validation import fault_by_draft
 
 LONGEST = 100_000
 """Characters of a schema, a pattern or a grammar."""
+
+_SECONDS, _MOST_MEMORY = 10.0, 2 * 2**30
+"""Limits for compiling one."""
 
 _PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -46,15 +52,8 @@ class Constraint:
             raise ConstraintError(
                 f"the {self.kind} has {len(self.source):,} characters; expected at most {LONGEST:,}"
             )
-        schema = json.loads(self.source) if self.kind == "schema" else None
-        if schema is not None:
-            check_merging(schema)  # before anything compiles it
-        if fault := fault_of(self.grammar()):
-            if schema is not None:
-                fault = _smallest_fault(schema, fault)
+        if fault := _fault_of(self.kind, self.source, self.spaced or bool(self.after)):
             raise ConstraintError(f"the {self.kind} cannot be used: {fault}")
-        if schema is not None:
-            check_schema(schema)
 
     @classmethod
     def of_schema(
@@ -117,6 +116,33 @@ class Constraint:
         return f"{what[self.kind]}: {self.source}"
 
 
+@cache
+def _trial() -> LimitedProcess:
+    """The process that compiles everything first, one at a time."""
+    return LimitedProcess(__name__, "answer", memory=_MOST_MEMORY)
+
+
+@lru_cache(maxsize=512)
+def _fault_of(kind: Kind, source: str, led: bool) -> str:
+    """Why something cannot be used, in words; "" if it can."""
+    try:
+        return str(_trial().ask([kind, source, led], _SECONDS))
+    except LimitPassedError as passed:
+        limit = f"{_MOST_MEMORY // 2**30} GiB of memory"
+        limit = f"{_SECONDS:.0f} seconds" if passed.limit == "time" else limit
+        return f"it cannot be compiled within {limit}"
+
+
+def answer(request: tuple[Kind, str, bool]) -> Iterator[str]:
+    """Answer requests of `_fault_of`, in a limited process."""
+    kind, source, led = request
+    fault = fault_of(grammar_of(kind, source, led=led))
+    if kind == "schema":
+        schema = json.loads(source)
+        fault = _smallest_fault(schema, fault) if fault else fault_by_draft(schema)
+    yield fault
+
+
 def _smallest_fault(schema: Any, fault: str) -> str:
     """The fault of the smallest part of a schema that cannot be used by itself, with its place.
 
@@ -130,13 +156,13 @@ def _smallest_fault(schema: Any, fault: str) -> str:
         going_on = False
         for path, part in _parts(schema):
             left -= 1
-            if left > 0 and isinstance(part, dict) and (own := _fault_of({**definitions, **part})):
+            if left > 0 and isinstance(part, dict) and (own := _own_fault({**definitions, **part})):
                 schema, place, fault, going_on = part, (*place, *path), own, True
                 break
     return f"at {dotted_key(place)}: {fault}" if place else fault
 
 
-def _fault_of(schema: Any) -> str:
+def _own_fault(schema: Any) -> str:
     return fault_of(grammar_of("schema", json.dumps(schema)))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chatapp.engine.constraint.compiling import ConstraintError, matcher_of, words_of
+from chatapp.engine.constraint.compiling import ConstraintError, words_of
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.constraint.validation import misfit
 from chatapp.engine.constraint.vocabulary import Vocabulary
@@ -58,7 +58,7 @@ class Matcher:
         self._vocabulary = vocabulary
         self._ends = [id for id in ends if id < vocabulary.size]
         self._mark = mark
-        self._state = matcher_of(vocabulary.tokenizer, constraint.grammar())
+        self._state = vocabulary.state_of(constraint)
         self._waiting: list[int] = []
         self._written = ""
         self._is_broken = False
@@ -133,10 +133,13 @@ class Matcher:
         if self._is_broken and self._constraint.is_optional:
             self.is_on = False
 
-    def verdict(self, reason: FinishReason, rest: str, tokens: int) -> tuple[bool | None, str]:
+    def verdict(
+        self, reason: FinishReason, rest: str, tokens: int, *, checked: bool = True
+    ) -> tuple[bool | None, str]:
         """Whether the reply fits, None if that does not apply; and why not.
 
-        reason: why it ended. rest: text that was not in a token. tokens: of the reply.
+        reason: why it ended. rest: text that was not in a token. tokens: of the reply. checked:
+        whether a schema is also checked without its grammar, which can take seconds.
         """
         if self._constraint.is_optional:
             return None, ""
@@ -145,7 +148,7 @@ class Matcher:
         if not is_whole or self._is_broken:
             why = _CUT.get(reason, "it failed").format(tokens=tokens)
             return False, f"the reply does not fit its {kind}: {why}"
-        if kind == "schema" and (why := misfit(text, self._constraint.source)):
+        if checked and kind == "schema" and (why := misfit(text, self._constraint.source)):
             return False, f"the reply does not fit its schema: {why}"
         return True, ""
 

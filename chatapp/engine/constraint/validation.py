@@ -1,42 +1,34 @@
 """Whether a text is JSON that fits a schema: a check that does not trust the grammar.
 
-Invariant: the time is bounded: nobody but `errors_of` runs jsonschema, and it counts the steps;
-patterns are matched in linear time, and no reference leaves the schema.
+Invariant: the time is bounded: nobody but `errors_of` runs jsonschema, and it counts the steps and
+the seconds; patterns are matched in linear time, and no reference leaves the schema.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from decimal import Decimal
 from functools import cache
 from itertools import count
 from typing import Any
-from urllib.parse import unquote
 
 from chatapp.common.userfiles import dotted_key
 from chatapp.engine.constraint.compiling import (
-    ConstraintError,
     byte_tokenizer,
     grammar_of,
     matcher_of,
 )
 
-MOST_STEPS = 60_000
-"""Keywords that one check applies, in one to two seconds."""
+MOST_STEPS, _SECONDS = 60_000, 5.0
+"""Keywords that one check applies, which takes one to two seconds, and the most time for it."""
 
-_MOST_MERGED = 5_000
-"""Values of a schema below an `allOf`, with each reference replaced by what it names: a compiler
-that merges them writes them all out.
-"""
-
-_NEUTRAL = {"$ref", "$defs", "definitions", "$schema", "$id", "title", "description", "default"}
-"""Keys that are not merged with what a `$ref` beside them names."""
-
-_left: ContextVar[Iterator[int]] = ContextVar("steps left")
+_left: ContextVar[Iterator[bool]] = ContextVar("steps left")
+"""Whether one more step may be made."""
 
 
 class TooManySteps(Exception):
-    """A check that was given up after `MOST_STEPS`."""
+    """A check that was given up."""
 
 
 def errors_of(kind: Any, schema: Any, value: Any, *, first: bool = False, **options: Any) -> Any:
@@ -45,7 +37,8 @@ def errors_of(kind: Any, schema: Any, value: Any, *, first: bool = False, **opti
     kind: a validator class of jsonschema; options: its own. Raises TooManySteps, and what the
     class raises.
     """
-    token = _left.set(count(MOST_STEPS, -1))
+    until = time.monotonic() + _SECONDS
+    token = _left.set(n < MOST_STEPS and time.monotonic() < until for n in count())
     try:
         errors = _counted(kind)(schema, **options).iter_errors(value)
         return [error for error in (next(errors, None),) if error] if first else list(errors)
@@ -61,7 +54,7 @@ def _counted(kind: Any) -> Any:
 
     def counted(check: Callable[..., Any]) -> Callable[..., Any]:
         def checked(*given: Any) -> Any:
-            if next(_left.get()) <= 0:
+            if not next(_left.get()):
                 raise TooManySteps
             return check(*given)
 
@@ -72,76 +65,21 @@ def _counted(kind: Any) -> Any:
     return own
 
 
-def check_merging(schema: Mapping[str, Any]) -> None:
-    """Raises ConstraintError for a schema whose merged parts, those of an `allOf` or beside a
-    `$ref`, have more than `_MOST_MERGED` values.
-    """
-    sizes: dict[int, int] = {}
-    anchors = {str(part["$anchor"]): part for part in _objects(schema) if "$anchor" in part}
-
-    def size(part: Any) -> int:
-        if not isinstance(part, (dict, list)):
-            return 1
-        if id(part) in sizes:
-            return sizes[id(part)]
-        sizes[id(part)] = 1  # of a reference back to it
-        total = 1 + sum(map(size, part.values() if isinstance(part, dict) else part))
-        if isinstance(part, dict):
-            if isinstance(part.get("$ref"), str):
-                total += size(_target(schema, anchors, part["$ref"]))
-            is_merged = "allOf" in part or ("$ref" in part and not part.keys() <= _NEUTRAL)
-            if is_merged and total - _size_of_definitions(part, size) > _MOST_MERGED:
-                raise ConstraintError("the schema cannot be used: its allOf merge too many parts")
-        sizes[id(part)] = total
-        return total
-
-    size(schema)
-
-
-def _size_of_definitions(part: Mapping[str, Any], size: Callable[[Any], int]) -> int:
-    return sum(size(part[key]) for key in ("$defs", "definitions") if key in part)
-
-
-def _target(schema: Any, anchors: Mapping[str, Any], reference: str) -> Any:
-    """What a reference names within a schema; None for nothing."""
-    name = unquote(reference.partition("#")[2])
-    if name and not name.startswith("/"):
-        return anchors.get(name)
-    for key in name.split("/")[1:]:
-        key = key.replace("~1", "/").replace("~0", "~")
-        if isinstance(schema, list) and key.isascii() and key.isdigit() and int(key) < len(schema):
-            schema = schema[int(key)]
-        elif isinstance(schema, Mapping) and key in schema:
-            schema = schema[key]
-        else:
-            return None
-    return schema
-
-
-def _objects(part: Any) -> Iterator[Mapping[str, Any]]:
-    """All objects within a part of a schema, and itself."""
-    if isinstance(part, Mapping):
-        yield part
-    if isinstance(part, (Mapping, list)):
-        for inner in part.values() if isinstance(part, Mapping) else part:
-            yield from _objects(inner)
-
-
-def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raises ConstraintError, naming the part, for a schema that is none by its draft."""
+def fault_by_draft(schema: Mapping[str, Any]) -> str:
+    """Why a schema is none by its draft, naming the part; "" if it is one."""
     from jsonschema.validators import Draft202012Validator, validator_for
 
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         errors = errors_of(kind, kind.META_SCHEMA, schema, first=True)
     except RecursionError:
-        raise ConstraintError("the schema cannot be used: it is nested too deeply") from None
+        return "it is nested too deeply"
     except TooManySteps:
-        raise ConstraintError("the schema cannot be used: it has too many parts") from None
+        return "it has too many parts"
     for error in errors:
         place = dotted_key(tuple(error.absolute_path))
-        at = f"at {place}: " if place else ""
-        raise ConstraintError(f"the schema cannot be used: {at}{error.message[:300]}")
+        return f"{f'at {place}: ' if place else ''}{error.message[:300]}"
+    return ""
 
 
 def misfit(text: str, schema: str) -> str:

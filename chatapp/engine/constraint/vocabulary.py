@@ -5,12 +5,20 @@ that property is refused by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatapp.engine.constraint.compiling import ConstraintError, described
+from chatapp.engine.constraint.compiling import ConstraintError, described, matcher_of
+from chatapp.engine.constraint.constraint import Constraint
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_MOST_COMPILED = 8
+"""Constraints that stay compiled, each in at most some 40 MB."""
 
 _SAMPLES = ("Two words, 3 signs.", "a b")
 
@@ -50,6 +58,13 @@ class Vocabulary:
         self.tokenizer = described(
             tokens, self.end_id, lambda text: tokenizer.encode(text, begins=False)
         )
+        self._compiled = lru_cache(_MOST_COMPILED)(partial(matcher_of, self.tokenizer))
+
+    def state_of(self, constraint: Constraint) -> "LLMatcher":
+        """The state of an empty text. What a constraint needs is compiled by the first call, which
+        may take seconds; so not on a thread that others wait for.
+        """
+        return self._compiled(constraint.grammar()).deep_copy()
 
     def unpacked(self, bitmask: bytes) -> NDArray[np.bool_]:
         """llguidance's mask as one truth value for each logit: (size,)."""
