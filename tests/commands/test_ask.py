@@ -19,7 +19,6 @@ from tiny import write_tiny_gpt2
 from chatapp.commands import console
 from chatapp.common.paths import settings_path
 from chatapp.engine.errors import ModelError
-from chatapp.engine.model import Sampling
 from chatapp.engine.models import loading
 from chatapp.prompting.template import CHAT, save_template
 
@@ -73,11 +72,6 @@ def test_status_shows_on_a_terminal_alone(run, use_model: UseModel) -> None:
     assert run("ask", "Hi").err == ""
 
 
-def test_a_reply_that_repeated_itself_is_marked(run, use_model: UseModel) -> None:
-    use_model(ScriptedModel([" So it is."], reason="repetition"))
-    assert run("ask", "Hi") == (0, "So it is.\n", "chatapp: it began to repeat itself\n")
-
-
 def test_json_is_one_document(run, use_model: UseModel) -> None:
     model = use_model(ScriptedModel([" Ja, 你好."]))
     assert json.loads(run("ask", "Hi", "--json").out)["seed"] == model.samplings[0].seed
@@ -116,24 +110,6 @@ def test_the_makers_values_are_the_defaults_and_everyone_is_named(
     assert err.endswith(f"chatapp: {folder}/{expected}\n")
 
 
-def test_every_sampling_field_is_a_flag(run, use_model: UseModel) -> None:
-    model = use_model(ScriptedModel([" Ok."]))
-    flags = (
-        "--temperature 0.5 --top-k 3 --top-p 0.4 --min-p 0.1 --repetition-penalty 1.2 "
-        "--no-repeat-ngram 4 --seed 7 --max-tokens 9 --max-repeats 5"
-    )
-    expected = Sampling(0.5, 3, 0.4, 0.1, 1.2, 4, 7, 9, 5)
-    assert run("ask", "Hi", *flags.split()).status == 0
-    assert run("complete", "Hi", *flags.split()).status == 0
-    assert model.samplings == [expected, expected]
-
-
-def test_instructions_and_template_reach_the_prompt(run, use_model: UseModel) -> None:
-    model = use_model(ScriptedModel([" Ok."]))
-    run("ask", "Hi", "--system", "Be brief.", "--template", "alpaca")
-    assert model.prompts == ["Be brief.\n\n### Instruction:\nHi\n\n### Response:"]
-
-
 def test_a_models_own_template_is_used_and_another_refused(
     run, use_model: UseModel, tmp_path: Path
 ) -> None:
@@ -148,16 +124,6 @@ def test_a_models_own_template_is_used_and_another_refused(
     assert CHAT.fingerprint not in err
 
 
-def test_another_template_on_purpose_is_warned_of(run, use_model: UseModel, tmp_path: Path) -> None:
-    save_template(CHAT, tmp_path)
-    model = use_model(ScriptedModel([" Ok."], folder=tmp_path))
-    status, out, err = run("ask", "Hi", "--template", "plain!")
-    assert (status, out) == (0, "Ok.\n")
-    assert err.count("\n") == 1
-    assert "was trained with the template 'chat'; in 'plain'" in err
-    assert model.prompts[0].endswith("User: Hi\nAssistant:")
-
-
 def test_a_terminal_obeys_nothing_of_the_answer(run, use_model: UseModel) -> None:
     use_model(ScriptedModel([" [/b] \x1b]0;x\x07 \x1b[2J\x9b\r\tand\nso \ud800 \u202eon"]))
     shown = "[/b] ␛]0;x␇ ␛[2J\ufffd␍\tand\nso \ufffd \ufffdon\n"
@@ -167,13 +133,6 @@ def test_a_terminal_obeys_nothing_of_the_answer(run, use_model: UseModel) -> Non
     assert json.loads(out)["reply"].startswith("[/b] \x1b]0;x\x07")
     assert out.isascii()
     assert "\x1b" not in out
-
-
-@pytest.mark.parametrize("command", ["ask", "complete"])
-def test_an_argument_that_is_no_utf8_is_no_trouble(run, use_model: UseModel, command: str) -> None:
-    model = use_model(ScriptedModel([" Ok."]))
-    assert run(command, "what \udcff is").status == 0
-    assert "what \ufffd is" in model.prompts[0]
 
 
 @pytest.mark.parametrize(
@@ -212,12 +171,6 @@ def test_a_question_longer_than_the_window_is_refused(run, use_model: UseModel) 
     assert "200 tokens" in err
     assert "window of 100 tokens" in err
     assert err.count("\n") == 1
-
-
-def test_endless_input_is_refused(run, use_model: UseModel) -> None:
-    use_model(ScriptedModel([" Ok."]))
-    status, _, err = run("ask", "Hi", stdin=b"x" * (17 * 2**20))
-    assert (status, err) == (2, "chatapp: standard input is longer than 16 MiB\n")
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
@@ -308,14 +261,6 @@ def test_an_interrupt_prints_what_there_was(tmp_path: Path) -> None:
     assert len(out.split()) < 200
 
 
-def test_an_interrupt_gives_json_too(tmp_path: Path) -> None:
-    with talking(tmp_path, "--json") as process:
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
-    assert (process.returncode, err) == (130, b"")
-    assert json.loads(out)["finish_reason"] == "cancelled"
-
-
 def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
     with talking(tmp_path) as process:
         assert process.stdout is not None
@@ -376,21 +321,3 @@ def test_the_switch_for_thinking(run, use_model: UseModel, tmp_path: Path) -> No
 
 
 # Templates that cannot be used
-
-
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        ("{{ raise_exception('no\x1b[2Jsuch chat') }}", "refuses this chat: no␛[2Jsuch chat"),
-        ("{{ nothing }}", "renders this chat as an empty text"),
-    ],
-)
-def test_a_bad_template_is_one_sentence(
-    run, use_model: UseModel, tmp_path: Path, template: str, words: str
-) -> None:
-    model = use_model(thinking_model(tmp_path / "model", ["x"], template=template))
-    status, out, err = run("ask", "Hi")
-    assert (status, out) == (2, "")
-    assert words in err
-    assert (err.count("\n"), "\x1b" in err) == (1, False)
-    assert model.prompts == []

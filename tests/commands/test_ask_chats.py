@@ -8,7 +8,7 @@ import pytest
 from fakes import ScriptedModel
 from program import UseModel
 
-from chatapp.common.paths import database_path, prompts_dir
+from chatapp.common.paths import database_path
 from chatapp.dialogue.store import Store
 from chatapp.engine.models import loading
 from chatapp.tasks.files.documents import DocumentSet
@@ -87,18 +87,6 @@ def test_what_cannot_be_had_is_not_for_the_chat(
     assert (chat.documents, chat.tools, len(store.path(chat_id))) == (None, (), 2)
 
 
-def test_it_goes_on_in_the_branch_that_is_shown(run, use_model: UseModel, store: Store) -> None:
-    chat_id = held_chat(store, "Tea or coffee?", "Tea.")
-    first = store.path(chat_id)
-    other = store.add_message(chat_id, first[0].id, "assistant", "Coffee.")
-    held_chat(store, "A later one", "Yes.")
-    model = use_model(ScriptedModel([" Fine."]), name="tiny")
-    assert run("ask", "--chat", str(chat_id), "Why?").status == 0
-    assert "Coffee." in model.prompts[0]
-    assert "Tea.\n" not in model.prompts[0].split("Assistant:", 1)[1]
-    assert store.path(chat_id)[1].id == other.id
-
-
 def test_the_chats_own_model_and_sampling_are_used(
     run, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,23 +149,6 @@ def test_a_chat_keeps_its_instructions_and_is_not_deleted(
     assert "already has instructions" in run("ask", "-c", "Hi", "--system", "Be rude.").err
     store.bin_chat(chat_id)
     assert f"chat {chat_id} is deleted" in run("ask", "--chat", str(chat_id), "Hi").err
-
-
-def test_instructions_from_a_file_and_by_name(
-    run, use_model: UseModel, tmp_path: Path, home: Path
-) -> None:
-    (tmp_path / "rules.txt").write_text("Answer in verse.\n")
-    folder = prompts_dir() / "personas"
-    folder.mkdir(parents=True)
-    (folder / "sailor.toml").write_text('system = "You are a sailor."\ntemplate = "alpaca"\n')
-    model = use_model(ScriptedModel([" Ok."] * 3))
-    for flags in (["--system", str(tmp_path / "rules.txt")], ["--system", "Be brief."]):
-        assert run("ask", "Hi", *flags).status == 0
-    assert run("ask", "Hi", "--persona", "sailor").status == 0
-    assert model.prompts[0].startswith("Answer in verse.\n")
-    assert model.prompts[1].startswith("Be brief.")
-    assert model.prompts[2].startswith("You are a sailor.")
-    assert "### Response:" in model.prompts[2]
 
 
 def test_files_are_put_into_the_message(run, use_model: UseModel, tmp_path: Path) -> None:

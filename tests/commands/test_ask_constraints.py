@@ -29,17 +29,6 @@ def test_an_answer_fits_its_schema(run, tmp_path: Path) -> None:
     assert "valid" not in json.loads(run(*asked, "--json")[1])
 
 
-def test_patterns_and_grammars(run, tmp_path: Path) -> None:
-    asked = ("ask", "Is it?", "--model", "bundled", "--seed", "1")
-    code, out, _ = run(*asked, "--pattern", "(yes|no), [0-9]{3}")
-    assert code == 0
-    assert re.fullmatch(r"(yes|no), [0-9]{3}\n", out)
-    grammar = tmp_path / "a.lark"
-    grammar.write_text('start: "certainly" | "never"', encoding="utf-8")
-    code, out, _ = run(*asked, "--grammar", str(grammar))
-    assert out in ("certainly\n", "never\n")
-
-
 def test_an_answer_that_is_cut_off_is_said_to_be_invalid(run) -> None:
     asked = ("ask", "Count.", "--model", "bundled", "--max-tokens", "5", "--pattern", "[0-9]{99}")
     code, _, err = run(*asked)
@@ -88,20 +77,3 @@ def test_a_prompt_file_says_what_its_answers_look_like(run, tmp_path: Path) -> N
     for row in rows:
         assert row["valid"] is True
         assert set(json.loads(row["output"])) == {"kind", "age"}
-
-
-@pytest.mark.parametrize(
-    ("output", "words"),
-    [
-        ('schema = "gone.json"', r"line 5: 'output.schema' cannot be read: .*gone.json"),
-        ('pattern = "["', r"line 5: 'output.pattern' is refused: the pattern cannot be used"),
-        ('patern = "a"', r"line 5: 'output.patern' is not a key of a prompt file"),
-        ('pattern = "a"\ngrammar = "b"', r"line 4: 'output' needs exactly one of schema"),
-    ],
-)
-def test_an_output_table_that_cannot_be_used(run, tmp_path: Path, output: str, words: str) -> None:
-    file = tmp_path / "pets.toml"
-    file.write_text(PROMPT.format(output=output), encoding="utf-8")
-    code, _, err = run("run", str(file), "--input", "x", "--model", "bundled")
-    assert (code, err.count("\n")) == (2, 1)
-    assert re.search(words, err), err

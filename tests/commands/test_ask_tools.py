@@ -12,7 +12,6 @@ import pytest
 from fakes import ScriptedModel
 from program import UseModel
 from thinking_model import thinking_model
-from tool_server import add_server
 
 from chatapp.commands.ask import asking
 from chatapp.common.paths import tools_dir
@@ -70,17 +69,6 @@ def test_the_bundled_models_pattern(run, use_model: UseModel) -> None:
     assert "clock would never be called" in result.err
 
 
-def test_a_tool_is_chosen_for_a_model_that_opens_no_calls(run, use_model: UseModel) -> None:
-    use_model(ScriptedModel([" Hello."]))
-    result = run("ask", "Which year is it?", "--tools", "clock", "--json")
-    (made,) = json.loads(result.out)["calls"]
-    assert (made["name"], made["arguments"], made["status"]) == ("clock", {}, "done")
-    assert run("ask", "Hello!", "--tools", "calculator") == (
-        *(0, "Hello.\n"),
-        "chatapp: no tool was called\n",
-    )
-
-
 def test_a_call_stays_out_of_the_answer_in_a_terminal(
     run, use_model: UseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,16 +119,6 @@ def test_a_terminal_is_asked(
         thread.join()
     assert decision == ("once" if ran else "no")
     assert "  │ 1\n  │ \\u001b[2J\n[y/N] " in shown.getvalue()
-
-
-@pytest.mark.parametrize("yes", ["demo_add", ""])
-def test_a_server_of_tools(run, use_model: UseModel, tmp_path: Path, yes: str) -> None:
-    add_server(tools_dir())
-    use_model(thinking_model(tmp_path / "model", [call("demo_add", a=2, b=40), "Done."]))
-    result = run("ask", "How many?", "--tools", "demo", "--yes-tools", yes)
-    assert result.out == "Done.\n"
-    told = "42" if yes else "error: the user did not allow this call"
-    assert f"demo_add(a=2, b=40): {told}\n" in result.err
 
 
 @pytest.mark.parametrize(

@@ -60,15 +60,6 @@ def test_an_answer_with_documents_names_its_sources(
     assert [source["number"] for source in document["sources"]] == [1]
 
 
-def test_documents_that_cannot_be_searched_are_wrong_input(
-    run: Run, use_model: UseModel, notes: Path
-) -> None:
-    use_model(ScriptedModel([" Clams."]))
-    for arguments in (["--docs", "gone"], ["--docs", str(notes), "--docs-method", "best"]):
-        result = run("ask", "What?", *arguments)
-        assert (result.status, result.out) == (2, "")
-
-
 PROMPT = """
 input_prefix = "Question: "
 output_prefix = "Answer:"
@@ -93,38 +84,6 @@ def test_a_prompt_file_with_documents(
         f"Question: Passages of documents:\n\n{passage}What does a walrus eat?"
         in (model.prompts[0])
     )
-
-
-def test_labels_are_scored_after_the_passages(
-    run: Run, use_model: UseModel, notes: Path, tmp_path: Path
-) -> None:
-    use_model(ScriptedModel([], context=200))
-    labels = 'labels = ["clams", "hay"]\n' + PROMPT.replace("Nobody.", "hay")
-    (tmp_path / "task.toml").write_text(labels)
-    document = json.loads(
-        run("run", str(tmp_path / "task.toml"), "--input", "A walrus eats", "--json").out
-    )
-    assert "A walrus eats clams.\n\nA walrus eats\nAnswer:" in document["prompt"]
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ("[documents]\npaths = []", "'documents.paths' holds 0"),
-        ('[documents]\npaths = ["notes"]\nmethod = "best"', "'documents.method' cannot be loaded"),
-        ('[documents]\npaths = ["notes"]\nk = 2', "'documents.k' is not a key"),
-        ('[documents]\npaths = ["gone"]', "gone: there is no such file"),
-    ],
-    ids=["none", "method", "key", "gone"],
-)
-def test_wrong_tables(
-    run: Run, use_model: UseModel, notes: Path, tmp_path: Path, table: str, words: str
-) -> None:
-    use_model(ScriptedModel([" Clams."]))
-    (tmp_path / "task.toml").write_text('input_prefix = "Q: "\n' + table)
-    result = run("run", str(tmp_path / "task.toml"), "--input", "What?")
-    assert result.status == 2
-    assert words in result.err
 
 
 def test_an_evaluation_refuses_documents(

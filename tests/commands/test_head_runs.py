@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from safetensors.torch import save_file
 from tiny import write_tiny_gpt2
 
 import finetune
-from chatapp.engine.backends.head import HEAD_FILE, HEAD_WEIGHTS, HeadModel, HeadSpec
-from chatapp.engine.models.loading import read_tokenizer
+from chatapp.engine.backends.head import HEAD_WEIGHTS, HeadModel, HeadSpec
 from chatapp.engine.models.resolving import find_model
 
 LABELS = ("ham", "spam")
@@ -139,43 +137,3 @@ def trained(tmp_path: Path) -> Path:
         "train": {"max_steps": 1},
     }
     return finetune.train(config)
-
-
-def test_every_command_gives_a_head_the_same_tokens(
-    run: Run, spam: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "win a prize and more " * 3
-    test = tmp_path / "test.jsonl"
-    test.write_text(json.dumps({"text": text, "label": "spam"}) + "\n")
-    read: list[tuple[Any, list[list[float]]]] = []
-    outputs = HeadModel.outputs
-
-    def keep(self: HeadModel, inputs: Any) -> list[list[float]]:
-        made = outputs(self, inputs)
-        read.append((tuple(inputs), made))
-        return made
-
-    monkeypatch.setattr(HeadModel, "outputs", keep)
-    model = str(trained)
-
-    def read_by_all() -> tuple[Any, list[list[float]]]:
-        read.clear()
-        assert run("run", spam, "--input", text, "--model", model).status == 0
-        assert run("eval", spam, "--test", str(test), "--shots", "0", "--model", model).status == 0
-        finetune.predict(trained, [text])
-        finetune.evaluate(trained, "data.too_long=truncate-prompt", data=test)
-        first, *others = read
-        assert len(others) == 3
-        assert all(other == first for other in others)
-        return first
-
-    (((ids,),), ((ham, spam_share),)) = read_by_all()
-    assert len(ids) == 12
-    assert ham + spam_share == pytest.approx(1)
-    # A head that was saved before its length was kept reads all that its model takes.
-    described = json.loads((trained / HEAD_FILE).read_text())
-    assert described.pop("length") == 12
-    (trained / HEAD_FILE).write_text(json.dumps(described))
-    (((ids,),), _) = read_by_all()
-    whole = read_tokenizer(model).encode(text.strip())
-    assert list(ids[1:-1]) == whole

@@ -54,29 +54,6 @@ def test_the_list_shows_each_chat_on_one_line(run, ids: list[int], terminal: boo
     assert "\x07" not in out
 
 
-def test_a_long_title_gives_way_and_the_id_does_not(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(database_path())
-    for _ in range(12):
-        chat_id = store.create_chat(model="a-model-of-quite-some-name", template="plain")
-        store.add_message(chat_id, None, "user", "word " * 60)
-    store.close()
-    monkeypatch.setenv("COLUMNS", "80")
-    _, out, _ = run("history", "list", terminal=True)
-    rows = out.splitlines()[1:]
-    assert [row.split()[0] for row in rows] == [str(id) for id in range(12, 0, -1)]
-    assert all(len(row) <= 80 and row.endswith("…") for row in rows)
-
-
-def test_the_list_as_json(run, ids: list[int]) -> None:
-    documents = json.loads(run("history", "list", "--json").out)
-    assert [list(document) for document in documents] == (
-        [["id", "title", "model", "messages", "updated", "archived", "tags"]] * 2
-    )
-    assert [document["id"] for document in documents] == ids[::-1]
-    assert documents[0]["title"] == HOSTILE
-    assert len(json.loads(run("history", "list", "--json", "--limit", "1").out)) == 1
-
-
 def test_search_marks_what_it_found(run, ids: list[int]) -> None:
     status, out, _ = run("history", "search", "WALRUS")
     assert status == 0
@@ -86,22 +63,6 @@ def test_search_marks_what_it_found(run, ids: list[int]) -> None:
     (hit,) = json.loads(run("history", "search", "walrus ea", "--json").out)
     assert hit["snippet"] == "What does a walrus eat?"
     assert (hit["chat_id"], hit["role"]) == (ids[0], "user")
-
-
-def test_search_shows_hits_in_reverse_on_a_terminal(
-    run, ids: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    out = run("history", "search", "clams", terminal=True).out
-    assert "\x1b[7mClams\x1b[0m" in out
-
-
-@pytest.mark.parametrize("query", ['"', "NEAR(", "\x1b[2J", "\udcff", "a AND"])
-def test_no_search_is_wrong(run, ids: list[int], query: str) -> None:
-    status, out, err = run("history", "search", query)
-    assert status == 0
-    assert "\x1b" not in out + err
 
 
 def test_show_is_safe_to_look_at(run, ids: list[int]) -> None:
@@ -120,26 +81,6 @@ def test_a_chat_that_is_not_there_is_named(run, command: str) -> None:
     assert run("history", command, "7", *flags) == (2, "", "chatapp: there is no chat 7\n")
 
 
-@pytest.mark.parametrize("id", ["0", "-1", "-7", str(2**70)])
-@pytest.mark.parametrize(
-    ("command", "flags"),
-    [
-        ("show", []),
-        ("export", []),
-        ("export", ["--format", "json"]),
-        ("export", ["--feedback", "kto"]),
-        ("delete", ["--yes"]),
-    ],
-)
-def test_a_number_that_is_no_id_is_refused(
-    run, ids: list[int], command: str, flags: list[str], id: str
-) -> None:
-    assert run("history", command, *flags, "--", id) == (
-        *(2, "", f"chatapp: there is no chat {id}\n"),
-    )
-    assert chats_left() == ids[::-1]
-
-
 # Export
 
 
@@ -154,31 +95,6 @@ def test_export_keeps_the_text_as_it_is_in_pipes_and_files(
     file = tmp_path / "chat.md"
     assert run("history", "export", str(ids[1]), "--output", str(file)) == (0, "", "")
     assert file.read_text() == out
-
-
-def test_export_as_json(run, ids: list[int]) -> None:
-    one = json.loads(run("history", "export", str(ids[0]), "--format", "json").out)
-    assert [message["role"] for message in one["messages"]] == ["user", "assistant"]
-    every = json.loads(run("history", "export", "--all", "--format", "json").out)
-    assert [document["id"] for document in every] == ids[::-1]
-
-
-def test_export_for_fine_tuning_holds_complete_exchanges(run, ids: list[int]) -> None:
-    (line,) = run("history", "export", "--all", "--format", "jsonl").out.splitlines()
-    assert json.loads(line) == {
-        "messages": [
-            {"role": "user", "content": "What does a walrus eat?"},
-            {"role": "assistant", "content": "Clams, mostly."},
-        ]
-    }
-    assert run("history", "export", str(ids[1]), "--format", "jsonl") == (
-        *(1, "", "chatapp: there is no complete exchange to export\n"),
-    )
-
-
-def test_export_of_all_as_markdown(run, ids: list[int]) -> None:
-    out = run("history", "export", "--all").out
-    assert out.count("\n---\n\n# ") == 1
 
 
 def test_export_replaces_no_file_unasked(run, ids: list[int], tmp_path: Path) -> None:
@@ -207,17 +123,6 @@ def test_a_file_survives_a_disk_that_is_full(
         *(2, "", f"chatapp: {file}: cannot be written: the disk is full\n"),
     )
     assert file.read_text() == "precious"
-
-
-def test_export_without_chats_says_so(run) -> None:
-    assert run("history", "export", "--all") == (1, "", "chatapp: there are no chats yet\n")
-
-
-def test_export_to_a_place_that_is_none(run, ids: list[int], tmp_path: Path) -> None:
-    file = tmp_path / "no" / "x.md"
-    assert run("history", "export", "--all", "-o", str(file)) == (
-        *(2, "", f"chatapp: {file}: cannot be written: No such file or directory\n"),
-    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["1", "--all"]])
@@ -296,20 +201,6 @@ def test_chats_are_imported(run, ids: list[int], tmp_path: Path) -> None:
     assert (status, out) == (2, "")
     assert str(target) in err
     assert len(chats_left()) == 6
-
-
-def test_chats_without_a_message_are_skipped_and_counted(run, tmp_path: Path) -> None:
-    target = tmp_path / "conversations.json"
-    empty = {"mapping": {}, "current_node": None}
-    message = {"author": {"role": "user"}, "content": {"parts": ["Hi"]}}
-    filled = {"mapping": {"a": {"parent": None, "message": message}}, "current_node": "a"}
-    target.write_text(json.dumps([empty, filled, empty]))
-    said = "chatapp: skipped 2 chats without a message\n"
-    assert run("history", "import", str(target)) == (0, "", f"chatapp: imported 1 chat\n{said}")
-    status, out, err = run("history", "import", str(target), "--json")
-    assert (status, len(json.loads(out)), err) == (0, 1, said)
-    target.write_text(json.dumps([empty]))
-    assert run("history", "import", str(target)) == (2, "", f"chatapp: {target}: has no message\n")
 
 
 def test_a_damaged_file_is_replaced_by_the_copy_of_the_day(run, ids: list[int]) -> None:

@@ -72,26 +72,6 @@ def test_patching_two_prompts_and_with_noise(run: Run, folder: str) -> None:
     assert noisy["clean_tokens"] == noisy["corrupt_tokens"]
 
 
-def test_a_circuit_is_tried_on_another_prompt(run: Run, folder: str) -> None:
-    model = load_model(folder)
-    logits = model.logits(model.tokenizer.encode(TEXT))  # type: ignore[attr-defined]
-    letters = sorted("abcdefgh", key=lambda c: float(logits[model.tokenizer.encode(c)[0]]))
-    answer = letters[-1], letters[0]
-    options = ("--answer", answer[0], "--against", answer[1])
-    alone = document(run, folder, "circuit", TEXT, *options)["circuit"]
-    assert "other" not in alone
-    circuit = document(run, folder, "circuit", TEXT, *options, "--patch", OTHER)["circuit"]
-    other = circuit["other"]
-    ids = model.tokenizer.encode(OTHER)
-    logits = model.logits(ids)  # type: ignore[attr-defined]
-    one, two = (model.tokenizer.encode(text)[0] for text in answer)
-    assert other["difference"] == pytest.approx(float(logits[one] - logits[two]), abs=1e-3)
-    said = run("inspect", "circuit", TEXT, *options, "--model", folder, "--patch", OTHER).out
-    words = " ".join(said.split())
-    assert "A small circuit of this prompt On this prompt" in words
-    assert "on the other prompt" in words
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 from program import Run, UseModel
-from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 from chatapp.engine.models import loading
@@ -92,25 +91,6 @@ def test_json(run: Run, spam: str, model: ScriptedModel) -> None:
     assert made["seconds"] >= 0
 
 
-def test_an_input_of_several_fields(run: Run, tmp_path: Path, model: ScriptedModel) -> None:
-    path = tmp_path / "sum.toml"
-    path.write_text("""instruction = "Add."
-example = "{a}+{b}={c}"
-examples = [{a = "1", b = "2", c = "3"}]""")
-    result = run("run", str(path), "--input", '{"a": "4", "b": "{c}"}', "--show-prompt")
-    assert result.status == 0
-    assert result.err.startswith("Add.\n\n1+2=3\n\n4+{c}=")
-    result = run("run", str(path), "--input", "4", "--instruction", "off")
-    assert (result.status, result.out) == (2, "")
-    assert "--input: expected a JSON object with the fields a, b" in result.err
-    inputs = tmp_path / "in.jsonl"
-    inputs.write_text('{"a": "4", "b": "5"}\n{"a": "6"}\n')
-    result = run("run", str(path), "--inputs", str(inputs), "--instruction", "off")
-    first, second = map(json.loads, result.out.splitlines())
-    assert (first["input"], first["prompt"]) == ("4\n5", "1+2=3\n\n4+5=")
-    assert "in.jsonl, line 2: no field 'b'" in second["error"]
-
-
 def test_options_stand_above_the_file(run: Run, spam: str, model: ScriptedModel) -> None:
     def examples(*options: str) -> list[int]:
         result = run("run", spam, "--input", "See you", "--json", *options)
@@ -144,24 +124,6 @@ def test_show_prompt(run: Run, spam: str, model: ScriptedModel) -> None:
     assert "example 2 shown, similarity 0." in result.err
 
 
-def test_the_prompt_is_coloured_on_a_terminal(
-    run: Run, spam: str, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    result = run("run", spam, "--input", "A prize", "--show-prompt", terminal=True)
-    assert "\x1b[1;35mClassify each email.\x1b[0m" in result.err
-    assert result.out == "spam\n"
-
-
-def test_a_generated_text_that_repeated_itself_is_marked(
-    run: Run, french: str, use_model: UseModel
-) -> None:
-    use_model(ScriptedModel([" pomme"], reason="repetition"))
-    result = run("run", french, "--input", "apple")
-    assert result == (0, "pomme\n", "chatapp: it began to repeat itself\n")
-
-
 def test_text_is_generated_where_there_are_no_labels(
     run: Run, french: str, model: ScriptedModel
 ) -> None:
@@ -173,21 +135,6 @@ def test_text_is_generated_where_there_are_no_labels(
     assert (made["output"], made["finish_reason"]) == ("pomme", "stop")
     assert made["reply_tokens"] == 1
     assert made["label_probabilities"] == {}
-
-
-def test_a_text_file_is_completed_as_it_stands(
-    run: Run, tmp_path: Path, model: ScriptedModel
-) -> None:
-    file = tmp_path / "story.txt"
-    file.write_text("Once upon\n")
-    result = run("run", str(file), "--seed", "3")
-    assert (result.status, result.out) == (0, " pomme\n")
-    assert model.prompts == ["Once upon"]
-    assert model.samplings[0].seed == 3
-    assert model.samplings[0].temperature == 0.7  # the user's own
-    refused = run("run", str(file), "--input", "x")
-    assert refused.status == 2
-    assert "takes no input" in refused.err
 
 
 def test_a_failing_model(run: Run, french: str, use_model: UseModel) -> None:
@@ -245,71 +192,6 @@ def test_without_a_file_the_library_is_listed(run: Run) -> None:
     result = run("run", "--input", "x")
     assert result.status == 2
     assert "there is no prompt file" in result.err
-
-
-def test_a_broken_file_of_the_users_own_is_listed_as_such(run: Run, home: Path) -> None:
-    (home / "config" / "prompts").mkdir(parents=True)
-    (home / "config" / "prompts" / "mine.toml").write_text('instruktion = "x"')
-    (home / "config" / "prompts" / "who.toml").write_text('system = "x"')
-    result = run("run")
-    assert result.status == 0
-    listed = {line.split()[0]: line for line in result.out.splitlines()}
-    assert "mine.toml, line 1: 'instruktion' is not a key" in listed["mine"]
-    assert "who.toml, line 1: 'system' is the key of a persona" in listed["who"]
-    assert "Spam" in listed["spam"]
-    made = {each["name"]: each for each in json.loads(run("run", "--json").out)}
-    assert "mine.toml, line 1" in made["mine"]["error"]
-    assert "Spam" in made["spam"]["description"]
-
-
-def test_an_option_for_examples_is_refused_with_a_text(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "story.txt"
-    path.write_text("Once upon a time")
-    for option, value in (("--shots", "2"), ("--select", "knn"), ("--order", "shuffled")):
-        result = run("run", str(path), option, value)
-        assert result.status == 2
-        assert f"{option} cannot be used with {path}, a text to complete" in result.err
-
-
-def test_it_is_said_how_many_examples_did_not_fit(
-    run: Run, model: ScriptedModel, tmp_path: Path
-) -> None:
-    path = tmp_path / "long.toml"
-    examples = [{"input": "word " * 2000, "output": "spam"}, {"input": "short", "output": "ham"}]
-    (tmp_path / "long.jsonl").write_text("".join(json.dumps(each) + "\n" for each in examples))
-    path.write_text('labels = ["spam", "ham"]\nexamples_file = "long.jsonl"\n')
-    result = run("run", str(path), "--input", "x")
-    assert result.status == 0
-    assert "1 of 2 examples did not fit and were left out" in result.err
-    assert "example 0 dropped" in run("run", str(path), "--input", "x", "--show-prompt").err
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("spamm", "did you mean 'spam'?"),
-        ("zzzz.toml", "it has arc, boolq,"),
-        ("ticket", "did you mean 'tickets.toml'?"),
-    ],
-)
-def test_a_name_that_is_in_no_library(
-    run: Run, name: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tickets.toml").touch()
-    result = run("run", name, "--input", "x")
-    assert result.status == 2
-    assert f"{name}: there is no such file, and no such prompt in the library; {hint}" in result.err
-
-
-def test_a_name_is_the_prompt_file_beside_it(
-    run: Run, model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    examples = 'examples = [{input = "x", output = "a"}, {input = "y", output = "b"}]'
-    (tmp_path / "tickets.toml").write_text(f'labels = ["a", "b"]\n{examples}\n')
-    result = run("run", "tickets", "--input", "x")
-    assert (result.status, result.out.strip() in ("a", "b")) == (0, True)
 
 
 def test_inputs_from_a_pipe(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
@@ -388,16 +270,6 @@ def test_a_file_of_inputs(run: Run, spam: str, model: ScriptedModel, tmp_path: P
     assert set(rows(output)[0]) >= {"label_probabilities", "examples", "dropped", "prompt", "run"}
 
 
-def test_nothing_to_do_is_said(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
-    inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    inputs.write_text("")
-    command = ("run", spam, "--inputs", str(inputs), "--output", str(output))
-    assert run(*command) == (0, "", f"chatapp: {inputs}: is empty\n")
-    inputs.write_text("one\n")
-    assert run(*command) == (0, "", "")
-    assert run(*command) == (0, "", f"chatapp: {output}: all inputs are already answered\n")
-
-
 def test_inputs_from_standard_input_and_answers_on_standard_output(
     run: Run, spam: str, model: ScriptedModel
 ) -> None:
@@ -405,31 +277,6 @@ def test_inputs_from_standard_input_and_answers_on_standard_output(
     assert [json.loads(line)["input"] for line in result.out.splitlines()] == ["one", "two"]
     result = run("run", spam, "--inputs", "-", stdin=b'{"input": "one"}\n{"input": "two"}\n')
     assert [json.loads(line)["input"] for line in result.out.splitlines()] == ["one", "two"]
-
-
-def test_bad_rows_are_named_and_the_rest_goes_on(
-    run: Run, spam: str, model: ScriptedModel, tmp_path: Path
-) -> None:
-    inputs, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    inputs.write_bytes(
-        b'{"input": "one"}\nbroken\n{"input": 2}\n{"input": "four"}\n'
-        + json.dumps({"input": "word " * 2000}).encode()
-        + b'\n{"input": "six"}\n'
-    )
-    command = ("run", spam, "--inputs", str(inputs), "--output", str(output))
-    result = run(*command)
-    assert result.status == 1
-    for line, reason in ((2, "not valid JSON"), (3, "'input' is the number 2"), (5, "alone take")):
-        (sentence,) = (each for each in result.err.splitlines() if f", line {line}:" in each)
-        assert sentence.startswith(f"chatapp: {inputs}, line {line}: ")
-        assert reason in sentence
-    assert "3 of the inputs could not be answered" in result.err
-    assert [row["line"] for row in rows(output)] == [1, 2, 3, 4, 5, 6]
-    assert ["error" in row for row in rows(output)] == [False, True, True, False, True, False]
-    before = output.read_bytes()
-    again = run(*command)
-    assert (again.status, again.err) == (1, result.err)
-    assert output.read_bytes() == before
 
 
 def test_a_model_that_fails_on_one_input(
@@ -551,60 +398,3 @@ def test_interrupted_it_says_how_to_go_on(spam: str, tmp_path: Path) -> None:
 
 
 # In turns of a chat
-
-
-def test_demonstrations_as_turns(run: Run, spam: str, use_model: UseModel, tmp_path: Path) -> None:
-    use_model(thinking_model(tmp_path / "model", ["x"]))
-    shown = run("run", spam, "--input", "A prize", "--style", "turns", "--show-prompt")
-    assert shown.status == 0
-    assert shown.out in ("spam\n", "ham\n")
-    assert (
-        "<|im_start|>user\nEmail: Win a prize<|im_end|>\n<|im_start|>assistant\nspam<|im_end|>\n"
-        "<|im_start|>user\nEmail: A prize<|im_end|>\n<|im_start|>assistant\n"
-        "<think>\n\n</think>\n\n"
-    ) in shown.err
-    text = json.loads(run("run", spam, "--input", "A prize", "--json").out)["prompt"]
-    assert text.endswith("Email: A prize\nClass:")
-    path = Path(spam)
-    path.write_text(f'{path.read_text()}[chat]\nstyle = "turns"\n')
-    turns = json.loads(run("run", spam, "--input", "A prize", "--json").out)["prompt"]
-    assert turns.startswith("<|im_start|>system\nClassify each email.<|im_end|>\n")
-    back = json.loads(run("run", spam, "--input", "A prize", "--style", "text", "--json").out)
-    assert back["prompt"] == text
-
-
-def test_turns_of_a_model_without_a_template_are_ours(
-    run: Run, french: str, model: ScriptedModel
-) -> None:
-    assert run("run", french, "--input", "apple", "--style", "turns").out == "pomme\n"
-    assert model.prompts[0].endswith(
-        "User: English: cheese\nAssistant: fromage\nUser: English: apple\nAssistant:"
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--style", "turn"), "--style is 'turn', which is not known; did you mean 'turns'?"),
-        (("--style", "turns", "--score", "channel"), "'score.method' is 'channel', which puts"),
-    ],
-)
-def test_styles_that_cannot_be(
-    run: Run, spam: str, options: tuple[str, ...], sentence: str
-) -> None:
-    result = run("run", spam, "--input", "x", *options)
-    assert (result.status, result.out) == (2, "")
-    assert sentence in result.err
-    assert result.err.count("\n") == 1
-
-
-def test_answers_in_another_style_are_not_continued(
-    run: Run, spam: str, model: ScriptedModel, tmp_path: Path
-) -> None:
-    inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    inputs.write_text("A prize\n")
-    arguments = ("run", spam, "--inputs", str(inputs), "--output", str(output))
-    assert run(*arguments).status == 0
-    refused = run(*arguments, "--style", "turns")
-    assert refused.status == 2
-    assert "was written with another prompt, model or option" in refused.err

@@ -9,8 +9,7 @@ import pytest
 from fakes import ScriptedModel
 from program import Run, UseModel
 
-from chatapp.commands import options
-from chatapp.tasks.selection.methods import METHODS, Selector, with_encoder
+from chatapp.tasks.selection.methods import METHODS, Selector
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -73,25 +72,6 @@ def test_an_option_may_name_it(run: Run, task: Path, model: ScriptedModel) -> No
     assert shown(run, str(task)) == [0, 1]
     assert shown(run, str(task), "--select", "shortest") == [1, 0]
     assert shown(run, str(task), "--select", "shortest:tfidf") == [1, 0]
-
-
-def test_errors_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
-    refused = run("run", str(task), "--input", "x", "--select", "shrotest").err
-    assert "did you mean 'shortest'?" in refused
-    refused = run("run", str(task), "--input", "x", "--select", "zzz").err
-    assert f"there are {', '.join(METHODS)}" in refused
-    refused = run("run", str(task), "--input", "x", "--select", "bm25:tfidf").err
-    assert f"only {', '.join(with_encoder(METHODS))} take an encoder" in refused
-    task.write_text(TASK.replace("shortest", "zzz"))
-    assert "or 'shortest'" in run("run", str(task), "--input", "x").err
-    task.write_text("\n".join(line for line in TASK.splitlines() if "labels" not in line))
-    refused = run("run", str(task), "--input", "x").err
-    assert "'select.method' is 'shortest', which needs labels" in refused
-
-
-def test_the_shell_is_offered_it() -> None:
-    assert options.methods("sho") == [("shortest", "the shortest of the pool")]
-    assert options.lists_of_methods("knn,sho") == [("knn,shortest", "the shortest of the pool")]
 
 
 def test_an_evaluation_asks_it_what_it_is(

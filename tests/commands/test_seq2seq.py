@@ -6,15 +6,6 @@ from pathlib import Path
 import pytest
 from seq2seq_models import write_seq2seq
 
-from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.reading import read
-from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store
-from chatapp.dialogue.writers.choosing import choose_template
-from chatapp.engine.events import Finished
-from chatapp.engine.model import Sampling
-from chatapp.engine.models.loading import load_model
-
 SPAM = """instruction = "Say."
 input_prefix = "In: "
 output_prefix = "Out:"
@@ -84,22 +75,6 @@ def inputs_with(folder: Path) -> Path:
     return path
 
 
-def test_it_is_chatted_with(model: str, tmp_path: Path) -> None:
-    loaded = load_model(model)
-    store = Store(tmp_path / "chats.db")
-    template = choose_template(loaded, "")
-    sampling = Sampling(temperature=0, max_tokens=5)
-    session = Session(Chat(store), loaded, template=template, sampling=sampling)
-    for text in ("The lazy dog", "and the fox?"):
-        *_, end = session.say(text)
-        assert isinstance(end, Finished)
-        assert end.reason != "error", end.message
-    assert len(session.chat.messages) == 4
-    reading = read(session, session.chat.messages[-1].id)
-    assert reading.prompt.text.endswith("Assistant:")
-    store.close()
-
-
 def test_both_stacks_are_inspected(run, model: str, tmp_path: Path) -> None:
     text = ("inspect", "The lazy dog", "--model", model)
     reply = json.loads(run("complete", *text[1:], "--temperature", "0", "--json").out)["reply"]
@@ -126,16 +101,3 @@ def test_what_it_cannot_do_is_said(run, model: str) -> None:
     measured = run("bench", "--model", model)
     assert measured.status == 2
     assert "is an encoder-decoder model" in measured.err
-
-
-def test_what_is_too_long_is_said(run, model: str) -> None:
-    result = run("ask", "dog " * 500, "--model", model)
-    assert result.status == 2
-    assert "window" in result.err
-    assert result.err.count("\n") == 1
-
-
-def test_its_sizes(run, model: str) -> None:
-    info = json.loads(run("models", "info", model, "--json").out)
-    assert (info["layers"], info["hidden_size"]) == (2 if "T5" in info["architecture"] else 3, 32)
-    assert info["heads"] == (4 if "T5" in info["architecture"] else 2)

@@ -1,14 +1,11 @@
 """Commands with a model on a server: what they print, and what they say it cannot do."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from completions_server import CompletionsServer, break_off, closed_port, piece, said, usage
+from completions_server import CompletionsServer, break_off, piece, said, usage
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -42,43 +39,11 @@ def test_complete(run, server: CompletionsServer) -> None:
     assert server.requests[0]["prompt"] == "Once"
 
 
-def test_what_there_is_to_know_goes_to_standard_error(run, server: CompletionsServer) -> None:
-    server.models = [{"id": "tiny"}]
-    status, out, err = run("complete", "Once", "--model", "mine", "--top-k", "5")
-    assert (status, out) == (0, " Hello.\n")
-    assert "chatapp: The server does not report its context window" in err
-    assert "chatapp: Not every server follows top_k" in err
-
-
 def test_a_server_that_breaks_off(run, server: CompletionsServer) -> None:
     server.stream = [piece(" It is"), break_off]
     status, out, err = run("ask", "Is it?", "--model", "mine")
     assert (status, out) == (1, "It is\n")
     assert "broke off the connection" in err
-
-
-def test_ctrl_c_hangs_up(server: CompletionsServer) -> None:
-    server.stream = [piece(" Well"), piece(" then"), server.hang]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "chatapp", "ask", "Is it?", "--model", server.url],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    with process.stdout as output:
-        assert output.read(9) == b"Well then"
-        process.send_signal(signal.SIGINT)
-        assert output.read() == b"\n"
-    assert process.wait(60) == 130
-    assert server.gone.wait(120)
-
-
-def test_a_server_that_is_down(run) -> None:
-    status, out, err = run("ask", "Is it?", "--model", f"http://localhost:{closed_port()}")
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
-    assert "the server cannot be reached" in err
 
 
 def test_what_needs_the_model_itself(run, server: CompletionsServer, tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Exported chats hold every word as it was written."""
 
-import json
-
-from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
+from chatapp.dialogue.export import to_markdown, to_training_rows
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import StoredChat, StoredMessage
 
@@ -36,28 +34,6 @@ def test_markdown_shows_the_instructions(store: Store) -> None:
     text = to_markdown(*chat_of(store, system="Be brief."))
     assert text.startswith("# Untitled chat\n")
     assert text.endswith("## System\n\nBe brief.\n")
-
-
-def test_json_holds_everything_and_survives(store: Store) -> None:
-    chat, messages = chat_of(store, ("Hi", HOSTILE, "partial"), system="Be brief.")
-    document = json.loads(json.dumps(to_json(chat, messages)))
-    assert document["messages"] == [
-        {"role": "user", "content": "Hi", "status": "complete", "created": messages[0].created},
-        {
-            "role": "assistant",
-            "content": HOSTILE,
-            "status": "partial",
-            "created": messages[1].created,
-        },
-    ]
-    assert {key: document[key] for key in ("id", "title", "model", "template", "system")} == {
-        "id": chat.id,
-        "title": "Hi",
-        "model": "tiny",
-        "template": "plain",
-        "system": "Be brief.",
-    }
-    assert (document["created"], document["updated"]) == (chat.created, chat.updated)
 
 
 def test_training_rows_hold_complete_exchanges_alone(store: Store) -> None:

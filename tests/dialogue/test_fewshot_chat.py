@@ -8,7 +8,6 @@ import pytest
 from fakes import ScriptedModel
 from sessions import session_with
 from thinking_model import thinking_model
-from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.events import Started
@@ -17,12 +16,9 @@ from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.writers.choosing import choose_template
-from chatapp.dialogue.writers.fewshot import FewShotWriter
-from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong, Shot
-from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.errors import ModelError
+from chatapp.dialogue.writers.prompt import Shot
 from chatapp.engine.events import Finished
-from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.engine.model import Sampling
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, save_template
@@ -175,28 +171,6 @@ def test_messages_with_labels_stand_alone(store: Store, file: WriteFile) -> None
     assert draft(session, "good fish").prompt.choose is not None
 
 
-def test_a_vote_asks_no_model(store: Store, file: WriteFile) -> None:
-    rest = '[select]\nmethod = "vote"\nk = 2\nencoder = "tfidf"\n'
-    session = held_with(store, ScriptedModel([]), labelled(file, rest))
-    say(session, "good as gold")
-    say(session, "a bad one")
-    assert [message.text for message in session.chat.messages[1::2]] == ["yes", "no"]
-
-
-def test_a_model_that_cannot_score_writes_its_answer(store: Store, file: WriteFile) -> None:
-    class Server(ScriptedModel):
-        def score(self, pairs: object) -> list[list[float]]:
-            raise ModelError("a server does not give the probabilities of a given text")
-
-    model = Server([" maybe"])
-    session = held_with(store, model, labelled(file, NEAREST))
-    say(session, "good fish")
-    assert session.chat.messages[1].text == "maybe"
-    list(session.regenerate(2))
-    list(session.continue_reply(session.chat.messages[-1].id))
-    assert model.prompts[-1].endswith("Q: good fish\nA: maybe")
-
-
 def test_instructions_of_the_chat_come_before_those_of_the_file(
     store: Store, file: WriteFile
 ) -> None:
@@ -210,25 +184,6 @@ def test_instructions_of_the_chat_come_before_those_of_the_file(
     list(session.regenerate(2))
     rest = "Q: red rose\nA: warm\nQ: Hi\nA:"
     assert model.prompts == [f"Be brief.\n{rest}", rest, f"Say it.\n{rest}"]
-
-
-def test_what_nobody_answered_is_no_example(store: Store, file: WriteFile) -> None:
-    model = ScriptedModel(["", " x"])
-    session = held_with(store, model, file([]))
-    say(session, "Silence?")
-    say(session, "Hi")
-    assert model.prompts[1] == "Say it.\nQ: Hi\nA:"
-    list(session.continue_reply(session.chat.messages[-1].id))
-    assert model.prompts[2] == "Say it.\nQ: Hi\nA: x"
-
-
-def test_braces_quotes_and_markup_are_plain_characters(store: Store, file: WriteFile) -> None:
-    text = "{input} [b]$x\\ <|endoftext|> \ud83d\x1b[2J"
-    model = ScriptedModel([" x"])
-    session = held_with(store, model, file(COLOURS[:1]))
-    say(session, text)
-    assert model.prompts[0].endswith("Q: {input} [b]$x\\ <|endoftext|> \ufffd\x1b[2J\nA:")
-    assert model.tokenizer.end_id not in draft(session, text).prompt.ids
 
 
 # What fits
@@ -278,45 +233,7 @@ def test_a_long_chat_leaves_the_demonstrations_half_of_the_room(
     )
 
 
-def test_a_message_that_does_not_fit_is_refused(store: Store, file: WriteFile) -> None:
-    model = ScriptedModel([" word" * 80], context=60)
-    session = held_with(store, model, file(COLOURS, NEAREST))
-    fits = "red " * 40
-    assert draft(session, fits).prompt.shots == ()
-    with pytest.raises(MessageTooLong) as caught:
-        list(session.say("red " * 60))
-    assert caught.value.tokens == 60
-    assert caught.value.limit < 60
-    assert session.chat.id is None
-    say(session, "red")
-    reply = session.chat.messages[-1].id
-    assert read(session, reply).prompt.shots
-    list(session.continue_reply(reply))  # in the room of the demonstrations
-    with pytest.raises(ContextOverflow):
-        list(session.continue_reply(reply))
-
-
 # How replies are drawn
-
-
-def test_the_file_says_how_replies_are_drawn_until_the_user_does(
-    store: Store, file: WriteFile
-) -> None:
-    model = ScriptedModel([" x"])
-    name = file(COLOURS, "[generate]\nmax_tokens = 7\n")
-    session = held_with(store, model, name, sampling=Sampling(top_p=0.5, seed=3))
-    usage(session)
-    assert session.sampling == Sampling(temperature=0.0, top_p=0.5, seed=3, max_tokens=7)
-    say(session, "red")
-    session.sampling = Sampling(temperature=1.5, seed=4)
-    say(session, "red")
-    assert model.samplings == [
-        Sampling(temperature=0.0, top_p=0.5, seed=3, max_tokens=7),
-        Sampling(temperature=1.5, seed=4),
-    ]
-    turns = store.generations(1)
-    assert [turn.template for turn in turns] == [name, name]
-    assert [turn.prompt for turn in turns] == model.prompts
 
 
 # What is stored
@@ -341,14 +258,6 @@ def test_the_prompt_survives_and_can_be_taken_off(store: Store, file: WriteFile)
     assert model.prompts[2].startswith("User: Hi\nAssistant: x")
 
 
-def test_a_prompt_of_the_library_by_its_name(store: Store) -> None:
-    model = ScriptedModel([" Por supuesto."], context=2_000)
-    session = held_with(store, model, "caracas")
-    say(session, "Is it far?")
-    assert model.prompts[0].startswith("The following is a dialogue between a traveller and")
-    assert model.prompts[0].endswith("\nTraveller: Is it far?\nGuide:")
-
-
 def test_a_file_that_is_gone_is_named_and_nothing_is_lost(store: Store, file: WriteFile) -> None:
     model = ScriptedModel([" x"])
     name = file(COLOURS[:1])
@@ -366,13 +275,6 @@ def test_a_file_that_is_gone_is_named_and_nothing_is_lost(store: Store, file: Wr
     assert len(store.path(1)) == 4
 
 
-@pytest.mark.parametrize("name", ["pirate", "unicorns", "no such prompt"])
-def test_what_is_no_prompt_file(store: Store, name: str) -> None:
-    session = held_with(store, ScriptedModel([" x"]), name)
-    with pytest.raises(PromptError):
-        usage(session)
-
-
 def test_a_chat_asks_for_a_template_where_the_model_has_none(tmp_path: Path) -> None:
     free, tuned = ScriptedModel([]), ScriptedModel([], folder=tmp_path)
     save_template(CHAT, tmp_path)
@@ -383,26 +285,6 @@ def test_a_chat_asks_for_a_template_where_the_model_has_none(tmp_path: Path) -> 
 
 
 # With a real model
-
-
-def test_a_real_model_answers_and_reuses_what_it_read(
-    store: Store, file: WriteFile, tmp_path: Path
-) -> None:
-    from chatapp.engine.models.loading import load_model
-
-    model = load_model(str(write_tiny_gpt2(tmp_path)))
-    assert isinstance(model, LocalModel)
-    name = file(DIALOGUE, "[generate]\ntemperature = 1.0\nseed = 1\nmax_tokens = 12\n")
-    session = held_with(store, model, name)
-    first = say(session, "Where is it?")
-    second = say(session, "And then?")
-    assert "\n" not in session.chat.messages[1].text
-    assert first.prompt_tokens <= second.reused_tokens < second.prompt_tokens
-    by_embedding = file(COLOURS, NEAREST.replace("tfidf", "lm"), "lm.toml")
-    writer = FewShotWriter.open(model, by_embedding)
-    shots = writer.write(None, [Exchange("red sea")], max_tokens=8).shots
-    assert len(shots) == 2
-    assert all(shot.similarity is not None and -1 <= shot.similarity <= 1.001 for shot in shots)
 
 
 TURNS = '[chat]\nstyle = "turns"\n'
@@ -429,32 +311,3 @@ def test_a_chat_goes_on_after_demonstrations_in_turns(
         + "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
     assert model.stops[1] == ("\n", "<|im_end|>")
-
-
-def test_a_label_is_chosen_in_turns(file: WriteFile, store: Store, tmp_path: Path) -> None:
-    model = thinking_model(tmp_path / "model", ["x"])
-    name = file(COLOURS, 'labels = ["warm", "cold", "hot", "icy"]\n' + TURNS)
-    session = in_turns(model, store, name)
-    finished = list(session.say("red sea"))[-1]
-    assert session.chat.messages[-1].text == "warm"
-    assert "warm 25.0%" in finished.message
-    question = Answerer(model, load_prompt(Path(name)), None, template=session.template).prepare(
-        "red sea"
-    )
-    assert not question.examples
-    reading = read(session, session.chat.messages[-1].id)
-    assert [shot.output for shot in reading.prompt.shots] == ["warm", "cold", "hot", "icy"]
-    assert text_of(question.segments).splitlines()[-4:] == reading.prompt.text.splitlines()[-4:]
-
-
-def test_the_oldest_turns_are_left_out_whole(file: WriteFile, store: Store, tmp_path: Path) -> None:
-    model = thinking_model(tmp_path / "model", ["one two three"])
-    model.context = 120
-    session = in_turns(model, store, file(DIALOGUE[:1], TURNS))
-    session.sampling = Sampling(max_tokens=8)
-    for number in range(12):
-        list(session.say(f"{number} and some more words"))
-    assert usage(session).dropped > 0
-    prompt = model.prompts[-1]
-    assert prompt.count("<|im_start|>user") == prompt.count("<|im_start|>assistant")
-    assert prompt.startswith("<|im_start|>system\nSay it.<|im_end|>\n<|im_start|>user\nQ: Hello.")

@@ -122,15 +122,6 @@ def test_an_empty_message_is_refused(session_of: MakeSession, store: Store, text
     assert store.chats() == []
 
 
-def test_lone_surrogates_are_no_trouble(session_of: MakeSession) -> None:
-    session = session_of(ScriptedModel([" fine \ud800 so"]))
-    assert "fine" in reply_of(session.say("what is \udcff?"))
-    assert [message.text for message in session.chat.messages] == [
-        "what is \ufffd?",
-        "fine \ufffd so",
-    ]
-
-
 def test_a_turn_is_recorded_with_all_it_was_made_from(
     session_of: MakeSession, store: Store
 ) -> None:
@@ -482,17 +473,6 @@ def test_turn_ten_of_a_real_model_computes_its_own_tokens_alone(
     assert new <= len(model.tokenizer.encode(message)) + 8
 
 
-def test_a_long_history_is_encoded_once(session_of: MakeSession) -> None:
-    model = ScriptedModel([" Yes"])
-    session = session_of(model)
-    for number in range(10):
-        list(session.say(f"Question {number}"))
-    before = model.tokenizer.encoded
-    list(session.say("One more"))
-    usage(session)
-    assert model.tokenizer.encoded - before <= 3
-
-
 def test_old_turns_are_dropped_in_large_steps_and_reported(session_of: MakeSession) -> None:
     model = ScriptedModel([" so" * 20], context=200)
     session = session_of(model, system="Be kind.", sampling=Sampling(max_tokens=40))
@@ -628,29 +608,10 @@ def test_another_template_than_the_models_is_refused(tmp_path: Path) -> None:
         choose_template(model, "chta")
 
 
-def test_another_template_on_purpose(tmp_path: Path) -> None:
-    save_template(CHAT, tmp_path)
-    model = ScriptedModel([], name="./run", folder=tmp_path)
-    assert choose_template(model, "alpaca!") == ALPACA
-    assert choose_template(model, "chat!") == CHAT
-    warning = mismatch(model, ALPACA)
-    assert warning.startswith("the model ./run was trained with the template 'chat'; in 'alpaca'")
-    assert choose_template(ScriptedModel([]), "alpaca!") == ALPACA
-    with pytest.raises(ValueError, match="there is no template 'chta'"):
-        choose_template(model, "chta!")
-
-
 def test_a_template_of_the_same_name_but_another_pattern_is_refused(tmp_path: Path) -> None:
     save_template(replace(CHAT, after_reply="\n\n"), tmp_path)
     with pytest.raises(ValueError, match=r"'chat'.*'chat'"):
         choose_template(ScriptedModel([], folder=tmp_path), "chat")
-
-
-def test_one_name_for_one_pattern_is_enough(tmp_path: Path) -> None:
-    save_template(replace(CHAT, name="renamed"), tmp_path)
-    assert choose_template(ScriptedModel([], folder=tmp_path), "chat").fingerprint == (
-        CHAT.fingerprint
-    )
 
 
 def test_every_prompt_begins_with_the_one_before(session_of: MakeSession) -> None:

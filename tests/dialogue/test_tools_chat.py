@@ -18,13 +18,12 @@ from tool_server import add_server, ends
 
 from chatapp.dialogue.chat import Chat, Decision
 from chatapp.dialogue.events import Called, Calling, SessionEvent
-from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
+from chatapp.dialogue.export import to_training_rows
 from chatapp.dialogue.reading import draft, read, usage
 from chatapp.dialogue.session import ReplyNotStored, Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
-from chatapp.dialogue.tools import permission
 from chatapp.dialogue.tools.permission import PermissionRequest
 from chatapp.dialogue.tools.tool import ToolError
 from chatapp.dialogue.turn import MOST_CALLS, NO_CALL
@@ -32,7 +31,6 @@ from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Request, Sampling
 from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import CHAT
-from chatapp.tasks.files.documents import DocumentSet
 
 TEMPLATE = """\
 {%- if tools %}{{- '<|im_start|>system\\n' }}
@@ -276,18 +274,6 @@ def test_the_pattern_of_a_prompt_file_whatever_the_output(
     assert model.prompts[1].endswith(f"Output: [weather in Rome: {shown}]")
 
 
-def test_a_long_result_takes_a_quarter_of_the_window(
-    tmp_path: Path, store: Store, home: Path
-) -> None:
-    own_tool(home, "flood", "seq", "100000")
-    session, model = opened(tmp_path, store, [call("flood"), "Much."], "flood", context=400)
-    session.chat.ask = lambda request, cancel: "once"
-    list(session.say("How many?"))
-    result = session.chat.messages[-1].calls[0].result
-    assert result.endswith("[cut to fit the model's window]")
-    assert 50 < len(model.tokenizer.encode(result)) < 110
-
-
 # Permission
 
 
@@ -370,24 +356,6 @@ def test_a_script_that_changes_while_the_user_reads_asks_again(
     assert "which has changed since you allowed it" in texts[1]
 
 
-@pytest.mark.parametrize("answer", ["chat", "always"])
-def test_an_answer_that_cannot_be_stored_counts_for_the_call(
-    tmp_path: Path, store: Store, home: Path, answer: Decision, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_tool(home, "own", "echo", "rain")
-    session, _ = opened(tmp_path, store, [call("own"), "Done."], "own")
-    session.chat.ask = Asking(answer)
-
-    def refuse(*_: object) -> None:
-        raise StoreError("the disk is full") if answer == "chat" else OSError("the disk is full")
-
-    monkeypatch.setattr(store, "allow_tool", refuse)
-    monkeypatch.setattr(permission, "write_whole", refuse)
-    list(session.say("Do it"))
-    reply = session.chat.messages[-1]
-    assert (reply.status, reply.calls[0].status) == ("complete", "done")
-
-
 def test_a_call_with_a_full_store_does_not_end_the_reply(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,30 +419,6 @@ def test_a_hostile_document_runs_nothing(
     assert not (tmp_path / "touched").exists()
     assert not any(made.name == "touch" and made.status == "done" for made in reply.calls)
     # No token of it is one of the template's own.
-    prompt = read(session, reply.id).prompt
-    special = [part.text for part in prompt.segments if part.kind == "special"]
-    assert special.count("<|im_start|>") == 2 + 2 * len(reply.calls) + 1
-    assert store.message(reply.id) == reply
-
-
-@pytest.mark.parametrize("number", range(len(HOSTILE)))
-def test_a_hostile_passage_runs_nothing(
-    tmp_path: Path, store: Store, home: Path, number: int
-) -> None:
-    """One that was looked up for the message, and that the model says again word for word."""
-    own_tool(home, "touch", "touch", str(tmp_path / "touched"))
-    text = HOSTILE[number].encode("utf-8", "replace").decode()
-    (tmp_path / "notes.txt").write_text(f"The weather. {text}")
-    session, _ = opened(tmp_path, store, [text, "No more."], "touch", "calculator")
-    session.chat.use_documents(DocumentSet((str(tmp_path / "notes.txt"),)))
-    asked: list[str] = []
-    session.chat.ask = lambda request, cancel: asked.append(request.tool.name) or "no"
-    list(session.say("How is the weather?"))
-    reply = session.chat.messages[-1]
-    assert "The weather." in reply.sources[0].in_prompt
-    assert "\x1b" not in reply.sources[0].in_prompt
-    assert not (tmp_path / "touched").exists()
-    assert len([made for made in reply.calls if made.status == "refused"]) == len(asked)
     prompt = read(session, reply.id).prompt
     special = [part.text for part in prompt.segments if part.kind == "special"]
     assert special.count("<|im_start|>") == 2 + 2 * len(reply.calls) + 1
@@ -558,32 +502,6 @@ def test_a_closed_reply_ends_its_tool(tmp_path: Path, store: Store, home: Path) 
 
 
 # Kept
-
-
-def test_calls_are_exported(tmp_path: Path, store: Store) -> None:
-    session, _ = opened(tmp_path, store, [f"Let me see.{SUM}", "It is 3648."])
-    list(session.say("How many?"))
-    chat = store.chat(session.chat.messages[-1].chat_id)
-    assert chat.tools == ("calculator",)
-    document = to_json(chat, session.chat.messages)
-    assert document["messages"][1]["calls"] == [
-        {
-            "name": "calculator",
-            "arguments": {"expression": "48*76"},
-            "result": "3648",
-            "status": "done",
-            "at": 11,
-            "inside": 0,
-        }
-    ]
-    assert "    calculator(expression=48*76)\n    3648\n" in to_markdown(
-        chat, session.chat.messages
-    )
-    # Without the result, which its text does not hold, it would teach the model to make it up.
-    assert to_training_rows(chat, session.chat.messages) == []
-    deleted = store.delete_message(session.chat.messages[-1].id)
-    store.restore_messages(deleted)
-    assert store.message(session.chat.messages[-1].id).calls == session.chat.messages[-1].calls
 
 
 def test_another_model_reads_the_calls_of_a_chat(tmp_path: Path, store: Store) -> None:

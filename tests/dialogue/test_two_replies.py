@@ -2,12 +2,11 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from completions_server import CompletionsServer, replied
+from completions_server import CompletionsServer
 from fakes import ScriptedModel
 
 from chatapp.dialogue.chat import Chat
@@ -21,7 +20,6 @@ from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import BUNDLED
-from chatapp.tasks.files.documents import DocumentSet
 
 SHORT = Variant("own", "auto", "", Sampling(temperature=1.0, seed=1, max_tokens=6))
 LONG = Variant("own", "auto", "", Sampling(temperature=0.7, seed=2, max_tokens=30))
@@ -178,44 +176,6 @@ def test_cancelled_while_the_first_is_loaded_nothing_more_is(store: Store) -> No
     assert [str(event) for _, event in events] == ["stopped before the reply began"] * 2
     assert loaded == ["own"]
     assert store.chats() == []
-
-
-def test_a_new_chat_has_the_documents_and_tools_that_were_chosen(
-    store: Store, tmp_path: Path
-) -> None:
-    (tmp_path / "notes.md").write_text("A walrus eats clams.")
-    documents = DocumentSet((str(tmp_path / "notes.md"),))
-    models = {name: ScriptedModel([" <<2+2=", " clams."]) for name in ("own", "other")}
-    chat = Chat(store, documents=documents, tools=["calculator"])
-    pair = Pair(chat, "What does a walrus eat?", None, lambda name, precision: models[name])
-    list(interleaved(pair.answers([SHORT, replace(SHORT, model="other")], threading.Event())))
-    replies = [store.message(id) for id in (2, 3)]
-    assert [reply.text for reply in replies] == ["<<2+2=4>> clams."] * 2
-    assert [len(reply.sources) for reply in replies] == [1, 1]
-    assert (store.chat(1).documents, store.chat(1).tools) == (documents, ("calculator",))
-
-
-def test_labels_are_chosen_at_both_sides(store: Store, tmp_path: Path, bundled: LocalModel) -> None:
-    path = tmp_path / "feel.toml"
-    path.write_text(
-        'instruction = "How does it feel?"\ninput_prefix = "Thing: "\noutput_prefix = "Feels:"\n'
-        'labels = ["soft", "hard"]\nexamples = [{input = "silk", output = "soft"}]\n'
-    )
-    pair = pair_of(store, bundled, "stone", prompt=str(path))
-    events = drawn(pair, [SHORT, LONG])
-    texts = [text_of(of(events, side)).strip() for side in (0, 1)]
-    assert texts[0] == texts[1]
-    assert texts[0] in ("soft", "hard")
-
-
-def test_a_server_writes_both(store: Store) -> None:
-    with CompletionsServer().running() as server:
-        server.protocols = ("chat/completions", "completions")
-        server.models = [{"id": "tiny", "max_model_len": 512}]
-        server.stream = lambda request: replied(*(f" {request['seed']}" for _ in range(4)))
-        events = drawn(pair_of(store, load_model(server.url)), [SHORT, LONG])
-        assert [text_of(of(events, side)) for side in (0, 1)] == ["1 1 1 1", "2 2 2 2"]
-        assert [number for number, _ in events] == [0, 1] * 6
 
 
 def test_a_server_that_goes_down_leaves_the_other(store: Store, bundled: LocalModel) -> None:

@@ -20,7 +20,7 @@ from chatapp.prompting.messages import Message
 from finetune.check import examine
 from finetune.cli import app
 from finetune.config.sections import ConfigError, FinetuneConfig, load_config
-from finetune.feedback import choose, write_configuration, write_lesson
+from finetune.feedback import choose, write_configuration
 from finetune.run import train
 
 QUIET = Console(stderr=True, quiet=True)
@@ -124,20 +124,3 @@ def test_what_was_said_in_the_chat_becomes_a_model(
     assert refused.exit_code == 2
     assert "0 preferences of 8, 0 corrections of 8, 0 verdicts of 16" in refused.stderr
     assert CliRunner().invoke(app, [*command[:-1], "ppo"]).exit_code == 2
-
-
-def test_a_lesson_is_of_all_chats_not_of_the_newest_hundred(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    store = Store(tmp_path / "chats.db")
-    for _ in range(40):
-        chat_id = store.create_chat()
-        asked = store.add_message(chat_id, None, "user", "Hi")
-        reply = store.add_message(chat_id, asked.id, "assistant", "No.")
-        store.set_correction(reply.id, "Yes.")
-    for _ in range(100):
-        store.create_chat()
-    _, words = write_lesson(store, [], FeedbackFormat.SFT, "bundled", None)
-    store.close()
-    assert words == "40 corrections"

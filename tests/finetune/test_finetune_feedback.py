@@ -1,7 +1,6 @@
 """Runs that learn from feedback: trained, continued, measured."""
 
 import json
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from safetensors.torch import load_file
 
 from chatapp.dialogue.reply_scores import ReplyScorer, closed_ids
 from chatapp.prompting.messages import Message
-from finetune.check import examine, show
 from finetune.config.sections import ConfigError
 from finetune.data.encoding import ChatEncoder
 from finetune.evaluation import evaluate
@@ -23,33 +21,6 @@ from finetune.objectives.rows import REFERENCE_FILE
 from finetune.run import train
 
 QUIET = Console(stderr=True, quiet=True)
-TITLES = {"dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "reward": "Bradley-Terry"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [("dpo", "full"), ("dpo", "lora"), ("kto", "lora"), ("orpo", "full"), ("reward", "lora")],
-)
-def test_a_run_learns_what_is_preferred_and_is_measured(
-    tmp_path: Path, kind: str, method: str
-) -> None:
-    folder = train(config(tmp_path, kind, method=method, epochs=4), QUIET, "cpu")
-    log = tiny.rows_of(folder)
-    first = next(row for row in log if "margin" in row)
-    if kind in ("dpo", "kto"):  # the reference is the model that it begins with
-        assert first["margin"] == pytest.approx(0, abs=1e-4)
-    measured = evaluate(str(folder), str(folder), "", 0, 8, lambda *_: None, "cpu").sets["held_out"]
-    assert measured.figures["accuracy"] > 0.9
-    low, high = measured.intervals["accuracy"]
-    assert low < measured.figures["accuracy"] <= high + 1e-9
-    assert measured.figures["margin"] > 0
-    report = (folder / "report.md").read_text()
-    assert f"| step | {TITLES[kind]} | " in report
-    assert "| held-out loss | held-out " in report
-    assert "L2" not in report
-    result = json.loads((folder / "result.json").read_text())
-    if kind != "kto":  # which learns from verdicts and is measured on pairs
-        assert measured.figures["margin"] == pytest.approx(result["eval_margin"], rel=1e-3)
 
 
 def test_verdicts_measure_a_run_that_learnt_from_them_and_no_other(tmp_path: Path) -> None:
@@ -87,18 +58,6 @@ def test_the_reference_is_kept_and_computed_anew_when_it_is_gone(tmp_path: Path)
     other = train(settings.model_copy(update={"output": str(tmp_path / "other")}), QUIET, "cpu")
     for name, each in load_file(other / REFERENCE_FILE).items():
         torch.testing.assert_close(each, kept[name])
-
-
-@pytest.mark.parametrize("kind", ["dpo", "kto", "reward"])
-def test_check_shows_pairs_side_by_side(tmp_path: Path, kind: str) -> None:
-    console = Console(file=StringIO(), record=True, width=160)
-    found = examine(config(tmp_path, kind), "cpu")
-    show(found, console)
-    text = console.export_text()
-    assert ("good: " in text) == (kind == "kto")
-    assert ("chosen · " in text) == (kind != "kto")
-    assert "⟦" in text
-    assert ("desirable" in found.document()) == (kind == "kto")
 
 
 def test_dropout_that_would_blur_the_ratio_is_refused(tmp_path: Path) -> None:

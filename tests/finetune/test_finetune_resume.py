@@ -14,14 +14,10 @@ import tiny_finetune as tiny
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from chatapp.engine.errors import ModelError
-from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import CHAT
 from finetune.config.sections import ConfigError, Interrupted
-from finetune.evaluation import compare
 from finetune.run import resume, train
-from finetune.sharing import merge
-from finetune.training.checkpoints import SaveError, last_checkpoint, save_random_state
+from finetune.training.checkpoints import SaveError, save_random_state
 from finetune.training.loop import NotFinite
 from finetune.training.record import check_unchanged
 
@@ -85,45 +81,6 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     whole = train(tiny.saved_config(tmp_path, output=str(tmp_path / "whole")), QUIET)
     resume(tmp_path / "run", [], QUIET)
     assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
-
-
-def test_a_run_that_is_not_finished_is_called_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny.at_step(monkeypatch, 4, tiny.raising(tiny.Killed()))
-    with pytest.raises(tiny.Killed):
-        train(tiny.saved_config(tmp_path), QUIET)
-    run = str(tmp_path / "run")
-    for use in (
-        lambda: load_model(run),
-        lambda: compare([run], "", 0, 8, lambda *_: None),
-        lambda: merge(run, tmp_path / "merged"),
-    ):
-        with pytest.raises(
-            ModelError, match=rf"not finished; continue it with `finetune resume {run}`"
-        ):
-            use()
-
-
-def test_a_finished_run_keeps_one_optimizer_state_and_the_time_of_all_sessions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        tiny.at_step(patch, 8, tiny.raising(tiny.Killed()))
-        with pytest.raises(tiny.Killed):
-            train(tiny.saved_config(tmp_path), QUIET)
-    run = tmp_path / "run"
-    assert len(list(run.glob("checkpoint-*/optimizer.pt"))) == 2
-    rows = tiny.rows_of(run)
-    for row in rows:
-        row["seconds"] += 1000.0
-    (run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    resume(run, [], QUIET)
-    (kept,) = run.glob("checkpoint-*/optimizer.pt")
-    assert kept.parent == last_checkpoint(run)
-    assert json.loads((run / "result.json").read_text())["seconds"] > 1000
-    seconds = [json.loads(text)["seconds"] for text in (run / "log.jsonl").read_text().splitlines()]
-    assert seconds == sorted(seconds)
 
 
 def test_a_run_that_diverged_is_gone_on_with_at_a_lower_rate(tmp_path: Path) -> None:

@@ -2,12 +2,9 @@
 
 import json
 import os
-import re
 import shutil
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -24,7 +21,6 @@ from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import used_models
 from chatapp.prompting.template import ALPACA, load_template
 from finetune.cli import app
-from finetune.config.sections import ConfigError
 from finetune.run import train
 from finetune.training.checkpoints import SaveError, last_checkpoint
 from finetune.training.loop import NotFinite
@@ -78,33 +74,6 @@ def test_a_run_is_a_model_that_chats_in_its_template(tmp_path: Path) -> None:
     assert r"after \[red\]3?" in report
     assert not list(run.glob("unfinished*"))
     assert not (run / "training_args.bin").exists()
-
-
-def test_the_header_tells_the_effective_prompt_weight(tmp_path: Path) -> None:
-    config = tiny.config(tmp_path, objective={"aux_weight": 0.5}, train={"epochs": 0.2})
-    console = Console(file=open(tmp_path / "told", "w"), width=200)  # noqa: SIM115
-    run = train(config, console)
-    told = (tmp_path / "told").read_text()
-    found = re.search(r"L1 over ([\d,]+) tokens, L2 over ([\d,]+):", told)
-    aux, response = (int(each.replace(",", "")) for each in found.groups())
-    assert f"counts {0.5 * response / aux:.3g} times as much" in told
-    assert run.is_dir()
-
-
-def test_without_prompts_the_replies_are_those_of_held_out_rows(tmp_path: Path) -> None:
-    run = train(tiny.config(tmp_path, train={"epochs": 0.4}), QUIET)
-    rows = tiny.rows_of(run)
-    (samples,) = [row["samples"] for row in rows if "samples" in row]
-    assert len(samples) == 2
-    assert all(each["prompt"].startswith("What comes after") for each in samples)
-    none = tiny.config(
-        tmp_path, output=str(tmp_path / "none"), train={"epochs": 0.4}, samples={"held_out": 0}
-    )
-    assert "samples" not in (train(none, QUIET) / "log.jsonl").read_text()
-    long = tiny.config(tmp_path, output=str(tmp_path / "long"), samples={"prompts": ["x" * 500]})
-    with pytest.raises(ConfigError, match=r"samples\.prompts: 'x"):
-        train(long, QUIET)
-    assert not (tmp_path / "long" / "run.json").exists()
 
 
 def test_the_best_checkpoint_is_kept_and_early_stop_ends_the_run(tmp_path: Path) -> None:
@@ -209,31 +178,3 @@ def test_auto_takes_bfloat16_on_a_cpu_where_it_is_faster(
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
     setup = set_up_run(tiny.config(tmp_path, train={"precision": "auto"}), "cpu")
     assert (setup.precision, setup.device) == (expected, "cpu")
-
-
-def test_the_device_of_the_settings_is_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
-    path = tiny.written(tiny.config(tmp_path, train={"epochs": 0.3}), tmp_path / "c.toml")
-    monkeypatch.setenv("CHATAPP_DEVICE", "mps")
-    for command in (["train", str(path)], ["check", str(path)]):
-        refused = CliRunner().invoke(app, command)
-        assert refused.exit_code == 2
-        assert "device is 'mps', which torch cannot use here" in refused.stderr
-    monkeypatch.setenv("CHATAPP_DEVICE", "cpu")
-    monkeypatch.setattr("finetune.training.setup.products_precision", lambda _, device: device)
-    monkeypatch.setattr("finetune.training.setup.torch.cuda.is_available", lambda: True)
-
-    def build_loop(setup: Any, output: Path) -> None:
-        raise ConfigError(f"trains on {setup.precision}")
-
-    monkeypatch.setattr("finetune.run.build_loop", build_loop)
-    assert CliRunner().invoke(app, ["train", str(path)]).stderr == "trains on cpu\n"
-
-
-def test_a_run_on_another_thread(tmp_path: Path) -> None:
-    config = tiny.config(tmp_path, train={"epochs": 1})
-    with ThreadPoolExecutor(1) as threads:
-        run = threads.submit(train, config, QUIET).result()
-    assert (run / "model.safetensors").is_file()

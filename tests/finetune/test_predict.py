@@ -101,28 +101,6 @@ def test_a_killed_process_is_gone_on_with(run: Path, tmp_path: Path) -> None:
     assert [row["row"] for row in documents(out)] == list(range(1, len(done) + 101))
 
 
-def test_bad_rows_and_other_inputs_are_named(run: Path, tmp_path: Path) -> None:
-    inputs, out = tmp_path / "inputs.jsonl", tmp_path / "out.jsonl"
-    inputs.write_text('{"text": "after 1"}\n{"txet": "after 2"}\n{"text": "after 3"}\n')
-    done = predict(run, "--inputs", str(inputs), "--output", str(out))
-    assert done.exit_code == 1
-    assert "inputs.jsonl, line 2: " in done.stderr
-    assert [("output" in row, "error" in row) for row in documents(out)] == [
-        (True, False), (False, True), (True, False),
-    ]  # fmt: skip
-    inputs.write_text('{"text": "after 9"}\n')
-    done = predict(run, "--inputs", str(inputs), "--output", str(out))
-    assert (done.exit_code, "does not match these inputs" in done.stderr) == (2, True)
-    for wrong, words in (
-        ([], "expected --input with a text, or --inputs"),
-        (["--input", "a", "--output", str(out)], "--output needs --inputs"),
-    ):
-        done = predict(run, *wrong)
-        assert (done.exit_code, words in done.stderr) == (2, True)
-    base = run.parent / "base"
-    assert "expected a run with a head" in predict(base, "--input", "a").stderr
-
-
 def test_columns_are_those_of_the_run(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     made = [{"first": "after", "second": str(i), "gold": "ny"[i % 2]} for i in range(30)]

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from chatapp.engine.models.resolving import kept_steps, step_folder
 from chatapp.prompting.template import CHAT, load_template
 from finetune.config.sections import ConfigError, PretrainConfig
-from finetune.data.corpus import Ids
 from finetune.measuring.learning import watched_steps
 from finetune.pretrain import pretrain
 
@@ -116,23 +114,6 @@ def test_changed_documents_in_the_same_folder_are_refused(
     assert json.loads(record.read_text()) == noted
 
 
-def test_the_course_is_told_line_by_line(tmp_path: Path) -> None:
-    with (tmp_path / "told").open("w") as file:
-        pretrain(config(tmp_path, log_every=3, save_every=100), Console(file=file, width=200))
-    lines = [line for line in (tmp_path / "told").read_text().splitlines() if line[:5] == "step "]
-    assert lines[0].startswith("step 3/")
-    assert all(re.search(r"loss \d\.\d{3}  tokens/s [\d,]+  memory", line) for line in lines)
-
-
-def test_a_run_begun_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
-    settings = config(tmp_path)
-    folder = pretrain(settings, QUIET)
-    record = json.loads((folder / "pretrain.json").read_text())
-    del record["train"]["optimizer"]
-    (folder / "pretrain.json").write_text(json.dumps(record))
-    assert pretrain(settings, QUIET) == folder
-
-
 def test_too_little_text_and_a_wrong_shape_are_errors(tmp_path: Path) -> None:
     small = config(tmp_path)
     with pytest.raises(ConfigError, match="do not fill one window of 30000"):
@@ -143,27 +124,6 @@ def test_too_little_text_and_a_wrong_shape_are_errors(tmp_path: Path) -> None:
     odd = small.model_copy(update={"shape": small.shape.model_copy(update={"heads": 3})})
     with pytest.raises(ConfigError, match="multiple of shape"):
         pretrain(odd, QUIET)
-
-
-def test_a_window_may_be_shorter_than_the_context(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shapes = []
-
-    def recorded(
-        config: PretrainConfig, model: object, tokenizer: object, windows: Ids, held_out: Ids
-    ) -> None:
-        shapes.append((windows.shape[1], held_out.shape[1], model.config.n_positions))
-        raise tiny.Killed
-
-    monkeypatch.setattr("finetune.pretrain._loop", recorded)
-    for window in (0, 8):
-        with pytest.raises(tiny.Killed):
-            pretrain(config(tmp_path / str(window), window=window), QUIET)
-    assert shapes == [(32, 32, 32), (8, 8, 32)]
-    for window in (33, 1):
-        with pytest.raises(ConfigError, match=rf"window is {window}; expected 2 to .* \(32\)"):
-            pretrain(config(tmp_path / "wrong", window=window), QUIET)
 
 
 def test_watching_keeps_models_and_changes_nothing(tmp_path: Path) -> None:
@@ -205,14 +165,6 @@ def test_a_text_file_holds_out_its_end(tmp_path: Path) -> None:
         assert json.loads((folder / "result.json").read_text())["steps"] == 2
         assert json.loads((folder / "result.json").read_text())["held_out_loss"] > 0
         shutil.rmtree(folder)
-
-
-def test_too_little_held_out_text_is_told(tmp_path: Path) -> None:
-    settings = config(tmp_path, max_steps=1, window=32)
-    data = settings.data.model_copy(update={"held_out": 0.0001})
-    with (tmp_path / "told").open("w") as file:
-        pretrain(settings.model_copy(update={"data": data}), Console(file=file, width=200))
-    assert "which do not fill one window of 32" in (tmp_path / "told").read_text()
 
 
 def test_the_average_of_the_weights_is_kept_and_continued(

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from fakes import WordTokenizer
 from typer.testing import CliRunner
 
 import chatapp
-from chatapp.common.userfiles import UserError
 from chatapp.prompting.template import TEMPLATES
 from finetune.cli import app
 from finetune.config.sections import (
@@ -22,7 +20,6 @@ from finetune.config.sections import (
     Data,
     FinetuneConfig,
     PretrainConfig,
-    TrainSource,
     load_config,
 )
 from finetune.data.formats import Labelled, read_labelled
@@ -34,7 +31,6 @@ from finetune.recipes import (
     arithmetic,
     flan,
     induction,
-    instructions,
     run,
     sentiment,
     subtraction,
@@ -111,16 +107,6 @@ def test_a_recipe_without_its_data_is_one_sentence(
     assert result.stderr == "data/instructions.json: cannot be read: No such file or directory\n"
 
 
-def test_instructions_begin_from_a_base_that_has_read_none() -> None:
-    base = load_config(PretrainConfig, RECIPES / "base.toml", [])
-    tuned = config("instructions")
-    assert tuned.model == base.output == "runs/base"
-    assert tuned.data.template == base.data.template
-    read = {Path(source.path).stem for source in base.data.train}
-    assert read == {"books", "short_stories", "persona_chat", "topical_chat", "self_dialogue"}
-    assert not re.search(r'"(/|~|[A-Z]:)', (RECIPES / "base.toml").read_text(encoding="utf-8"))
-
-
 def test_passages_come_twice_at_many_distances(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(" ".join(f"word{n}" for n in range(500)))
     induction.build(tmp_path, tmp_path / "data", rows=200)
@@ -133,11 +119,6 @@ def test_passages_come_twice_at_many_distances(tmp_path: Path) -> None:
     assert settings.data.train[0].path == "data/repeated.jsonl"
 
 
-def test_passages_need_text(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="expected text files of at least 9 words"):
-        induction.build(tmp_path, tmp_path / "data")
-
-
 def test_architectures_have_about_five_million_parameters() -> None:
     settings = load_config(PretrainConfig, RECIPES / "architectures.toml", [])
     for name in ARCHITECTURES:
@@ -145,36 +126,6 @@ def test_architectures_have_about_five_million_parameters() -> None:
         with torch.device("meta"):
             size = build_network(shape, shape.vocabulary, 0).num_parameters()
         assert size == pytest.approx(5e6, rel=0.08)
-
-
-def test_seed_tasks_become_rows_to_measure_on(tmp_path: Path) -> None:
-    instances = [{"input": "", "output": "42"}, {"input": "caf\xe9", "output": "coffee"}]
-    task = {"id": "seed_task_0", "instruction": "Answer.", "instances": instances}
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
-    instructions.build(tmp_path / "tasks.jsonl", tmp_path / "data" / "seeds.jsonl")
-    made = prepared(
-        config("instructions").data,
-        train=[TrainSource(path=str(tmp_path / "data" / "seeds.jsonl"))],
-        held_out=0.0,
-    )
-    assert (made.report.kept, made.report.dropped) == (2, {})
-    for wrong in ({"instances": []}, {"instruction": "x", "instances": [{"input": "y"}]}):
-        (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n" + json.dumps(wrong) + "\n")
-        with pytest.raises(UserError, match=r"tasks\.jsonl, line 2: .*(instruction|instances)"):
-            list(instructions.rows(tmp_path / "tasks.jsonl"))
-
-
-def test_persona_reads_the_published_layout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [f'Who "are" you {n}?\tNobody "special".\tScenario:Bot_{n}\r\n' for n in range(40)]
-    path = tmp_path / "data" / "Queries_Responses_Humorous_QnAMaker.tsv"
-    path.parent.mkdir()
-    path.write_text("Question\tAnswer\tMetadata\r\n" + "".join(rows), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    made = prepared(config("persona").data)
-    assert made.report.kept == 40
-    assert made.report.tables[0].ignored == ("Metadata",)
 
 
 def test_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,20 +152,6 @@ def test_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path("data/arithmetic_train.jsonl").read_text() == first
 
 
-@pytest.mark.parametrize(
-    ("sign", "a", "b", "text"),
-    [
-        ("+", 27, 45, "7+5=12, 2+4+1=7: 72"),
-        ("+", 95, 8, "5+8=13, 9+0+1=10: 103"),
-        ("+", 0, 0, "0+0=0: 0"),
-        ("-", 52, 27, "12-7=5, 5-2-1=2: 25"),
-        ("-", 103, 4, "13-4=9, 10-0-1=9, 1-0-1=0: 99"),
-    ],
-)
-def test_problems_are_worked_out(sign: str, a: int, b: int, text: str) -> None:
-    assert arithmetic.worked(sign, a, b) == text
-
-
 def test_subtraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     subtraction.build(Path("data"), train=300, test=50, seed=3)
@@ -230,12 +167,6 @@ def test_subtraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(asked["train"]), len(asked["test"])) == (300, 50)
     assert not asked["train"] & asked["test"]
     assert config("subtraction").objective.kind == "grpo"
-
-
-def test_all_problems_there_are_can_be_had(tmp_path: Path) -> None:
-    arithmetic.build(tmp_path, digits=1, train=50, test=5, seed=0)
-    with pytest.raises(typer.BadParameter, match="ask for 55 or fewer"):
-        arithmetic.build(tmp_path, digits=1, train=51, test=5, seed=0)
 
 
 def write_reviews(folder: Path) -> None:
@@ -306,18 +237,6 @@ def test_a_builder_says_what_is_wrong_in_a_sentence(
         assert words in error
     with pytest.raises(ConfigError, match=r"line 2: begins with 'Where', expected one of ABBR"):
         list(flan.questions(tmp_path / "trec.txt"))
-
-
-def test_every_published_data_set_has_one_cluster() -> None:
-    assert flan.cluster_of("wiki_qa_Jeopardy_style") == "closed-book question answering"
-    assert flan.cluster_of("wiki_hop_original_explain_relation") == (
-        "multiple-choice question answering"
-    )
-    assert flan.cluster_of("trec_trec1") == "topic classification"
-    names = [name for names in flan.CLUSTERS.values() for name in names.split()]
-    assert not any(a != b and a.startswith(f"{b}_") for a in names for b in names)
-    with pytest.raises(ConfigError, match="is of no data set"):
-        flan.cluster_of("unknown_set_phrased")
 
 
 def test_the_line_of_the_readme_can_be_run_twice(

@@ -48,27 +48,6 @@ async def test_a_model_says_it(open_app: OpenApp, store: Store, name: str) -> No
         shown(driver)
 
 
-@pytest.mark.parametrize("name", FOREIGN)
-async def test_a_user_pastes_it(open_app: OpenApp, store: Store, name: str) -> None:
-    text = FOREIGN[name]
-    model = ScriptedModel(["Fine."], context=1_000_000)
-    async with open_app(model) as driver:
-        driver.app.post_message(events.Paste(text))
-        await driver.settle()
-        shown(driver)
-        if not set(text) & set("\r\x85\u2028\x08\x00"):
-            assert driver.prompt.text == text
-        await driver.press("home", "left", "right", "end", "up", "down", "end")
-        shown(driver)
-        await driver.press("x", "enter")
-        await driver.idle()
-        assert driver.prompt.text == ""
-        assert len(driver.texts) == 2
-        shown(driver)
-        await driver.press("up")
-        shown(driver)
-
-
 async def test_it_is_the_name_of_a_chat_and_of_a_model(open_app: OpenApp, store: Store) -> None:
     for text in FOREIGN.values():
         fill(store, [text[:500] or "x", "reply"])

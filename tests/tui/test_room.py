@@ -9,9 +9,7 @@ from rich.cells import cell_len
 from textual.widgets import Static
 from tui_driver import OpenApp
 
-from chatapp.common.settings import Settings
 from chatapp.dialogue.store.rows import Basis
-from chatapp.engine.model import Sampling
 from chatapp.lab.predictions import Candidate
 from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.panel import Inspector
@@ -45,12 +43,6 @@ async def test_the_first_screen_says_what_the_model_is(
         assert "is small and was made here" in words
         assert "knows little. F8 downloads a larger one (smollm2" in words
         assert "F1 help: all keys and commands" in words, "all of it is on the screen"
-
-
-async def test_of_another_model_the_first_screen_says_nothing(open_app: OpenApp) -> None:
-    async with open_app(ScriptedModel(["Hi."], name="my-run")) as driver:
-        assert "Three things to try" in driver.screen_text
-        assert "bundled" not in driver.screen_text
 
 
 async def test_what_the_chat_is_held_with_is_in_the_status_line(
@@ -110,17 +102,6 @@ async def test_another_label_of_the_same_model_is_not_asked_for(
         await driver.press("ctrl+up", "r")
         await driver.idle()
         assert "‹ 2/2 ›" in driver.screen_text
-
-
-async def test_label_probabilities_are_stored_with_the_reply(open_app: OpenApp, own: Path) -> None:
-    async with open_app(GlassModel(["x"])) as driver:
-        driver.chat.controls.hold_with(choice_of("feel"))
-        await driver.say("ice")
-        remark, chat_id = driver.notes[-1], driver.chat.conversation.chat.id
-        await driver.press("ctrl+n")
-    async with open_app(GlassModel(["x"]), chat_id=chat_id) as driver:
-        assert driver.notes == ["", remark]
-        assert remark.count("%") == 3
 
 
 async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> None:
@@ -218,20 +199,3 @@ async def test_what_differs_is_told_whole_in_a_small_terminal(open_app: OpenApp)
         await driver.press("enter")
         await driver.until(lambda: "1 Left" in driver.screen_text)
         assert "1 of 11 words at the right." in driver.sentences
-
-
-async def test_a_wide_terminal_shows_the_messages_of_branches_whole(open_app: OpenApp) -> None:
-    reply = (
-        "I am a very small model that lives in your terminal, and I like to chat of many things."
-    )
-    async with open_app(ScriptedModel([reply]), size=(130, 40)) as driver:
-        await driver.say("Hello")
-        await driver.press("ctrl+b")
-        await driver.until(lambda: "Branches" in driver.screen_text)
-        await driver.until(lambda: f"Assistant  {reply}" in driver.screen_text)
-
-
-async def test_a_wide_terminal_shows_each_hint_of_the_settings_in_a_row(open_app: OpenApp) -> None:
-    async with open_app(settings=Settings(sampling=Sampling(seed=1)), size=(130, 40)) as driver:
-        await driver.press("f2")
-        assert "settings file · same seed, same reply; unset is random" in driver.screen_text

@@ -27,15 +27,3 @@ async def test_a_theme_that_is_no_more_stays_in_the_file(open_app: OpenApp) -> N
         )
         await driver.settle()
     assert settings_path().read_text() == 'theme = "[b]gone[/b]"\n'
-
-
-async def test_a_theme_that_cannot_be_kept_is_told(open_app: OpenApp) -> None:
-    settings_path().parent.mkdir(parents=True)
-    settings_path().write_text("broken")
-    async with open_app(settings=Settings()) as driver:
-        await driver.press(*"/theme nord", "enter")
-        await driver.until(
-            lambda: any("cannot be saved" in each.message for each in driver.app._notifications)
-        )
-        assert driver.app.theme == "nord"
-    assert settings_path().read_text() == "broken"

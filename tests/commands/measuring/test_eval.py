@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 from program import Run, UseModel
-from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 TASK = """
@@ -89,23 +88,6 @@ def test_a_report_is_kept_and_continued(
     assert (folder / "answers.jsonl").read_bytes() == answers
 
 
-def test_a_limit_draws_the_same_items_each_time(
-    run: Run, task: str, test_file: str, model: ScriptedModel, tmp_path: Path
-) -> None:
-    for name in ("first", "second"):
-        run("eval", task, "--test", test_file, "--limit", "2", "--report", str(tmp_path / name))
-    lines = [
-        [
-            json.loads(line)["line"]
-            for line in (tmp_path / name / "answers.jsonl").open()
-            if 'item"' in line
-        ]
-        for name in ("first", "second")
-    ]
-    assert lines[0] == lines[1]
-    assert len(lines[0]) == 2
-
-
 def test_several_models_in_one_evaluation(
     run: Run, task: str, test_file: str, use_model: UseModel, tmp_path: Path
 ) -> None:
@@ -129,35 +111,6 @@ def test_several_models_in_one_evaluation(
     assert "in which two names are alike" in result.err
 
 
-def test_with_and_without_the_instruction(
-    run: Run, task: str, test_file: str, model: ScriptedModel
-) -> None:
-    shown = Path(task).read_text()
-    Path(task).write_text(f'instruction = "Name it."\n{shown}')
-    result = run("eval", task, "--test", test_file, "--instruction", "on,off", "--json")
-    rows = json.loads(result.out)["results"]
-    assert {row["instruction"] for row in rows} == {"on", "off"}
-    tokens = {row["instruction"]: row["tokens"] for row in rows}
-    assert tokens["on"] > tokens["off"]
-
-
-def test_tasks_of_the_paper(run: Run, use_model: UseModel, tmp_path: Path) -> None:
-    def add(prompt: str) -> str:
-        question = prompt[prompt.rindex("What is ") :].split()
-        return f" {int(question[2]) + int(question[4].rstrip('?'))}\n"
-
-    model = use_model(ScriptedModel(add))
-    result = run("eval", "--task", "2D+", "--shots", "0,2", "--limit", "20", "--json")
-    assert result.status == 0
-    report = json.loads(result.out)
-    assert [(each["task"], each["metric"], each["mean"]) for each in report["results"]] == [
-        ("2D+", "exact_match", 1.0),
-        ("2D+", "exact_match", 1.0),
-    ]
-    assert model.stops[0] == ("\n",)
-    assert model.prompts[-1].count("Q: What is") == 3
-
-
 def test_items_of_a_task_are_written_without_a_model(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     words = tmp_path / "words.txt"
@@ -177,20 +130,6 @@ def test_items_of_a_task_are_written_without_a_model(run: Run, tmp_path: Path) -
     assert first["context"].endswith(f"\n{first['completion'].strip()[::-1]} =")
 
 
-def test_generated_items_are_read_as_pool_and_test(
-    run: Run, use_model: UseModel, tmp_path: Path
-) -> None:
-    for seed in ("0", "1"):
-        folder = str(tmp_path / seed)
-        run("eval", "--task", "2D+", "--limit", "9", "--seed", seed, "--generate", folder)
-    model = use_model(ScriptedModel([" 7"]))
-    pool, test = tmp_path / "0" / "2D+.jsonl", tmp_path / "1" / "2D+.jsonl"
-    result = run("eval", str(pool), "--test", str(test), "--shots", "3")
-    assert result.status == 0
-    assert model.prompts[0].count("\n\nA: ") == 3
-    assert model.prompts[0].endswith("?\n\nA:")
-
-
 @pytest.mark.parametrize("name", ["passages.jsonl", "passages.txt"])
 def test_lambada(run: Run, use_model: UseModel, tmp_path: Path, name: str) -> None:
     use_model(ScriptedModel(lambda prompt: " bat" if prompt.endswith("the") else " no"))
@@ -206,19 +145,6 @@ def test_lambada(run: Run, use_model: UseModel, tmp_path: Path, name: str) -> No
         "last_token: accuracy 0.5000, perplexity 2.72\n"
         "last_word: accuracy 0.5000, perplexity 2.72\n"
     )
-
-
-def test_lambada_says_which_passage_failed(run: Run, use_model: UseModel, tmp_path: Path) -> None:
-    replies = [" bat", " bat", RuntimeError("out of memory")]
-    use_model(ScriptedModel(replies))
-    file = tmp_path / "passages.txt"
-    file.write_text("it was the bat\n\nit fell\n")
-    result = run("eval", "--lambada", str(file), "--json")
-    assert result.status == 1
-    made = json.loads(result.out)
-    assert (made["n"], made["failed"], made["last_word"]["accuracy"]) == (1, 1, 1.0)
-    assert f"{file}, line 3: out of memory" in result.err
-    assert "1 of 2 passages failed and are not counted" in result.err
 
 
 def test_a_pool_of_real_data(
@@ -316,29 +242,3 @@ def test_killed_it_goes_on(task: str, tmp_path: Path) -> None:
     assert [(row["shots"], row["item"]) for row in rows] == [
         (shots, item) for shots in (0, 2) for item in range(400)
     ]
-
-
-def test_both_styles_stand_in_the_report(
-    run: Run, task: str, test_file: str, use_model: UseModel, tmp_path: Path
-) -> None:
-    use_model(thinking_model(tmp_path / "model", ["x"]))
-    arguments = ("eval", task, "--test", test_file, "--shots", "2", "--select", "knn,vote")
-    result = run(*arguments, "--style", "text,turns", "--json")
-    document = json.loads(result.out)
-    assert document["config"]["style"] == ["text", "turns"]
-    rows = [(each["selection"], each["style"], each["scoring"]) for each in document["results"]]
-    assert rows[::2] == [
-        ("knn", "text", "direct"),
-        ("knn", "turns", "direct"),
-        ("vote", "none", "vote"),
-    ]
-    text, turns = (each["tokens"] for each in document["results"][0:4:2])
-    assert turns > text
-    table = run(*arguments, "--style", "text,turns").out
-    rows = [line.split() for line in table.splitlines()]
-    place = next(row.index("style") for row in rows if "style" in row)
-    shown = [row[place] for row in rows if row[:1] == ["accuracy"]]
-    assert shown == ["text", "turns", "none"]
-    refused = run(*arguments, "--style", "turns", "--score", "channel")
-    assert (refused.status, refused.err.count("\n")) == (2, 1)
-    assert "the order of chat turns cannot be reversed" in refused.err

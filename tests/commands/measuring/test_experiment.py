@@ -112,22 +112,6 @@ def test_each_type_of_bias_has_its_own_line(run: Run, tmp_path: Path, use_model:
     assert "+1.00 (one pair)" in shown[-1]
 
 
-@pytest.mark.parametrize(
-    ("rows", "problem"),
-    [
-        ("sent_more,sent_less\na,a\nb,c\n", "line 2: both texts are the same"),
-        ("sent_more,sent_less\na,b\n", "contains 1 pairs; an interval needs two or more"),
-        ("more,less\na,b\n", "line 2: no field 'sent_more'"),
-    ],
-)
-def test_bad_pairs_are_one_sentence(run: Run, tmp_path: Path, rows: str, problem: str) -> None:
-    path = tmp_path / "pairs.csv"
-    path.write_text(rows)
-    shown = run("experiment", "pairs", str(path))
-    assert (shown.status, shown.out, shown.err.count("\n")) == (2, "", 1)
-    assert problem in shown.err
-
-
 def test_the_pairs_of_the_library_are_read(run: Run) -> None:
     path = ROOT / "prompts" / "papers" / "occupations.jsonl"
     made = json.loads(run("experiment", "pairs", str(path), "--model", "bundled", "--json").out)

@@ -91,12 +91,3 @@ def test_the_bundled_model_can_be_exported(run, tmp_path: Path) -> None:
     own, again = (json.loads(run(*question, "--model", name).out) for name in ("bundled", str(out)))
     for key in ("reply", "template", "prompt_tokens", "reply_tokens"):
         assert again[key] == own[key]
-
-
-def test_models_list_knows_a_folder_with_a_file(run, model: Path, home: Path) -> None:
-    kept = home / "data" / "models" / "mine"
-    out = kept / "tiny.gguf"
-    assert run("models", "export", str(model), str(out)).status == 0
-    rows = json.loads(run("models", "list", "--json").out)
-    row = next(row for row in rows if row["name"] == "mine")
-    assert row["dtype"] == "F16"

@@ -84,16 +84,6 @@ def config(folder: Path, data: Any = None, **objective: Any) -> FinetuneConfig:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("objective", [{"beta": 0.0}, {"own_replies": 0.5}])
-def test_a_student_comes_closer_to_its_teacher(tmp_path: Path, objective: dict[str, Any]) -> None:
-    made = config(tmp_path, **objective)
-    longer = made.train.model_copy(update={"max_steps": 40, "eval_every": 10, "save_every": 40})
-    folder = train(made.model_copy(update={"train": longer}), QUIET, "cpu")
-    held_out = list(tiny.trace(folder, "eval_loss").values())
-    assert 0 < held_out[-1] < 0.8 * held_out[0]
-    assert not any("teacher" in path.name for path in folder.rglob("*"))
-
-
 def test_another_teacher_is_not_continued_with(tmp_path: Path) -> None:
     made = config(tmp_path)
     once = made.train.model_copy(update={"max_steps": 1})

@@ -15,7 +15,6 @@ from chatapp.engine.model import Request, Sampling, whole_replies
 from chatapp.engine.models.loading import load_model
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import collate
-from finetune.evaluation import evaluate
 from finetune.run import train
 from finetune.sharing import merge
 from finetune.training.setup import set_up_run
@@ -57,16 +56,6 @@ def test_the_loss_is_transformers_own(tmp_path: Path, shape: str) -> None:
             ).logits[0, len(speaker.opening) - 1 :]
         total += float(cross_entropy(logits, torch.tensor(ids[first:]), reduction="sum"))
     assert losses[0].item() == pytest.approx(total / float(counts[0]), rel=1e-4)
-
-
-def test_it_learns_is_evaluated_and_replies(tmp_path: Path) -> None:
-    run = train(config(tmp_path), QUIET)
-    rows = str(tmp_path / "rows.json")
-    (figures,) = evaluate(str(run), str(run), rows, 4, 8, lambda *at: None).sets.values()
-    assert figures.figures["token_accuracy"] > 0.95
-    assert figures.figures["exact_match"] == 1.0
-    assert reply(run, "the cat sat") == "sat"
-    assert reply(run, "the dog ran") == "ran"
 
 
 def test_an_adapter_learns_and_is_merged(tmp_path: Path) -> None:
@@ -120,10 +109,3 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         train(config(tmp_path, **changes), QUIET)
-
-
-def test_a_text_without_a_prompt_is_refused(tmp_path: Path) -> None:
-    made = config(tmp_path)
-    (tmp_path / "rows.json").write_text(json.dumps([{"text": "the cat sat"}] * 9))
-    with pytest.raises(ConfigError, match="a text without a prompt"):
-        set_up_run(made, "cpu")

@@ -56,10 +56,3 @@ def test_a_reward_that_fails_ends_the_run_in_a_sentence_and_loses_nothing(
     mine.write_text("def score(prompt, reply, reference): return float('e' in reply)\n")
     folder = resume(tmp_path / "run", [], QUIET, "cpu")
     assert len(tiny.trace(folder, "reward")) == 6
-
-
-def test_replies_are_packed_like_other_rows(tmp_path: Path) -> None:
-    packed = train(config(tmp_path, data={"packing": True}), QUIET, "cpu")
-    plain = config(tmp_path).model_copy(update={"output": str(tmp_path / "plain")})
-    first = [tiny.trace(each, "grpo")[1] for each in (packed, train(plain, QUIET, "cpu"))]
-    assert first[0] == pytest.approx(first[1], abs=1e-5)

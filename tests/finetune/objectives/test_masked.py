@@ -10,9 +10,8 @@ import torch
 from rich.console import Console
 from torch.nn import functional
 
-from chatapp.engine.backends.head import HeadModel
 from chatapp.engine.files.model_files import ModelFiles
-from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import collate
 from finetune.evaluation import evaluate
 from finetune.objectives.masked import Masked
@@ -109,45 +108,3 @@ def test_a_run_learns_to_fill_masks(tmp_path: Path) -> None:
     assert figures["loss"] < 0.7 * before.sets["held_out"].figures["loss"]
     assert figures["loss"] == pytest.approx(result["eval_loss"], rel=1e-3)
     assert ModelFiles.read(folder).is_masked
-
-
-def test_a_head_reads_cls(tmp_path: Path) -> None:
-    (tmp_path / "labels.jsonl").write_text(
-        "".join(
-            json.dumps({"text": f"a {word} film {'the ' * (n % 5)}.", "label": word}) + "\n"
-            for n in range(24)
-            for word in ("good", "bad")
-        )
-    )
-    run = config(
-        tmp_path,
-        data={"train": str(tmp_path / "labels.jsonl"), "held_out": 0.2},
-        objective={},
-        head={"task": "classification"},
-        train={"epochs": 10.0, "batch_size": 8, "learning_rate": 0.01, "warmup": 0},
-    )
-    train(run, QUIET)
-    head = HeadModel.load("run", ModelFiles.read(Path(run.output)))
-    assert head.spec.reads == "first"
-    texts = ["a good film .", "the bad film the the the ."]
-    (good, bad) = head.outputs([head.encoder.sequences([text]) for text in texts])
-    assert good[1] > 0.7
-    assert bad[0] > 0.7
-    # Padding changes nothing.
-    (alone,) = head.outputs([head.encoder.sequences([texts[0]])])
-    assert alone == pytest.approx(good, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"objective": {"aux_weight": 0.5}}, r'sees the tokens .*; set objective.kind = "masked"'),
-        ({"objective": {"aux_weight": 0.5}, "head": {"task": "classification"}}, "aux_weight"),
-        ({"model": "bundled"}, "not a masked model"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    tmp_path: Path, changes: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        set_up_run(config(tmp_path, **changes), "cpu")

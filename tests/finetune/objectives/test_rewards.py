@@ -59,15 +59,6 @@ def test_checks(check: dict[str, Any], text: str, reward: float) -> None:
     assert rewards.of(PROMPT, DrawnReply([1] * len(text), text.strip())) == reward
 
 
-def test_rewards_add_up_and_are_told_apart() -> None:
-    checks = [{"kind": "numeric_match", "weight": 2.0}, {"kind": "format", "form": "number"}]
-    rewards = Rewards(settings(rewards=checks).rewards)
-    reply = DrawnReply([1], "2")
-    assert rewards.scores(PROMPT, reply) == [1.0, 1.0]
-    assert rewards.of(PROMPT, reply) == 3.0
-    assert rewards.names == ["numeric_match", "format"]
-
-
 FUNCTIONS = """
 import time
 def good(prompt, reply, reference):
@@ -141,21 +132,6 @@ def test_what_a_function_prints_reaches_no_terminal_raw(
     while shown.count("\n") < 2:
         shown += capfd.readouterr().err
     assert shown == "a␛[2Jb\nc\ufffdd\n"
-
-
-def test_a_function_that_writes_between_its_answers_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import os\n"
-        "def score(prompt, reply, reference):\n"
-        "    for fd in range(3, 10):\n"
-        "        try: os.write(fd, b'[1]\\n')\n"
-        "        except OSError: pass\n"
-        "    return 1\n"
-    )
-    check = {"kind": "function", "function": f"{tmp_path / 'mine.py'}:score"}
-    rewards = Rewards(settings(rewards=[check]).rewards)
-    with pytest.raises(RewardError, match="wrote between the answers"):
-        rewards.of(PROMPT, DrawnReply([1], "abc"))
 
 
 def test_a_function_that_floods_its_answers_fills_no_memory(tmp_path: Path) -> None:

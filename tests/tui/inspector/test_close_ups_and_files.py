@@ -17,9 +17,9 @@ from chatapp.lab.views.layer_views import Norms
 from chatapp.lab.views.part_views import SmallCircuit
 from chatapp.lab.views.prompt_part_view import PromptParts, attribute_prompt
 from chatapp.tui.inspector.choosing import HeatMap
-from chatapp.tui.inspector.head_tabs import AttentionView, WhyView
-from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
-from chatapp.tui.inspector.view import CLOSE_UPS, CloserView, CloseUpView, InspectorTab
+from chatapp.tui.inspector.head_tabs import AttentionView
+from chatapp.tui.inspector.tabs import PromptView, TokensView
+from chatapp.tui.inspector.view import CLOSE_UPS, CloseUpView, InspectorTab
 
 
 def shown(driver: Driver) -> list[View]:
@@ -89,25 +89,6 @@ async def test_the_prompt_shows_what_in_it_mattered(open_app: OpenApp, gpt2: Loc
             await driver.press_and_rest("2")
             await go_to(driver, text_of(driver, TokensView), start + 1)
             await driver.press_and_rest("1")
-
-
-@pytest.mark.parametrize(("key", "kind"), [("3", WhyView), ("6", LayersView)])
-async def test_close_ups_open_from_other_tabs_of_the_same_token(
-    open_app: OpenApp, gpt2: LocalModel, key: str, kind: type[CloserView]
-) -> None:
-    async with open_app(gpt2, settings=SETTINGS) as driver:
-        await driver.say("he has it")
-        await driver.press_and_rest("f3", "2", "right", key)
-        view = driver.chat.query_one(kind)
-        position = view.position
-        await driver.press_and_rest("r")
-        (norms,) = shown(driver)
-        assert isinstance(norms, Norms)
-        assert norms.position == position
-        await driver.press_and_rest("5", "r")
-        (norms,) = shown(driver)
-        assert isinstance(norms, Norms)
-        assert norms.position == position, "Heads has no text; the chosen token is shared"
 
 
 async def test_a_changed_model_is_the_one_that_is_looked_at(

@@ -86,33 +86,3 @@ async def test_measuring_stops_and_begins_again(
             await driver.until(lambda: "has the largest" in words(driver, "heads-detail"))
     finally:
         may_go_on.set()
-
-
-async def test_a_tab_that_is_left_gives_its_measurement_up(
-    open_app: OpenApp, gpt2: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_go_on, has_begun, added = threading.Event(), threading.Event(), []
-    add = lab.add_random
-
-    def wait(*arguments: object) -> None:
-        added.append(arguments)
-        has_begun.set()
-        may_go_on.wait(60)
-        add(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(lab, "add_random", wait)
-    try:
-        async with open_app(gpt2, settings=SETTINGS) as driver:
-            await driver.say("he has it")
-            await driver.press_and_rest("f3")
-            await driver.press("5")
-            assert words(driver, "heads-detail").startswith("Measuring heads")
-            await driver.until(has_begun.is_set)
-            await driver.press("2")
-            may_go_on.set()
-            await driver.rest()
-            assert len(added) == 1
-            await driver.press_and_rest("5")
-            await driver.until(lambda: "has the largest" in words(driver, "heads-detail"))
-    finally:
-        may_go_on.set()

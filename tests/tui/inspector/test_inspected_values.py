@@ -1,8 +1,7 @@
 """What the inspector shows is what the model computes."""
 
 import numpy as np
-import pytest
-from inspector_driver import SETTINGS, alternatives, go_to, text_of, words
+from inspector_driver import SETTINGS, go_to, text_of, words
 from tui_driver import OpenApp
 
 from chatapp.common.shading import percent
@@ -12,48 +11,8 @@ from chatapp.lab.drawing.blocks import layout
 from chatapp.lab.traces import DecoderTrace
 from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.head_tabs import AttentionView
-from chatapp.tui.inspector.tabs import LayersView, TokensView
-from chatapp.tui.inspector.view import ALTERNATIVES
 
 # What it shows
-
-
-async def test_alternatives_are_the_softmax_of_the_logits(
-    open_app: OpenApp, gpt2: LocalModel
-) -> None:
-    async with open_app(gpt2, settings=SETTINGS) as driver:
-        await driver.say("he has it")
-        await driver.press_and_rest("f3")
-        text = text_of(driver, TokensView)
-        session = driver.chat.conversation.session
-        assert session is not None
-        reading = read(session, session.chat.messages[-1].id)
-        ids = [*reading.prompt.ids, *reading.reply_ids]
-        assert list(text.texts) == [gpt2.tokenizer.piece(id) for id in ids]
-        assert text.cursor == len(reading.prompt.ids), "the first token of the reply"
-        for position in (1, text.cursor):
-            await go_to(driver, text, position)
-            probabilities = gpt2.decoder.forward(ids[:position]).softmax(0)
-            entropy = -float((probabilities * probabilities.log2()).sum())
-            order = probabilities.argsort(descending=True).tolist()
-            lines = alternatives(driver)
-            assert len(lines) == ALTERNATIVES
-            for line, id in zip(lines, order, strict=False):
-                assert percent(float(probabilities[id])).strip() in line
-            detail = words(driver, "tokens-detail")
-            assert f"id {ids[position]}" in detail
-            assert f"rank {order.index(ids[position]) + 1:,} " in detail
-            assert float(detail.split("entropy ")[1].split()[0]) == pytest.approx(entropy, abs=0.01)
-        await driver.press_and_rest("home")
-        assert text.cursor == 0
-        assert alternatives(driver) == []
-        assert "Nothing comes before" in words(driver, "tokens-detail")
-        await driver.press_and_rest("right", "right", "left")
-        assert text.cursor == 1
-        await driver.press_and_rest("down")
-        assert text.cursor > 1
-        await driver.press_and_rest("up", "end")
-        assert text.cursor == len(ids) - 1
 
 
 async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> None:
@@ -99,33 +58,6 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
         text.focus()
         await driver.press_and_rest("enter")
         await expect(4, None, None)
-
-
-async def test_layers_are_the_traces(open_app: OpenApp, gpt2: LocalModel) -> None:
-    async with open_app(gpt2, settings=SETTINGS) as driver:
-        await driver.say("he has it")
-        await driver.press_and_rest("f3", "6")
-        text = text_of(driver, LayersView)
-        session = driver.chat.conversation.session
-        assert session is not None
-        reading = read(session, session.chat.messages[-1].id)
-        assert text.cursor == len(reading.prompt.ids) - 1
-        trace = DecoderTrace(gpt2.decoder, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
-        for position in (text.cursor, 3):
-            await go_to(driver, text, position)
-            lens = trace.lens(position)
-            rows = words(driver, "layers-table").split("\n")[1:4]
-            for layer, row in zip((2, 1, 0), rows, strict=True):
-                actual = lens[layer].actual
-                assert actual is not None
-                assert row.split()[:3] == [
-                    "embed" if layer == 0 else str(layer - 1),
-                    f"{lens[layer].entropy:.1f}",
-                    f"{actual.rank:,}",
-                ]
-                assert percent(lens[layer].candidates[0].probability).strip() in row
-        await driver.press_and_rest("end")
-        assert "rank" not in words(driver, "layers-table").split("\n")[0], "nothing followed"
 
 
 def test_the_layout_holds_every_token_once_and_fits() -> None:

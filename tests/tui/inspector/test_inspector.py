@@ -6,20 +6,15 @@ from dataclasses import replace
 
 import pytest
 from fakes import ScriptedModel
-from foreign_texts import FOREIGN, shown
+from foreign_texts import shown
 from glass import GlassModel, random_gpt2
 from inspector_driver import SETTINGS, inspector, notes, text_of, words
 from tui_driver import OpenApp, fill
 
 from chatapp.common.settings import Settings
-from chatapp.dialogue.reading import usage
 from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.model import Sampling
-from chatapp.engine.models.loading import load_model
-from chatapp.lab.inspectable import inspectable
-from chatapp.lab.views.attention_views import Attention
-from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.inspector.head_tabs import AttentionView
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.tabs import TokensView
@@ -113,20 +108,6 @@ async def test_the_example_is_opened_with_the_head_that_copies(open_app: OpenApp
         assert driver.app.screen.query_one(AttentionView).cell is None
 
 
-def test_a_head_of_the_bundled_model_copies_in_the_example() -> None:
-    model = load_model("bundled")
-    opened = inspectable(model)
-    assert opened is not None
-    trace = opened.inspect(tuple(model.tokenizer.encode(EXAMPLE)))
-    attention = Attention.of(trace, len(trace.ids) - 1)
-    assert attention.copying_head is not None
-    layer, head = attention.copying_head
-    chosen = Attention.of(trace, attention.position, layer, head)
-    assert trace.texts[-1] == " z"
-    assert trace.texts[chosen.order[0]] == "an"
-    assert max(chosen.weights) > 0.9
-
-
 async def test_models_that_are_not_there_or_show_nothing(open_app: OpenApp) -> None:
     gate = threading.Event()
 
@@ -176,21 +157,6 @@ async def test_a_message_that_no_longer_fits_is_a_sentence(open_app: OpenApp, st
         assert words(driver, "inspector-about") == "An example sentence"
 
 
-async def test_what_was_left_out_is_named(open_app: OpenApp, store: Store) -> None:
-    texts = [f"number {place} " + "word " * 12 for place in range(8)]
-    async with open_app(GlassModel(["x"], context=80), chat_id=fill(store, texts)) as driver:
-        await driver.press_and_rest("f3", "1")
-        session = driver.chat.conversation.session
-        assert session is not None
-        dropped = usage(session).dropped
-        assert 0 < dropped < 7
-        left_out = words(driver, "prompt-notes")
-        assert f"Left out for length: {dropped} messages" in left_out
-        assert "You: number 0" in left_out
-        assert "number 0" not in words(driver, "prompt-text")
-        assert "number 6" in words(driver, "prompt-text")
-
-
 async def test_a_draft_is_looked_at_before_it_is_sent(open_app: OpenApp, store: Store) -> None:
     model = GlassModel([" It is."])
     async with open_app(model) as driver:
@@ -216,30 +182,6 @@ async def test_a_draft_is_looked_at_before_it_is_sent(open_app: OpenApp, store: 
             await driver.press_and_rest("escape")
 
 
-async def test_a_message_written_anew_is_looked_at_in_its_place(open_app: OpenApp) -> None:
-    async with open_app(GlassModel([" It is."])) as driver:
-        await driver.say("one")
-        await driver.say("two")
-        await driver.press_and_rest("ctrl+up", "up", "up", "up", "e")
-        assert driver.prompt.text == "one"
-        driver.prompt.text = "three"
-        await driver.press_and_rest("f3", "1")
-        assert words(driver, "prompt-text").endswith("User: three\nAssistant:")
-        assert "two" not in words(driver, "prompt-text")
-        await driver.press_and_rest("escape", "ctrl+up", "w")
-        driver.prompt.text = "It is not."
-        await driver.press_and_rest("f3", "1")
-        assert "It is not." not in words(driver, "prompt-text"), "a correction is never sent"
-        assert "User: two" in words(driver, "prompt-text")
-
-
-async def test_a_draft_that_does_not_fit_is_refused(open_app: OpenApp) -> None:
-    async with open_app(GlassModel([" It is."], context=40)) as driver:
-        driver.prompt.text = "word " * 50
-        await driver.press_and_rest("f3")
-        assert "the message is 50 tokens long" in words(driver, "inspector-about")
-
-
 async def test_a_reply_to_another_prompt_says_so(open_app: OpenApp) -> None:
     async with open_app(GlassModel([" It is."])) as driver:
         await driver.say("one")
@@ -253,16 +195,6 @@ async def test_a_reply_to_another_prompt_says_so(open_app: OpenApp) -> None:
 
 
 # Whatever comes
-
-
-async def test_foreign_text_is_only_text(open_app: OpenApp, store: Store) -> None:
-    text = " ".join(each[:100] for each in FOREIGN.values())
-    chat_id = fill(store, [f"user {text}", f"reply {text}"])
-    async with open_app(GlassModel(["x"]), chat_id=chat_id, size=(60, 20)) as driver:
-        await driver.press_and_rest("f3")
-        for key in "12345":
-            await driver.press_and_rest(key, "down", "end", "home", "right")
-            shown(driver)
 
 
 @pytest.mark.parametrize("size", [(20, 6), (120, 30)])
@@ -285,24 +217,6 @@ async def test_any_keys_in_any_order(open_app: OpenApp, size: tuple[int, int]) -
         await driver.press_and_rest("escape")
         await driver.rest()
         shown(driver)
-
-
-async def test_help_lists_its_keys(open_app: OpenApp) -> None:
-    async with open_app(GlassModel(["Fine."]), size=(100, 320)) as driver:
-        await driver.press("f1")
-        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
-        text = driver.screen_text
-        for sentence in (
-            "Look inside the model, also while you write",
-            "Inspector: attention",
-            "Pin the token, to choose what it attends to",
-            "Average of all layers and heads",
-            "Sample one token",
-            "Keep these tokens",
-            "Previous token",
-            "Close the inspector",
-        ):
-            assert sentence in text
 
 
 async def test_a_reply_of_another_model_says_who_wrote_and_who_reads(

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from completions_server import CompletionsServer, delta, replied, said
-from textual.widgets import OptionList, Static
+from completions_server import CompletionsServer, delta, replied
+from textual.widgets import Static
 from tui_driver import Driver, OpenApp
 
-from chatapp.dialogue.store import Store
 from chatapp.engine.models.loading import load_model
 
 
@@ -66,25 +65,6 @@ async def test_tokens_of_a_chat_with_a_server(open_app: OpenApp, server: Complet
         await driver.press("1")
         assert words(driver, "prompt-text") == "User:\nWhere?\n\nAssistant:\nParis it␛[2J!"
         assert "are sent as messages" in words(driver, "prompt-notes")
-
-
-async def test_another_token_of_the_reply(
-    open_app: OpenApp, store: Store, server: CompletionsServer
-) -> None:
-    async with open_app(load=lambda: load_model(server.url), size=(160, 40)) as driver:
-        await driver.ready()
-        await driver.say("Where?")
-        await look(driver)
-        server.stream = said(", in France.")
-        await driver.press("tab")
-        alternatives = driver.chat.query_one("#tokens-alternatives", OptionList)
-        await driver.until(lambda: alternatives.has_focus and alternatives.highlighted is not None)
-        await driver.press("enter")
-        await driver.until(lambda: any("prompt" in request for request in server.requests))
-        await driver.idle()
-        prompts = [request["prompt"] for request in server.requests if "prompt" in request]
-        assert prompts == ["User:\nWhere?\n\nAssistant:\nLyon"]
-        assert driver.texts == ["Where?", "Lyon, in France."]
 
 
 async def test_a_server_that_has_neither_protocol(

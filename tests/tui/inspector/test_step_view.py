@@ -1,24 +1,19 @@
 """A reply drawn step by step in the inspector, and a reply branched from an alternative."""
 
-import math
-
 import pytest
 from glass import GlassModel, random_gpt2
 from inspector_driver import SETTINGS, alternatives, go_to, inspector, notes, text_of, words
 from textual.widgets import OptionList
 from tui_driver import Driver, OpenApp
 
-from chatapp.common.shading import percent
 from chatapp.dialogue.reading import read
 from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Token
 from chatapp.engine.model import Request
 from chatapp.tui.inspector import step
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.tabs import TokensView
-from chatapp.tui.inspector.view import ALTERNATIVES
 
 # Branches
 
@@ -115,48 +110,6 @@ async def test_steps_draw_what_generate_draws(open_app: OpenApp, gpt2: LocalMode
         options.highlighted = 2
         await driver.press_and_rest("enter")
         assert taken(driver) == [*expected[:3], choice]
-
-
-async def test_parameters_change_the_cut(open_app: OpenApp, gpt2: LocalModel) -> None:
-    async with open_app(gpt2, settings=SETTINGS) as driver:
-        await driver.say("he has it")
-        await driver.press_and_rest("f3", "8")
-        view = driver.chat.query_one(StepView)
-        assert "temperature 0.7" in words(driver, "step-parameters")
-        await driver.press_and_rest("plus", "plus", "minus")
-        assert "temperature 0.8" in words(driver, "step-parameters")
-        await driver.press_and_rest("right", "plus", "plus")
-        assert "top-k 2" in words(driver, "step-parameters")
-        assert view._step.next is not None
-        cut = view._step.next.cut
-        assert cut.kept <= 2
-        assert "2 tokens left" in words(driver, "step-sentence")
-        options = driver.chat.query_one("#step-candidates", OptionList)
-        lines = [str(option.prompt) for option in options.options]
-        assert [("cut" in line) for line in lines] == [False] * 2 + [True] * (ALTERNATIVES - 2)
-        for line, each, drawn in zip(lines, cut.before.candidates, cut.drawn, strict=True):
-            assert percent(each.probability) in line
-            assert math.isclose(drawn, 0) or percent(drawn) in line
-        await driver.press_and_rest("left", "left", *["minus"] * 9)
-        assert "min-p 0 " in words(driver, "step-parameters")
-        assert driver.chat.conversation.choices.sampling == SETTINGS.sampling, (
-            "the chat's own are left"
-        )
-
-
-async def test_steps_follow_the_constraint_of_the_chat(open_app: OpenApp, gpt2: LocalModel) -> None:
-    async with open_app(gpt2, settings=SETTINGS) as driver:
-        session = driver.chat.conversation.session
-        assert session is not None
-        session.chat.constraint = Constraint.of_pattern("[0-9]{2}")
-        await driver.say("he has it")
-        await driver.press_and_rest("f3", "8")
-        assert "the constraint removes" in words(driver, "step-sentence")
-        assert "these settings and the constraint" in words(driver, "step-parameters")
-        await driver.press_and_rest("p")
-        view = driver.chat.query_one(StepView)
-        await driver.until(lambda: view._step.next is None)
-        assert gpt2.tokenizer.decode(taken(driver)).isdigit()
 
 
 async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,11 +100,6 @@ def test_what_cannot_be_is_one_sentence(lines: str, words: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_keys_that_are_no_table() -> None:
-    with pytest.raises(SettingsError, match="line 1: keys is 'f9'; expected a table"):
-        settings('keys = "f9"')
-
-
 def test_two_actions_may_exchange_their_keys() -> None:
     choices = [KeyChoice("help", "f2", "x"), KeyChoice("parameters", "f1", "x")]
     assert read_keymap(choices, PLACES) == {"help": "f2", "parameters": "f1"}

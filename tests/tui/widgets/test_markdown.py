@@ -12,7 +12,6 @@ from tui_driver import Driver, OpenApp, fill
 
 from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
-from chatapp.tui.widgets import markdown
 from chatapp.tui.widgets.markdown import RenderedBody
 from chatapp.tui.widgets.message_parts import TextBody
 
@@ -78,16 +77,6 @@ async def test_it_is_opt_in_and_remembered(open_app: OpenApp, store: Store) -> N
         assert "It is very wide:" in driver.screen_text
         await driver.press("ctrl+up", "y")
         assert driver.app.clipboard == REPLY.strip()
-
-
-async def test_it_can_be_chosen_before_the_first_message(open_app: OpenApp, store: Store) -> None:
-    async with open_app(ScriptedModel([REPLY])) as driver:
-        await order(driver, "/markdown on")
-        await driver.say("Hello")
-        await driver.until(lambda: rendered(driver))
-        assert store.chat(1).markdown
-        await order(driver, "/markdown maybe")
-        assert driver.problem == "Usage: /markdown on|off"
 
 
 async def test_it_is_the_default_and_a_setting_turns_it_off(
@@ -166,18 +155,6 @@ async def test_no_html_and_no_entity_is_lost(open_app: OpenApp, store: Store) ->
         await driver.until(lambda: len(rendered(driver)) == 2)
         for words in ("<b>bold</b>", "<script>x</script>", "<div>block</div>", "&#27;[2J"):
             assert words in driver.screen_text
-
-
-async def test_a_long_reply_stays_as_it_is_written(
-    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(markdown, "LONGEST", 10)
-    chat_id = fill(store, ["Hello", "*" * 11, "Hello", "*short*"])
-    store.set_markdown(chat_id, True)
-    async with open_app(chat_id=chat_id) as driver:
-        await driver.until(lambda: rendered(driver))
-        assert len(rendered(driver)) == 1
-        assert "*" * 11 in driver.screen_text
 
 
 async def test_a_message_of_the_user_stays_as_it_is_written(

@@ -24,21 +24,6 @@ async def test_thoughts_are_folded_and_open_with_enter(open_app: OpenApp, tmp_pa
         assert "greet" not in driver.screen_text
 
 
-async def test_thoughts_are_counted_while_they_come(open_app: OpenApp, tmp_path: Path) -> None:
-    model = thinking_model(tmp_path / "model", [REPLY])
-    model.delay = 0.2
-    async with open_app(model) as driver:
-        driver.prompt.text = "Hi"
-        await driver.press("enter")
-        await driver.until(lambda: "▸ thinking · " in driver.screen_text)
-        assert "Hello" not in driver.screen_text
-        await driver.press("ctrl+up", "enter")
-        await driver.until(lambda: "They [b]greet[/b]" in driver.screen_text)
-        model.delay = 0.0
-        await driver.idle()
-        assert "▾ thought for 7 tokens" in driver.screen_text
-
-
 async def test_a_chat_that_is_opened_again_has_its_thoughts(
     open_app: OpenApp, store: Store, tmp_path: Path
 ) -> None:
@@ -48,13 +33,6 @@ async def test_a_chat_that_is_opened_again_has_its_thoughts(
         chat_id = driver.chat.conversation.chat.id
     async with open_app(model, chat_id=chat_id) as driver:
         await driver.until(lambda: "thought for 7 tokens" in driver.screen_text)
-
-
-async def test_a_reply_without_thoughts_has_nothing_to_open(open_app: OpenApp) -> None:
-    async with open_app(ScriptedModel([" Yes."])) as driver:
-        await driver.say("Hi")
-        await driver.press("ctrl+up")
-        assert "thought" not in driver.screen_text.lower()
 
 
 async def test_thinking_is_switched_off_and_on(open_app: OpenApp, tmp_path: Path) -> None:

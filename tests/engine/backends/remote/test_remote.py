@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,11 @@ from hypothesis import strategies as st
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.database import StoreError
 from chatapp.engine.backends.remote import http
 from chatapp.engine.backends.remote.http import Server
 from chatapp.engine.backends.remote.protocol import TextPieces
 from chatapp.engine.backends.remote.remote_model import (
     RemoteModel,
-    ServedModel,
     connect,
     served_models,
 )
@@ -39,7 +37,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.engine.models.loading import load_model
-from chatapp.prompting.template import ALPACA, PLAIN
+from chatapp.prompting.template import ALPACA
 
 
 @pytest.fixture
@@ -164,11 +162,6 @@ def test_a_stop_string_is_cut_and_ends_the_connection(
     assert server.gone.wait(120)
 
 
-def test_what_only_looked_like_a_stop_string(server: CompletionsServer, model: RemoteModel) -> None:
-    server.stream = said(" Yes.", "\nUs")
-    assert text_of(run(model, stop=["\nUser:"])) == " Yes.\nUs"
-
-
 @pytest.mark.parametrize("reason", ["length", "stop"])
 def test_the_longest_reply(server: CompletionsServer, model: RemoteModel, reason: str) -> None:
     server.stream = [piece(" a"), piece(" b", reason), usage(9, 2), "[DONE]"]
@@ -278,12 +271,6 @@ def test_a_server_that_only_takes_the_protocol(
     assert server.requests[1]["temperature"] == 0.2
 
 
-def test_lone_surrogates(server: CompletionsServer, model: RemoteModel) -> None:
-    server.stream = [json.dumps({"choices": [{"text": "\ud83d"}]}), *said("!")]
-    assert text_of(run(model, "a\ud800b")) == "\ud83d!"
-    assert server.requests[0]["prompt"] == "a\ufffdb"
-
-
 # Ends before the end
 
 
@@ -296,20 +283,6 @@ def test_cancelling_closes_the_connection(server: CompletionsServer, model: Remo
     assert server.gone.wait(120)
     server.stream = said(" Yes.")
     assert text_of(run(model)) == " Yes."
-
-
-def test_what_came_before_cancelling_is_kept(server: CompletionsServer, model: RemoteModel) -> None:
-    cancel = threading.Event()
-    server.stream = [piece(" Well"), piece("\nUs"), server.hang]
-    text = ""
-    ids = model.tokenizer.encode("hi")
-    for event in model.generate(Request(ids, Sampling(), stop=["\nUser:"], cancel=cancel)):
-        text += event.text
-        if isinstance(event, Token) and event.piece == "\nUs":
-            cancel.set()
-    assert isinstance(event, Finished)
-    assert (text, event.reason, event.reply_tokens) == (" Well\nUs", "cancelled", 2)
-    assert server.gone.wait(120)
 
 
 def test_cancelling_before_the_answer_begins(server: CompletionsServer, model: RemoteModel) -> None:
@@ -546,22 +519,6 @@ def test_there_is_no_way_to_it(
 # Which model
 
 
-def test_several_models(server: CompletionsServer) -> None:
-    server.models = [{"id": "a"}, {"id": "org/b:7", "meta": {"n_ctx": 99}}, {"no": 1}, 3]
-    assert served_models(Server(server.url)) == [ServedModel("a"), ServedModel("org/b:7", 99)]
-    with pytest.raises(ModelError, match="put one of them after a #: a, org/b:7"):
-        load_model(server.url)
-    with pytest.raises(ModelError, match="there is no model 'c'; it has a, org/b:7"):
-        load_model(f"{server.url}#c")
-    model = load_model(f"{server.root}#org/b:7")
-    assert (model.name, model.context) == (f"{server.root}#org/b:7", 99)
-    run(model)  # type: ignore[arg-type]
-    assert server.requests[0]["model"] == "org/b:7"
-    server.models = []
-    with pytest.raises(ModelError, match="the server has no model"):
-        load_model(server.url)
-
-
 def test_the_context(server: CompletionsServer, tmp_path: Path) -> None:
     def loaded() -> RemoteModel:
         model = load_model(server.url)
@@ -649,56 +606,7 @@ def test_pieces_are_the_text(text: str) -> None:
     assert pieces.size == len({*ids}) + 1
 
 
-def test_pieces_are_about_as_many_as_tokens() -> None:
-    sentence = "The manager hired John because he has extensive experience."
-    assert len(TextPieces().encode(sentence)) == 14  # GPT-2's tokenizer: 10
-    assert len(TextPieces().encode("日本語 12.5\n")) == 8
-
-
 # A chat
-
-
-def test_a_chat(server: CompletionsServer, model: RemoteModel, tmp_path: Path) -> None:
-    store = Store(tmp_path / "chats.db")
-    model.context = 512
-    session = Session(Chat(store), model, template=PLAIN)
-    server.stream = [*said(" I", " am", " fine.")[:-1], usage(40, 3), "[DONE]"]
-    list(session.say("How are you?"))
-    server.stream = said(" Yes.")
-    list(session.say("Really?"))
-    opening = f"{PLAIN.instruction}\n\nUser: How are you?\nAssistant:"
-    assert [request["prompt"] for request in server.requests] == [
-        opening,
-        f"{opening} I am fine.\nUser: Really?\nAssistant:",
-    ]
-    row = store.generations(session.chat.id or 0)[0]
-    assert (row.model, row.prompt_tokens, row.reply_tokens) == (model.name, 40, 3)
-    store.close()
-
-
-def test_a_reply_given_up_that_cannot_be_stored_closes_the_connection(
-    server: CompletionsServer,
-    model: RemoteModel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(*_: object) -> None:
-        raise StoreError("the disk is full")
-
-    monkeypatch.setattr("chatapp.dialogue.session._STORE_EVERY_SECONDS", 0)
-    store = Store(tmp_path / "chats.db")
-    model.context = 512
-    session = Session(Chat(store), model, template=PLAIN)
-    server.stream = [piece(" Well"), server.hang]
-    events = session.say("How are you?")
-    next(events)
-    next(events)
-    monkeypatch.setattr(store, "update_message", full)
-    with pytest.raises(StoreError) as held, closing(events):  # with all that it refers to
-        pass
-    assert server.gone.wait(120)
-    assert str(held.value) == "the reply is not saved: the disk is full"
-    store.close()
 
 
 def test_the_end_of_a_reply_is_not_spelled_out(

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from completions_server import CompletionsServer, Item, break_off, delta, replied, said, usage
+from completions_server import CompletionsServer, break_off, delta, replied, said, usage
 
-from chatapp.engine.backends.remote import http
 from chatapp.engine.backends.remote.remote_model import RemoteChatModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import ContextOverflow, Request, Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -148,14 +147,6 @@ def test_a_reply(server: CompletionsServer, model: RemoteChatModel) -> None:
     ]
 
 
-def test_what_is_null_is_not_there(server: CompletionsServer, model: RemoteChatModel) -> None:
-    nothing = {"delta": {"content": None, "reasoning": None, "tool_calls": None}, "logprobs": None}
-    events = [{"error": None, "usage": None, "choices": [nothing]}, {"choices": [{"delta": None}]}]
-    server.stream = [*map(json.dumps, events), *replied("Yes.", "\x1b[2J")]
-    result = run(model)
-    assert (text_of(result), result[1].reason) == ("Yes.\x1b[2J", "stop")
-
-
 LOGPROBS = {
     "content": [
         {
@@ -225,28 +216,7 @@ def test_data_that_is_split_anywhere(
     assert (result[1].prompt_tokens, result[1].reply_tokens) == (5, 6)
 
 
-def test_the_window(server: CompletionsServer, model: RemoteChatModel) -> None:
-    server.stream = replied("a", reason="length")
-    messages = [{"role": "user", "content": " a" * 50}]
-    *_, finished = model.generate(replied_to(messages))
-    assert isinstance(finished, Finished)
-    assert (finished.reason, server.requests[0]["max_tokens"]) == ("context", 10)
-    with pytest.raises(ContextOverflow, match="about 64 tokens"):
-        model.generate(replied_to([{"role": "user", "content": " a" * 60}]))
-    with pytest.raises(ValueError, match="no tokens to continue"):
-        model.generate(replied_to([]))
-
-
 # Ends before the end
-
-
-def test_cancelling_closes_the_connection(
-    server: CompletionsServer, model: RemoteChatModel
-) -> None:
-    cancel = threading.Event()
-    server.stream = [delta(content="Well"), cancel.set, server.hang]
-    assert run(model, cancel=cancel)[1].reason == "cancelled"
-    assert server.gone.wait(120)
 
 
 def test_cancelling_before_the_first_token(
@@ -256,38 +226,6 @@ def test_cancelling_before_the_first_token(
     server.stream = [b": still loading the model\n\n", cancel.set, server.hang]
     assert run(model, cancel=cancel)[1].reason == "cancelled"
     assert server.gone.wait(120)
-
-
-def test_a_server_that_falls_silent(
-    server: CompletionsServer, model: RemoteChatModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "SILENCE_SECONDS", 0.05)
-    server.stream = [server.hang]
-    assert run(model)[1].message == f"{server.url}: the server has stopped answering"
-
-
-@pytest.mark.parametrize(
-    ("rest", "words"),
-    [
-        ([break_off], "broke off the connection"),
-        ([], "broke off the reply"),
-        (['{"error": {"message": "out of [b]memory[/b]"}}'], "out of [b]memory[/b]"),
-        ([delta("tool_calls", tool_calls=[{"index": 0}]), "[DONE]"], "the reply: tool_calls"),
-        ([delta("content_filter")], "ended the reply: content_filter"),
-        (["oops"], "not JSON"),
-        (['{"choices": [{"delta": "x"}]}'], "has no text"),
-        (['{"choices": [{"delta": {"content": ["x"]}}]}'], "has no text"),
-        (['{"choices": [3]}'], "has no text"),
-    ],
-)
-def test_a_reply_that_breaks_off_is_kept(
-    server: CompletionsServer, model: RemoteChatModel, rest: list[Item], words: str
-) -> None:
-    server.stream = [delta(content="Well,"), delta(content=" so"), *rest]
-    events = run(model)
-    assert (text_of(events), events[1].reason) == ("Well, so", "error")
-    assert words in events[1].message
-    assert "\n" not in events[1].message
 
 
 def test_a_message_that_may_have_been_accepted_is_not_sent_again(
