@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.common.userfiles import write_whole
-from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
+from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows, rows_of_model
 from chatapp.dialogue.store import Store
 from chatapp.engine.models.resolving import find_model
 from finetune.config.sections import ConfigError
@@ -66,12 +66,14 @@ def write_lesson(
     rows.
 
     chats: their numbers; empty for all. wanted: the lesson; None for the first one with enough
-    feedback. output: the folder of the run; None for a new one in runs. Raises ConfigError,
-    ModelError and StoreError.
+    feedback. model: the one to train, on its own replies. output: the folder of the run; None for
+    a new one in runs. Raises ConfigError, ModelError and StoreError.
     """
     ids = list(chats) or [chat.id for chat in store.chats(limit=sys.maxsize)]
     rows: dict[FeedbackFormat, Rows] = {
-        lesson.format: [row for id in ids for row in feedback_rows(store, id, lesson.format)]
+        lesson.format: rows_of_model(
+            (row for id in ids for row in feedback_rows(store, id, lesson.format)), model
+        )
         for lesson in LESSONS
     }
     lesson = choose(rows, wanted)
@@ -94,7 +96,7 @@ def choose(rows: Mapping[FeedbackFormat, Rows], wanted: FeedbackFormat | None = 
     )
     raise ConfigError(
         f"there is not enough feedback to learn from: {counts} that are needed (of verdicts a "
-        "quarter good and a quarter bad); rate or correct more replies in the chat"
+        "quarter good and a quarter bad); rate or correct more of the model's replies"
     )
 
 

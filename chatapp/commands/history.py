@@ -29,7 +29,7 @@ from chatapp.commands.loading import open_store
 from chatapp.commands.options import ForceOption, JsonOption
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError
-from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
+from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows, rows_of_model
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -150,6 +150,12 @@ def export(
             "(corrections), dpo (preferences) or kto (ratings)."
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Only feedback on the replies of this model.", autocompletion=options.models
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write to this file instead of standard output."),
@@ -164,12 +170,14 @@ def export(
         raise UserError("give either the id of a chat or --all")
     if export_all and format is Format.HTML and not feedback:
         raise UserError("--format html is a page of one chat; give its id")
+    if model is not None and not feedback:
+        raise UserError("--model is for the training rows of --feedback")
     if thinking and (feedback or format is not Format.JSONL):
         raise UserError("--thinking is for the training rows of --format jsonl")
     with open_store() as store:
         ids = _all_ids(store) if chat_id is None else [chat_id]
         if feedback:
-            text = _feedback(store, ids, feedback)
+            text = _feedback(store, ids, feedback, model)
         else:
             text = _exported(store, ids, format, as_list=export_all, thinking=thinking)
     if not ids:
@@ -286,12 +294,13 @@ def _exported(
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _feedback(store: "Store", ids: list[int], format: FeedbackFormat) -> str:
-    return "".join(
-        json.dumps(row, ensure_ascii=False) + "\n"
-        for id in ids
-        for row in feedback_rows(store, id, format)
-    )
+def _feedback(store: "Store", ids: list[int], format: FeedbackFormat, model: str | None) -> str:
+    rows = [row for id in ids for row in feedback_rows(store, id, format)]
+    chosen = rows if model is None else rows_of_model(rows, model)
+    if rows and not chosen:
+        known = ", ".join(sorted({str(row.get("model", "an unknown one")) for row in rows}))
+        raise UserError(f"there is no such feedback on replies of {model}; there is of {known}")
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen)
 
 
 def _chats(count: int) -> str:

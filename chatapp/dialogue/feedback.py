@@ -20,8 +20,10 @@ are those that the model could call, and calls have the form of OpenAI's protoco
 replies of a preference had different conditions, those of the better one count. "edited" is true
 where the user has edited the answer in place, so that its text is not the model's. A reply that
 is one of a prompt file's labels gives no row, because it was chosen from a list, not written; nor
-does one of a model that was changed inside, because that is another model. `finetune`
-reads the rows of corrections unchanged.
+does one of a model that was changed inside, because that is another model. "model" is the name of
+the model that wrote the reply, or the chat's for one that was not generated here; and
+"rejected_model" that of the worse reply, where it is another. `finetune` reads the rows of
+corrections unchanged.
 
 Invariant: a row has the model's input and only an opinion that the user expressed: two replies are
 a preference only if the user preferred one of them.
@@ -77,21 +79,28 @@ def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Itera
                     messages = row.pop("prompt") + _written(answer.feedback.correction)
                     yield {"messages": messages, **row}
         elif format is FeedbackFormat.DPO:
-            for better, chosen, rejected in _preferences(answers, compared):
-                yield {**better.prompt(path), "chosen": chosen, "rejected": rejected}
+            for better, worse, chosen, rejected in _preferences(answers, compared):
+                other = {"rejected_model": worse.model} if worse.model != better.model else {}
+                yield {**better.prompt(path), "chosen": chosen, "rejected": rejected, **other}
         else:
             for answer in answers:
                 for completion, good in _verdicts(answer):
                     yield {**answer.prompt(path), "completion": completion, "label": good}
 
 
+def rows_of_model(rows: Iterable[dict[str, Any]], model: str) -> list[dict[str, Any]]:
+    """The rows whose replies are all by the model of this name."""
+    return [row for row in rows if row.get("model") == model == row.get("rejected_model", model)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A reply with its feedback and the conditions at its beginning."""
+    """A reply with its feedback, the conditions at its beginning, and its model's name or ""."""
 
     reply: "StoredMessage"
     feedback: "Feedback"
     conditions: "Conditions"
+    model: str
 
     @property
     def written(self) -> list[_Message]:
@@ -111,19 +120,21 @@ class _Answer:
         messages = answered_messages(self.conditions, path, self.reply, feedback_by_id)
         tools = {"tools": list(self.conditions.tools)} if self.conditions.tools else {}
         edited = {"edited": True} if self.reply.is_edited else {}
-        return {"prompt": in_protocol(messages), **tools, **edited}
+        model = {"model": self.model} if self.model else {}
+        return {"prompt": in_protocol(messages), **tools, **edited, **model}
 
 
 def _answers(store: "Store", chat_id: int) -> Iterator[_Answer]:
     """The answers that have feedback, except labels of a prompt file."""
     chat, known = store.chat(chat_id), store.conditions(chat_id)
+    models = {one.message_id: one.model for one in store.generations(chat_id)}
     for id, feedback in store.feedback(chat_id).items():
         reply = store.message(id)
         conditions = known.get(id) or conditions_of(chat)
         # For a label stored by an earlier version, the store has only the remark.
         is_label = conditions.is_label or (id not in known and bool(chat.prompt and reply.remark))
         if reply.parent_id is not None and not is_label and not reply.changes:
-            yield _Answer(reply, feedback, conditions)
+            yield _Answer(reply, feedback, conditions, models.get(id, chat.model))
 
 
 def conditions_of(chat: "StoredChat") -> "Conditions":
@@ -179,10 +190,10 @@ def _compared(comparisons: "Iterable[Comparison]") -> set[tuple[int, int]]:
 
 def _preferences(
     answers: Sequence[_Answer], compared: set[tuple[int, int]]
-) -> Iterator[tuple[_Answer, list[_Message], list[_Message]]]:
-    """(better answer, better messages, worse messages), each pair of texts once."""
+) -> Iterator[tuple[_Answer, _Answer, list[_Message], list[_Message]]]:
+    """(better answer, worse answer, their messages), each pair of texts once."""
     pairs = [
-        (answer, _written(answer.feedback.correction), answer.written)
+        (answer, answer, _written(answer.feedback.correction), answer.written)
         for answer in answers
         if answer.feedback.correction is not None
     ]
@@ -190,13 +201,13 @@ def _preferences(
         order = _preference(one.feedback, other.feedback, compared)
         if order:
             better, worse = (one, other) if order > 0 else (other, one)
-            pairs.append((better, better.written, worse.written))
+            pairs.append((better, worse, better.written, worse.written))
     seen: set[tuple[str, ...]] = set()
-    for better, chosen, rejected in pairs:
+    for better, worse, chosen, rejected in pairs:
         texts = tuple(json.dumps(messages) for messages in (chosen, rejected))
         if chosen != rejected and texts not in seen and _says(chosen) and _says(rejected):
             seen.add(texts)
-            yield better, chosen, rejected
+            yield better, worse, chosen, rejected
 
 
 def _says(messages: Sequence[_Message]) -> bool:

@@ -181,8 +181,10 @@ def test_feedback_is_exported_as_training_rows(run, ids: list[int], tmp_path: Pa
     (row,) = [json.loads(line) for line in target.read_text().splitlines()]
     assert row["chosen"] == [{"role": "assistant", "content": HOSTILE}]
     assert row["rejected"] == [{"role": "assistant", "content": "a walrus \x9b"}]
-    out = run("history", "export", str(ids[0]), "--feedback", "kto").out
-    assert [json.loads(line)["label"] for line in out.splitlines()] == [True]
+    kto = "history", "export", "--feedback", "kto"
+    for only in ([str(ids[0])], ["--model", "bundled"]):
+        assert [json.loads(line)["label"] for line in run(*kto, *only).out.splitlines()] == [True]
+    assert run(*kto, "--model", "x").err.endswith("there is of ␛[31mred, bundled\n")
     status, _, err = run("history", "export", "--feedback", "ppo")
     assert status == 2
     assert "ppo" in err

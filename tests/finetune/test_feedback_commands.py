@@ -104,11 +104,13 @@ def test_what_was_said_in_the_chat_becomes_a_model(
     monkeypatch.chdir(tmp_path)
     base = tiny.base(tmp_path / "base")
     store = Store(database_path())
-    chat, empty = store.create_chat(), store.create_chat()
-    for number in range(10):
-        question = store.add_message(chat, None, "user", f"What comes after {number}?")
-        reply = store.add_message(chat, question.id, "assistant", "No idea.")
-        if number < 8:
+    chat, empty = store.create_chat(model=str(base)), store.create_chat()
+    theirs = store.create_chat(model="another")  # feedback on the replies of another model
+    for number in range(11):
+        of = chat if number else theirs
+        question = store.add_message(of, None, "user", f"What comes after {number}?")
+        reply = store.add_message(of, question.id, "assistant", "No idea.")
+        if number < 9:
             store.set_correction(reply.id, f"{number + 1} comes after.")
     store.close()
     command = ["feedback", "--model", str(base), "--lesson", "sft"]
@@ -118,6 +120,7 @@ def test_what_was_said_in_the_chat_becomes_a_model(
     assert done.exit_code == 0, done.stderr
     assert done.stdout == "runs/feedback-2\n"
     assert "8 corrections: runs/feedback-2.toml" in done.stderr
+    assert "base: 8" in done.stderr.replace("\n", ""), "rows by the model they were given to"
     assert len((tmp_path / "runs" / "feedback-2.jsonl").read_text().splitlines()) == 8
     assert load_model("runs/feedback-2").name == "runs/feedback-2"
     refused = CliRunner().invoke(app, ["feedback", str(empty)])

@@ -94,13 +94,13 @@ def _the_chats_are_listed(said: Said, walk: Walk) -> None:
     assert "bundled" in said.out
 
 
-@after("chatapp history export --feedback sft --output corrections.jsonl")
+@after("chatapp history export --model pirate --feedback sft --output corrections.jsonl")
 def _a_correction_is_a_row(said: Said, walk: Walk) -> None:
     (row,) = map(json.loads, Path("corrections.jsonl").read_text(encoding="utf-8").splitlines())
     assert [message["content"] for message in row["messages"]][-1] == CORRECTION
 
 
-@after("chatapp history export --feedback dpo --output preferences.jsonl")
+@after("chatapp history export --model pirate --feedback dpo --output preferences.jsonl")
 def _and_a_preference(said: Said, walk: Walk) -> None:
     rows = [json.loads(line) for line in Path("preferences.jsonl").read_text("utf-8").splitlines()]
     assert CORRECTION in [row["chosen"][0]["content"] for row in rows]

@@ -227,8 +227,8 @@ async def test_another_model_on_the_right(
             await answered(driver)
             await left_behind(driver, "1")
         assert loaded == [("[b]x", "auto"), ("runs/other", "auto")]
-        models = {turn.message_id: turn.model for turn in store.generations(1)}
-        assert (models[2], models[3]) == ("scripted", "runs/other")
+        first, *_ = feedback_rows(store, 1, FeedbackFormat.DPO)
+        assert (first["model"], first["rejected_model"]) == ("runs/other", "scripted")
         assert driver.status.model == "scripted"
 
 
