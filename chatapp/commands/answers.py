@@ -1,5 +1,5 @@
 """What `ask` and `complete` change inside the model, and their answer on standard output: streamed,
-as JSON, or the best of many.
+as JSON, the best of many, or that of a `chatapp api` that runs.
 
 Invariant: whatever ends an answer early (a signal, an error, a full window), the text so far has
 been printed.
@@ -21,10 +21,11 @@ from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
+    from chatapp.common.settings import Settings
     from chatapp.dialogue.documents.sources import Source
     from chatapp.dialogue.events import Options, TurnEvent
     from chatapp.engine.decoder.interventions import Interventions
-    from chatapp.engine.events import Finished, Token
+    from chatapp.engine.events import Event, Finished, Token
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.prompting.messages import Call, Message
 
@@ -293,3 +294,63 @@ def _interruptible(cancel: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedQuestion:
+    """A single question. template: the requested one, or "". think: None for the template's own."""
+
+    question: str
+    system: str | None
+    template: str
+    think: bool | None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As a request for a chat."""
+        messages = [{"role": "user", "content": self.question}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        switch = {} if self.think is None else {"enable_thinking": self.think}
+        return {"messages": messages, "chat_template_kwargs": switch}
+
+
+def ask_served(question: ServedQuestion, settings: "Settings", *, as_json: bool) -> bool:
+    """Print the answer of a `chatapp api` that runs and has the model and the template; False if
+    there is none. Nothing of what reads models, templates and prompts is imported, because that
+    takes longer than the answer.
+
+    Raises typer.Exit, UserError for a question that cannot be answered.
+    """
+    from chatapp.common.paths import background_path
+
+    if not background_path().exists():
+        return False
+    from chatapp.dialogue.events import Options
+    from chatapp.engine.models.running import find, reply_events
+
+    match = find(settings.model, settings.precision, settings.device)
+    if match is None or match[1].asked_template != question.template:
+        return False
+    server, model = match
+    if model.remark:
+        complain(model.remark)
+
+    def answer(options: "Options") -> "Iterator[Event]":
+        rest = options.sampling, options.cancel, tokens_in
+        return reply_events(server, "chat/completions", question.body, *rest)
+
+    choices = settings.choices(model.sampling)
+    named = settings.model, choices, model.template
+    print_answer(answer, Options(choices.sampling), *named, as_json=as_json)
+    return True
+
+
+def tokens_in(choice: dict[str, Any]) -> "Iterator[Token]":
+    """The part of a reply or of a thought in a chunk of a stream."""
+    from chatapp.engine.events import Token
+
+    delta = choice["delta"]
+    text, thought = delta.get("content") or "", delta.get("reasoning_content")
+    if text or thought is not None:
+        yield Token(-1, text, text, math.nan, thought=thought)

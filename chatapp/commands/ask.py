@@ -20,7 +20,9 @@ import typer
 from chatapp.commands import options
 from chatapp.commands.answers import (
     AblateOption,
+    ServedQuestion,
     SteerOption,
+    ask_served,
     changes_of,
     print_answer,
     print_best,
@@ -46,7 +48,6 @@ from chatapp.commands.options import (
     sampling_options,
     settings_of,
 )
-from chatapp.commands.serving.ask_served import ServedQuestion, ask_served
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import (
     UserError,

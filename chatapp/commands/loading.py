@@ -107,7 +107,7 @@ def load(
         if (served := load_served(name, precision, device)) is not None:
             return served
     from chatapp.engine.backends.remote.remote_model import RemoteModel
-    from chatapp.engine.files.generation_config import read_generation_config
+    from chatapp.engine.files.model_files import read_generation_config
     from chatapp.engine.models.loading import load_model
     from chatapp.engine.models.resolving import note_model
 
@@ -139,7 +139,7 @@ def choices_for(
 
     chat: the continued one, whose own parameters yield only to flags.
     """
-    from chatapp.engine.files.generation_config import read_generation_config
+    from chatapp.engine.files.model_files import read_generation_config
 
     choices = settings.choices(read_generation_config(model.files).sampling)
     if chat is None:

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.cache.key_values import KeyValueCache, RowCache
-from chatapp.engine.continuation import FAILURES, Cancelled, Continuation, Drawn
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Event, Finished
-from chatapp.engine.generation import CancelCheck
+from chatapp.engine.generation import FAILURES, CancelCheck, Cancelled, Continuation, Drawn
 from chatapp.engine.kernels.device import machine_memory
 from chatapp.engine.kernels.threads import ComputeLock
 from chatapp.engine.model import LanguageModel, Request, one_after_another

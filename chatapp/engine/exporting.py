@@ -24,7 +24,6 @@ from chatapp.engine.backends.transformers_loading import read_config as read_tra
 from chatapp.engine.decoder.families.family import Family
 from chatapp.engine.decoder.families.gguf_row import FACTORS, Config, position_factors
 from chatapp.engine.errors import ModelError, one_sentence
-from chatapp.engine.files.generation_config import GGUF_KEYS, read_generation_config
 from chatapp.engine.files.gguf.config import (
     OTHER_ENDS,
     config_metadata,
@@ -41,7 +40,7 @@ from chatapp.engine.files.gguf.vocabulary import (
     cuts_white_space,
     vocabulary_metadata,
 )
-from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.model_files import GGUF_KEYS, ModelFiles, read_generation_config
 from chatapp.engine.files.safetensors import read_tensors
 from chatapp.engine.tokenizers.transformers_tokenizer import (
     save_tokenizer,

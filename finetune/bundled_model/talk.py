@@ -29,7 +29,7 @@ from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Finished, FinishReason
-from chatapp.engine.files.generation_config import read_generation_config
+from chatapp.engine.files.model_files import read_generation_config
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.chat_template import Template

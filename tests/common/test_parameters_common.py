@@ -17,8 +17,7 @@ from chatapp.common.settings import load_settings
 from chatapp.dialogue.variants import Variant
 from chatapp.engine.backends.remote.http import Server
 from chatapp.engine.backends.remote.remote_model import RemoteModel
-from chatapp.engine.files.generation_config import read_generation_config
-from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.model_files import ModelFiles, read_generation_config
 from chatapp.tasks.answering import sampling_of
 from chatapp.tasks.files.promptfile import load_prompt
 from chatapp.tui.chat.slash_actions import differences, parameter_names

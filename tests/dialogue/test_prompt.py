@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from chatapp.common.parameters import seeded
 from chatapp.dialogue.events import Options, TurnEvent
 from chatapp.dialogue.turn import Trimmer, answer, complete
-from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
-from chatapp.dialogue.writers.template import PromptWriter
+from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong, PromptWriter
 from chatapp.engine.events import Finished
 from chatapp.engine.model import ContextOverflow, Sampling
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate

@@ -13,7 +13,7 @@ from chatapp.dialogue.reading import read, usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.choosing import choose_template
-from chatapp.dialogue.writers.template import SERVED
+from chatapp.dialogue.writers.prompt import SERVED
 from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.engine.models.loading import load_model

@@ -23,8 +23,7 @@ from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.writers.choosing import choose_template, mismatch
-from chatapp.dialogue.writers.prompt import MessageTooLong
-from chatapp.dialogue.writers.template import PromptWriter
+from chatapp.dialogue.writers.prompt import MessageTooLong, PromptWriter
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling

@@ -14,7 +14,7 @@ from api_server import on_a_thread
 from completions_server import closed_port
 from thinking_model import thinking_model
 
-from chatapp.commands.serving.ask_served import ServedQuestion, tokens_in
+from chatapp.commands.answers import ServedQuestion, tokens_in
 from chatapp.common.parameters import PARAMETERS, Choices
 from chatapp.common.paths import background_path
 from chatapp.dialogue.writers.choosing import choose_template
@@ -230,7 +230,7 @@ def test_every_parameter_reaches_the_server() -> None:
     assert sampling_of(body, Choices(), sampling.max_tokens) == sampling
 
 
-COMMANDS = "answers ask console loading options serving".split()
+COMMANDS = "answers ask console loading options".split()
 SLOW = "torch transformers datasets tokenizers numpy jinja2 jsonschema llguidance".split()
 SLOW += "textual rich aiohttp sqlite3 huggingface_hub".split()
 

@@ -123,7 +123,7 @@ def _show_model(name: str, *, as_json: bool) -> None:
     from chatapp.common.settings import load_settings
     from chatapp.common.shading import size_in_words
     from chatapp.dialogue.writers.choosing import tool_choice_of
-    from chatapp.engine.files.generation_config import read_generation_config
+    from chatapp.engine.files.model_files import read_generation_config
     from chatapp.engine.kernels.native import kernels
     from chatapp.engine.models.description import describe, memory_needed
     from chatapp.engine.models.loading import usual_precision

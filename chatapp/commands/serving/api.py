@@ -133,7 +133,7 @@ def _serve(wanted: "list[Settings]", access: "Access", host: str, port: int) -> 
 def _served(settings: "Settings") -> "tuple[Service, ServedModel]":
     """A loaded model, and what other commands have to know of it. Raises UserError."""
     from chatapp.dialogue.writers.choosing import choose_template, mismatch
-    from chatapp.engine.files.generation_config import read_generation_config
+    from chatapp.engine.files.model_files import read_generation_config
     from chatapp.engine.models.running import describe
     from chatapp.server.service import Service
 

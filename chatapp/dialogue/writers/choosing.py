@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.common.userfiles import parse_json_object, read_required, shown
 from chatapp.dialogue.writers.chat_template import ChatWriter
-from chatapp.dialogue.writers.prompt import ToolChoice, Writer
-from chatapp.dialogue.writers.template import SERVED, MessagesWriter, PromptWriter
+from chatapp.dialogue.writers.prompt import SERVED, MessagesWriter, PromptWriter, ToolChoice, Writer
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles, TokenizerFiles
 from chatapp.engine.model import LanguageModel

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.batch import SharedBatch, generate_many
-from chatapp.engine.cache.key_values import CachePool, KeyValueCache, PrefixTree
-from chatapp.engine.cache.prompt_lookup import Lookup
+from chatapp.engine.cache.key_values import CachePool, KeyValueCache, Lookup, PrefixTree
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.errors import ModelError

@@ -21,8 +21,7 @@ from chatapp.engine.backends.transformers_internals import (
     keeps_cache,
 )
 from chatapp.engine.backends.transformers_loading import context_of, load_causal, put_on
-from chatapp.engine.cache.key_values import common_prefix
-from chatapp.engine.cache.prompt_lookup import Lookup
+from chatapp.engine.cache.key_values import Lookup, common_prefix
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.generation import CancelCheck, LocalGenerator
 from chatapp.engine.model import Generate, PieceTokenizer

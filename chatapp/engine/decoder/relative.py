@@ -13,10 +13,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from chatapp.engine.decoder.attention import Attention, attention
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
-from chatapp.engine.decoder.parts import Pass, Rotation
+from chatapp.engine.decoder.parts import Attention, Pass, Rotation, attention
 from chatapp.engine.kernels.linear import linear_layer
 
 

@@ -1,27 +1,104 @@
-"""The facts of a model, read once: whole or adapter, family, base, tokenizer, template.
+"""The facts of a model, read once: whole or adapter, family, base, tokenizer, template, and the
+generation defaults of its authors.
 
-Invariant: no other module derives any of this from a model's folder or opens a GGUF file again, and
-reading it reads no weights. No import of torch.
+A foreign folder can contain a pipe that never answers, a link to an endless device, a JSON file of
+gigabytes, and sizes that no memory holds.
+
+Invariants: no other module derives any of this from a model's folder or opens a GGUF file again,
+and reading it reads no weights. No import of torch. Only regular files of sane sizes reach a
+library, and every number of a configuration is compared with the weights before it becomes the size
+of an allocation. The generation defaults are optional, so a fault in them is skipped and reported
+in a sentence; it never prevents loading the model.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chatapp.common.parameters import PARAMETERS, Values
 from chatapp.common.paths import CHAT_TEMPLATE, RUN_RECORD, TEMPLATE_FILE, TOKENIZER_CONFIG
-from chatapp.common.userfiles import read_json_object
+from chatapp.common.userfiles import read_json_object, shown
 from chatapp.engine.decoder.families import DECODERS, read_architecture
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.errors import ModelError
-from chatapp.engine.files.foreign_files import check_files, check_numbers
 from chatapp.engine.files.safetensors import TensorHeader, tensor_headers
 
 if TYPE_CHECKING:
     from chatapp.engine.files.gguf.reader import GGUFFile
+
+
+_MOST_BYTES = {
+    "*config.json": 16 * 2**20,
+    CHAT_TEMPLATE: 2**20,
+    TEMPLATE_FILE: 2**20,
+    "special_tokens_map.json": 16 * 2**20,
+    "added_tokens.json": 16 * 2**20,
+    "*.safetensors.index.json": 64 * 2**20,
+    "tokenizer*": 256 * 2**20,
+    "vocab.*": 256 * 2**20,
+    "encoder.json": 256 * 2**20,
+    "merges.txt": 256 * 2**20,
+    "*.json": 256 * 2**20,
+    "*.model": 256 * 2**20,
+    "*.safetensors": 2**63,
+    "*.gguf": 2**63,
+}
+"""The largest sizes of a model's files, by name pattern; the first match counts. The largest known
+tokenizers have 35 MB.
+"""
+
+_LAYERS = re.compile(r"(^|_)layers?$")
+_ID = re.compile(r"_ids?$")
+"""Token numbers, which are compared with the vocabulary and never become a size."""
+
+_MOST_LAYERS = 10_000
+_LARGEST = 10**10
+"""The largest number of a configuration; an unlimited window is written as 10⁹ at most."""
+
+
+def check_files(path: Path) -> None:
+    """Raises ModelError for a file of a model's folder, or a GGUF file, that is irregular or too
+    large.
+    """
+    try:
+        entries = [path / name for name in os.listdir(path)] if path.is_dir() else [path]
+    except OSError:
+        return  # reading it reports the fault
+    for entry in entries:
+        most = next((most for end, most in _MOST_BYTES.items() if fnmatch(entry.name, end)), None)
+        if most is None and entry != path:
+            continue
+        try:
+            status = entry.stat()
+        except (OSError, ValueError):
+            continue  # a broken link counts as a missing file
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            raise ModelError(f"{entry}: is not a regular file; expected one, or a link to one")
+        if most is not None and status.st_size > most:
+            raise ModelError(
+                f"{entry}: has {status.st_size:,} bytes; expected at most {most:,} of such a file"
+            )
+
+
+def check_numbers(config: Mapping[str, Any], file: Path, within: str = "") -> None:
+    """Raises ModelError for a number of a configuration larger than in any real model."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            check_numbers(value, file, f"{within}{key}.")
+        elif isinstance(value, int) and not isinstance(value, bool) and not _ID.search(key):
+            most = _MOST_LAYERS if _LAYERS.search(key) else _LARGEST
+            if abs(value) > most:
+                raise ModelError(
+                    f"{file}: {within}{key} is {shown(value)[:60]}; expected at most {most:,}"
+                )
+
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -310,3 +387,83 @@ def has_model(path: Path) -> bool:
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     """Whether a config.json describes an encoder and a decoder."""
     return config.get("is_encoder_decoder") is True
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """The contents of a model's generation_config.json.
+
+    ends: ids of tokens that end a reply, in addition to the tokenizer's. sampling: the authors'
+    values, used unless the user has chosen others. ignored: a sentence on each unusable value.
+    """
+
+    ends: frozenset[int] = frozenset()
+    sampling: Values = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+
+def read_generation_config(files: ModelFiles | None) -> GenerationConfig:
+    """Read the defaults of a model, or of an adapter's base; empty without files.
+
+    As in transformers, config.json names the end tokens if that file is missing.
+    """
+    if files is None:
+        return GenerationConfig()
+    own, base = (model.path / GENERATION_CONFIG for model in (files, files.whole))
+    path = own if own.is_file() else base
+    document: Mapping[str, Any]
+    if path.is_file():
+        try:
+            document = read_json_object(path, ModelError)
+        except ModelError as error:
+            return GenerationConfig(ignored=(f"{error}; the file is ignored",))
+        ends, problems = _ends(document, path)
+    else:
+        path, document = files.whole.config_file, _of_gguf(files.whole)
+        ends, problems = _ends(files.whole.config, path)[0], ()
+    sampling: dict[str, float | int | None] = {}
+    for name, value in _values(document):
+        try:
+            sampling[name] = PARAMETERS[name].checked(value)
+        except ValueError as error:
+            problems += (f"{path}: {error}; the value is ignored",)
+    return GenerationConfig(ends, sampling, problems)
+
+
+GGUF_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+"""Where a GGUF file has the sampling values of that name; llama.cpp reads them as defaults, too."""
+
+
+def _of_gguf(files: ModelFiles) -> Mapping[str, Any]:
+    """The sampling values in a GGUF file, in the names of generation_config.json."""
+    metadata = files.gguf.metadata if files.gguf is not None else {}
+    values = {PARAMETERS[name].config_field: metadata.get(key) for name, key in GGUF_KEYS.items()}
+    # A file has them in single precision.
+    return {key: round(v, 6) if isinstance(v, float) else v for key, v in values.items()}
+
+
+def _ends(document: Mapping[str, Any], path: Path) -> tuple[frozenset[int], tuple[str, ...]]:
+    """The ids in `eos_token_id`, a number or a list, and a sentence on each fault."""
+    value = document.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    ends = frozenset(id for id in ids if isinstance(id, int) and not isinstance(id, bool))
+    if len(ends) == len(set(map(repr, ids))):
+        return ends, ()
+    problem = f"{path}: eos_token_id is {shown(value)}; expected a token's id, or a list of them"
+    return ends, (f"{problem}; other values are ignored",)
+
+
+def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """The sampling values by our names; a model without sampling is greedy."""
+    for name, parameter in PARAMETERS.items():
+        value = document.get(parameter.config_field) if parameter.config_field else None
+        if name == "temperature" and document.get("do_sample") is False:
+            value = 0.0
+        if value is not None:
+            yield name, value

@@ -16,13 +16,12 @@ from statistics import median
 import torch
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.generation import LocalGenerator
+from chatapp.engine.generation import LocalGenerator, Sampler
 from chatapp.engine.kernels.native import kernels
 from chatapp.engine.kernels.precision import precision_for
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.description import WEIGHT_BYTES, ModelSizes, memory_needed
 from chatapp.engine.models.known_models import KnownModel
-from chatapp.engine.sampling import Sampler
 
 PROMPT = 64
 PREFILL = 512

@@ -20,8 +20,7 @@ from chatapp.common.paths import cache_dir
 from chatapp.common.progress import Progress
 from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError, one_sentence
-from chatapp.engine.files.foreign_files import check_files
-from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.model_files import ModelFiles, check_files
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.resolving import find_model, model_identity
 from chatapp.tasks.selection.select import Pooling, Select

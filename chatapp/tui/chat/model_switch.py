@@ -69,7 +69,7 @@ class ModelSwitch:
         event: the answer to the newest request. Returns the reason of a failure; "" for success.
         """
         if isinstance(event, ModelLoaded):
-            from chatapp.engine.files.generation_config import read_generation_config
+            from chatapp.engine.files.model_files import read_generation_config
 
             runtime.mark("model_ready")
             is_switch = self._conversation.model is not None

@@ -180,7 +180,7 @@ class Conversation:
 
     def attach(self, request: LoadRequest, model: "LanguageModel") -> None:
         """Use the model that was requested. Raises ValueError when it cannot chat."""
-        from chatapp.engine.files.generation_config import read_generation_config
+        from chatapp.engine.files.model_files import read_generation_config
 
         self.loading = None
         makers = read_generation_config(model.files)

@@ -11,7 +11,7 @@ import torch
 from random_models import MakeGPT2, logits_of
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.cache import prompt_lookup
+from chatapp.engine.cache import key_values
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
@@ -113,7 +113,7 @@ def test_a_new_turn_computes_only_its_own_tokens(
     local: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        prompt_lookup, "LENGTH", 0
+        key_values, "MOST_GUESSES", 0
     )  # a token guessed right is known before it is drawn
     reply = ids_of(run(local, PROMPT, GREEDY))
     turn = PROMPT + reply + [7, 8, 9]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.cache import prompt_lookup
-from chatapp.engine.cache.prompt_lookup import Lookup, following
+from chatapp.engine.cache import key_values
+from chatapp.engine.cache.key_values import Lookup, following
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
@@ -64,7 +64,7 @@ def plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LocalModel:
 def test_the_text_is_that_without_guesses(
     gpt2: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, sampling: Sampling, prompt: list[int]
 ) -> None:
-    monkeypatch.setattr(prompt_lookup, "_COST", -1.0)  # guess whether it pays or not
+    monkeypatch.setattr(key_values, "_COST", -1.0)  # guess whether it pays or not
     guessing, without = LocalModel.load(ModelFiles.read(gpt2[0])), plain(gpt2[0], monkeypatch)
     found, wanted = (events_of(model, prompt, sampling) for model in (guessing, without))
     assert [e.text for e in found] == [e.text for e in wanted]

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, processors
 
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.backends.transformers_model import TransformersModel
-from chatapp.engine.decoder import attention, decoder
+from chatapp.engine.decoder import decoder, parts
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.decoder.summary import parameter_formula
@@ -76,7 +76,7 @@ def test_in_pieces(
     pair: Pair, wanted: torch.Tensor, monkeypatch: pytest.MonkeyPatch, chunk: int, together: int
 ) -> None:
     monkeypatch.setattr(decoder, "CHUNK", chunk)
-    monkeypatch.setattr(attention, "ROWS_AT_ONCE", together)
+    monkeypatch.setattr(parts, "ROWS_AT_ONCE", together)
     assert close(pair[0].forward(IDS, all_positions=True), wanted)
 
 

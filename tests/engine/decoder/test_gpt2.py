@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from chatapp.engine.backends.local import load_decoder
-from chatapp.engine.decoder import attention, parts
 from chatapp.engine.decoder import decoder as decoder_module
+from chatapp.engine.decoder import parts
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
@@ -71,7 +71,7 @@ def test_in_chunks(
 ) -> None:
     ours, reference = pair
     monkeypatch.setattr(decoder_module, "CHUNK", chunk)
-    monkeypatch.setattr(attention, "ROWS_AT_ONCE", together)
+    monkeypatch.setattr(parts, "ROWS_AT_ONCE", together)
     assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
 
 

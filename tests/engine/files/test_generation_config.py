@@ -7,8 +7,7 @@ import pytest
 from random_models import MakeGPT2
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.files.generation_config import GenerationConfig, read_generation_config
-from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.model_files import GenerationConfig, ModelFiles, read_generation_config
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.generation import Sampler
 from chatapp.engine.kernels import threads
 from chatapp.engine.kernels.threads import (
     LOOK_EVERY,
@@ -23,7 +24,6 @@ from chatapp.engine.kernels.threads import (
     wait_briefly,
 )
 from chatapp.engine.model import Request, Sampling
-from chatapp.engine.sampling import Sampler
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = [("-m", "chatapp", "complete", "Once"), ("-m", "finetune", "eval", "no-such-run")]

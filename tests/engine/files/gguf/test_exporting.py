@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.exporting import write_gguf
-from chatapp.engine.files.generation_config import read_generation_config
 from chatapp.engine.files.gguf.reader import GGUFFile
+from chatapp.engine.files.model_files import read_generation_config
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import find_model
 
