@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from textual import on
 from textual.app import InvalidThemeError, ScreenStackError
-from textual.binding import Binding, BindingType
+from textual.binding import Binding
 from textual.events import Event, InputEvent, Key, MouseDown, Paste
 from textual.message import Message
 from textual.theme import Theme
@@ -28,7 +28,7 @@ from chatapp.dialogue.store.database import StoreError
 from chatapp.tui import events
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.platform import leaving, programs
-from chatapp.tui.platform.keymap import read_keymap, written
+from chatapp.tui.platform.actions import Acting, Action, read_keymap, written
 from chatapp.tui.platform.textual_internals import (
     FailingApp,
     know_alt_enter,
@@ -36,8 +36,6 @@ from chatapp.tui.platform.textual_internals import (
     know_pastes,
 )
 from chatapp.tui.theme import CALM, FEW_COLORS, PRESENTED, READABLE, readable, with_few_colors
-from chatapp.tui.widgets.message import MessageView
-from chatapp.tui.widgets.prompt import Prompt
 
 if TYPE_CHECKING:
     from textual.command import Provider
@@ -75,12 +73,12 @@ class Training(Protocol):
 
 
 def _actions() -> "type[Provider]":
-    from chatapp.tui.chat.palette import Actions  # not before the first frame
+    from chatapp.tui.chat.help import PaletteActions
 
-    return Actions
+    return PaletteActions
 
 
-class ChatApp(FailingApp[int]):
+class ChatApp(Acting, FailingApp[int]):
     """The chat.
 
     load: loads the model; by default the one of the settings. store: of the chats; by default the
@@ -94,31 +92,6 @@ class ChatApp(FailingApp[int]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-high")]  # noqa: RUF012
     BINDING_GROUP_TITLE = "Everywhere"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+q", "quit", "Quit", tooltip="Quit the program", priority=True, id="quit"),
-        Binding(
-            "ctrl+c",
-            "interrupt",
-            "Stop the reply; else empty the prompt (Ctrl+Z undoes it)",
-            show=False,
-            id="interrupt",
-        ),
-        Binding(
-            "ctrl+p",
-            "command_palette",
-            "Every action by name",
-            show=False,
-            priority=True,
-            id="palette",
-        ),
-        Binding(
-            "f7",
-            "present",
-            "Presentation: more space and contrast, only what is needed; or back",
-            show=False,
-            id="present",
-        ),
-    ]
 
     def __init__(
         self,
@@ -150,7 +123,7 @@ class ChatApp(FailingApp[int]):
             self.chat = LessonScreen(settings, self.store, load, lesson)
         self.lesson: ChatScreen | None = None
         """The lesson that was given last over the chat."""
-        keymap = read_keymap(settings.keys, (ChatApp, ChatScreen, Prompt, MessageView))
+        keymap = read_keymap(settings.keys)
         self.set_keymap(keymap)
         self._quit_keys = keymap.get("quit", "ctrl+q").split(",")
         self.abandoned: list[str] = []
@@ -255,6 +228,7 @@ class ChatApp(FailingApp[int]):
             self._kept_theme = theme.name
             self.chat.widgets.keep_setting("theme", theme.name)
 
+    @Action("Presentation: more space and contrast, only what is needed; or back", "f7")
     def action_present(self) -> None:
         """Show the screen for an audience, or as before."""
         self.is_presenting = not self.is_presenting
@@ -281,8 +255,9 @@ class ChatApp(FailingApp[int]):
         """Show all keys, also over another screen than the chat's."""
         self.chat.action_help()
 
+    @Action("Every action by name", "ctrl+p", priority=True, name="palette")
     def action_command_palette(self) -> None:
-        from chatapp.tui.chat.palette import Palette  # not before the first frame
+        from chatapp.tui.chat.help import Palette
 
         if not isinstance(self.screen, Palette):
             self.push_screen(Palette())
@@ -296,6 +271,7 @@ class ChatApp(FailingApp[int]):
         if not self.is_web and (commands := programs.programs()):
             threading.Thread(target=programs.fill, args=(text, commands), daemon=True).start()
 
+    @Action("Stop the reply; else empty the prompt (Ctrl+Z undoes it)", "ctrl+c")
     async def action_interrupt(self) -> None:
         """Ctrl+C: stop the reply, or empty the prompt; with neither, explain how to quit."""
         now = monotonic()
@@ -339,6 +315,7 @@ class ChatApp(FailingApp[int]):
             if isinstance(screen, Training):
                 screen.end()
 
+    @Action("Quit the program", "ctrl+q", "Quit", priority=True)
     async def action_quit(self) -> None:
         conversation = self.chat.conversation
         self._prepare_to_leave()

@@ -20,7 +20,7 @@ from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.files.model_files import ModelFiles, read_generation_config
 from chatapp.tasks.answering import sampling_of
 from chatapp.tasks.files.promptfile import load_prompt
-from chatapp.tui.chat.slash_actions import differences, parameter_names
+from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.screens.parameters import HINTS, _texts
 
 
@@ -50,9 +50,10 @@ def test_a_parameter_appears_everywhere(
     monkeypatch.delenv(f"CHATAPP_{name.upper()}")
     assert load_settings({name: value}).sampling == changed
 
-    no_models: Any = SimpleNamespace(models=SimpleNamespace(names=list))
-    assert name in parameter_names(no_models)
-    assert f"{name}=" in differences(no_models)
+    no_models: Any = SimpleNamespace(controls=SimpleNamespace(models=SimpleNamespace(names=list)))
+    (command,) = [entry for entry in ChatScreen.ACTIONS if entry.command == "set"]
+    assert name in command.values(no_models)
+    assert f"{name}=" in ChatScreen.differences(no_models)
     assert HINTS[name] == of.help  # F2
     assert _texts(changed)[name] == str(value)
     variant = Variant("bundled", "auto", "", Sampling()).changed(f"{name}={value}")

@@ -29,14 +29,14 @@ def halt(*_, **__):
 mode = sys.argv[1]
 if mode.startswith("hanging"):
     import chatapp.engine.models.fetching, chatapp.dialogue.documents.search
-    import chatapp.tui.chat.slash_actions
+    import chatapp.tui.chat.actions
     from chatapp.tui.chat import screen
     chatapp.engine.models.fetching.fetch = halt
     chatapp.dialogue.documents.search.Documents.renew = halt
     def write_for_ever(*_):
         print("writes a file", file=sys.__stderr__, flush=True)
         halt()
-    chatapp.tui.chat.slash_actions._write = write_for_ever
+    chatapp.tui.chat.actions._write = write_for_ever
     chatapp.tui.app.ChatScreen.action_help = halt  # on the event loop
     sleeper = "echo sleeps as $$ >&2; exec sleep 600"
     screen.command = lambda model: ["sh", "-c", sleeper]

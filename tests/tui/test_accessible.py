@@ -3,7 +3,6 @@
 import importlib
 import io
 import pkgutil
-from collections.abc import Iterator
 
 import pytest
 from fakes import ScriptedModel
@@ -23,12 +22,10 @@ from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.tui.app import ChatApp
 from chatapp.tui.chat.help import HelpScreen
-from chatapp.tui.platform.keymap import bindings_of, words_of
+from chatapp.tui.platform.actions import listed_actions, places, written
 
 BY_OTHER_KEYS = {
     "ask",  # Enter where nothing is written
-    "lesson",  # /lesson and the palette
-    "learn",  # /learn, because it is rarely done
     "show_version",  # the arrows where nothing is written
 }
 
@@ -47,11 +44,6 @@ def own_places() -> list[type[DOMNode]]:
     return sorted(set(found), key=lambda place: place.__name__)
 
 
-def keys_in(place: type[DOMNode]) -> Iterator[Binding]:
-    if "BINDINGS" in vars(place):
-        yield from bindings_of(place, {})
-
-
 async def text_of_f1(driver: Driver) -> str:
     await driver.press("f1")
     screen = driver.app.screen
@@ -67,12 +59,12 @@ async def text_of_f1(driver: Driver) -> str:
 async def test_f1_tells_every_key(open_app: OpenApp) -> None:
     async with open_app() as driver:
         text = await text_of_f1(driver)
-        bindings = [binding for place in own_places() for binding in keys_in(place)]
-        assert len(bindings) > 60
-        for binding in bindings:
-            rows = [row for row in text.splitlines() if row.rstrip().endswith(words_of(binding))]
-            key = driver.app.get_key_display(binding)
-            assert any(key in row.split() for row in rows), f"{key}: {words_of(binding)}"
+        entries = [entry for place in places() for entry in listed_actions(place)]
+        assert len(entries) > 150
+        for entry in entries:
+            rows = [row for row in text.splitlines() if row.rstrip().endswith(entry.words)]
+            for key in entry.keys({}):
+                assert any(written(key) in row.split() for row in rows), f"{key}: {entry.words}"
 
 
 def test_every_action_has_a_key() -> None:
@@ -81,9 +73,9 @@ def test_every_action_has_a_key() -> None:
         name
         for place in (*own_places(), *textual)
         for binding in Binding.make_bindings(place.BINDINGS)
-        for _, action, parameters in [parse(binding.action)]
-        for name in ("act", parameters[0] if action == "act" else action)
+        for _, name, _ in [parse(binding.action)]
     }
+    bound |= {entry.method for place in places() for entry in place.ACTIONS if entry.command}
     actions = {
         name.removeprefix("action_")
         for place in own_places()

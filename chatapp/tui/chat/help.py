@@ -1,72 +1,38 @@
-"""All keys and commands, with search.
+"""All keys and commands: F1 with search, and the palette.
 
-Invariant: the lists come from the definitions of keys and commands, so they are complete; those of
-the current place come first.
+Invariant: both lists are read from the declarations of the actions, so they are complete; F1 begins
+with those of the current place, and the palette has only those that the current screen supports.
 """
 
-from collections.abc import Iterable
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 from rich.table import Table
 from textual import on
-from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
+from textual.app import ComposeResult
+from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
 from textual.dom import DOMNode
 from textual.screen import Screen
-from textual.widgets import Input, Static, TextArea
+from textual.widgets import Input, OptionList, Static, TextArea
 
-from chatapp.tui.chat.slash import COMMANDS
-from chatapp.tui.inspector.choosing import HeatMap, TokenText
-from chatapp.tui.inspector.compare import CompareView
-from chatapp.tui.inspector.head_tabs import AttentionView, HeadsView, WhyView
-from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.inspector.step import StepView
-from chatapp.tui.inspector.view import CloserView, CloseUpView
-from chatapp.tui.platform.keymap import bindings_of, words_of
-from chatapp.tui.platform.textual_internals import keymap_of
-from chatapp.tui.screens.branches import BranchScreen
-from chatapp.tui.screens.compare import CompareScreen
-from chatapp.tui.screens.copying import CopyScreen
-from chatapp.tui.screens.history import ChatList, HistoryScreen
-from chatapp.tui.screens.library import LibraryScreen
-from chatapp.tui.screens.models import ModelScreen
-from chatapp.tui.screens.page import PageScreen
-from chatapp.tui.screens.parameters import ParametersScreen
-from chatapp.tui.screens.ranking import RankScreen
-from chatapp.tui.screens.sources import SourceScreen
-from chatapp.tui.screens.teaching import LearnScreen, TraceScreen
-from chatapp.tui.widgets.dialog import Dialog, Field
-from chatapp.tui.widgets.find import FindBar
-from chatapp.tui.widgets.lesson import LessonPanel
-
-_SCREENS: tuple[type[DOMNode], ...] = (
-    FindBar,
-    CopyScreen,
-    HistoryScreen,
-    ChatList,
-    ModelScreen,
-    ParametersScreen,
-    RankScreen,
-    BranchScreen,
-    CompareScreen,
-    LibraryScreen,
-    LearnScreen,
-    TraceScreen,
-    SourceScreen,
-    PageScreen,
-    LessonPanel,
-    Inspector,
-    TokenText,
-    AttentionView,
-    HeatMap,
-    HeadsView,
-    CompareView,
-    StepView,
-    WhyView,
-    CloserView,
-    CloseUpView,
+from chatapp.common.foreign import printable
+from chatapp.tui.chat.actions import ChatActions
+from chatapp.tui.platform.actions import (
+    Acting,
+    Action,
+    bindings_of,
+    listed_actions,
+    places,
+    written,
 )
+from chatapp.tui.platform.pictures import save_screen
+from chatapp.tui.platform.textual_internals import keymap_of
+from chatapp.tui.widgets.dialog import Dialog, Field, LeftOnce
+
+_FIRST = ("Writing", "On a message", "Chat", "Everywhere")
 
 
 class Section(NamedTuple):
@@ -98,24 +64,18 @@ class Section(NamedTuple):
 class HelpScreen(Dialog[None]):
     """Lists the keys of the current place, then all others and the commands, in sections.
 
-    places: widgets of the chat screen with keys. here: the focused widget and those around it.
+    here: the focused widget and those around it.
     """
 
     BINDING_GROUP_TITLE = "This help"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss", "Close"),
-        Binding("f1", "dismiss", "Close", show=False, id="help"),
-        Binding("up", "scroll('up')", "Scroll up", show=False),
-        Binding("down", "scroll('down')", "Scroll down", show=False),
-        Binding("pageup", "scroll('page_up')", "Scroll a page up", show=False),
-        Binding("pagedown", "scroll('page_down')", "Scroll a page down", show=False),
-    ]
+    ALSO = (Action("Close", "f1", call="dismiss", name="help"),)
 
-    def __init__(self, places: Iterable[type[DOMNode]], here: Iterable[type[DOMNode]]) -> None:
+    def __init__(self, here: Iterable[DOMNode]) -> None:
         super().__init__()
-        known: list[type[DOMNode]] = [*places, *_SCREENS, HelpScreen]
-        self._here = [place for place in here if place in known]
-        self._others = [place for place in known if place not in self._here]
+        known = sorted(places(), key=lambda place: place.BINDING_GROUP_TITLE or "")
+        first = [place for title in _FIRST for place in known if title == place.BINDING_GROUP_TITLE]
+        self._here = [kind for node in here for kind in type(node).__mro__ if kind in known]
+        self._others = [place for place in [*first, *known] if place not in self._here]
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -144,25 +104,96 @@ class HelpScreen(Dialog[None]):
             await scroll.mount_all(widgets or [Static("No key and no command matches.")])
         scroll.scroll_home(animate=False)
 
+    @Action("Scroll up", "up", call="scroll('up')", name="scroll_up")
+    @Action("Scroll down", "down", call="scroll('down')", name="scroll_down")
+    @Action("Scroll a page up", "pageup", call="scroll('page_up')", name="scroll_page_up")
+    @Action("Scroll a page down", "pagedown", call="scroll('page_down')", name="scroll_page_down")
     def action_scroll(self, where: str) -> None:
         scroll = self.query_one(VerticalScroll)
         getattr(scroll, f"scroll_{where}")(animate=False)
 
     def _all_sections(self) -> Iterable[Section]:
-        for place in self._here:
-            yield self._section(place.BINDING_GROUP_TITLE or "", place)
+        yield from map(self._section, self._here)
         commands = [
-            (f"/{command.name} {command.argument}".strip(), command.words) for command in COMMANDS
+            (f"/{entry.command} {entry.argument}".strip(), entry.command_words)
+            for place in places()
+            for entry in listed_actions(place)
+            if entry.command
         ]
         yield Section("Commands, written in place of a message", commands)
-        for place in self._others:
-            yield self._section(place.BINDING_GROUP_TITLE or "", place)
-        yield self._section("Moving and copying", Screen)
-        yield self._section("Editing text", TextArea)
+        yield from map(self._section, dict.fromkeys(self._others))
+        for title, kind in (("Moving and copying", Screen), ("Editing text", TextArea)):
+            keys = ((one.tooltip or one.description, one.key) for one in bindings_of(kind))
+            yield _section(title, keys)
 
-    def _section(self, title: str, place: type[DOMNode]) -> Section:
-        app: App[object] = self.app
-        keys: dict[str, list[str]] = {}
-        for binding in bindings_of(place, keymap_of(app)):
-            keys.setdefault(words_of(binding), []).append(app.get_key_display(binding))
-        return Section(title, [(" ".join(names), words) for words, names in keys.items()])
+    def _section(self, place: type[Acting]) -> Section:
+        keymap = keymap_of(self.app)
+        keys = ((one.words, key) for one in listed_actions(place) for key in one.keys(keymap))
+        return _section(place.BINDING_GROUP_TITLE or "", keys)
+
+
+def _section(title: str, keys: Iterable[tuple[str, str]]) -> Section:
+    """The keys of equal words stand together."""
+    rows: dict[str, list[str]] = {}
+    for words, key in keys:
+        rows.setdefault(words, []).append(written(key))
+    return Section(title, [(" ".join(names), words) for words, names in rows.items()])
+
+
+class Palette(CommandPalette, LeftOnce[None]):
+    """Textual's palette, which a second Enter does not close again."""
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "command_list" and not self.query_one(OptionList).scrollable_content_region:
+            return False  # Textual looks for a line, and a list that is not drawn has none
+        return super().check_action(action, parameters)
+
+
+class PaletteActions(Provider):
+    """All actions of the screen below the palette, each with its keys and its command."""
+
+    async def discover(self) -> Hits:
+        for text, run in self._entries():
+            yield DiscoveryHit(Content(text), run, text)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for text, run in self._entries():
+            if (score := matcher.match(text)) > 0:
+                yield Hit(score, matcher.highlight(text), run, text)
+
+    def _entries(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        entries: dict[str, Callable[[], object]] = {}
+        for node in self._nodes():
+            for entry in node.ACTIONS if isinstance(node, Acting) else ():
+                if run := self._runner(node, entry):
+                    entries.setdefault(self._text(entry), run)
+        yield from entries.items()
+        for name in sorted(self.app.available_themes):
+            yield f"Theme: {printable(name)}", partial(setattr, self.app, "theme", name)
+        for suffix in (".svg", ".png"):
+            save = partial(save_screen, self.app, suffix)
+            words = f"Save the screen as {suffix[1:].upper()}, in this folder"
+            yield words, partial(self.app.call_after_refresh, save)
+
+    def _nodes(self) -> list[DOMNode]:
+        """The screen and the focused widgets, and in a chat its prompt and a message."""
+        focused, screen = self.screen.focused, self.screen
+        nodes: list[DOMNode] = list(focused.ancestors_with_self) if focused is not None else []
+        if isinstance(screen, ChatActions):
+            nodes += [screen.widgets.prompt, *screen.widgets.transcript.views[-1:]]
+        return list(dict.fromkeys([screen, *nodes, self.app]))
+
+    def _text(self, entry: Action) -> str:
+        keys = map(written, entry.keys(keymap_of(self.app)))
+        command = f"/{entry.command}" if entry.command else ""
+        return f"{entry.words}  {' '.join(filter(None, [*keys, command]))}"
+
+    def _runner(self, node: DOMNode, entry: Action) -> Callable[[], object] | None:
+        """What an entry does, if it can be used now."""
+        if not entry.key and isinstance(node, ChatActions):
+            text = f"/{entry.command}{' ' if entry.argument else ''}"
+            return partial(node.widgets.prompt.give_back, text)  # to be completed and sent
+        if "." not in entry.method and not node.check_action(entry.method, ()):
+            return None
+        return partial(self.app.run_action, entry.call, node)

@@ -7,11 +7,10 @@ memory and has the step's model, prompt file, settings and parts. The user's own
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 
 from chatapp.dialogue.lessons.guesses import record_guess
 from chatapp.dialogue.lessons.teaching import Workshop
@@ -22,6 +21,7 @@ from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.conversation.loading import LoadRequest
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Opening, Target
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.lesson import OTHER_SIDE, LessonPanel
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class LessonScreen(ChatScreen):
     load: loads the first step's model; None loads it by name.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
+    ALSO = (
         OTHER_SIDE,
-        Binding("ctrl+up", "focus_last_message", "Go to the messages", show=False, id="messages"),
-    ]
+        Action("Go to the messages", "ctrl+up", call="focus_last_message", name="messages"),
+    )
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui.conversation.loading import LoadFailed, LoadRequest, ModelLoaded
 from chatapp.tui.platform import runtime
-from chatapp.tui.platform.keymap import shown_key
+from chatapp.tui.platform.actions import shown_key
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.screens.library import persona_of
 from chatapp.tui.screens.parameters import Parameters

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding
 from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input, OptionList, Static
@@ -22,11 +21,13 @@ from chatapp.dialogue.chat import recent_inputs
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Target
+from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.screens.history import ChatChoice, FoundChats
 from chatapp.tui.screens.page import PageScreen
 from chatapp.tui.widgets.approval import Approval
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.find import FindBar
+from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import Complete, Completions, Prompt
 from chatapp.tui.widgets.queued import QueuedMessages
 from chatapp.tui.widgets.status import KeyBar, StatusLine
@@ -43,11 +44,10 @@ FROM = 130
 """The least number of terminal columns with room for the list."""
 
 
-class Sidebar(Vertical):
+class Sidebar(Acting, Vertical):
     """Earlier chats with search; the open one is highlighted."""
 
     BINDING_GROUP_TITLE = "List of chats beside the chat"
-    BINDINGS = [Binding("down", "list", "Go to the list", show=False)]  # noqa: RUF012
 
     @dataclass
     class Chosen(Message):
@@ -107,6 +107,7 @@ class Sidebar(Vertical):
         if (choice := self.query_one(FoundChats).choice) is not None:
             self.post_message(self.Chosen(choice))
 
+    @Action("Go to the list", "down", name="go_to_list")
     def action_list(self) -> None:
         self.query_one(FoundChats).focus()
 
@@ -115,10 +116,15 @@ class ChatWidgets:
     """The widgets of a conversation's screen.
 
     complete: returns the commands that the prompt's text may become. take_back: see `Prompt`.
+    kind: the widget of a message.
     """
 
     def __init__(
-        self, conversation: "Conversation", complete: Complete, take_back: Callable[[], bool]
+        self,
+        conversation: "Conversation",
+        complete: Complete,
+        take_back: Callable[[], bool],
+        kind: type[MessageView],
     ) -> None:
         self._conversation = conversation
         self._store = conversation.chat.store
@@ -127,7 +133,7 @@ class ChatWidgets:
         self._welcome = Welcome()
         self._problem = Static(id="problem", markup=False)
         self._refused = ""
-        self.transcript = Transcript()
+        self.transcript = Transcript(kind)
         self.approval = Approval()
         self.find = FindBar()
         self.queued = QueuedMessages()

@@ -6,43 +6,38 @@ Invariant: widgets change only on the event loop; threads post events.
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.dom import DOMNode
 from textual.events import Key, Paste
 from textual.widgets import OptionList
 
 from chatapp.common.paths import presets_path
 from chatapp.common.userfiles import UserError
 from chatapp.tui import events
-from chatapp.tui.chat import slash
+from chatapp.tui.chat.actions import NONE
 from chatapp.tui.chat.attaching import Attachments
 from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.help import HelpScreen
-from chatapp.tui.chat.messages import MessageActions
+from chatapp.tui.chat.messages import ChatMessage, MessageActions
+from chatapp.tui.chat.model_actions import ModelActions
 from chatapp.tui.chat.parts import FROM as SIDEBAR_FROM
 from chatapp.tui.chat.parts import ChatWidgets, Sidebar
-from chatapp.tui.chat.slash_model import NO_PARTS
+from chatapp.tui.chat.slash import SlashCommands
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.loading import LoadFailed, ModelLoaded
 from chatapp.tui.inspector.panel import Inspector, UseStep
-from chatapp.tui.inspector.view import Branch, SwitchPart, Target
+from chatapp.tui.inspector.view import Branch, SwitchPart
 from chatapp.tui.platform import runtime
-from chatapp.tui.platform.keymap import shown_key
+from chatapp.tui.platform.actions import Action, is_command, shown_key
 from chatapp.tui.screens.branches import BranchScreen
 from chatapp.tui.screens.copying import CopyScreen
 from chatapp.tui.screens.history import HistoryScreen
-from chatapp.tui.screens.library import LibraryScreen
-from chatapp.tui.screens.models import ModelScreen
 from chatapp.tui.screens.parameters import ParametersScreen
-from chatapp.tui.screens.teaching import LearnScreen, command
 from chatapp.tui.widgets.approval import Approval, ToolAsks
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.find import FindBar
-from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import Prompt
 from chatapp.tui.widgets.welcome import QUESTION
 
@@ -59,63 +54,12 @@ _LEAVE = "exit"
 """The word that quits the program, as in a shell. With a space before it, it is a message."""
 
 
-class ChatScreen(MessageActions):
+class ChatScreen(MessageActions, ModelActions):
     """One chat with one model."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-wide"), (180, "-broad")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-high"), (50, "-tall")]  # noqa: RUF012
     BINDING_GROUP_TITLE = "Chat"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "escape",
-            "stop",
-            "Stop the reply; go back to writing; twice empties the prompt",
-            show=False,
-            id="stop",
-        ),
-        Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat", id="new_chat"),
-        Binding(
-            "ctrl+o",
-            "history",
-            "Chats",
-            tooltip="List, search, open and rename chats",
-            id="chats",
-        ),
-        Binding(
-            "ctrl+l",
-            "sidebar",
-            "Show or hide the list of chats",
-            show=False,
-            id="chat_list",
-        ),
-        Binding("ctrl+f", "find", "Search in this chat", show=False, id="find"),
-        Binding("f12", "copy_from", "Copy from the chat", show=False, id="copy_from"),
-        Binding("ctrl+b", "branches", "All branches of this chat", show=False, id="branches"),
-        Binding(
-            "f2",
-            "parameters",
-            "Sampling",
-            tooltip="Sampling settings: temperature and others",
-            id="parameters",
-        ),
-        Binding(
-            "f3",
-            "inspect",
-            "Inspect",
-            tooltip="Look inside the model, also while you write",
-            id="inspect",
-        ),
-        Binding("f8", "models", "List models, and switch to another one", show=False, id="models"),
-        Binding("f4", "compare", "Compare two replies to one message", show=False, id="compare"),
-        Binding(
-            "f5",
-            "prompts",
-            "Use a persona or a prompt file",
-            show=False,
-            id="prompts",
-        ),
-        Binding("f1", "help", "Help", tooltip="Search all keys and commands", id="help"),
-    ]
 
     def __init__(
         self,
@@ -134,10 +78,11 @@ class ChatScreen(MessageActions):
             self.conversation,
             lambda text: self.commands.complete(text) or self.attachments.complete(text),
             lambda: self.controls.take_last_queued(),
+            ChatMessage,
         )
         self.attachments = Attachments(self.conversation, self.widgets)
         self.controls = ChatControls(self.conversation, self.widgets)
-        self.commands = slash.SlashCommands(self.controls)
+        self.commands = SlashCommands(self)
 
     def compose(self) -> ComposeResult:
         yield from self.widgets.compose()
@@ -214,7 +159,7 @@ class ChatScreen(MessageActions):
             self.keep_correction(editing, text)
         elif editing is None and text == _LEAVE:
             await self.app.run_action("app.quit")
-        elif editing is None and slash.is_command(text):
+        elif editing is None and is_command(text):
             await self.commands.run(text)
         else:
             await self._send(event)
@@ -231,14 +176,14 @@ class ChatScreen(MessageActions):
     @on(events.Suggested)
     def _suggested(self, event: events.Suggested) -> None:
         is_command = event.text.startswith("/")
-        described = slash.described if is_command else self.attachments.described
+        described = self.commands.described if is_command else self.attachments.described
         self.widgets.completions.show(described(event.text, event.completions), event.chosen)
 
     def direct(self, event: Key) -> bool:
         """Focus the prompt for a letter that is no command of the focused message."""
         view, prompt = self.focused, self.widgets.prompt
         is_text = event.is_printable and prompt.focusable
-        if is_text and isinstance(view, MessageView) and not view.has_command(event.key):
+        if is_text and isinstance(view, ChatMessage) and not view.has_command(event.key):
             self.set_focus(prompt)
         return False
 
@@ -253,6 +198,7 @@ class ChatScreen(MessageActions):
 
     # Keys
 
+    @Action("Stop the reply; go back to writing; twice empties the prompt", "escape")
     async def action_stop(self) -> None:
         """Stop the running work; if there is none, return to the prompt; soon again, empty it."""
         prompt = self.widgets.prompt
@@ -269,8 +215,9 @@ class ChatScreen(MessageActions):
                 self._escaped = now
         prompt.focus()
 
+    @Action("Start a new chat", "ctrl+n", "New", command="new")
     async def action_new_chat(self) -> None:
-        if slash.is_command(self.widgets.prompt.text):
+        if is_command(self.widgets.prompt.text):
             self.widgets.prompt.empty()  # it was meant for this chat
         await self.controls.open(None)
 
@@ -280,12 +227,7 @@ class ChatScreen(MessageActions):
         scroll = transcript.scroll_page_up if step < 0 else transcript.scroll_page_down
         scroll(animate=False)
 
-    def action_help(self) -> None:
-        screen = self.app.screen
-        here = (screen.focused or screen).ancestors_with_self
-        places = (Prompt, MessageView, ChatScreen, type(self.app))
-        self.app.push_screen(HelpScreen(places, [type(node) for node in here]))
-
+    @Action("Copy from the chat", "f12")
     @work
     async def action_copy_from(self) -> None:
         """Let the user move in the text of the chat, and copy from it."""
@@ -296,8 +238,15 @@ class ChatScreen(MessageActions):
 
     # Search in the open chat
 
-    def action_find(self) -> None:
-        self.widgets.find.open()
+    @Action(
+        "Search in this chat; ↑ ↓ go through it",
+        "ctrl+f",
+        command="find",
+        argument="[TEXT]",
+        empty=True,
+    )
+    def action_find(self, words: str = "") -> None:
+        self.widgets.find.open(words)
 
     @on(FindBar.Wanted)
     @work(exclusive=True, group="find")
@@ -308,12 +257,6 @@ class ChatScreen(MessageActions):
     def _close_find(self) -> None:
         self.widgets.transcript.highlight("")
         self.widgets.prompt.focus()
-
-    def for_palette(self) -> "list[DOMNode]":
-        """The parts whose actions the palette offers without focus."""
-        on_message = isinstance(self.focused, MessageView)
-        messages = [] if on_message else self.widgets.transcript.views[-1:]
-        return [self.widgets.prompt, *messages]
 
     # The list of chats next to the chat
 
@@ -332,6 +275,7 @@ class ChatScreen(MessageActions):
             self.call_after_refresh(self.widgets.sidebar.list_chats)
         self.set_class(is_listed, "-listed")
 
+    @Action("Show or hide the list of chats", "ctrl+l", name="chat_list")
     def action_sidebar(self) -> None:
         """Hide the list of chats; if hidden, show and focus it."""
         if self.app.size.width < SIDEBAR_FROM:
@@ -349,8 +293,43 @@ class ChatScreen(MessageActions):
             self.widgets.sidebar.query_one(Field).focus()
         self.widgets.keep_setting("chat_list", "shown" if self._wants_sidebar else "hidden")
 
+    # Screens over the chat: those that change it do not open during a turn, and a result that
+    # arrives after a turn has begun is dropped
+
+    @Action("List, search, open and rename chats", "ctrl+o", "Chats", name="chats", command="chats")
+    @work
+    async def action_history(self) -> None:
+        """Let the user choose a chat, and manage others."""
+        choice = await self.app.push_screen_wait(HistoryScreen(self.conversation.chat.store))
+        if choice is None:
+            await self.controls.leave_deleted()
+        else:
+            await self.controls.open_chosen(choice)
+
+    @Action("All branches of this chat", "ctrl+b", command="branches")
+    @work
+    async def action_branches(self) -> None:
+        """Let the user choose a message of another branch."""
+        chat = self.conversation.chat
+        if chat.id is None or self.controls.is_busy():
+            return
+        message_id = await self.app.push_screen_wait(BranchScreen(chat.store, chat.id))
+        if message_id is not None:
+            await self.controls.open_at(message_id)
+
+    @Action("Sampling settings: temperature and others", "f2", "Sampling")
+    def action_parameters(self) -> None:
+        """Let the user change the sampling parameters."""
+        from chatapp.prompting.template import TEMPLATES
+
+        models = self.controls.models
+        now = models.parameters()
+        screen = ParametersScreen(now, partial(models.use, now), list(TEMPLATES), presets_path())
+        self.app.push_screen(screen)
+
     # The inspector
 
+    @Action("Look inside the model, also while you write", "f3", "Inspect")
     async def action_inspect(self) -> None:
         """Inspect the focused message, or the last one; if the inspector has the focus,
         close it."""
@@ -358,22 +337,12 @@ class ChatScreen(MessageActions):
         if inspector is not None and inspector.has_focus_within:
             await self._close_inspector()
         elif inspector is not None:
-            inspector.look_at(self._inspected())
+            inspector.look_at(self.target())
             inspector.focus_view()
         elif self.conversation.session is None:
             self.widgets.inform("The model is not loaded yet.")
         else:
-            await self.mount(Inspector(self.conversation, self._inspected()))
-
-    def _inspected(self) -> Target:
-        """The target of the inspector: the focused message, or unsent text."""
-        if isinstance(self.focused, MessageView):
-            return Target(self.focused.message.id)
-        text, editing = self.widgets.prompt.text, self.widgets.prompt.editing
-        is_reply = editing is not None and editing.role == "assistant"
-        if not text.strip() or is_reply or (editing is None and slash.is_command(text)):
-            return Target()
-        return Target(draft=text, instead_of=editing.id if editing is not None else None)
+            await self.mount(Inspector(self.conversation, self.target()))
 
     @on(Inspector.Closed)
     async def _close_inspector(self) -> None:
@@ -393,70 +362,18 @@ class ChatScreen(MessageActions):
         off = dict.fromkeys(c.name for c in self.conversation.chat.interventions.off.changes)
         names = [name for name in off if name != event.name]
         names += [] if event.name in off else [event.name]
-        await self.commands.run(f"/ablate {' '.join(names) or NO_PARTS}")
+        await self.commands.run(f"/ablate {' '.join(names) or NONE}")
 
     @on(UseStep)
     def _use_step(self, event: UseStep) -> None:
         if self.conversation.turn is None:
             self.controls.models.load_other(event.model)
 
-    # Screens over the chat: those that change it do not open during a turn, and a result that
-    # arrives after a turn has begun is dropped
-
-    @work
-    async def action_history(self) -> None:
-        """Let the user choose a chat, and manage others."""
-        choice = await self.app.push_screen_wait(HistoryScreen(self.conversation.chat.store))
-        if choice is None:
-            await self.controls.leave_deleted()
-        else:
-            await self.controls.open_chosen(choice)
-
-    @work
-    async def action_branches(self) -> None:
-        """Let the user choose a message of another branch."""
-        chat = self.conversation.chat
-        if chat.id is None or self.controls.is_busy():
-            return
-        message_id = await self.app.push_screen_wait(BranchScreen(chat.store, chat.id))
-        if message_id is not None:
-            await self.controls.open_at(message_id)
-
-    @work
-    async def action_models(self) -> None:
-        """Let the user choose another model."""
-        if not self.controls.is_busy():
-            screen = ModelScreen(self.conversation, self.widgets.status.model)
-            self._load_other(await self.app.push_screen_wait(screen))
-
-    @work
-    async def action_learn(self) -> None:
-        """Train the model on the user's feedback, and use the result."""
-        screen = LearnScreen(self.conversation, command(self.widgets.status.model))
-        self._load_other(await self.app.push_screen_wait(screen))
-
-    def _load_other(self, name: str | None) -> None:
-        if name is not None and not self.controls.is_busy():
-            self.widgets.show_problem("")
-            self.controls.models.load_other(name)
-
-    def action_parameters(self) -> None:
-        """Let the user change the sampling parameters."""
-        from chatapp.prompting.template import TEMPLATES
-
-        models = self.controls.models
-        now = models.parameters()
-        screen = ParametersScreen(now, partial(models.use, now), list(TEMPLATES), presets_path())
-        self.app.push_screen(screen)
-
-    @work
-    async def action_prompts(self) -> None:
-        """Let the user choose a persona or a prompt file."""
-        if not self.controls.is_busy():
-            screen = LibraryScreen(self.conversation, self._inspected().draft)
-            choice = await self.app.push_screen_wait(screen)
-            if choice is not None:
-                self.controls.hold_with(choice)
+    @Action("Search all keys and commands", "f1", "Help", command="help")
+    def action_help(self) -> None:
+        screen = self.app.screen
+        here = (screen.focused or screen).ancestors_with_self
+        self.app.push_screen(HelpScreen(here))
 
     # Suggestions of an empty chat
 

@@ -7,12 +7,11 @@ painted by the function that paints the tokens.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from rich.color import Color as RichColor
 from rich.segment import Segment
 from rich.style import Style
-from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.events import Click, Resize
 from textual.geometry import Region, Size
@@ -35,6 +34,7 @@ from chatapp.common.shading import (
     weight_color,
 )
 from chatapp.lab.drawing.blocks import NOTHING, Map, Piece, layout
+from chatapp.tui.platform.actions import Acting, Action
 
 LONGEST = 16
 """Columns of a token in a list."""
@@ -75,20 +75,10 @@ def attended(share: float) -> Paint:
     return Paint(weight_color(share), sum(share > bound for bound in (0.1, 0.4, 0.75)))
 
 
-class TokenText(ScrollView, can_focus=True):
+class TokenText(Acting, ScrollView, can_focus=True):
     """Tokens in running text. `cursor` is the chosen one."""
 
     BINDING_GROUP_TITLE = "Inspector: the text"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1)", "Previous token", show=False),
-        Binding("right", "move(1)", "Next token", show=False),
-        Binding("up", "row(-1)", "Row above", show=False),
-        Binding("down", "row(1)", "Row below", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False),
-        Binding("pagedown", "page(1)", "Page down", show=False),
-        Binding("home", "go(0)", "First token", show=False),
-        Binding("end", "go(-1)", "Last token", show=False),
-    ]
     DEFAULT_CSS = """
     TokenText {
         height: auto;
@@ -203,12 +193,18 @@ class TokenText(ScrollView, can_focus=True):
             self.refresh()
             self.post_message(self.Moved(self, position))
 
+    @Action("Previous token", "left", call="move(-1)", name="previous_token")
+    @Action("Next token", "right", call="move(1)", name="next_token")
     def action_move(self, step: int) -> None:
         self._go(self.cursor + step)
 
+    @Action("First token", "home", call="go(0)", name="first_token")
+    @Action("Last token", "end", call="go(-1)", name="last_token")
     def action_go(self, place: int) -> None:
         self._go(place if place >= 0 else len(self.texts) + place)
 
+    @Action("Row above", "up", call="row(-1)", name="row_above")
+    @Action("Row below", "down", call="row(1)", name="row_below")
     def action_row(self, step: int) -> None:
         if not self._first_row:
             return
@@ -220,6 +216,8 @@ class TokenText(ScrollView, can_focus=True):
         if self._rows[y]:
             self._go(self._at(x, y))
 
+    @Action("Page up", "pageup", call="page(-1)", name="tokens_up")
+    @Action("Page down", "pagedown", call="page(1)", name="tokens_down")
     def action_page(self, step: int) -> None:
         self.action_row(step * max(1, self.size.height - 1))
 
@@ -267,17 +265,10 @@ _MARGIN = 8
 """Columns of a layer's name."""
 
 
-class HeatMap(ScrollView, can_focus=True):
+class HeatMap(Acting, ScrollView, can_focus=True):
     """A row per layer, a column per head; one cell chosen, or none for the average of all."""
 
     BINDING_GROUP_TITLE = "Inspector: layers and heads"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(0, -1)", "Previous head", show=False),
-        Binding("right", "move(0, 1)", "Next head", show=False),
-        Binding("up", "move(-1, 0)", "Previous layer", show=False),
-        Binding("down", "move(1, 0)", "Next layer", show=False),
-        Binding("a", "average", "Average of all layers and heads", show=False),
-    ]
     DEFAULT_CSS = """
     HeatMap {
         height: 1fr;
@@ -389,6 +380,10 @@ class HeatMap(ScrollView, can_focus=True):
             self.refresh()
             self.post_message(self.Chosen())
 
+    @Action("Previous head", "left", call="move(0, -1)", name="previous_head")
+    @Action("Next head", "right", call="move(0, 1)", name="next_head")
+    @Action("Previous layer", "up", call="move(-1, 0)", name="previous_layer")
+    @Action("Next layer", "down", call="move(1, 0)", name="next_layer")
     def action_move(self, down: int, right: int) -> None:
         layers, heads = self._shape
         if not heads:
@@ -396,6 +391,7 @@ class HeatMap(ScrollView, can_focus=True):
         layer, head = self.cell or (layers - 1 - down, 0 - right)
         self._choose((max(0, min(layer + down, layers - 1)), max(0, min(head + right, heads - 1))))
 
+    @Action("Average of all layers and heads", "a", name="average_heads")
     def action_average(self) -> None:
         self._choose(None)
 

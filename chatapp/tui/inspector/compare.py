@@ -6,13 +6,12 @@ ends as soon as a reply is to be generated, Esc is pressed, or other texts are c
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
@@ -25,6 +24,7 @@ from chatapp.lab.views.patch_view import Patches, compare
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.choosing import HeatMap, TokenText
 from chatapp.tui.inspector.view import InspectorTab, Look
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Field
 
 if TYPE_CHECKING:
@@ -53,14 +53,7 @@ class CompareView(InspectorTab):
     """Patches between the text and another of as many tokens, by layer and token and by head."""
 
     BINDING_GROUP_TITLE = "Inspector: compare"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "write", "Write another token here", show=False),
-        Binding("backspace", "restore", "Take the text's own token again", show=False),
-        Binding("v", "version", "Compare with the reply's next version", show=False),
-        Binding("e", "end", "Measure after the chosen token", show=False),
-        Binding("d", "direction", "Patch in the other direction", show=False),
-        Binding("escape", "stop", "Stop measuring", show=False),
-    ]
+    ALSO = (Action("Stop measuring", "escape", call="stop", name="stop"),)
     DEFAULT_CSS = """
     CompareView #compare-detail { height: auto; max-height: 4; }
     CompareView TokenText { max-height: 20%; border-top: solid $border-blurred; }
@@ -142,6 +135,7 @@ class CompareView(InspectorTab):
 
     # Keys
 
+    @Action("Write another token here", "enter", name="write_token")
     def action_write(self) -> None:
         field = self.query_one(Field)
         field.value, field.display = "", True
@@ -177,18 +171,22 @@ class CompareView(InspectorTab):
             self._end = len(self._look.tokens.ids) - 1
         self._measure()
 
+    @Action("Take the text's own token again", "backspace", name="restore_token")
     def action_restore(self) -> None:
         if self._other.pop(self.query_one(TokenText).cursor, None) is not None:
             self._measure()
 
+    @Action("Measure after the chosen token", "e", name="measure_end")
     def action_end(self) -> None:
         self._end = self.query_one(TokenText).cursor
         self._measure()
 
+    @Action("Patch in the other direction", "d", name="patch_direction")
     def action_direction(self) -> None:
         self._direction = "destroy" if self._direction == "restore" else "restore"
         self._measure()
 
+    @Action("Compare with the reply's next version", "v", name="compare_version")
     def action_version(self) -> None:
         message, session = self._look.message, self._conversation.session
         if message is None or session is None or message.siblings < 2:

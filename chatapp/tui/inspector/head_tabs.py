@@ -7,13 +7,12 @@ at, and are computed once.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 from weakref import ref
 
 from rich.console import Group
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
@@ -33,15 +32,13 @@ from chatapp.lab.views.head_views import (
 from chatapp.lab.views.part_views import Why, question_at
 from chatapp.tui.inspector.choosing import HeatMap, TokenText, attended, quoted, weight_legend
 from chatapp.tui.inspector.view import CloserView, Look, SwitchPart
+from chatapp.tui.platform.actions import Action
 
 
 class WhyView(CloserView):
     """The share of each part in a token's logit against the runner-up's, and its total effect."""
 
     BINDING_GROUP_TITLE = "Inspector: why"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "switch", "Switch this head off in the chat, or on", show=False),
-    ]
     DEFAULT_CSS = """
     WhyView #why-detail { height: auto; max-height: 5; }
     WhyView TokenText, WhyView HeatMap { border-top: solid $border-blurred; }
@@ -113,6 +110,7 @@ class WhyView(CloserView):
         self._why, self._note = why, ""
         self._draw()
 
+    @Action("Switch this head off in the chat, or on", "space", name="switch_head")
     def action_switch(self) -> None:
         if self.cell is not None:
             self.post_message(SwitchPart("{}.{}".format(*self.cell)))
@@ -156,10 +154,6 @@ class AttentionView(CloserView):
     """A token's attention, as shading over the text and as a map of all heads."""
 
     BINDING_GROUP_TITLE = "Inspector: attention"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("l", "lines", "Lines between tokens, or the map of heads", show=False),
-        Binding("enter,space", "hold", "Pin the token, to choose what it attends to", show=False),
-    ]
     DEFAULT_CSS = """
     AttentionView #attention-detail { height: auto; max-height: 5; }
     AttentionView TokenText, AttentionView HeatMap { border-top: solid $border-blurred; }
@@ -205,6 +199,7 @@ class AttentionView(CloserView):
         self._arrange()
         self._draw()
 
+    @Action("Lines between tokens, or the map of heads", "l", name="attention_lines")
     def action_lines(self) -> None:
         self._has_lines = not self._has_lines
         self._arrange()
@@ -240,6 +235,7 @@ class AttentionView(CloserView):
     def _head_chosen(self) -> None:
         self._draw()
 
+    @Action("Pin the token, to choose what it attends to", "enter,space", name="pin_token")
     def action_hold(self) -> None:
         text = self.query_one(TokenText)
         self._held = text.cursor if self._held is None else None
@@ -306,12 +302,7 @@ class HeadsView(CloserView):
     """Each head's score by one measure, and the texts where the chosen head is strongest."""
 
     BINDING_GROUP_TITLE = "Inspector: heads"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "measure(1)", "Next measure", show=False),
-        Binding("M", "measure(-1)", "Previous measure", show=False),
-        Binding("enter", "texts", "The texts where this head is strongest", show=False),
-        Binding("escape", "stop", "Stop measuring", show=False),
-    ]
+    ALSO = (Action("Stop measuring", "escape", call="stop", name="stop"),)
     DEFAULT_CSS = """
     HeadsView #heads-detail { height: auto; max-height: 7; }
     Inspector.-low #heads-detail { max-height: 5; }
@@ -366,6 +357,8 @@ class HeadsView(CloserView):
         self.query_one(HeatMap).cell = scores.order[0]
         self._draw()
 
+    @Action("Next measure", "m", call="measure(1)", name="next_measure")
+    @Action("Previous measure", "M", call="measure(-1)", name="previous_measure")
     def action_measure(self, step: int) -> None:
         self._strongest = None
         names = list(MEASURES)
@@ -410,6 +403,7 @@ class HeadsView(CloserView):
             return
         self.query_one("#heads-texts", Static).update(Group(*rows))
 
+    @Action("The texts where this head is strongest", "enter", name="head_texts")
     def action_texts(self) -> None:
         model = None if self._model is None else self._model()
         if self.cell is None or model is None or self._scores is None:

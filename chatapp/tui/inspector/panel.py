@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.events import Resize
@@ -40,6 +39,7 @@ from chatapp.tui.inspector.view import (
     Target,
     look,
 )
+from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.rendered import in_rows
 
@@ -61,22 +61,16 @@ class UseStep(Message):
     model: str
 
 
-class Inspector(Vertical, can_focus=True):
+class Inspector(Acting, Vertical, can_focus=True):
     """Shows the inside of the model for one message."""
 
     BINDING_GROUP_TITLE = "Inspector"
-    BINDINGS: ClassVar[list[BindingType]] = [
+    ALSO = (
         *(
-            Binding(str(number), f"tab('{name}')", f"Inspector: {name}", show=False)
+            Action(f"Inspector: {name}", str(number), call=f"tab('{name}')", name=f"tab_{name}")
             for number, name in enumerate(_TABS, start=1)
         ),
-        Binding("s", "save", "Save this view as a page (HTML) and a picture (SVG)", show=False),
-        Binding("x", "example", "Look at an example sentence, or back", show=False),
-        Binding("f1", "formula", "The formula of this tab, its source, more keys", show=False),
-        Binding("shift+left", "step(-1)", "The model at the run's step before", show=False),
-        Binding("shift+right", "step(1)", "The model at the run's step after", show=False),
-        Binding("escape", "close", "Close the inspector", show=False),
-    ]
+    )
     SCOPED_CSS = False
     DEFAULT_CSS = """
     Inspector {
@@ -317,6 +311,7 @@ class Inspector(Vertical, can_focus=True):
         line.update(legend)
         line.display = bool(legend) and self._shown is not None
 
+    @Action("The formula of this tab, its source, more keys", "f1")
     def action_formula(self) -> None:
         formula = self.query_one("#inspector-formula", Static)
         formula.display = not formula.display
@@ -389,6 +384,7 @@ class Inspector(Vertical, can_focus=True):
 
     # Keys
 
+    @Action("Save this view as a page (HTML) and a picture (SVG)", "s", name="save_view")
     async def action_save(self) -> None:
         """Save what the open tab shows, in the present folder."""
         from chatapp.lab.drawing.pictures import save_view
@@ -412,6 +408,7 @@ class Inspector(Vertical, can_focus=True):
         self._show_view()
         self.focus_view()
 
+    @Action("Look at an example sentence, or back", "x")
     def action_example(self) -> None:
         self._is_example = not self._is_example
         self._look()
@@ -423,6 +420,10 @@ class Inspector(Vertical, can_focus=True):
         step = None if model is None else step_of(model.name)
         return "" if step is None else f" · step {step:,} of the run"
 
+    @Action(
+        "The model at the run's step before", "shift+left", call="step(-1)", name="earlier_step"
+    )
+    @Action("The model at the run's step after", "shift+right", call="step(1)", name="later_step")
     def action_step(self, move: int) -> None:
         model = self._conversation.model
         if model is None:
@@ -432,5 +433,6 @@ class Inspector(Vertical, can_focus=True):
         else:
             self.notify("This model is of no run that kept another step there.", markup=False)
 
+    @Action("Close the inspector", "escape")
     def action_close(self) -> None:
         self.post_message(self.Closed())

@@ -6,11 +6,10 @@ the results in that order.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import OptionList, Static
 
@@ -21,6 +20,7 @@ from chatapp.lab.view import View
 from chatapp.lab.views.text_views import NextToken
 from chatapp.tui.inspector.choosing import TokenText, likelihood_legend, padded, surprise
 from chatapp.tui.inspector.view import ALTERNATIVES, Branch, Compute, InspectorTab, Look
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import MarkedOptions
 
 if TYPE_CHECKING:
@@ -80,21 +80,6 @@ class StepView(InspectorTab):
     """The next token's distribution before and after the cut, and the token taken from it."""
 
     BINDING_GROUP_TITLE = "Inspector: step by step"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "draw", "Sample one token", show=False),
-        Binding("p", "play", "Sample token after token, or pause", show=False),
-        Binding("backspace", "back", "Undo the last token", show=False),
-        Binding("left", "parameter(-1)", "Previous setting", show=False),
-        Binding("right", "parameter(1)", "Next setting", show=False),
-        Binding("plus,equals_sign", "change(1)", "Raise the setting", show=False),
-        Binding("minus", "change(-1)", "Lower the setting", show=False),
-        Binding(
-            "k",
-            "keep",
-            "Keep these tokens and continue them as another version",
-            show=False,
-        ),
-    ]
     DEFAULT_CSS = """
     StepView TokenText { border-top: solid $border-blurred; }
     StepView #step-sentence { height: auto; max-height: 3; }
@@ -216,6 +201,7 @@ class StepView(InspectorTab):
                 lines.append((str(candidate.id), line if drawn else line.stylize("dim")))
         choices.show(lines, choices.highlighted or 0)
 
+    @Action("Sample one token", "space", name="draw_token")
     def action_draw(self) -> None:
         self._is_playing = False
         self._draw()
@@ -228,20 +214,26 @@ class StepView(InspectorTab):
         if self._is_playing:
             self._draw()
 
+    @Action("Sample token after token, or pause", "p")
     def action_play(self) -> None:
         self._is_playing = not self._is_playing and self._step.next is not None
         self._show_parameters()
         self._play_on()
 
+    @Action("Undo the last token", "backspace", name="undo_token")
     def action_back(self) -> None:
         self._is_playing = False
         self._change(lambda stepper: stepper.back())
 
+    @Action("Previous setting", "left", call="parameter(-1)", name="previous_setting")
+    @Action("Next setting", "right", call="parameter(1)", name="next_setting")
     def action_parameter(self, step: int) -> None:
         names = list(_STEPS)
         self._parameter = names[(names.index(self._parameter) + step) % len(names)]
         self._show_parameters()
 
+    @Action("Raise the setting", "plus,equals_sign", call="change(1)", name="raise_setting")
+    @Action("Lower the setting", "minus", call="change(-1)", name="lower_setting")
     def action_change(self, direction: int) -> None:
         name = self._parameter
         value = stepped(getattr(self._sampling, name), _STEPS[name], direction)
@@ -256,6 +248,7 @@ class StepView(InspectorTab):
         id = int(str(event.option_id))
         self._change(lambda stepper: None if stepper.is_over else stepper.choose(id))
 
+    @Action("Keep these tokens and continue them as another version", "k", name="keep_tokens")
     def action_keep(self) -> None:
         if self._look.message is None:
             self.notify("There is no reply here to make another version of.", markup=False)

@@ -8,12 +8,11 @@ were chosen when it was opened, and to the model with the changes of its chat.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
@@ -29,6 +28,7 @@ from chatapp.lab.views.text_views import Tokens
 from chatapp.prompting.messages import Segment
 from chatapp.prompting.template import in_a_sentence
 from chatapp.tui.inspector.choosing import TokenText
+from chatapp.tui.platform.actions import Acting, Action
 
 if TYPE_CHECKING:
     from chatapp.common.progress import Progress
@@ -255,7 +255,7 @@ class SwitchPart(Message):
     name: str
 
 
-class InspectorTab(Vertical):
+class InspectorTab(Acting, Vertical):
     """One tab. hint: its main keys, in words. formula: what is computed, and its source.
 
     Its first line, `#ID-detail`, says what is seen, or how far a measurement is. A tab that is left
@@ -389,12 +389,12 @@ class CloserView(InspectorTab):
     """A tab from which close-ups are opened, of the chosen token and head."""
 
     BINDING_GROUP_TITLE = "Inspector: close-ups, from Prompt, Why, Attention, Heads and Layers"
-    BINDINGS: ClassVar[list[BindingType]] = [
+    ALSO = (
         *(
-            Binding(view.key, f"closer('{name}')", view.summary, show=False)
+            Action(view.summary, view.key, call=f"closer('{name}')", name=f"view_{name}")
             for name, view in CLOSE_UPS.items()
         ),
-    ]
+    )
     closer_hint = " · ".join(f"{view.key} {name}" for name, view in CLOSE_UPS.items())
 
     shared: int | None = None
@@ -430,9 +430,6 @@ class CloseUpView(InspectorTab):
     """A close-up, over the tab that it was opened from."""
 
     BINDING_GROUP_TITLE = "Inspector: close-up"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "back", "Back to the tab, or stop measuring", show=False)
-    ]
     hint = "↑ ↓ scroll · Esc: back"
 
     _view: View | None = None
@@ -477,5 +474,6 @@ class CloseUpView(InspectorTab):
             rows = drawn([self._view], width)
             self.query_one("#close-up-detail", Static).update(Group(*rows))
 
+    @Action("Back to the tab, or stop measuring", "escape")
     def action_back(self) -> None:
         self.post_message(self.Back())

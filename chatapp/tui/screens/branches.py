@@ -6,11 +6,10 @@ versions, so a long chat stays narrow.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import OptionList, Static
@@ -18,7 +17,7 @@ from textual.widgets.option_list import Option
 
 from chatapp.common.foreign import printable
 from chatapp.dialogue.store.database import StoreError
-from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog, Options
 from chatapp.tui.widgets.message import SPEAKERS
 
@@ -52,11 +51,7 @@ class BranchScreen(Dialog[int | None]):
     """Returns the id of the message to show, or None."""
 
     BINDING_GROUP_TITLE = "Branches of a chat"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        HELP,
-        Binding("enter", "go", "Go to this message"),
-        Binding("escape,ctrl+b", "dismiss", "Close"),
-    ]
+    ALSO = (Action("Close", "ctrl+b", call="dismiss", name="branches"),)
 
     def __init__(self, store: "Store", chat_id: int) -> None:
         super().__init__()
@@ -105,6 +100,7 @@ class BranchScreen(Dialog[int | None]):
             text,
         )
 
+    @Action("Go to this message", "enter", name="choose")
     @on(OptionList.OptionSelected)
     def action_go(self) -> None:
         chosen = self.query_one(OptionList).highlighted_option

@@ -6,11 +6,10 @@ stored with it, and leaving decides nothing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Input, Static
@@ -21,7 +20,7 @@ from chatapp.dialogue.store.database import StoreError
 from chatapp.tui import events
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.turn import Reply, Turn
-from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.dialog import Field, LeftOnce
 from chatapp.tui.widgets.message import SPEAKERS, status_words
@@ -168,19 +167,6 @@ class CompareScreen(LeftOnce[Compared]):
     """
 
     BINDING_GROUP_TITLE = "Comparing two replies"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1", "choose('left')", "Left", tooltip="The left reply is better"),
-        Binding("2", "choose('right')", "Right", tooltip="The right reply is better"),
-        Binding(
-            "e", "choose('equal')", "Equal", tooltip="Both are equally good; continue with the left"
-        ),
-        Binding(
-            "b", "choose('both bad')", "Both bad", tooltip="Both are bad; continue with the left"
-        ),
-        Binding("escape", "stop", "Stop", tooltip="Stop the replies"),
-        Binding("escape", "leave", "Leave", tooltip="Leave without a choice"),
-        HELP,
-    ]
 
     def __init__(
         self,
@@ -334,6 +320,24 @@ class CompareScreen(LeftOnce[Compared]):
             side.reply is not None for side in self._sides
         )
 
+    @Action("The left reply is better", "1", "Left", call="choose('left')", name="left_is_better")
+    @Action(
+        "The right reply is better", "2", "Right", call="choose('right')", name="right_is_better"
+    )
+    @Action(
+        "Both are equally good; continue with the left",
+        "e",
+        "Equal",
+        call="choose('equal')",
+        name="equal",
+    )
+    @Action(
+        "Both are bad; continue with the left",
+        "b",
+        "Both bad",
+        call="choose('both bad')",
+        name="both_bad",
+    )
     def action_choose(self, choice: "Verdict") -> None:
         left, right = (side.reply for side in self._sides)
         if left is None or right is None:
@@ -347,11 +351,13 @@ class CompareScreen(LeftOnce[Compared]):
             self.notify(f"{_STORED_VERDICTS[choice]} k on the reply ranks them anew.", markup=False)
             self.dismiss(Compared(left.chat_id))
 
+    @Action("Stop the replies", "escape", "Stop")
     def action_stop(self) -> None:
         """Stop the running replies."""
         if (turn := self._conversation.turn) is not None:
             turn.cancel.set()
 
+    @Action("Leave without a choice", "escape", "Leave", name="close")
     def action_leave(self) -> None:
         """Leave without a choice."""
         replies = [side.reply for side in self._sides if side.reply is not None]

@@ -5,17 +5,16 @@ characters that a terminal would obey.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Key
 from textual.widgets import Static
 from textual.widgets.text_area import Selection
 
 from chatapp.common.foreign import printable
-from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.textual_internals import LongTextArea
 from chatapp.tui.widgets.dialog import Dialog
 from chatapp.tui.widgets.message import SPEAKERS
@@ -86,11 +85,7 @@ class CopyScreen(Dialog[str]):
     """Returns the text to copy; "" for none."""
 
     BINDING_GROUP_TITLE = "Copying from the chat"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y,enter", "copy", "Copy the selection, or the line", priority=True),
-        Binding("escape,q", "dismiss('')", "Close", priority=True),
-        HELP,
-    ]
+    ALSO = (Action("Close", "escape,q", priority=True, call="dismiss('')", name="close"),)
 
     def __init__(self, messages: "Sequence[StoredMessage]") -> None:
         super().__init__()
@@ -103,5 +98,6 @@ class CopyScreen(Dialog[str]):
             yield ChatText(self._text)
             yield Static(_HINT, classes="hint")
 
+    @Action("Copy the selection, or the line", "y,enter", priority=True, name="copy_selection")
     def action_copy(self) -> None:
         self.dismiss(self.query_one(ChatText).chosen)

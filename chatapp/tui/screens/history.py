@@ -9,11 +9,10 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.events import DescendantFocus
@@ -22,7 +21,7 @@ from textual.widgets.option_list import Option
 
 from chatapp.common.foreign import printable
 from chatapp.dialogue.store.database import StoreError
-from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.widgets.dialog import Dialog, Field, Options
 
 if TYPE_CHECKING:
@@ -117,17 +116,19 @@ class FoundChats(Options):
             self.query_ancestor(Vertical).query_one(Field).focus()
 
 
-class ChatList(FoundChats):
+class ChatList(Acting, FoundChats):
     """The matching chats, and the actions on them."""
 
     BINDING_GROUP_TITLE = "In the list of chats"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("n", "screen.rename", "Rename", tooltip="Rename the chat"),
-        Binding("a", "screen.archive", "Archive", tooltip="Archive the chat, or bring it back"),
-        Binding("d,delete", "screen.delete", "Delete", tooltip="Delete the chat"),
-        Binding("u", "screen.restore", "Undo", tooltip="Bring back the chat deleted last"),
-        Binding("slash", "screen.filter", "Filter", show=False),
-    ]
+    ALSO = (
+        Action("Rename the chat", "n", call="screen.rename", name="rename_chat"),
+        Action(
+            "Archive the chat, or bring it back", "a", call="screen.archive", name="archive_chat"
+        ),
+        Action("Delete the chat", "d,delete", call="screen.delete", name="delete_chat"),
+        Action("Bring back the chat deleted last", "u", call="screen.restore", name="restore_chat"),
+        Action("Filter", "slash", call="screen.filter", name="filter_chats"),
+    )
 
     def _facts(self, chat: "ChatSummary", now: float) -> list[str]:
         count = "1 message" if chat.messages == 1 else f"{chat.messages} messages"
@@ -139,15 +140,6 @@ class HistoryScreen(Dialog[ChatChoice | None]):
     """Returns the chat to open, or None."""
 
     BINDING_GROUP_TITLE = "List of chats"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        HELP,
-        Binding("enter", "open", "Open"),
-        Binding("down", "list", "Go to the list", show=False),
-        Binding(
-            "ctrl+t", "other_list", "Archive", tooltip="Switch between the chats and the archive"
-        ),
-        Binding("escape,ctrl+o", "leave", "Close"),
-    ]
 
     def __init__(self, store: "Store") -> None:
         super().__init__()
@@ -205,6 +197,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
         nothing.update(words)
         nothing.display = bool(words)
 
+    @Action("Open", "enter", name="choose")
     @on(Input.Submitted, "#filter")
     @on(OptionList.OptionSelected)
     def action_open(self) -> None:
@@ -215,12 +208,15 @@ class HistoryScreen(Dialog[ChatChoice | None]):
         """The highlighted chat."""
         return self._list.choice.chat_id if self._list.choice is not None else None
 
+    @Action("Close", "escape", name="close")
+    @Action("Close", "ctrl+o", name="chats")
     def action_leave(self) -> None:
         if self._renamed is not None:
             self._leave_rename()
         else:
             self.dismiss(None)
 
+    @Action("Go to the list", "down", name="go_to_list")
     def action_list(self) -> None:
         if self._renamed is None:
             self._list.focus()
@@ -228,6 +224,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
     def action_filter(self) -> None:
         self.query_one("#filter", Field).focus()
 
+    @Action("Switch between the chats and the archive", "ctrl+t", name="archived_chats")
     def action_other_list(self) -> None:
         self._archive = not self._archive
         self._find_again(0)

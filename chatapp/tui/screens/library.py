@@ -8,11 +8,10 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
@@ -22,7 +21,7 @@ from chatapp.common.foreign import printable
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.dialog import Dialog, Field, MarkedOptions
 from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines
@@ -125,15 +124,7 @@ class LibraryScreen(Dialog[PromptChoice | None]):
     """
 
     BINDING_GROUP_TITLE = "Personas and prompt files"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        HELP,
-        Binding("enter", "choose", "Use it in this chat"),
-        Binding("down", "cursor(1)", "Next prompt file or persona", show=False),
-        Binding("up", "cursor(-1)", "Previous prompt file or persona", show=False),
-        Binding("pagedown", "scroll(1)", "Scroll the preview down", show=False),
-        Binding("pageup", "scroll(-1)", "Scroll the preview up", show=False),
-        Binding("escape,f5", "dismiss", "Cancel"),
-    ]
+    ALSO = (Action("Close", "f5", call="dismiss", name="prompts"),)
 
     @dataclass
     class _Previewed(Message):
@@ -285,17 +276,22 @@ class LibraryScreen(Dialog[PromptChoice | None]):
 
     # Keys
 
+    @Action("Next prompt file or persona", "down", call="cursor(1)", name="next")
+    @Action("Previous prompt file or persona", "up", call="cursor(-1)", name="previous")
     def action_cursor(self, step: int) -> None:
         if step > 0:
             self._list.action_cursor_down()
         else:
             self._list.action_cursor_up()
 
+    @Action("Scroll the preview down", "pagedown", call="scroll(1)", name="scroll_page_down")
+    @Action("Scroll the preview up", "pageup", call="scroll(-1)", name="scroll_page_up")
     def action_scroll(self, step: int) -> None:
         preview = self.query_one(VerticalScroll)
         scroll = preview.scroll_page_up if step < 0 else preview.scroll_page_down
         scroll(animate=False)
 
+    @Action("Use it in this chat", "enter")
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
     def action_choose(self) -> None:

@@ -4,11 +4,10 @@ Invariant: typed text can be chosen, too, so a folder, a hub id or a server's ad
 and a download begins only after its size and licence have been shown.
 """
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Input, OptionList, ProgressBar, Static
@@ -18,7 +17,7 @@ from chatapp.common.foreign import printable
 from chatapp.engine.models.known_models import KnownModel, advice
 from chatapp.tui.conversation.loading import GetEnded, GetProgress, GetSaid, Getting
 from chatapp.tui.events import ModelsFound
-from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog, Field, Options
 
 if TYPE_CHECKING:
@@ -45,13 +44,6 @@ class ModelScreen(Dialog[str | None]):
     """Returns the name of a model, or None."""
 
     BINDING_GROUP_TITLE = "List of models"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        HELP,
-        Binding("enter", "choose", "Use this model"),
-        Binding("down", "cursor(1)", "Next model", show=False),
-        Binding("up", "cursor(-1)", "Previous model", show=False),
-        Binding("escape,f8", "leave", "Close"),
-    ]
 
     def __init__(self, conversation: "Conversation", current: str) -> None:
         super().__init__()
@@ -126,6 +118,8 @@ class ModelScreen(Dialog[str | None]):
         mark = ("● ", "$text-accent") if name == self._current else "  "
         return Content.assemble(mark, (name, "bold"), "\n  ", (about, "dim"))
 
+    @Action("Next model", "down", call="cursor(1)", name="next")
+    @Action("Previous model", "up", call="cursor(-1)", name="previous")
     def action_cursor(self, step: int) -> None:
         if self._getting is not None:
             return
@@ -137,6 +131,7 @@ class ModelScreen(Dialog[str | None]):
             self._chosen = self._rows[self._list.highlighted].name
         self._tell("")
 
+    @Action("Use this model", "enter")
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
     def action_choose(self) -> None:
@@ -152,6 +147,8 @@ class ModelScreen(Dialog[str | None]):
         else:
             self._get(row.to_get)
 
+    @Action("Close", "escape", name="close")
+    @Action("Close", "f8", name="models")
     def action_leave(self) -> None:
         """Stop the download, or return to the list, or leave."""
         if self._getting is not None and not self._getting.is_stopping:

@@ -1,14 +1,11 @@
 """A text to read that is too long for a notice."""
 
-from typing import ClassVar
-
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
-from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog
 
 
@@ -16,10 +13,7 @@ class PageScreen(Dialog[None]):
     """Shows a text under a title."""
 
     BINDING_GROUP_TITLE = "A page to read"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,enter", "dismiss", "Close"),
-        HELP,
-    ]
+    ALSO = (Action("Close", "escape,enter", call="dismiss", name="close"),)
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__()

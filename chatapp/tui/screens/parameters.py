@@ -6,11 +6,10 @@ reported, and nothing is changed.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import DescendantFocus, Key
 from textual.suggester import SuggestFromList
@@ -20,7 +19,7 @@ from chatapp.common.foreign import printable
 from chatapp.common.parameters import PARAMETERS, PRECISIONS, Origin, Sampling
 from chatapp.common.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
 from chatapp.common.userfiles import UserError
-from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog, Field
 
 if TYPE_CHECKING:
@@ -55,17 +54,11 @@ class ParametersScreen(Dialog[None]):
     """
 
     BINDING_GROUP_TITLE = "Sampling settings"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        HELP,
-        Binding("enter", "apply", "Use these values"),
-        Binding("ctrl+t", "apply_to_all", "Use these values, in all chats from now on"),
-        Binding("ctrl+s", "save", "Save these values as the preset of this name"),
-        Binding("ctrl+l", "load", "Load the preset of this name"),
-        Binding("ctrl+r", "remove", "Delete the preset of this name"),
-        Binding("escape,f2", "dismiss", "Cancel"),
-        Binding("up", "app.focus_previous", "Previous field", show=False),
-        Binding("down", "app.focus_next", "Next field", show=False),
-    ]
+    ALSO = (
+        Action("Close", "f2", call="dismiss", name="parameters"),
+        Action("Previous field", "up", call="app.focus_previous", name="previous"),
+        Action("Next field", "down", call="app.focus_next", name="next"),
+    )
 
     def __init__(
         self,
@@ -119,10 +112,12 @@ class ParametersScreen(Dialog[None]):
         name = event.widget.id
         self.query_one("#field-hint", Static).update(self._words(name) if name in HINTS else "")
 
+    @Action("Use these values", "enter", name="choose")
     @on(Input.Submitted)
     def action_apply(self) -> None:
         self._apply(for_all=False)
 
+    @Action("Use these values, in all chats from now on", "ctrl+t")
     def action_apply_to_all(self) -> None:
         self._apply(for_all=True)
 
@@ -189,6 +184,7 @@ class ParametersScreen(Dialog[None]):
             raise PresetsError(no_preset(name, list(presets)))
         return presets[name]
 
+    @Action("Save these values as the preset of this name", "ctrl+s", name="save_preset")
     def action_save(self) -> None:
         try:
             sampling = self._sampling()
@@ -202,6 +198,7 @@ class ParametersScreen(Dialog[None]):
             self._tell(f"These values are saved as {name!r}.", done=True)
             self._show_presets()
 
+    @Action("Load the preset of this name", "ctrl+l", name="load_preset")
     def action_load(self) -> None:
         try:
             name, sampling = self._named()
@@ -212,6 +209,7 @@ class ParametersScreen(Dialog[None]):
             self._field(parameter).value = value
         self._tell(f"These are the values of {name!r}; Enter uses them.", done=True)
 
+    @Action("Delete the preset of this name", "ctrl+r", name="delete_preset")
     def action_remove(self) -> None:
         try:
             name, _ = self._named()

@@ -4,18 +4,17 @@ Invariant: a ranking counts only when the user saves it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from chatapp.common.foreign import printable
-from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog, Options
 from chatapp.tui.widgets.message_parts import TextBody
 
@@ -32,13 +31,6 @@ class RankScreen(Dialog[list[int] | None]):
     """
 
     BINDING_GROUP_TITLE = "Ranking replies"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        HELP,
-        Binding("shift+up,u", "move(-1)", "Move the reply up"),
-        Binding("shift+down,d", "move(1)", "Move the reply down"),
-        Binding("enter", "apply", "Save this order"),
-        Binding("escape", "dismiss", "Cancel"),
-    ]
 
     def __init__(self, replies: "Sequence[StoredMessage]", ranks: Mapping[int, int]) -> None:
         super().__init__()
@@ -72,6 +64,8 @@ class RankScreen(Dialog[list[int] | None]):
     def _show_whole(self, event: OptionList.OptionHighlighted) -> None:
         self.query_one(TextBody).replace(self._replies[event.option_index].text)
 
+    @Action("Move the reply up", "shift+up,u", call="move(-1)", name="move_up")
+    @Action("Move the reply down", "shift+down,d", call="move(1)", name="move_down")
     def action_move(self, step: int) -> None:
         index = self.query_one(OptionList).highlighted or 0
         target = index + step
@@ -79,6 +73,7 @@ class RankScreen(Dialog[list[int] | None]):
             self._replies.insert(target, self._replies.pop(index))
             self._show(target)
 
+    @Action("Save this order", "enter", name="choose")
     @on(OptionList.OptionSelected)
     def action_apply(self) -> None:
         self.dismiss([reply.id for reply in self._replies])

@@ -6,16 +6,14 @@ deleted or changed file hides nothing.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
-from chatapp.tui.platform.keymap import HELP
 from chatapp.tui.widgets.dialog import Dialog, Options
 from chatapp.tui.widgets.rendered import source_place
 
@@ -27,10 +25,6 @@ class SourceScreen(Dialog[None]):
     """Lists the sources of a reply above the text of the highlighted one."""
 
     BINDING_GROUP_TITLE = "Sources of a reply"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss", "Close"),
-        HELP,
-    ]
 
     def __init__(self, sources: "Sequence[Source]") -> None:
         super().__init__()

@@ -2,13 +2,13 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from textual.binding import Binding, BindingType
 from textual.content import Content
 
 from chatapp.common.foreign import printable
-from chatapp.tui.widgets.command import KEYS, CommandScreen
+from chatapp.tui.platform.actions import Action
+from chatapp.tui.widgets.command import CommandScreen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,6 @@ class TraceScreen(CommandScreen):
 
     TASK = "tracing a reply"
     BINDING_GROUP_TITLE = "Where a reply is from"
-    BINDINGS: ClassVar[list[BindingType]] = [*KEYS]
 
     def answered(self, answer: str) -> tuple[str | Content, str]:
         return _copies(json.loads(answer)), "Esc closes"
@@ -57,7 +56,6 @@ class LearnScreen(CommandScreen):
 
     TASK = "learning from feedback"
     BINDING_GROUP_TITLE = "Learning from feedback"
-    BINDINGS: ClassVar[list[BindingType]] = [*KEYS, Binding("enter", "use", "Use the new model")]
     _made = ""
 
     def answered(self, answer: str) -> tuple[str, str]:
@@ -65,6 +63,7 @@ class LearnScreen(CommandScreen):
         text = f"The new model is {answer}; the list of models (F8) has it."
         return text, "Enter uses the new model · Esc closes"
 
+    @Action("Use the new model", "enter", name="choose")
     def action_use(self) -> None:
         if self._made:
             self.dismiss(self._made)

@@ -6,16 +6,16 @@ means no.
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.widgets import OptionList, Static
 
+from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.widgets.dialog import Options
 
 if TYPE_CHECKING:
@@ -84,17 +84,13 @@ class _Answers(Options):
         """Nothing: moving to the end of a message must not select yes."""
 
 
-class Approval(Vertical):
+class Approval(Acting, Vertical):
     """Shows a question with its answers; nothing while there is none.
 
     The whole call can be read before the answer.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("pageup", "read(-1)", show=False, priority=True),
-        Binding("pagedown", "read(1)", show=False, priority=True),
-        Binding("e", "expand", show=False),
-    ]
+    BINDING_GROUP_TITLE = "When a tool asks"
 
     @dataclass
     class Answered(Message):
@@ -140,6 +136,7 @@ class Approval(Vertical):
         more.update(" · ".join(hints))
         more.display = bool(hints)
 
+    @Action("Show all of a long call", "e", name="expand_call")
     def action_expand(self) -> None:
         """Show long arguments completely."""
         if self._question is not None:
@@ -147,6 +144,8 @@ class Approval(Vertical):
             self._is_cut = False
             self.call_after_refresh(self._tell_more)
 
+    @Action("Scroll the call up", "pageup", priority=True, call="read(-1)", name="call_up")
+    @Action("Scroll the call down", "pagedown", priority=True, call="read(1)", name="call_down")
     def action_read(self, step: int) -> None:
         """Scroll a long question."""
         self._page.scroll_relative(y=step * (self._page.size.height - 1), animate=False)

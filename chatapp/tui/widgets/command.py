@@ -13,22 +13,18 @@ from typing import Protocol
 
 from textual import work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
-from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog
 
 _LINES = 12
 _LONGEST = 2**20
 _WIDEST = 120
 _MARGINS = 8
-
-KEYS: tuple[BindingType, ...] = (HELP, Binding("escape", "stop", "Stop, or close"))
-"""Of each such screen."""
 
 _HINT = "Esc stops after this step; Esc again stops at once"
 
@@ -136,6 +132,7 @@ class CommandScreen(Dialog[str | None]):
         self._lines.append(printable(line).rstrip())
         self.query_one("#progress", Static).update("\n".join(self._lines))
 
+    @Action("Stop, or close", "escape", name="close")
     def action_stop(self) -> None:
         if self._has_ended or self._process is None:
             self.dismiss(None)

@@ -6,7 +6,7 @@ a terminal would obey. The lines of a list are foreign text, never parsed as mar
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from textual.await_complete import AwaitComplete
 from textual.content import Content
@@ -20,10 +20,15 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from chatapp.common.foreign import printable
+from chatapp.tui.platform.actions import Acting, Action
 
 
-class LeftOnce(Screen[ScreenResultType]):
+class LeftOnce(Acting, Screen[ScreenResultType]):
     """A screen that closes once, even if Textual is asked again, or before it is mounted."""
+
+    ALSO: ClassVar[tuple[Action, ...]] = (
+        Action("Search all keys and commands", "f1", call="app.help", name="help"),
+    )
 
     async def on_event(self, event: Event) -> None:
         # Closed at once, it composes nothing, and a Mount handler would look for widgets in vain.
@@ -43,6 +48,8 @@ class LeftOnce(Screen[ScreenResultType]):
 # Textual takes a widget's style from the first of its bases.
 class Dialog(ModalScreen[ScreenResultType], LeftOnce[ScreenResultType]):
     """A box over the chat, which takes all keys."""
+
+    ALSO: ClassVar[tuple[Action, ...]] = (Action("Close", "escape", call="dismiss", name="close"),)
 
 
 class Field(Input):

@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.message import Message
 from textual.widgets import Input, Static
 
+from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.widgets.dialog import Field
 
 if TYPE_CHECKING:
@@ -25,15 +25,10 @@ def matching_ids(path: "Sequence[StoredMessage]", words: str) -> list[int]:
     return [message.id for message in path if folded in message.text.casefold()]
 
 
-class FindBar(Horizontal):
+class FindBar(Acting, Horizontal):
     """Hidden until it is opened. Begins at the last match, which is nearest to the prompt."""
 
     BINDING_GROUP_TITLE = "Search in this chat"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,enter", "step(1)", "Next match", show=False),
-        Binding("up,shift+enter", "step(-1)", "Previous match", show=False),
-        Binding("escape", "close", "Close", show=False),
-    ]
 
     @dataclass
     class Wanted(Message):
@@ -92,9 +87,12 @@ class FindBar(Horizontal):
             self._place = self._place + step if step else -1
             self.post_message(self.Wanted(self.query_one(Field).value))
 
+    @Action("Next match", "down,enter", call="step(1)", name="next_match")
+    @Action("Previous match", "up,shift+enter", call="step(-1)", name="previous_match")
     def action_step(self, step: int) -> None:
         self._want(step)
 
+    @Action("Close", "escape")
     def action_close(self) -> None:
         self.display = False
         self.post_message(self.Closed())

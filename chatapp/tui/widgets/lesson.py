@@ -5,10 +5,8 @@ A lesson is foreign text and never parsed as markup.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.events import Key, Paste
@@ -16,27 +14,22 @@ from textual.message import Message
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
+from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.widgets.rendered import in_rows
 
 _LONGEST = 200
 
-OTHER_SIDE = Binding("f6", "screen.other_side", "Lesson", tooltip="Go to the live screen, or back")
+OTHER_SIDE = Action(
+    "Go to the live screen, or back", "f6", "Lesson", call="screen.other_side", name="other_side"
+)
 """Of the panel, where F1 finds it, and of the whole screen."""
 
 
-class LessonPanel(Vertical, can_focus=True):
+class LessonPanel(Acting, Vertical, can_focus=True):
     """One step of a lesson."""
 
     BINDING_GROUP_TITLE = "Lesson"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        OTHER_SIDE,
-        Binding("right,pagedown", "step(1)", "Next step", show=False),
-        Binding("left,pageup", "step(-1)", "Previous step", show=False),
-        Binding("enter", "reveal", "Show what happens; again: do the step once more", show=False),
-        Binding("up", "scroll(-1)", "Scroll the text up", show=False),
-        Binding("down", "scroll(1)", "Scroll the text down", show=False),
-        Binding("backspace", "delete", "Delete the last letter of the guess", show=False),
-    ]
+    ALSO = (OTHER_SIDE,)
     DEFAULT_CSS = """
     LessonPanel {
         dock: left; width: 30%; min-width: 34; height: 100%; padding: 0 2;
@@ -138,18 +131,24 @@ class LessonPanel(Vertical, can_focus=True):
         self._guess = (self._guess + printable(text))[:_LONGEST]
         self._show_guess()
 
+    @Action("Delete the last letter of the guess", "backspace", name="delete_letter")
     def action_delete(self) -> None:
         if self._waits:
             self._guess = self._guess[:-1]
             self._show_guess()
 
+    @Action("Show what happens; again: do the step once more", "enter")
     def action_reveal(self) -> None:
         self._waits = False
         self._show_guess()
         self.post_message(self.Revealed(self._guess.strip()))
 
+    @Action("Next step", "right,pagedown", call="step(1)", name="next_step")
+    @Action("Previous step", "left,pageup", call="step(-1)", name="previous_step")
     def action_step(self, by: int) -> None:
         self.post_message(self.Stepped(by))
 
+    @Action("Scroll the text up", "up", call="scroll(-1)", name="scroll_up")
+    @Action("Scroll the text down", "down", call="scroll(1)", name="scroll_down")
     def action_scroll(self, by: int) -> None:
         self.query_one(VerticalScroll).scroll_relative(y=by, animate=False)

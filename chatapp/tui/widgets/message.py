@@ -7,21 +7,16 @@ and `show` replaces it by the row's own text.
 import asyncio
 from datetime import datetime
 from time import monotonic
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import work
-from textual.actions import parse
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.events import Key
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
 from chatapp.engine.events import REPEATED
-from chatapp.tui.platform.programs import code_blocks
-from chatapp.tui.platform.textual_internals import bindings_for
 from chatapp.tui.widgets.message_parts import TextBody, Thoughts, ToolCalls
 from chatapp.tui.widgets.rendered import given_places
 
@@ -34,9 +29,6 @@ _PACE = 0.05
 """Seconds between two layouts of a reply that is being written, at least."""
 _REST = 5
 """How many times as long as the last layout took; keys come first."""
-
-_VERSIONS = Binding.Group("Versions", compact=True)
-_VERDICT = Binding.Group("Good or bad", compact=True)
 
 SPEAKERS = {"user": "You", "assistant": "Assistant", "system": "Instructions"}
 
@@ -88,131 +80,7 @@ class Waiting(Vertical):
 
 
 class MessageView(Vertical, can_focus=True):
-    """A message that can be focused; its screen handles its actions."""
-
-    BINDING_GROUP_TITLE = "On a message"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,ctrl+up", "act('step', -1)", "Message above", show=False, id="message_above"),
-        Binding(
-            "down,ctrl+down", "act('step', 1)", "Message below", show=False, id="message_below"
-        ),
-        Binding(
-            "r",
-            "act('regenerate')",
-            "Regenerate",
-            tooltip="Another reply to the same message",
-            id="regenerate",
-        ),
-        Binding(
-            "left", "act('sibling', -1)", "Previous version", group=_VERSIONS, id="earlier_version"
-        ),
-        Binding("right", "act('sibling', 1)", "Next version", group=_VERSIONS, id="later_version"),
-        Binding(
-            "c",
-            "act('continue')",
-            "Continue",
-            tooltip="Continue the reply where it ended",
-            id="continue",
-        ),
-        Binding(
-            "e", "act('edit')", "Edit", tooltip="Edit your message and send it again", id="edit"
-        ),
-        Binding(
-            "E",
-            "act('edit_reply')",
-            "Edit the reply",
-            show=False,
-            tooltip="Edit a reply in place; it is marked as edited",
-            id="edit_reply",
-        ),
-        Binding(
-            "f",
-            "act('fork')",
-            "Fork",
-            show=False,
-            tooltip="A new chat with the messages up to this one",
-            id="fork",
-        ),
-        Binding(
-            "t",
-            "screen.times",
-            "Times",
-            show=False,
-            tooltip="Show or hide when messages were written",
-            id="times",
-        ),
-        Binding(
-            "enter",
-            "thoughts",
-            "Open",
-            tooltip="Show or hide a reply's thoughts and tool results",
-            id="thoughts",
-        ),
-        Binding(
-            "s",
-            "act('sources')",
-            "Sources",
-            tooltip="Read the passages of documents behind a reply",
-            id="sources",
-        ),
-        Binding("y", "act('copy')", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
-        Binding(
-            "Y",
-            "act('copy_code')",
-            "Copy code",
-            show=False,
-            tooltip="Copy a code block; press again for the next",
-            id="copy_code",
-        ),
-        Binding(
-            "d,delete",
-            "act('delete')",
-            "Delete",
-            show=False,
-            tooltip="Delete the message and those that follow it",
-            id="delete",
-        ),
-        Binding(
-            "u",
-            "screen.undelete",
-            "Undo",
-            show=False,
-            tooltip="Bring back what was deleted last",
-            id="undelete",
-        ),
-        Binding(
-            "plus",
-            "act('rate', 1)",
-            "Good",
-            tooltip="Good reply; press again to clear",
-            group=_VERDICT,
-            id="good",
-        ),
-        Binding(
-            "minus",
-            "act('rate', -1)",
-            "Bad",
-            tooltip="Bad reply; press again to clear",
-            group=_VERDICT,
-            id="bad",
-        ),
-        Binding(
-            "w",
-            "act('correct')",
-            "Correct",
-            tooltip="Correct the reply: write what it should be",
-            id="correct",
-        ),
-        Binding("k", "act('rank')", "Rank", tooltip="Rank the versions of a reply", id="rank"),
-        Binding(
-            "i",
-            "act('trace')",
-            "Where from",
-            show=False,
-            tooltip="Which training text a reply of your own run is from",
-            id="trace",
-        ),
-    ]
+    """A message that can be focused."""
 
     def __init__(
         self,
@@ -376,48 +244,14 @@ class MessageView(Vertical, can_focus=True):
         """Show the result of the call."""
         self._calls.end(call)
 
-    def has_command(self, key: str) -> bool:
-        """Whether a key is a command on messages."""
-        return bool(bindings_for(self, key))
+    @property
+    def has_parts(self) -> bool:
+        """Whether it has thoughts or calls to open."""
+        return self._thoughts.display or self._calls.display
 
-    def on_key(self, event: Key) -> None:
-        # Textual does not explain why a command is unavailable.
-        for binding in bindings_for(self, event.key):
-            _, action, parameters = parse(binding.action)
-            if reason := self._reason_against(action, parameters):
-                event.stop()
-                self.notify(reason, markup=False)
-
-    def _reason_against(self, action: str, parameters: tuple[object, ...]) -> str:
-        """Why an action is unavailable for this message, in words; empty when it is available."""
-        name = parameters[0] if action == "act" else action
-        replies_only = ("continue", "rate", "correct", "rank", "edit_reply", "trace")
-        if name in replies_only and self.message.role != "assistant":
-            return "This works on replies only; this message is yours."
-        if name == "edit_reply" and self.message.calls:
-            return "A reply with calls of tools cannot be edited; w corrects it."
-        if name in ("rank", "sibling") and self.message.siblings < 2:
-            return "There is only one version; r on a reply makes another."
-        if name == "copy_code" and not code_blocks(self.message.text):
-            return "There is no code block in this message."
-        if name == "sources" and not self.message.sources:
-            return "No passage of a document was looked up for this message."
-        opens = self._thoughts.display or self._calls.display or self.message.sources
-        if name == "thoughts" and not opens:
-            return "This message has no thoughts, calls or passages."
-        return ""
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return not self._reason_against(action, parameters)
-
-    async def action_act(self, name: str, *arguments: object) -> None:
-        """Run an action of the screen with this message."""
-        await self.app.run_action(("", name, (self.message, *arguments)), self.screen)
-
-    async def action_thoughts(self) -> None:
+    def toggle_parts(self) -> None:
+        """Show or hide its thoughts and calls."""
         if self._thoughts.display:
             self._thoughts.toggle()
         if self._calls.display:
             self._calls.toggle()
-        if not (self._thoughts.display or self._calls.display):
-            await self.action_act("sources")

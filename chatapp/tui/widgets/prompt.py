@@ -6,11 +6,10 @@ completions shows a few, including the chosen one, and none unless a command is 
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len
 from rich.text import Text
-from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.events import Key, Paste, Resize
 from textual.widgets import Static
@@ -18,7 +17,7 @@ from textual.widgets.text_area import Location, Selection
 
 from chatapp.common.foreign import printable
 from chatapp.tui.events import Pasted, Submitted, Suggested
-from chatapp.tui.platform.keymap import shown_key
+from chatapp.tui.platform.actions import Acting, Action, shown_key
 from chatapp.tui.platform.programs import EditorError, edited
 from chatapp.tui.platform.textual_internals import LongTextArea, bindings_for
 
@@ -35,7 +34,7 @@ _TASKS = {
 }
 
 
-class Prompt(LongTextArea):
+class Prompt(Acting, LongTextArea):
     """The input.
 
     earlier: returns the texts sent before, oldest first, on demand. complete: returns the
@@ -44,40 +43,11 @@ class Prompt(LongTextArea):
     """
 
     BINDING_GROUP_TITLE = "Writing"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "Send", show=False, id="send"),
-        Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", show=False, id="new_line"),
-        Binding(
-            "up", "cursor_up", "Previous message, on the first line", show=False, id="earlier_input"
-        ),
-        Binding(
-            "down", "cursor_down", "Next message, on the last line", show=False, id="later_input"
-        ),
-        Binding(
-            "left",
-            "cursor_left",
-            "Previous version, when nothing is typed",
-            show=False,
-            id="earlier_reply",
-        ),
-        Binding(
-            "right",
-            "cursor_right",
-            "Next version, when nothing is typed",
-            show=False,
-            id="later_reply",
-        ),
-        Binding("ctrl+d", "leave", "Quit, when nothing is typed", show=False, id="leave"),
-        Binding("tab", "complete", "Complete a command", show=False, id="complete"),
-        Binding(
-            "ctrl+g", "editor", "Write in your editor ($VISUAL or $EDITOR)", show=False, id="editor"
-        ),
-        Binding(
-            "ctrl+up", "screen.focus_last_message", "Go to the messages", show=False, id="messages"
-        ),
-        Binding("pageup", "screen.page(-1)", "Scroll the chat up", show=False, id="page_up"),
-        Binding("pagedown", "screen.page(1)", "Scroll the chat down", show=False, id="page_down"),
-    ]
+    ALSO = (
+        Action("Go to the messages", "ctrl+up", call="screen.focus_last_message", name="messages"),
+        Action("Scroll the chat up", "pageup", call="screen.page(-1)", name="page_up"),
+        Action("Scroll the chat down", "pagedown", call="screen.page(1)", name="page_down"),
+    )
 
     def __init__(
         self,
@@ -192,6 +162,7 @@ class Prompt(LongTextArea):
             start, end = _location(before), _location(before + text)
             self.replace(other, start, end, maintain_selection_offset=bool(after))
 
+    @Action("Send", "enter", name="send")
     def action_submit(self) -> None:
         if self._completions and self._completed < 0 and not self.text.startswith("/"):
             self._choose(1)  # a file
@@ -236,9 +207,7 @@ class Prompt(LongTextArea):
             self._completions = [] if self.editing else self._complete(text)
             self.post_message(Suggested(text, self._completions))
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action != "complete" or bool(self._completions)
-
+    @Action("Complete a command", "tab", unless=lambda prompt: prompt.nothing_to_complete)
     def action_complete(self) -> None:
         """Insert the next completion of the command."""
         self._choose(1)
@@ -254,6 +223,7 @@ class Prompt(LongTextArea):
         if self._chosen is not None:
             self.post_message(Suggested(self._typed, self._completions, self._completed))
 
+    @Action("Write in your editor ($VISUAL or $EDITOR)", "ctrl+g")
     async def action_editor(self) -> None:
         """Let the user write the text in an editor."""
         try:
@@ -263,6 +233,7 @@ class Prompt(LongTextArea):
         else:
             self._show(text)
 
+    @Action("Quit, when nothing is typed", "ctrl+d")
     async def action_leave(self) -> None:
         """Quit the program; if the prompt is not empty, delete the character at the cursor."""
         if self.text:
@@ -270,14 +241,21 @@ class Prompt(LongTextArea):
         else:
             await self.app.run_action("app.quit")
 
+    @Action("New line", "ctrl+j,shift+enter,alt+enter", name="new_line")
     def action_newline(self) -> None:
         self.insert("\n")
+
+    @property
+    def nothing_to_complete(self) -> str:
+        """Why no completion can be inserted; empty when there is one."""
+        return "" if self._completions else "There is nothing to complete."
 
     @property
     def _has_menu(self) -> bool:
         """Whether completions can be chosen: not while browsing the history."""
         return bool(self._completions) and self._place == 0
 
+    @Action("Previous message, on the first line", "up", name="earlier_input")
     def action_cursor_up(self, select: bool = False) -> None:
         if not select and self._has_menu:
             self._choose(-1)
@@ -286,6 +264,7 @@ class Prompt(LongTextArea):
         elif self.text or not self._take_back():
             self._recall(-1)
 
+    @Action("Next message, on the last line", "down", name="later_input")
     def action_cursor_down(self, select: bool = False) -> None:
         if not select and self._has_menu:
             self._choose(1)
@@ -294,12 +273,14 @@ class Prompt(LongTextArea):
         else:
             self._recall(1)
 
+    @Action("Previous version, when nothing is typed", "left", name="earlier_reply")
     def action_cursor_left(self, select: bool = False) -> None:
         if select or self.text:
             super().action_cursor_left(select)
         else:
             self.screen.call_later(self.run_action, "screen.show_version(-1)")
 
+    @Action("Next version, when nothing is typed", "right", name="later_reply")
     def action_cursor_right(self, select: bool = False) -> None:
         if select or self.text:
             super().action_cursor_right(select)

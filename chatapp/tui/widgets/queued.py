@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
-from chatapp.tui.platform.keymap import shown_key
+from chatapp.tui.platform.actions import shown_key
 
 _MOST = 3
 """Rows of messages."""

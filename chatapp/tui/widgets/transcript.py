@@ -30,10 +30,14 @@ _MARKED = "-marked"
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """The scrolling list of messages."""
+    """The scrolling list of messages.
 
-    def __init__(self) -> None:
+    kind: the widget of a message.
+    """
+
+    def __init__(self, kind: type[MessageView] = MessageView) -> None:
         super().__init__()
+        self._kind = kind
         self.path: list[StoredMessage] = []
         self._reasons: dict[int, str] = {}
         self._feedback: Mapping[int, Feedback] = {}
@@ -259,7 +263,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def _make(self, message: "StoredMessage") -> MessageView:
         feedback = self._feedback.get(message.id)
-        view = MessageView(message, self._note(message), feedback, markdown=self.markdown)
+        view = self._kind(message, self._note(message), feedback, markdown=self.markdown)
         view.show_time(self.times)
         return view
 

@@ -13,7 +13,7 @@ from textual.widgets.option_list import Option
 
 from chatapp.engine.models.known_models import larger
 from chatapp.engine.models.resolving import BUNDLED
-from chatapp.tui.platform.keymap import shown_key
+from chatapp.tui.platform.actions import shown_key
 from chatapp.tui.widgets.dialog import Options
 from chatapp.tui.widgets.status import StatusLine
 

@@ -12,7 +12,7 @@ from chatapp.common.progress import Progress
 from chatapp.dialogue.documents import index
 from chatapp.dialogue.documents.search import Documents
 from chatapp.tasks.files.documents import DocumentSet
-from chatapp.tui.chat import slash_actions
+from chatapp.tui.chat import actions
 from chatapp.tui.screens.sources import SourceScreen
 
 
@@ -95,7 +95,7 @@ async def test_reading_documents_shows_how_far_it_is_and_esc_stops_it(
 
     async with open_app(model()) as driver:
         with monkeypatch.context() as patch:
-            patch.setattr(slash_actions, "_SHOW_AFTER", 0.01)
+            patch.setattr(actions, "_SHOW_AFTER", 0.01)
             patch.setattr(Documents, "renew", endless)
             await order(driver, f"/docs '{notes}'")
             await driver.until(lambda: "Reading the documents: 30% …" in driver.problem)

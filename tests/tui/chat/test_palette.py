@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from textual.binding import Binding
 from textual.command import CommandPalette
 from textual.widgets import OptionList
 from thinking_model import thinking_model
@@ -15,10 +14,9 @@ from tui_driver import Driver, OpenApp
 from chatapp.common.settings import KeyChoice, Settings
 from chatapp.tui.app import ChatApp
 from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.chat.messages import ChatMessage
 from chatapp.tui.chat.screen import ChatScreen
-from chatapp.tui.chat.slash import COMMANDS
 from chatapp.tui.screens.history import HistoryScreen
-from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import Prompt
 
 
@@ -60,16 +58,18 @@ async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp, tmp_p
         await open_palette(driver, "", lambda found: any("Theme: nord" in each for each in found))
         found = lines(driver)
         by_key = [each for each in found if "  /" not in each]  # the others are commands
-        for place in (ChatApp, ChatScreen, Prompt, MessageView):
-            for binding in Binding.make_bindings(place.BINDINGS):
-                words = binding.tooltip or binding.description
+        for place in (ChatApp, ChatScreen, Prompt, ChatMessage):
+            for entry in place.ACTIONS:
                 # There is nothing to complete, and no document was looked up.
-                times = 0 if binding.id in ("complete", "sources") else 1
-                assert sum(each.startswith(f"{words}  ") for each in by_key) == times, words
+                times = 0 if entry.name in ("complete", "sources") else 1
+                starts = [each.startswith(f"{entry.words}  ") for each in by_key]
+                assert not entry.key or sum(starts) == times, entry.words
+                if entry.command:
+                    ends = [each.endswith(f" /{entry.command}") for each in found]
+                    assert sum(ends) == 1, entry.command
         assert "All branches of this chat  Ctrl+T" in found
         assert "Message above  ↑ Ctrl+↑" in found
-        for command in COMMANDS:
-            assert f"{command.words}  /{command.name}".upper() in [each.upper() for each in found]
+        assert "Start a new chat  Ctrl+N /new" in found
 
 
 async def test_it_does_what_is_chosen(open_app: OpenApp) -> None:

@@ -13,10 +13,13 @@ from chatapp.engine.model import Sampling
 from chatapp.engine.models import loading, resolving
 from chatapp.engine.models.catalogue import ListedModel
 from chatapp.tui.chat.help import HelpScreen
-from chatapp.tui.chat.slash import COMMANDS, Command, completions, is_command
+from chatapp.tui.chat.screen import ChatScreen
+from chatapp.tui.platform.actions import is_command
 from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.screens.page import PageScreen
 from chatapp.tui.widgets.prompt import Completions
+
+COMMANDS = [entry for entry in ChatScreen.ACTIONS if entry.command]
 
 
 async def order(driver: Driver, text: str) -> None:
@@ -34,28 +37,26 @@ def test_what_is_a_message(text: str) -> None:
     assert not is_command(text)
 
 
-def test_completions_are_what_the_text_could_become() -> None:
-    def values(command: Command) -> list[str]:
-        return {"set": ["seed", "top_k"], "theme": ["[b]", "calm"]}.get(command.name, [])
-
-    assert completions("/", values) == [
-        f"/{each.name}" + " " * bool(each.argument) for each in COMMANDS
-    ]
-    assert completions("/t", values) == [
-        "/times",
-        "/tag ",
-        "/title ",
-        "/template ",
-        "/tools ",
-        "/think ",
-        "/theme ",
-    ]
-    assert completions("/set ", values) == ["/set seed ", "/set top_k "]
-    assert completions("/set t", values) == ["/set top_k "]
-    assert completions("/theme ", values) == ["/theme [b]", "/theme calm"]
-    assert completions("/theme calm", values) == []
-    for text in ("/nothing", "/nothing x", "hello", "", "/t\nx"):
-        assert completions(text, values) == []
+async def test_completions_are_what_the_text_could_become(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        complete = driver.chat.commands.complete
+        assert complete("/") == [
+            f"/{each.command}" + " " * bool(each.argument) for each in COMMANDS if not each.rare
+        ]
+        assert {*complete("/t")} == {
+            "/times",
+            "/tag ",
+            "/title ",
+            "/template ",
+            "/tools ",
+            "/think ",
+            "/theme ",
+        }
+        assert complete("/set t") == ["/set temperature ", "/set top_k ", "/set top_p "]
+        assert complete("/theme cal") == ["/theme calm"]
+        assert complete("/theme calm") == []
+        for text in ("/nothing", "/nothing x", "hello", "", "/t\nx"):
+            assert complete(text) == []
 
 
 async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -> None:
@@ -88,18 +89,20 @@ async def test_export_alone_copies_the_chat(open_app: OpenApp) -> None:
 
 async def test_arrow_keys_go_through_all_commands(open_app: OpenApp) -> None:
     async with open_app() as driver:
+        names = [entry.command for entry in COMMANDS if not entry.rare]
+        assert len(COMMANDS) - len(names) == 6
         await driver.press("/")
-        assert f"{len(COMMANDS)} · ↑ ↓ choose" in driver.screen_text
-        for number, command in enumerate(COMMANDS, 1):
+        assert f"{len(names)} · ↑ ↓ choose" in driver.screen_text
+        for number, name in enumerate(names, 1):
             await driver.press("down")
-            assert driver.prompt.text.strip() == f"/{command.name}"
-            assert f"› /{command.name}" in driver.screen_text
-            assert f"{number} of {len(COMMANDS)} · ↑ ↓ choose" in driver.screen_text
+            assert driver.prompt.text.strip() == f"/{name}"
+            assert f"› /{name}" in driver.screen_text
+            assert f"{number} of {len(names)} · ↑ ↓ choose" in driver.screen_text
         await driver.press("up")
-        assert driver.prompt.text.strip() == f"/{COMMANDS[-2].name}"
+        assert driver.prompt.text.strip() == f"/{names[-2]}"
         await driver.press("ctrl+u", "/", "up")
-        assert driver.prompt.text.strip() == f"/{COMMANDS[-1].name}"
-        assert f"/{COMMANDS[0].name} " not in driver.screen_text  # they scroll
+        assert driver.prompt.text.strip() == f"/{names[-1]}"
+        assert f"/{names[0]} " not in driver.screen_text  # they scroll
 
 
 async def test_arrow_keys_go_on_through_earlier_messages(open_app: OpenApp) -> None:
@@ -188,8 +191,8 @@ async def test_screens_open(open_app: OpenApp) -> None:
         await order(driver, "/help")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         for command in COMMANDS:
-            assert f"/{command.name} {command.argument}".strip() in driver.screen_text
-            assert command.words.split(";")[0] in driver.screen_text
+            assert f"/{command.command} {command.argument}".strip() in driver.screen_text
+            assert command.command_words.split(";")[0] in driver.screen_text
         await driver.press("escape")
         await order(driver, "/chats")
         await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
@@ -334,7 +337,7 @@ async def test_a_disk_that_does_not_answer_does_not_hold_the_chat(
 
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await driver.say("Hello")
-        monkeypatch.setattr(f"chatapp.tui.chat.slash_actions.{waits}", wait)
+        monkeypatch.setattr(f"chatapp.tui.chat.actions.{waits}", wait)
         await order(driver, text)
         await driver.press(*"echo")
         assert driver.prompt.text == "echo"

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from textual.binding import Binding
-from textual.screen import Screen
 from tui_driver import OpenApp
 
 import chatapp
@@ -14,11 +12,8 @@ from chatapp.common.settings import KeyChoice, Settings, SettingsError, load_set
 from chatapp.tui.app import ChatApp
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.screen import ChatScreen
-from chatapp.tui.platform.keymap import read_keymap, written
-from chatapp.tui.widgets.message import MessageView
-from chatapp.tui.widgets.prompt import Prompt
-
-PLACES = (ChatApp, ChatScreen, Prompt, MessageView)
+from chatapp.tui.platform.actions import Acting, places, read_keymap, written
+from chatapp.tui.screens.models import ModelScreen
 
 
 def settings(text: str) -> Settings:
@@ -28,14 +23,47 @@ def settings(text: str) -> Settings:
     return load_settings()
 
 
-def test_every_action_of_the_chat_has_a_name_of_its_own() -> None:
-    names = [
-        {binding.action: binding.id for binding in Binding.make_bindings(place.BINDINGS)}
-        for place in PLACES
-    ]
-    ids = [id for place in names for id in place.values()]
-    assert all(ids), names
-    assert len(ids) == len(set(ids))
+@pytest.mark.parametrize("place", places(), ids=lambda place: place.__name__)
+def test_every_action_is_complete(place: type[Acting]) -> None:
+    assert place.ACTIONS
+    keys = [(key, entry.label) for entry in place.ACTIONS for key in entry.keys({})]
+    assert len(keys) == len({*keys}), "one key, two actions"  # Esc stops or leaves a comparison
+    for entry in place.ACTIONS:
+        assert entry.words[0].isupper()
+        assert entry.key or entry.command, entry.name
+        assert entry.name.isidentifier()
+        assert not (entry.empty or entry.rare or entry.waits or entry.end) or entry.command
+        if "." not in entry.method:
+            assert callable(getattr(place, f"action_{entry.method}"))
+
+
+def test_every_command_has_a_name_of_its_own() -> None:
+    names = [entry.command for entry in ChatScreen.ACTIONS if entry.command]
+    assert len(names) == len({*names}) > 25
+
+
+def test_every_key_can_be_another_one() -> None:
+    free = [f"ctrl+alt+f{number}" for number in range(1, 13)]
+    for place in places():
+        for entry in place.ACTIONS:
+            if entry.key:
+                chosen = KeyChoice(entry.name, ", ".join(free), "x")
+                assert read_keymap([chosen]) == {entry.name: ",".join(map(_sorted, free))}
+
+
+def _sorted(key: str) -> str:
+    *modifiers, name = key.split("+")
+    return "+".join([*sorted(modifiers), name])
+
+
+async def test_a_key_of_a_dialog_is_in_force(open_app: OpenApp) -> None:
+    chosen = settings('[keys]\nclose = "f10"\nmodels = "f9"')
+    async with open_app(settings=chosen) as driver:
+        for last in ("f10", "f9"):
+            await driver.press("f9")
+            await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))
+            await driver.press("escape", last)
+            await driver.until(lambda: driver.app.screen is driver.chat)
 
 
 async def test_the_keys_of_the_settings_are_in_force(open_app: OpenApp) -> None:
@@ -79,7 +107,7 @@ async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app: OpenApp) 
     ("lines", "words"),
     [
         ('halp = "f9"', "line 2: there is no action 'halp'; did you mean 'help'?"),
-        ('zzzz = "f9"', "line 2: there is no action 'zzzz'; there are bad, branches, chat_list"),
+        ('zzzz = "f9"', "line 2: there is no action 'zzzz'; there are apply_to_all, archive_chat,"),
         ('help = "f99"', "line 2: help is 'f99'; there is no key 'f99'; expected one such as"),
         ('help = "ctrl+"', "there is no key 'ctrl+'"),
         ('help = ""', "there is no key ''"),
@@ -102,12 +130,12 @@ def test_what_cannot_be_is_one_sentence(lines: str, words: str) -> None:
 
 def test_two_actions_may_exchange_their_keys() -> None:
     choices = [KeyChoice("help", "f2", "x"), KeyChoice("parameters", "f1", "x")]
-    assert read_keymap(choices, PLACES) == {"help": "f2", "parameters": "f1"}
+    assert read_keymap(choices) == {"help": "f2", "parameters": "f1"}
 
 
 def test_keys_are_called_as_the_terminal_calls_them() -> None:
     choices = [KeyChoice("help", " shift+ctrl+up , alt+? ", "x"), KeyChoice("copy", "?", "x")]
-    assert read_keymap(choices, PLACES) == {
+    assert read_keymap(choices) == {
         "help": "ctrl+shift+up,alt+question_mark",
         "copy": "question_mark",
     }
@@ -120,8 +148,8 @@ def test_keys_are_shown_as_keyboards_have_them() -> None:
 
 
 def test_a_key_of_the_prompt_may_be_one_on_a_message() -> None:
-    assert read_keymap([KeyChoice("copy", "ctrl+g", "x")], PLACES) == {"copy": "ctrl+g"}
-    assert not read_keymap([], (Screen,))
+    assert read_keymap([KeyChoice("copy", "ctrl+g", "x")]) == {"copy": "ctrl+g"}
+    assert not read_keymap([])
 
 
 def test_the_keys_of_the_guide_are_right() -> None:
@@ -129,4 +157,4 @@ def test_the_keys_of_the_guide_are_right() -> None:
     table = text.split("[keys]", 1)[1].split("```", 1)[0]
     chosen = settings(f"[keys]{table}")
     assert {choice.action for choice in chosen.keys} == {"compare", "send", "new_line"}
-    assert read_keymap(chosen.keys, PLACES)["compare"] == "ctrl+t"
+    assert read_keymap(chosen.keys)["compare"] == "ctrl+t"
