@@ -17,7 +17,7 @@ from chatapp.engine.models import catalogue, fetching
 from chatapp.engine.models.catalogue import ListedModel
 from chatapp.engine.models.description import OWN, ModelInfo
 from chatapp.engine.models.known_models import known_models
-from chatapp.tui.chat import screen as chat_screen
+from chatapp.tui.chat import model_actions
 from chatapp.tui.conversation.turn import Reply
 from chatapp.tui.screens import history
 
@@ -105,7 +105,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: Path) -> Iterato
     monkeypatch.setattr(catalogue, "on_this_machine", lambda *_: [*HERE])
     monkeypatch.setattr(catalogue, "on_servers", lambda: SERVED)
     monkeypatch.setattr(catalogue, "to_get", lambda: [*known_models().values()])
-    monkeypatch.setattr(chat_screen, "command", lambda model: [sys.executable, "-c", LEARNS])
+    monkeypatch.setattr(model_actions, "command", lambda model: [sys.executable, "-c", LEARNS])
     monkeypatch.chdir(tmp_path)
     (own / "broken.toml").write_text('instruktion = "x"\n')
     tools_dir().mkdir(parents=True)

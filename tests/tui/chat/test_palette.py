@@ -67,7 +67,7 @@ async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp, tmp_p
                 if entry.command:
                     ends = [each.endswith(f" /{entry.command}") for each in found]
                     assert sum(ends) == 1, entry.command
-        assert "All branches of this chat  Ctrl+T" in found
+        assert "All branches of this chat  Ctrl+T /branches" in found
         assert "Message above  ↑ Ctrl+↑" in found
         assert "Start a new chat  Ctrl+N /new" in found
 

@@ -53,8 +53,8 @@ async def test_completions_are_what_the_text_could_become(open_app: OpenApp) -> 
             "/theme ",
         }
         assert complete("/set t") == ["/set temperature ", "/set top_k ", "/set top_p "]
-        assert complete("/theme cal") == ["/theme calm"]
-        assert complete("/theme calm") == []
+        assert complete("/theme nor") == ["/theme nord"]
+        assert complete("/theme nord") == []
         for text in ("/nothing", "/nothing x", "hello", "", "/t\nx"):
             assert complete(text) == []
 

@@ -8,7 +8,7 @@ from fakes import ScriptedModel
 from tui_driver import Driver, OpenApp
 
 from chatapp.engine.models import loading
-from chatapp.tui.chat import screen as chat
+from chatapp.tui.chat import model_actions
 from chatapp.tui.screens import teaching as learning
 from chatapp.tui.screens.teaching import LearnScreen
 
@@ -30,7 +30,9 @@ except KeyboardInterrupt:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    monkeypatch.setattr(chat, "command", lambda model: [sys.executable, "-c", script, model])
+    monkeypatch.setattr(
+        model_actions, "command", lambda model: [sys.executable, "-c", script, model]
+    )
 
 
 async def learn(driver: Driver) -> LearnScreen:
