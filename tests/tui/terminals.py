@@ -30,7 +30,7 @@ mode = sys.argv[1]
 if mode.startswith("hanging"):
     import chatapp.engine.models.fetching, chatapp.dialogue.documents.search
     import chatapp.tui.chat.actions
-    from chatapp.tui.chat import screen
+    from chatapp.tui.chat import model_actions
     chatapp.engine.models.fetching.fetch = halt
     chatapp.dialogue.documents.search.Documents.renew = halt
     def write_for_ever(*_):
@@ -39,7 +39,7 @@ if mode.startswith("hanging"):
     chatapp.tui.chat.actions._write = write_for_ever
     chatapp.tui.app.ChatScreen.action_help = halt  # on the event loop
     sleeper = "echo sleeps as $$ >&2; exec sleep 600"
-    screen.command = lambda model: ["sh", "-c", sleeper]
+    model_actions.command = lambda model: ["sh", "-c", sleeper]
 else:
     leaving.GRACE = 60  # so that a slow machine ends by itself
 
