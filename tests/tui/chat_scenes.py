@@ -181,7 +181,7 @@ CHAT_SCENES = {
     "completions": Scene(
         begin_command,
         says(SEA),
-        ("/help show all keys and commands", "/fork go on", "· ↑ ↓ choose"),
+        ("/new start a new chat", "/help search all keys and commands", "23 · ↑ ↓ choose"),
         pictured=True,
     ),
     "refused": Scene(

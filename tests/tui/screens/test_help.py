@@ -40,7 +40,10 @@ async def test_f1_begins_with_where_one_is(open_app: OpenApp, store: Store) -> N
             (("ctrl+up",), "On a message"),
             (("ctrl+o",), "List of chats"),
         ):
-            await driver.press(*keys, "f1")
+            await driver.press(*keys)
+            if title == "List of chats":
+                await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
+            await driver.press("f1")
             await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
             await driver.until(lambda: driver.app.screen.query(".heading"))
             assert str(driver.app.screen.query(".heading").first(Static).content) == title
