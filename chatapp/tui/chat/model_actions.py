@@ -265,8 +265,8 @@ class ModelActions(ChatActions):
 
     def _own_model(self) -> "LocalModel":
         """The loaded model, if this program computes it. Raises RefusedError."""
-        from chatapp.engine.models.running import model_here
         from chatapp.engine.backends.local import LocalModel
+        from chatapp.engine.models.running import model_here
 
         model = self.conversation.model and model_here(self.conversation.model)
         if not isinstance(model, LocalModel):

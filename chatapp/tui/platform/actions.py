@@ -131,7 +131,7 @@ class Acting:
     def __init_subclass__(cls, **options: Any) -> None:
         methods = [member for member in vars(cls).values() if isfunction(member)]
         declared = [entry for method in methods for entry in vars(method).get("actions", ())]
-        own = [*vars(cls).get("ALSO", ()), *declared]
+        own = [*declared, *vars(cls).get("ALSO", ())]
         bases = [entry for base in cls.__mro__[1:] for entry in vars(base).get("ACTIONS", ())]
         cls.ACTIONS = tuple({entry.name: entry for entry in [*own, *bases, *own]}.values())
         setattr(cls, "BINDINGS", [entry.binding() for entry in own if entry.key])  # noqa: B010
