@@ -31,15 +31,15 @@ from chatapp.engine.backends.remote.http import (
     Body,
     Cancelled,
     JSONClient,
+    ManyAtOnce,
     RefusedError,
     Server,
-    at_once,
     post,
     reason_of,
 )
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, Token
-from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Tokenizer
+from chatapp.engine.model import LanguageModel, Request, Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -219,10 +219,11 @@ def model_here(model: LanguageModel) -> LanguageModel:
     return model.here if isinstance(model, RunningModel) else model
 
 
-class RunningModel:
+class RunningModel(ManyAtOnce):
     """A `LanguageModel` on the running server that has the same files."""
 
     takes_messages = False
+    concurrency = _AT_ONCE
     start: Sequence[int]
     files: "ModelFiles | None"
 
@@ -265,11 +266,7 @@ class RunningModel:
             return self.here.generate(request)
         if not request.ids:
             raise ValueError("there are no tokens to continue; expected at least one")
-        if len(request.ids) + len(request.forced) >= self.context:
-            raise ContextOverflow(
-                f"the prompt has {len(request.ids)} tokens; the model's window of "
-                f"{self.context} has room for {self.context - 1} and a reply"
-            )
+        self.check_room(len(request.ids) + len(request.forced))
         return self._forced(request) if is_ended else self._continue(request)
 
     def _forced(self, request: Request) -> Iterator[Event]:
@@ -310,24 +307,9 @@ class RunningModel:
                 ),
             )
 
-    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
-        """See `LanguageModel.generate_many`; the server continues them together."""
-        return at_once((partial(self._begin, request) for request in requests), _AT_ONCE)
-
-    def _begin(self, request: Request, given_up: threading.Event) -> Iterator[Event]:
-        return self.generate(replace(request, cancel=request.cancel or given_up))
-
-    def together(self, count: int) -> Generate:
-        """See `LanguageModel.together`."""
-        return self.generate
-
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """See `LanguageModel.score`."""
-        longest = max((len(context) + len(rest) for context, rest in pairs), default=0)
-        if longest > self.context:
-            raise ContextOverflow(
-                f"{longest} tokens are to be scored; the model's window has {self.context}"
-            )
+        self.check_pairs(pairs)
         client, scores = JSONClient(self._server), list[list[float]]()
         for start in range(0, len(pairs), _AT_ONCE):
             prompts = [[*context, *rest] for context, rest in pairs[start : start + _AT_ONCE]]

@@ -23,18 +23,19 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import islice
 from queue import Full, Queue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from chatapp.common.paths import SERVERS
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.events import Event, Finished
+from chatapp.engine.model import ContextOverflow, Generate, Request
 
 if TYPE_CHECKING:
     import httpx2
@@ -490,34 +491,33 @@ def nonsense(server: Server, what: str) -> ModelError:
 MOST_AT_ONCE = 4
 """Parallel requests: as many as a small server computes side by side; other requests wait."""
 
-Begin = Callable[[threading.Event], Iterator[Event]]
-"""Requests a reply. Setting the event ends it."""
+Item = TypeVar("Item")
+Begin = Callable[[threading.Event], Iterator[Item]]
+"""Requests an answer. Setting the event ends it."""
 
 
-def at_once(replies: Iterable[Begin], most: int = MOST_AT_ONCE) -> Iterator[tuple[int, Event]]:
-    """Yield the events of each reply as they arrive, with its number, from 0.
+def at_once(answers: Iterable[Begin[Item]], most: int) -> Iterator[tuple[int, Item]]:
+    """Yield the items of each answer as they arrive, with its number, from 0.
 
-    replies: taken one by one, each as soon as fewer than `most` go on. One that raises ValueError
-    ends as `error` with the reason as its message, and the others continue.
+    answers: taken one by one, each as soon as fewer than `most` go on. Raises what one raises.
     """
-    arrived: Queue[tuple[int, Event | Exception]] = Queue(_AHEAD)
+    arrived: Queue[tuple[int, Item] | Exception | None] = Queue(_AHEAD)
     given_up = threading.Event()
 
-    def put(number: int, event: Event | Exception) -> None:
+    def put(item: tuple[int, Item] | Exception | None) -> None:
         while not given_up.is_set():
             with suppress(Full):
-                return arrived.put((number, event), timeout=_POLL_SECONDS)
+                return arrived.put(item, timeout=_POLL_SECONDS)
 
-    def draw(number: int, begin: Begin) -> None:
+    def draw(number: int, begin: Begin[Item]) -> None:
         try:
-            for event in begin(given_up):
-                put(number, event)
-        except ValueError as error:  # ContextOverflow is one
-            put(number, Finished("error", message=str(error)))
+            for item in begin(given_up):
+                put((number, item))
+            put(None)
         except Exception as error:
-            put(number, error)
+            put(error)
 
-    waiting, going_on = enumerate(replies), 0
+    waiting, going_on = enumerate(answers), 0
     try:
         while True:
             for upcoming in islice(waiting, most - going_on):
@@ -525,10 +525,60 @@ def at_once(replies: Iterable[Begin], most: int = MOST_AT_ONCE) -> Iterator[tupl
                 going_on += 1
             if not going_on:
                 return
-            number, event = arrived.get()
-            if isinstance(event, Exception):
-                raise event
-            going_on -= isinstance(event, Finished)
-            yield number, event
+            item = arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                going_on -= 1
+            else:
+                yield item
     finally:
         given_up.set()
+
+
+class ManyAtOnce:
+    """What models on servers have in common: several requests at a time.
+
+    context: the window in tokens. concurrency: the most requests at a time.
+    """
+
+    context: int
+    concurrency = MOST_AT_ONCE
+
+    def generate(self, request: Request) -> Iterator[Event]:
+        """See `LanguageModel.generate`."""
+        raise NotImplementedError
+
+    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        """See `LanguageModel.generate_many`; `concurrency` limits the parallel requests."""
+        return at_once((partial(self._begin, request) for request in requests), self.concurrency)
+
+    def _begin(self, request: Request, given_up: threading.Event) -> Iterator[Event]:
+        try:
+            yield from self.generate(replace(request, cancel=request.cancel or given_up))
+        except ValueError as error:  # ContextOverflow is one
+            yield Finished("error", message=str(error))
+
+    def together(self, count: int) -> Generate:
+        """See `LanguageModel.together`. Each is a request of its own, which the server computes
+        whether or not its tokens are read.
+        """
+        return self.generate
+
+    def check_room(self, prompt_tokens: int, *, about: str = "") -> None:
+        """Raise ContextOverflow for a prompt that leaves no room for a reply. about: "about " where
+        its tokens are estimated.
+        """
+        if prompt_tokens >= self.context:
+            raise ContextOverflow(
+                f"the prompt has {about}{prompt_tokens} tokens; the model's window of "
+                f"{self.context} has room for {self.context - 1} and a reply"
+            )
+
+    def check_pairs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """Raise ContextOverflow for a text to be scored that exceeds the window."""
+        longest = max((len(context) + len(rest) for context, rest in pairs), default=0)
+        if longest > self.context:
+            raise ContextOverflow(
+                f"{longest} tokens are to be scored; the model's window has {self.context}"
+            )

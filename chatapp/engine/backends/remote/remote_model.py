@@ -12,10 +12,8 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,12 +21,13 @@ from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import PARAMETERS
 from chatapp.common.paths import SERVERS
 from chatapp.engine.backends.remote.http import (
-    MOST_AT_ONCE,
     NO_PATH,
+    Begin,
     BlockingStream,
     Body,
     Cancelled,
     JSONClient,
+    ManyAtOnce,
     Server,
     at_once,
     get_json,
@@ -55,7 +54,7 @@ from chatapp.engine.backends.remote.protocol import (
 from chatapp.engine.decoder.interventions import check_changeable
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
-from chatapp.engine.model import ContextOverflow, Generate, Request, Sampling, Tokenizer
+from chatapp.engine.model import Request, Sampling, Tokenizer
 from chatapp.engine.stopping import RepetitionFilter, StopFilter
 
 if TYPE_CHECKING:
@@ -90,11 +89,11 @@ _MOST_STOPS = 4
 """The protocol's limit of stop strings; this program checks the rest."""
 
 
-class RemoteModel:
+class RemoteModel(ManyAtOnce):
     """A `LanguageModel` on a server.
 
     server: its address, and the model's name there. remark: what the user should know, in whole
-    sentences; often empty. concurrency: the most requests at a time.
+    sentences; often empty.
     """
 
     files: "ModelFiles | None" = None
@@ -108,7 +107,6 @@ class RemoteModel:
         self._client = JSONClient(server)
         self._text = _tokens_of(self._client)
         self.tokenizer: Tokenizer = self._text
-        self.concurrency = MOST_AT_ONCE
         self.remark = remark
         self.server = server
         self._refused: set[str] = set()
@@ -139,35 +137,13 @@ class RemoteModel:
             body["logprobs"] = request.top
         return self._run("completions", body, reply, request)
 
-    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
-        """See `LanguageModel.generate_many`; `concurrency` limits the parallel requests."""
-        begun = (partial(self._begin, request) for request in requests)
-        return at_once(begun, self.concurrency)
-
-    def together(self, count: int) -> Generate:
-        """See `LanguageModel.together`. Each is a request of its own, which the server computes
-        whether or not its tokens are read.
-        """
-        return self.generate
-
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """See `LanguageModel.score` and `score_continuation`. Raises ModelError."""
-        for context, continuation in pairs:
-            if len(context) + len(continuation) > self.context:
-                raise ContextOverflow(
-                    f"{len(context) + len(continuation)} tokens are to be scored; the model's "
-                    f"window has {self.context}"
-                )
-        with ThreadPoolExecutor(self.concurrency) as threads:
-            scored = [
-                threads.submit(score_continuation, self._client, self._text, *pair)
-                for pair in pairs
-            ]
-            try:
-                return [one.result() for one in scored]
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
+        self.check_pairs(pairs)
+        return list(dict(sorted(at_once(map(self._scoring, pairs), self.concurrency))).values())
+
+    def _scoring(self, pair: tuple[Sequence[int], Sequence[int]]) -> Begin[list[float]]:
+        return lambda given_up: iter([score_continuation(self._client, self._text, *pair)])
 
     def embed(self, ids: Sequence[int], layer: int = -1) -> "NDArray[np.float32]":
         """Raises ModelError: the protocol gives no hidden states."""
@@ -182,9 +158,6 @@ class RemoteModel:
             return ids
         return without_surrogates(self._text.decode(ids))
 
-    def _begin(self, request: Request, given_up: threading.Event) -> Iterator[Event]:
-        return self.generate(replace(request, cancel=request.cancel or given_up))
-
     def _open_reply(
         self,
         prompt: Callable[[], str],
@@ -198,12 +171,8 @@ class RemoteModel:
         """
         check_changeable(self.name, request.interventions, is_changeable=False)
         sampling = request.sampling
+        self.check_room(prompt_tokens, about="about ")
         room = self.context - prompt_tokens
-        if room < 1:
-            raise ContextOverflow(
-                f"the prompt has about {prompt_tokens} tokens; the model's window of "
-                f"{self.context} has room for {self.context - 1} and a reply"
-            )
         return _Reply(
             self._text,
             stops,
