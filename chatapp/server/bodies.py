@@ -31,11 +31,27 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
+class StructuredOutputs(BaseModel):
+    """The form of a reply, as vLLM has it: a schema, a regular expression, or a Lark grammar.
+
+    spaced: a space or line breaks may precede it; a chat's reply loses them.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    document: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    grammar: str | None = None
+    spaced: bool = False
+
+
 class Writing(Body):
     """The fields that completions and chat have in common.
 
     What is not set is as the user's settings and the model's authors have it.
     """
+
+    structured_outputs: StructuredOutputs | None = None
 
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     stop: str | list[str] | None = None

@@ -5,8 +5,9 @@ mean what they mean everywhere in this program.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from chatapp.common.foreign import without_surrogates
@@ -16,6 +17,7 @@ from chatapp.dialogue.tool_calls import call_constraint, call_schema
 from chatapp.dialogue.turn import write_prompt
 from chatapp.dialogue.writers.choosing import with_thinking, writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
+from chatapp.engine.constraint.compiling import Kind
 from chatapp.engine.constraint.constraint import Constraint, ConstraintError
 from chatapp.engine.model import LanguageModel, Request
 from chatapp.prompting.calls import LLAMA
@@ -162,6 +164,8 @@ def constraint_of(model: LanguageModel, body: ChatBody, chat: ChatPrompt) -> Con
     form = body.response_format
     if body.is_call_required:
         schema, param = call_schema(chat.calls, chat.tools), "tools"
+    elif body.structured_outputs is not None:
+        return structured(model, body, spaced=True)
     elif form is None or form.type == "text":
         return call_constraint(model, chat.calls, chat.tools) if chat.tools else None
     elif form.type == "json_schema" and form.json_schema is None:
@@ -169,12 +173,36 @@ def constraint_of(model: LanguageModel, body: ChatBody, chat: ChatPrompt) -> Con
     else:
         schema = {"type": "object"} if form.json_schema is None else form.json_schema.document
         param = "response_format"
+    return _compiled(model, partial(Constraint.of_schema, schema, spaced=True), param)
+
+
+def structured(model: LanguageModel, body: Writing, *, spaced: bool = False) -> Constraint | None:
+    """What `structured_outputs` allow. spaced: a space may precede it, whatever the request says.
+
+    Raises BadRequestError.
+    """
+    param, wanted = "structured_outputs", body.structured_outputs
+    if wanted is None:
+        return None
+    kinds: dict[Kind, Any] = {"pattern": wanted.regex, "grammar": wanted.grammar}
+    kinds["schema"] = wanted.document
+    given = [(kind, source) for kind, source in kinds.items() if source is not None]
+    if len(given) != 1:
+        raise BadRequestError(f"{param}: expected one of json, regex and grammar", param)
+    ((kind, source),), spaced = given, spaced or wanted.spaced
+    if kind == "schema":
+        return _compiled(model, partial(Constraint.of_schema, source, spaced=spaced), param)
+    return _compiled(model, partial(Constraint, kind, source, spaced), param)
+
+
+def _compiled(model: LanguageModel, make: Callable[[], Constraint], param: str) -> Constraint:
+    """A constraint, compiled here and not on the model's thread. Raises BadRequestError."""
     from chatapp.engine.backends.local import LocalModel
 
     try:
-        constraint = Constraint.of_schema(schema, spaced=True)
+        constraint = make()
         if isinstance(model, LocalModel):
-            model.vocab_bytes.state_of(constraint)  # compiled here, not on the model's thread
+            model.vocab_bytes.state_of(constraint)
         return constraint
     except ConstraintError as error:
         raise BadRequestError(str(error), param) from None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ScoredToken:
     """A token with the probability that the model gave it, as of `Token`; None for the first.
 
-    shown: its bytes in a reply, where those are counted.
+    shown: its bytes in a reply, where those are counted. forced, forbidden: as of `Token`.
     """
 
     id: int
@@ -28,12 +28,15 @@ class ScoredToken:
     logprob: float | None
     alternatives: tuple[Alternative, ...] = ()
     shown: bytes = b""
+    forced: bool = False
+    forbidden: float = 0.0
 
 
 def drawn(token: Token) -> ScoredToken:
     """A generated token."""
     logprob = None if math.isnan(token.logprob) else token.logprob
-    return ScoredToken(token.id, token.piece, logprob, token.alternatives)
+    others = token.alternatives, b"", token.forced, token.forbidden
+    return ScoredToken(token.id, token.piece, logprob, *others)
 
 
 def ended(model: LanguageModel, end: Finished) -> list[ScoredToken]:

@@ -42,6 +42,7 @@ from chatapp.server.prompts import (
     constraint_of,
     ids_of,
     requests_for,
+    structured,
 )
 from chatapp.server.scores import ScoredToken, ShownTokens, bytes_of, drawn, ended
 from chatapp.server.worker import MOST_WAITING, Worker, raise_error
@@ -181,8 +182,12 @@ class Piece:
             reason = "length" if self.end.reason in _LENGTH else "stop"
         reason = "tool_calls" if self.calls else reason
         ended = {"logprobs": logprobs, "finish_reason": reason}
-        if self.end is not None and self.end.reason not in _OWN_REASONS:
-            ended["stop_reason"] = self.end.reason
+        if self.end is not None:
+            ended |= self.end.fit
+            if self.end.reason not in _OWN_REASONS:
+                ended["stop_reason"] = self.end.reason
+            if self.end.valid is False:
+                ended["misfit"] = self.end.message
         return {"index": self.place} | written | ended
 
 
@@ -419,7 +424,11 @@ class Completions(Replies):
                 f"{wanted} replies are wanted; at most {MOST_WAITING} can wait", "prompt"
             )
         top = body.logprobs or 0
-        requests = [Request(ids, choices.sampling, body.stops, top=top) for ids in self._prompts]
+        limits = structured(model, body)
+        requests = [
+            Request(ids, choices.sampling, body.stops, top=top, constraint=limits)
+            for ids in self._prompts
+        ]
         return [one for request in requests for one in requests_for(body, choices, most, request)]
 
     async def _pieces(self, worker: Worker) -> AsyncGenerator[Piece]:
@@ -468,7 +477,11 @@ class Completions(Replies):
         def name(id: int, piece: str) -> str:
             return f"token_id:{id}" if self._body.return_tokens_as_token_ids else piece
 
-        return {
+        limits = {
+            "forced": [token.forced for token in tokens],
+            "forbidden": [token.forbidden for token in tokens],
+        }
+        return (limits if self._body.structured_outputs else {}) | {
             "tokens": [name(token.id, token.piece) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import on_a_thread
+from api_server import Client, on_a_thread
 from completions_server import closed_port
 from thinking_model import thinking_model
 
@@ -20,6 +21,7 @@ from chatapp.common.paths import background_path
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.remote.http import RefusedError
+from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.interventions import Part, switched_off
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
@@ -31,6 +33,7 @@ from chatapp.server.bodies import CompletionBody
 from chatapp.server.prompts import sampling_of
 from chatapp.server.server import Access
 
+CHAT = {"messages": [{"role": "user", "content": "To be"}]}
 SAMPLING = Sampling(temperature=0.9, top_p=0.95, seed=3, max_tokens=9)
 
 
@@ -175,6 +178,49 @@ def test_a_cancelled_reply_ends(model: LanguageModel) -> None:
     *_, end = events
     assert isinstance(end, Finished)
     assert end.reason == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Constraint.of_schema(
+            {"type": "object", "properties": {"a": {"type": "boolean"}}}, spaced=True
+        ),
+        Constraint.of_pattern("[a-d]{3,40}"),
+        Constraint.of_grammar('start: "yes" | "no"'),
+    ],
+    ids=["schema", "pattern", "grammar"],
+)
+def test_a_constraint_is_followed_there(
+    model: LanguageModel, local: LanguageModel, limits: Constraint
+) -> None:
+    request = Request(local.tokenizer.encode("To be"), SAMPLING, top=1, constraint=limits)
+    *tokens, end = model.generate(request)
+    *expected, expected_end = local.generate(request)
+    for token, other in zip(tokens, expected, strict=True):
+        assert isinstance(token, Token)
+        assert isinstance(other, Token)
+        assert (token.id, token.text, token.forced) == (other.id, other.text, other.forced)
+        assert token.forbidden == pytest.approx(other.forbidden, abs=1e-5)
+    assert isinstance(end, Finished)
+    assert isinstance(expected_end, Finished)
+    assert end.fit == pytest.approx(expected_end.fit, abs=1e-5)
+    assert (end.reason, end.message) == (expected_end.reason, expected_end.message)
+    assert "here" not in vars(model)
+    partial = replace(request, constraint=replace(limits, after="</think>"))
+    list(model.generate(partial))  # the protocol has no words for it
+    assert "here" in vars(model)
+
+
+async def test_a_form_that_is_none_is_refused(client: Client) -> None:
+    for form in ({}, {"regex": "a", "grammar": "b"}, {"regex": "("}, {"json": "["}):
+        for path, body in (("completions", {"prompt": "a"}), ("chat/completions", CHAT)):
+            answer = await client.post(f"/v1/{path}", body | {"structured_outputs": form})
+            assert answer["status"] == 400
+            assert answer["error"]["param"] == "structured_outputs"
+    form = {"regex": "[a-d]{4}"}
+    answer = await client.post("/v1/chat/completions", CHAT | {"structured_outputs": form})
+    assert re.fullmatch("[a-d]{4}", answer["choices"][0]["message"]["content"])
 
 
 def test_the_model_goes_on_after_forced_tokens_here(

@@ -258,11 +258,12 @@ class RunningModel(ManyAtOnce):
         return self._load()
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """See `LanguageModel.generate`. A constraint, whose figures no protocol has, loads the
-        model, and so do forced tokens that the model goes on after.
+        """See `LanguageModel.generate`. What no protocol has loads the model: changed parts, forced
+        tokens that it goes on after, and constraints on a part of the reply.
         """
-        is_ended = self._tokens.end_id in request.forced
-        if request.interventions or request.constraint or (request.forced and not is_ended):
+        limits, is_ended = request.constraint, self._tokens.end_id in request.forced
+        is_of_part = limits is not None and (limits.begun or limits.after or limits.is_optional)
+        if request.interventions or is_of_part or (request.forced and not is_ended):
             return self.here.generate(request)
         if not request.ids:
             raise ValueError("there are no tokens to continue; expected at least one")
@@ -283,6 +284,9 @@ class RunningModel(ManyAtOnce):
         """A reply by the server."""
         body = {"prompt": list(request.ids), "stop": list(request.stop), "logprobs": request.top}
         body["return_tokens_as_token_ids"] = True
+        if (limits := request.constraint) is not None:
+            form = {_KINDS[limits.kind]: limits.source, "spaced": limits.spaced}
+            body["structured_outputs"] = form
         rest = request.sampling, request.cancel, self._tokens_in
         try:
             yield from reply_events(self._server, "completions", body, *rest)
@@ -293,18 +297,21 @@ class RunningModel(ManyAtOnce):
         """The tokens in a chunk of a stream, with its text at the last one."""
         logprobs = choice["logprobs"]
         rows = list(zip(*(logprobs[name] for name in _LISTS), strict=True))
-        for number, (name, logprob, top) in enumerate(rows, 1):
+        limits = [logprobs.get(name, [0] * len(rows)) for name in ("forced", "forbidden")]
+        for number, (name, logprob, top) in enumerate(rows):
             others = sorted((top or {}).items(), key=lambda pair: -pair[1])
             id = _id(name)
             yield Token(
                 id,
-                choice["text"] if number == len(rows) else "",
+                choice["text"] if number == len(rows) - 1 else "",
                 self._tokens.piece(id),
                 math.nan if logprob is None else logprob,
                 tuple(
                     Alternative(_id(other), self._tokens.piece(_id(other)), value)
                     for other, value in others
                 ),
+                forced=bool(limits[0][number]),
+                forbidden=limits[1][number],
             )
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
@@ -324,6 +331,8 @@ class RunningModel(ManyAtOnce):
 
 
 _LISTS = ("tokens", "token_logprobs", "top_logprobs")
+_KINDS = {"schema": "json", "pattern": "regex", "grammar": "grammar"}
+_FIT = ("valid", "forced_tokens", "forbidden_mass")
 
 
 def _id(name: str) -> int:
@@ -347,7 +356,7 @@ def reply_events(
     options = {"stream": True, "stream_options": {"include_usage": True}, "model": server.model}
     cancel, started, first = cancel or threading.Event(), time.perf_counter(), 0.0
     events = BlockingStream(server, post(server, path, body | values | options, _refused))
-    end, text, last, usage = "", "", list[Token](), dict[str, Any]()
+    end, text, last, usage, fit = "", "", list[Token](), dict[str, Any](), dict[str, Any]()
     message = "the running server has broken off the reply"
     try:
         while (data := events.next(cancel)) not in (None, "[DONE]"):
@@ -364,12 +373,14 @@ def reply_events(
                 else:  # the token that ended it, and the text that was held back
                     end = choice.get("stop_reason") or choice["finish_reason"]
                     text, last = choice.get("text", ""), list(tokens)
+                    fit = {name: choice[name] for name in _FIT if name in choice}
+                    message = choice.get("misfit", "")
     except Cancelled:
-        end = "cancelled"
+        end, message = "cancelled", ""
     except RefusedError:
         raise
     except (ModelError, ValueError, KeyError, TypeError) as error:
-        message = f"{message}: {error}"
+        message = "" if end else f"{message}: {error}"  # errors after the end do not matter
     finally:
         events.close()
     yield Finished(
@@ -380,9 +391,10 @@ def reply_events(
         usage.get("completion_tokens", 0),
         first,
         time.perf_counter() - started,
-        message="" if end else message,
+        message=message,
         end_id=last[-1].id if last else None,
         end_logprob=last[-1].logprob if last else None,
+        **fit,
     )
 
 
