@@ -45,7 +45,7 @@ class Part:
 
     @property
     def points(self) -> tuple[str, ...]:
-        """Where a pass computes it; see `decoder.observer`."""
+        """Where a pass computes it; see `decoder.parts`."""
         block = f"blocks.{self.layer}"
         if self.head is not None:
             return (f"{block}.attention.head.{self.head}",)
@@ -91,7 +91,7 @@ def parse_parts(names: str, architecture: "Architecture") -> tuple[Part, ...]:
 class Change:
     """What is put, or added, at one point of a pass.
 
-    name: what a user knows it by, such as 3.5. point: see `decoder.observer`. vector: the values of
+    name: what a user knows it by, such as 3.5. point: see `decoder.parts`. vector: the values of
     the last dimension; None for zeros. is_added: whether it is added to what is there, instead of
     replacing it. component: the only one of the last dimension that changes, of which `vector`
     has one value; None for all. start, stop: the positions that change, from 0; None for no end.
