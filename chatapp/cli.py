@@ -27,7 +27,7 @@ from chatapp.commands.options import (
 from chatapp.common.command_groups import DailyFirst
 from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.common.userfiles import UserError, invalid_path
-from chatapp.engine.kernels.threads import wait_briefly
+from chatapp.engine.kernels.machine import wait_briefly
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Store

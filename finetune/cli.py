@@ -20,7 +20,7 @@ from chatapp.common.command_groups import DailyFirst
 from chatapp.common.foreign import printable
 from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.dialogue.feedback import FeedbackFormat
-from chatapp.engine.kernels.threads import wait_briefly
+from chatapp.engine.kernels.machine import wait_briefly
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -23,8 +23,7 @@ from chatapp.engine.cache.key_values import KeyValueCache, RowCache
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.generation import FAILURES, CancelCheck, Cancelled, Continuation, Drawn
-from chatapp.engine.kernels.device import machine_memory
-from chatapp.engine.kernels.threads import ComputeLock
+from chatapp.engine.kernels.machine import ComputeLock, machine_memory
 from chatapp.engine.model import LanguageModel, Request, one_after_another
 
 MOST_AT_ONCE = 8

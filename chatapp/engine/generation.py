@@ -32,7 +32,7 @@ from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check
 from chatapp.engine.errors import first_line
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.files.model_files import ModelFiles, read_generation_config
-from chatapp.engine.kernels.threads import ComputeLock
+from chatapp.engine.kernels.machine import ComputeLock
 from chatapp.engine.model import (
     ContextOverflow,
     Generate,

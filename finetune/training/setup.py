@@ -26,7 +26,7 @@ from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.backends.transformers_loading import context_of, load_network, load_one_stack
 from chatapp.engine.backends.transformers_model import NetworkModel, TransformersModel
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.kernels.device import device_for
+from chatapp.engine.kernels.machine import device_for
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.models.resolving import find_model
 from chatapp.engine.tokenizers import chat_tokenizer

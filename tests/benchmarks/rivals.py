@@ -146,7 +146,7 @@ def chatapp(path: Path, precision: str) -> Answer:
     from chatapp.engine.backends.local import load_decoder
     from chatapp.engine.cache.key_values import RowCache
     from chatapp.engine.files.model_files import ModelFiles
-    from chatapp.engine.kernels.threads import ComputeLock
+    from chatapp.engine.kernels.machine import ComputeLock
 
     decoder, lock = load_decoder(ModelFiles.read(path), precision=precision), ComputeLock()
 
@@ -277,7 +277,7 @@ def _serve(name: str, path: Path, given: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
     if name == "chatapp":
-        from chatapp.engine.kernels.threads import wait_briefly
+        from chatapp.engine.kernels.machine import wait_briefly
 
         wait_briefly(os.environ)
     answer = PROGRAMS[name](path, given)

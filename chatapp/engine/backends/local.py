@@ -20,7 +20,7 @@ from chatapp.engine.events import Event
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.files.weights import kept_weights, read_weights
 from chatapp.engine.generation import CancelCheck, LocalGenerator
-from chatapp.engine.kernels.device import device_for
+from chatapp.engine.kernels.machine import device_for
 from chatapp.engine.kernels.precision import (
     QUANTISED,
     layout,

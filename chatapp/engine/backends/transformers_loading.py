@@ -18,7 +18,7 @@ from chatapp.engine.decoder.families import FAMILIES
 from chatapp.engine.errors import ModelError, first_line, one_sentence
 from chatapp.engine.files.model_files import MASKED, ModelFiles
 from chatapp.engine.files.weights import check_finite, stored_tensors
-from chatapp.engine.kernels.device import device_for
+from chatapp.engine.kernels.machine import device_for
 
 # transformers changes global state of torch while it loads: how tensors are filled, whether they
 # are tied. Two models loaded at once, such as a chat's and its reward model, would be wrong.

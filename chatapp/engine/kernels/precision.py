@@ -11,8 +11,8 @@ from torch import Tensor
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.kernels import native
-from chatapp.engine.kernels.device import machine_memory
 from chatapp.engine.kernels.linear import fits_int4
+from chatapp.engine.kernels.machine import machine_memory
 from chatapp.engine.kernels.rounding import int4_tiles, int8_tiles, quantise, to_float
 from chatapp.engine.kernels.torch_internals import has_onednn_int8, int4_order
 from chatapp.engine.kernels.torch_layers import pack_int4, quantise_int4

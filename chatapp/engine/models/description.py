@@ -21,7 +21,7 @@ from chatapp.engine.decoder.summary import parameter_formula, parts
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.files.model_files import ModelFiles, architectures
 from chatapp.engine.files.safetensors import TensorHeader, is_buffer
-from chatapp.engine.kernels.device import machine_memory
+from chatapp.engine.kernels.machine import machine_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ def usual_precision(files: ModelFiles, device: str) -> str:
     """
     if not files.has_decoder:
         return "float32"
-    from chatapp.engine.kernels.device import device_for
+    from chatapp.engine.kernels.machine import device_for
     from chatapp.engine.kernels.precision import precision_for
 
     try:
@@ -115,7 +115,7 @@ def _check_memory(
     files: ModelFiles, name: str, precision: str, device: str, say: Callable[[str], None]
 ) -> None:
     """Raises ModelError for a model that needs more memory than this machine has."""
-    from chatapp.engine.kernels.device import device_for
+    from chatapp.engine.kernels.machine import device_for
     from chatapp.engine.models.description import check_memory, memory_needed, read_sizes
 
     try:

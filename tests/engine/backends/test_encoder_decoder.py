@@ -16,7 +16,7 @@ from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.kernels.device import Memory
+from chatapp.engine.kernels.machine import Memory
 from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.engine.models.description import describe
 from chatapp.engine.models.loading import load_model

@@ -13,8 +13,8 @@ from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.kernels import device, precision
-from chatapp.engine.kernels.device import device_for
+from chatapp.engine.kernels import machine, precision
+from chatapp.engine.kernels.machine import device_for
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.lab.traces import DecoderTrace
@@ -25,7 +25,7 @@ GPUS = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_availabl
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *there: str, free: int = 2**34) -> None:
-    monkeypatch.setattr(device, "_works", lambda name: name in there)
+    monkeypatch.setattr(machine, "_works", lambda name: name in there)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 2**34))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.engine.kernels import measured as module
-from chatapp.engine.kernels.measured import fewest, token_threads, torch_multiplies_faster
+from chatapp.engine.kernels import native_layers as module
 from chatapp.engine.kernels.native import kernels
+from chatapp.engine.kernels.native_layers import fewest, token_threads, torch_multiplies_faster
 
 
 def test_fewer_threads_that_are_nearly_as_fast_are_enough() -> None:

@@ -19,8 +19,8 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels import native, torch_layers
 from chatapp.engine.kernels import precision as precision_module
-from chatapp.engine.kernels.device import Memory
 from chatapp.engine.kernels.linear import BFloat16Linear, linear_layer
+from chatapp.engine.kernels.machine import Memory
 from chatapp.engine.kernels.precision import precision_for
 from chatapp.engine.kernels.rounding import GROUP, quantise
 from chatapp.engine.kernels.torch_internals import onednn_int8_takes_eight_bits

@@ -14,8 +14,8 @@ import torch
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.generation import Sampler
-from chatapp.engine.kernels import threads
-from chatapp.engine.kernels.threads import (
+from chatapp.engine.kernels import machine as machine_module
+from chatapp.engine.kernels.machine import (
     LOOK_EVERY,
     SPINS,
     ComputeLock,
@@ -84,7 +84,7 @@ def test_the_environment_is_set_when_torch_is_imported(
 def test_libgomp_reads_it() -> None:
     """It prints, when it is loaded, what it goes by."""
     script = (
-        "import os; from chatapp.engine.kernels.threads import wait_briefly; "
+        "import os; from chatapp.engine.kernels.machine import wait_briefly; "
         "wait_briefly(os.environ); import torch"
     )
     said = started(("-c", script), [], OMP_DISPLAY_ENV="verbose")
@@ -223,7 +223,7 @@ def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setattr(threads, "open", missing, raising=False)
+    monkeypatch.setattr(machine_module, "open", missing, raising=False)
     assert seconds_of_others() is None
 
 
@@ -232,7 +232,7 @@ def test_what_this_process_computes_and_what_is_idle_is_not_counted(
 ) -> None:
     # Two cores in ticks: user, nice, system, idle, waiting for disks, interrupts, stolen, guests.
     text = "cpu  1000 200 300 90000 4000 50 60 700 80 9\ncpu0 1 2 3\n"
-    monkeypatch.setattr(threads, "open", lambda *_, **__: io.StringIO(text), raising=False)
+    monkeypatch.setattr(machine_module, "open", lambda *_, **__: io.StringIO(text), raising=False)
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_CLK_TCK": 100}[name])
     monkeypatch.setattr(time, "process_time", lambda: 6.0)
     assert seconds_of_others() == pytest.approx(16.1 - 6.0)
