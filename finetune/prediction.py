@@ -21,12 +21,12 @@ from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec
 from chatapp.engine.models.resolving import find_model
-from chatapp.prompting.examples import item_of
+from chatapp.rows.examples import item_of
+from chatapp.rows.reading import Row
 from chatapp.tasks.evaluation.inputs import read_inputs
 from chatapp.tasks.evaluation.journal import Journal, JournalRow, unanswered
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import Labelled, read_fields, read_labelled
-from finetune.data.tables import Row
 from finetune.objectives.heads import ROLES, answer_document
 from finetune.training.record import configuration_of, read_record
 

@@ -42,7 +42,7 @@ from finetune.data.corpus import (
     train_tokenizer,
 )
 from finetune.data.preparation import HELD_OUT
-from finetune.data.tables import draw
+from finetune.data.split import draw
 from finetune.measuring.learning import WINDOWS, Watch
 from finetune.objectives.l3 import L3
 from finetune.objectives.masked import Masked

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store.rows import StoredChat
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
-    from chatapp.prompting.examples import Pool
+    from chatapp.rows.examples import Pool
     from chatapp.tasks.files.promptfile import PromptFile
 
 
@@ -60,13 +60,15 @@ def prompt_path(name: str) -> Path:
 
 
 def report_pool(pool: "Pool", *, strict: bool) -> None:
-    """Report rows of a pool that repeat or contradict others.
+    """Report rows of a pool that repeat or contradict others, or were left out.
 
     Raises UserError when `strict`, and an input has two labels.
     """
     if pool.repeats:
         rows = "row repeats" if pool.repeats == 1 else "rows repeat"
         complain(f"{pool.source}: {pool.repeats} {rows} another one; duplicates are ignored")
+    for reason, count in pool.dropped.items():
+        complain(f"{pool.source}: rows dropped, {reason}: {count:,}")
     if pool.conflicts:
         more = len(pool.conflicts) - 1
         sentence = pool.conflicts[0] + (f", and so on for {more} more" if more else "")

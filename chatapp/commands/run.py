@@ -128,7 +128,7 @@ def run(
 
 def _list(*, as_json: bool) -> None:
     """The prompts of the library, each with what it is for."""
-    from chatapp.prompting.examples import PromptError
+    from chatapp.rows.reading import RowsError
     from chatapp.tasks.files.library import tasks
     from chatapp.tasks.files.promptfile import load_prompt
 
@@ -136,7 +136,7 @@ def _list(*, as_json: bool) -> None:
     for name, path in tasks().items():
         try:
             rows.append({"name": name, "description": load_prompt(path).description})
-        except PromptError as error:  # the others can still be used
+        except RowsError as error:  # the others can still be used
             rows.append({"name": name, "error": str(error)})
     if as_json:
         write_json(rows)

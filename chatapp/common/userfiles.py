@@ -256,8 +256,9 @@ def encoding_hint(data: bytes) -> str:
     """The end of a sentence on bytes that are not UTF-8: their probable encoding, and the
     remedy."""
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    guess = "UTF-16" if wide else "Latin-1 or Windows-1252"
-    return f"(perhaps {guess}); save the file as UTF-8"
+    guess, name = ("UTF-16", "utf-16") if wide else ("Latin-1 or Windows-1252", "windows-1252")
+    command = f"iconv -f {name} -t utf-8 OLD > NEW"
+    return f"(perhaps {guess}); save the file as UTF-8, such as by {command}"
 
 
 def read_toml(path: Path, error: type[UserError] = UserError) -> dict[str, Any]:

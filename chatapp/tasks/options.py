@@ -6,7 +6,7 @@ from typing import cast
 from chatapp.common.progress import Progress
 from chatapp.common.userfiles import quoted, suggestion
 from chatapp.engine.model import LanguageModel
-from chatapp.prompting.examples import PromptError
+from chatapp.rows.examples import PromptError
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.selection.encoders import load_encoder
 from chatapp.tasks.selection.methods import METHODS, Selector, with_encoder

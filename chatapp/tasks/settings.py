@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from chatapp.common.userfiles import quoted, suggestion
-from chatapp.prompting.examples import PromptError
+from chatapp.rows.examples import PromptError
 
 ShotOrder = Literal["nearest-first", "nearest-last", "shuffled"]
 Scoring = Literal["direct", "calibrated", "channel", "per_token", "unconditional"]

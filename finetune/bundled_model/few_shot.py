@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from chatapp.engine.model import LanguageModel
-from chatapp.prompting.examples import Pool
+from chatapp.rows.examples import Pool
 from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan, subset
 from chatapp.tasks.evaluation.gpt3_tasks import generate, own_words, task_prompt
 from chatapp.tasks.evaluation.inputs import Item

@@ -21,7 +21,7 @@ import typer
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
-from chatapp.prompting.examples import Pool
+from chatapp.rows.examples import Pool
 from chatapp.tasks.evaluation.evaluate import Task
 from chatapp.tasks.evaluation.journal import Journal
 from chatapp.tasks.files.promptfile import PromptFile

@@ -20,12 +20,12 @@ from pydantic import (
 )
 
 from chatapp.common import validation
-from chatapp.common.userfiles import UserError, parse_toml, quoted, read_required, shown
+from chatapp.common.userfiles import parse_toml, quoted, read_required, shown
+from chatapp.rows.reading import RowsError
 from finetune.config.objectives import Head, L3Settings, Metric, Objectives, Section
 
-
-class ConfigError(UserError, ValueError):
-    """An unusable configuration or row: the file, the key and the expected value."""
+ConfigError = RowsError
+"""An unusable configuration or row: the file, the key and the expected value."""
 
 
 class Interrupted(Exception):

@@ -13,9 +13,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from chatapp.prompting.messages import END_OF_TEXT, Segment
 from chatapp.prompting.template import DialogueTemplate
+from chatapp.rows.reading import BadRow, tables
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import detect
-from finetune.data.tables import BadRow, is_held_out, tables, text_key
+from finetune.data.split import is_held_out, text_key
 
 Ids = NDArray[np.int32]
 Document = list[Segment]

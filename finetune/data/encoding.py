@@ -21,9 +21,10 @@ from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Template
 from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of
 from chatapp.prompting.template import DialogueTemplate
+from chatapp.rows.reading import BadRow
 from finetune.config.sections import ConfigError, TooLong
 from finetune.data.formats import TrainingExample
-from finetune.data.tables import BadRow, content_key
+from finetune.data.split import content_key
 
 
 class Span(IntEnum):

@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar, cast
 
 from chatapp.common.userfiles import shown
 from chatapp.prompting.messages import Message, Role
+from chatapp.rows.reading import BadRow, Row, either, names, renamed, tables
 from finetune.config.sections import BadRows, TrainSource
-from finetune.data.tables import BadRow, Row, content_key, either, names, renamed, tables
+from finetune.data.split import content_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from pydantic import Field
 from chatapp.common.userfiles import did_you_mean, quoted, shown
 from chatapp.prompting.messages import Message
 from chatapp.prompting.template import TEMPLATES
+from chatapp.rows.reading import BadRow, Row, names
 from finetune.config.objectives import Section
 from finetune.config.sections import ConfigError, load_config
 from finetune.data.formats import TrainingExample
-from finetune.data.tables import BadRow, Row, content_key, names
+from finetune.data.split import content_key
 
 
 class _Template(Section):

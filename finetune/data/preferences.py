@@ -23,6 +23,7 @@ from chatapp.common.userfiles import shown
 from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import Message
+from chatapp.rows.reading import BadRow, Row, names
 from finetune.config.sections import TooLong
 from finetune.data.encoding import Encoded, ExampleEncoder, Span
 from finetune.data.formats import (
@@ -35,7 +36,7 @@ from finetune.data.formats import (
     text_field,
     turns_of,
 )
-from finetune.data.tables import BadRow, Row, content_key, names
+from finetune.data.split import content_key
 
 
 @dataclass(frozen=True, slots=True)

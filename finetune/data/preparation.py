@@ -20,11 +20,12 @@ from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import ChatTemplate, Template
 from chatapp.prompting.template import OWN, PLAIN, TEMPLATES
+from chatapp.rows.reading import BadRow, Row, Table, renamed, tables
 from finetune.config.sections import BadRows, ConfigError, Data, TooLong, TrainSource
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
 from finetune.data.formats import FIELDS, Layout, detect, text_field
 from finetune.data.phrasings import Phrasings, load_phrasings
-from finetune.data.tables import BadRow, Row, Table, draw, is_held_out, renamed, tables
+from finetune.data.split import draw, is_held_out
 
 HELD_OUT = "held_out"
 CLUSTER = "cluster"

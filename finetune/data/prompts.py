@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import Message
+from chatapp.rows.reading import BadRow, Row
 from finetune.config.sections import TooLong
 from finetune.data.encoding import Encoded, ExampleEncoder, Span, last_response
 from finetune.data.formats import FIELDS, Layout, TrainingExample, check_order, detect
 from finetune.data.preferences import prompt_fields, prompt_of
-from finetune.data.tables import BadRow, Row, content_key
+from finetune.data.split import content_key
 
 PROMPT_FIELDS = FIELDS
 """The fields of all layouts of prompt rows."""

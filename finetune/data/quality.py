@@ -27,9 +27,10 @@ from torch.nn import functional
 
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import write_whole
+from chatapp.rows.reading import BadRow, tables
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import detect
-from finetune.data.tables import BadRow, tables, text_key
+from finetune.data.split import text_key
 
 _BUCKETS = 2**18
 _WORD = re.compile(r"\w+|[^\w\s]")

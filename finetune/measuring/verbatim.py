@@ -30,11 +30,11 @@ from chatapp.common.foreign import printable
 from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object
 from chatapp.engine.models.loading import load_model
+from chatapp.rows.reading import BadRow, renamed, tables
 from chatapp.tasks.evaluation.language_modelling import perplexity
 from finetune.config.sections import BadRows, ConfigError, TrainSource
 from finetune.data.formats import TrainingExample, detect
 from finetune.data.phrasings import load_phrasings
-from finetune.data.tables import BadRow, renamed, tables
 from finetune.training.record import (
     PRETRAIN_RECORD,
     configuration_of,

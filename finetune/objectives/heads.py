@@ -46,13 +46,14 @@ from chatapp.engine.backends.head import (
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.lab.prompt_parts import rank_correlation
+from chatapp.rows.reading import BadRow
 from chatapp.tasks.evaluation.metrics import macro_f1
 from finetune.config.objectives import Head, L3Settings, Metric
 from finetune.config.sections import ConfigError, Data, FinetuneConfig, TooLong, TrainSource
 from finetune.data.batches import Tensors, TrainingRows, collate
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.preparation import HELD_OUT, length_of
-from finetune.data.tables import BadRow, draw, is_held_out
+from finetune.data.split import draw, is_held_out
 from finetune.objectives.l3 import L3, count_labels
 from finetune.objectives.objective import (
     Evaluator,

@@ -31,6 +31,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from chatapp.engine.model import PieceTokenizer
+from chatapp.rows.reading import Row
 from chatapp.tasks.evaluation.metrics import wilson
 from finetune.config.objectives import KtoSettings
 from finetune.data.batches import Tensors
@@ -43,7 +44,6 @@ from finetune.data.preferences import (
     FeedbackRow,
     detect_feedback,
 )
-from finetune.data.tables import Row
 from finetune.objectives.log_probs import side, token_log_probs
 from finetune.objectives.objective import Figures, RowSets, Scalar, Tell, through_head
 from finetune.objectives.pairs import (

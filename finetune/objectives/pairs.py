@@ -26,6 +26,7 @@ from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.models.resolving import find_model
+from chatapp.rows.reading import Row
 from chatapp.tasks.evaluation.metrics import wilson
 from finetune.config.objectives import SupervisedSpan
 from finetune.config.sections import ConfigError, FinetuneConfig
@@ -37,7 +38,6 @@ from finetune.data.preferences import (
     FeedbackRow,
     detect_preference,
 )
-from finetune.data.tables import Row
 from finetune.objectives.heads import WithHead
 from finetune.objectives.log_probs import reply_sums, side, token_log_probs
 from finetune.objectives.objective import (

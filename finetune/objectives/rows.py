@@ -35,6 +35,7 @@ from chatapp.common.foreign import printable
 from chatapp.common.progress import Progress
 from chatapp.common.userfiles import whole_file
 from chatapp.engine.model import PieceTokenizer
+from chatapp.rows.reading import Row
 from finetune.config.objectives import AuxSpan, SupervisedSpan
 from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import (
@@ -51,7 +52,6 @@ from finetune.data.formats import Layout
 from finetune.data.packing import Rows, aux_labels, pack, response_labels
 from finetune.data.preferences import FIELDS, EncodedFeedback, FeedbackRow, PairEncoder
 from finetune.data.preparation import ExampleSets, RowKind, encode_chats, encode_rows, length_of
-from finetune.data.tables import Row
 from finetune.objectives.log_probs import token_log_probs
 from finetune.objectives.objective import (
     EVALUATION_BATCH,

@@ -19,9 +19,9 @@ from typing import Annotated
 import typer
 
 from chatapp.common.userfiles import write_whole
+from chatapp.rows.reading import BadRow, tables
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import text_field
-from finetune.data.tables import BadRow, tables
 from finetune.recipes import run
 
 FIELDS = ("template", "prompt", "completion")

@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import typer
 
 from chatapp.common.userfiles import write_whole
+from chatapp.rows.reading import BadRow, tables
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import text_field
-from finetune.data.tables import BadRow, tables
 from finetune.recipes import run
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from chatapp.common.userfiles import write_whole
-from chatapp.prompting.examples import Example
+from chatapp.rows.examples import Example
 from chatapp.tasks.evaluation.gpt3_tasks import generate
 from finetune.recipes import run
 

@@ -234,7 +234,7 @@ def _measure(task: Task) -> Measure:
         passages = subset(read_passages(Path(task.test)), task.limit, 0)
         return partial(_last_words, [passage.input for passage in passages])
     prompt = load_prompt(Path(task.prompt))
-    rows = subset(read_test(Path(task.test), prompt.labels, prompt.columns), task.limit, 0)
+    rows = subset(read_test(Path(task.test), prompt.columns), task.limit, 0)
     return partial(_prompt_file, Evaluated(task.name, prompt, rows, task.test))
 
 

@@ -152,6 +152,6 @@ def tasks_of_the_library() -> dict[str, Task]:
     """The library's tasks with its own items."""
     prompts = {file: load_prompt(PROMPTS / f"{file.partition('.')[0]}.toml") for file in FILES}
     return {
-        file.partition(".")[0]: (prompt, read_test(PROMPTS / file, prompt.labels, prompt.columns))
+        file.partition(".")[0]: (prompt, read_test(PROMPTS / file, prompt.columns))
         for file, prompt in prompts.items()
     }

@@ -20,7 +20,7 @@ from chatapp.common.userfiles import (
 )
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models.resolving import model_folder
-from chatapp.prompting.examples import PromptError
+from chatapp.rows.examples import PromptError
 from chatapp.tasks.evaluation import inputs, journal
 
 SOURCE = '''\

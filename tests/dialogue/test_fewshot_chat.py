@@ -19,9 +19,9 @@ from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.dialogue.writers.prompt import Shot
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Sampling
-from chatapp.prompting.examples import PromptError
 from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, save_template
+from chatapp.rows.examples import PromptError
 from chatapp.tasks.answering import Answerer
 from chatapp.tasks.files.promptfile import load_prompt
 from chatapp.tasks.options import selector_for

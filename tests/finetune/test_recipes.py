@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import chatapp
 from chatapp.prompting.template import TEMPLATES
+from chatapp.rows.reading import Row
 from finetune.cli import app
 from finetune.config.sections import (
     ConfigError,
@@ -26,7 +27,6 @@ from finetune.data.formats import Labelled, read_labelled
 from finetune.data.phrasings import load_phrasings
 from finetune.data.preparation import ExampleSets, encode_chats
 from finetune.data.prompts import detect_prompt
-from finetune.data.tables import Row
 from finetune.recipes import (
     arithmetic,
     flan,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting.examples import PromptError
+from chatapp.rows.examples import PromptError
 from chatapp.tasks.files import library
 from chatapp.tasks.files.promptfile import (
     Persona,

@@ -13,8 +13,8 @@ from fakes import ScriptedModel
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.model import Sampling
-from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.messages import text_of
+from chatapp.rows.examples import Pool, PromptError
 from chatapp.tasks import answering
 from chatapp.tasks.answering import CONTENT_FREE, Answer, Answerer, Question, sampling_of
 from chatapp.tasks.files.promptfile import PromptFile, load_prompt

@@ -14,8 +14,8 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.events import Event
 from chatapp.engine.model import Request
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.examples import Pool
 from chatapp.prompting.messages import text_of
+from chatapp.rows.examples import Pool
 from chatapp.tasks.answering import CONTENT_FREE, Answerer
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.selection.select import Select, build_selector

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.prompting.examples import Example, PromptError
+from chatapp.common.userfiles import UserError
+from chatapp.rows.examples import Example, PromptError
 from chatapp.tasks.answering import Answerer, Likelihoods, best, probabilities
 from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan
 from chatapp.tasks.evaluation.inputs import Item, read_test
@@ -102,11 +103,11 @@ def test_an_evaluation_decides_in_three_ways_from_one_run(prompt: PromptFile) ->
 def test_rows_of_choices(prompt: PromptFile, tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
     path.write_text('{"question": "x", "options": ["a", "b"], "answer": "c"}')
-    with pytest.raises(PromptError, match="line 1: 'c' is not one of the choices of its item"):
-        read_test(path, (), prompt.columns)
+    with pytest.raises(UserError, match="line 1: 'c' is not one of the choices of its item"):
+        read_test(path, prompt.columns)
     path.write_text('{"question": "x", "options": "ab", "answer": "a"}')
     with pytest.raises(PromptError, match="'options' is the string 'ab', expected a list"):
-        read_test(path, (), prompt.columns)
+        read_test(path, prompt.columns)
 
 
 def test_what_choices_exclude(prompt: PromptFile) -> None:

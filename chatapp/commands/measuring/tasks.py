@@ -42,7 +42,7 @@ def read_tasks(
         if name in tasks:
             raise UserError(f"{file}: another prompt file is named {name!r} as well; rename one")
         report_pool(prompt.pool, strict=strict)
-        items = subset(read_test(test, prompt.labels, prompt.columns), limit, seed)
+        items = subset(read_test(test, prompt.columns), limit, seed)
         tasks[name] = Task(name, prompt, items, str(test))
     return list(tasks.values())
 

@@ -20,8 +20,8 @@ from chatapp.dialogue.tools.copying import form_of, forms, marked, marks_in
 from chatapp.dialogue.tools.examples import NONE, PATH, questions_without_tool
 from chatapp.dialogue.tools.tool import Tool, misfit_of
 from chatapp.engine.model import LanguageModel
-from chatapp.prompting.examples import Example, Pool
 from chatapp.prompting.messages import Requested
+from chatapp.rows.examples import Example, Pool
 from chatapp.tasks.answering import Answer, Answerer
 from chatapp.tasks.files.promptfile import Output, PromptFile
 from chatapp.tasks.options import selector_for

@@ -19,9 +19,10 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.prompting import messages
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.examples import Example, PromptError, item_of
 from chatapp.prompting.messages import Message, Segment
 from chatapp.prompting.template import PLAIN
+from chatapp.rows.examples import Example, PromptError, item_of
+from chatapp.rows.reading import RowsError
 from chatapp.tasks.answering import Answerer, Question, constraint_of, sampling_of
 from chatapp.tasks.files.documents import set_apart
 from chatapp.tasks.files.layout import Demonstration, Fitted, demonstrations
@@ -190,7 +191,7 @@ class FewShotWriter(Writer):
     def _fit(self, layout: Layout, ranked: list[int], query: str, limit: int) -> Fitted:
         try:
             return layout.fit(ranked, query, lambda part: self._count([part]), limit)
-        except PromptError:  # the message leaves the reply less room than it should have
+        except RowsError:  # the message leaves the reply less room than it should have
             return Fitted([], ranked, 0)
 
     def _shots(self, chosen: Iterable[Demonstration]) -> tuple[Shot, ...]:

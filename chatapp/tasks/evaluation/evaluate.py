@@ -16,8 +16,9 @@ from chatapp.common.progress import Progress
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.resolving import model_identity
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.examples import PromptError
 from chatapp.prompting.template import PLAIN
+from chatapp.rows.examples import PromptError
+from chatapp.rows.reading import RowsError
 from chatapp.tasks.answering import Answer, Answerer
 from chatapp.tasks.evaluation.inputs import Item
 from chatapp.tasks.evaluation.journal import (
@@ -273,7 +274,7 @@ def _check_fit(
         for item in task.items:
             try:
                 answerer.prepare(item)
-            except PromptError as error:
+            except RowsError as error:
                 raise PromptError(f"{task.source}, line {item.line}: {error}") from None
 
 

@@ -14,7 +14,8 @@ from statistics import fmean, stdev
 
 from chatapp.common.progress import Progress
 from chatapp.engine.model import LanguageModel
-from chatapp.prompting.examples import Columns, Pool, PromptError, normalise, read_rows
+from chatapp.rows.examples import Columns, Pool, PromptError, normalise, read_rows
+from chatapp.rows.reading import BadRow
 from chatapp.tasks.evaluation.evaluate import Task
 from chatapp.tasks.evaluation.gpt3_tasks import own_words
 from chatapp.tasks.evaluation.metrics import t_quantile, wilson
@@ -146,7 +147,7 @@ def read_text_pairs(path: Path) -> list[Pair]:
     pairs: list[Pair] = []
     columns = Columns(inputs=FIELDS, output=KIND)
     for line, row in read_rows(path, columns, output_required=False):
-        if isinstance(row, PromptError):
+        if isinstance(row, BadRow):
             raise row
         first, second = (row.values[name] for name in FIELDS)
         if first == second:

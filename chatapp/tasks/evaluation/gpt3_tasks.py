@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from chatapp.common.userfiles import read_required
-from chatapp.prompting.examples import Example, Pool, PromptError
+from chatapp.rows.examples import Example, Pool, PromptError
 from chatapp.tasks.files.promptfile import PromptFile
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chatapp.common.userfiles import did_you_mean, open_named, quoted
-from chatapp.prompting.examples import (
+from chatapp.common.userfiles import open_named
+from chatapp.rows.examples import (
     INPUT_FIELDS,
     PLAIN_COLUMNS,
     POOL_SUFFIXES,
@@ -22,13 +22,14 @@ from chatapp.prompting.examples import (
     parse_row,
     read_rows,
 )
+from chatapp.rows.reading import BadRow, RowsError, suffix
 
 _BOM = b"\xef\xbb\xbf"
 
 Gold = str | tuple[str, ...]
 """A correct answer, or several of them."""
 
-Inputs = Iterator[tuple[int, Query | PromptError]]
+Inputs = Iterator[tuple[int, Query | RowsError]]
 """Line numbers, and on each line an input or its error."""
 
 
@@ -49,13 +50,13 @@ def query_of(text: str, columns: Columns, location: str) -> Query:
 def read_inputs(path: Path, columns: Columns = PLAIN_COLUMNS) -> Inputs:
     """The inputs in a file, one at a time.
 
-    JSONL and CSV have the format of pools, with or without outputs; in any other file each line
-    that is not blank is an input. A pipe is read like `read_stream`. Raises PromptError when the
-    file itself cannot be read.
+    Files of rows have the format of pools, with or without outputs; in any other file each line
+    that is not blank is an input. A pipe is read like `read_stream`. Raises RowsError when the file
+    itself cannot be read.
     """
-    if path.suffix.lower() in POOL_SUFFIXES:
+    if suffix(path) in POOL_SUFFIXES:
         for line, row in read_rows(path, columns, output_required=False):
-            yield line, row if isinstance(row, PromptError) else _query(row)
+            yield line, row if isinstance(row, BadRow) else _query(row)
         return
     try:
         with open_named(path) as file:
@@ -76,7 +77,7 @@ def read_stream(
     fields = INPUT_FIELDS if columns.inputs == ("input",) else columns.inputs
     is_json: bool | None = None
     for number, text in _plain(lines, source):
-        if isinstance(text, PromptError):
+        if isinstance(text, RowsError):
             yield number, text
             continue
         record = _record(text)
@@ -91,7 +92,7 @@ def read_stream(
             continue
         try:
             yield number, _query(parse_row(record, location, columns, output_required=False))
-        except PromptError as error:
+        except RowsError as error:
             yield number, error
 
 
@@ -99,10 +100,10 @@ def _query(row: PoolRow) -> Query:
     return row if row.values or row.choices else row.input
 
 
-def _parsed(text: str | PromptError, columns: Columns, location: str) -> Query | PromptError:
+def _parsed(text: str | PromptError, columns: Columns, location: str) -> Query | RowsError:
     try:
-        return text if isinstance(text, PromptError) else query_of(text, columns, location)
-    except PromptError as error:
+        return text if isinstance(text, RowsError) else query_of(text, columns, location)
+    except RowsError as error:
         return error
 
 
@@ -138,33 +139,19 @@ class Item(Example):
         return self.answers or self.output
 
 
-def read_test(
-    path: Path, labels: tuple[str, ...] = (), columns: Columns = PLAIN_COLUMNS
-) -> list[Item]:
-    """The test items in a JSONL or CSV file; unlike in a pool, items may repeat.
+def read_test(path: Path, columns: Columns = PLAIN_COLUMNS) -> list[Item]:
+    """The test items in a file of rows; unlike in a pool, items may repeat.
 
-    labels: the only allowed outputs, if given. Raises PromptError at the first bad row, because a
-    score over a part of the items is no score of the file.
+    Raises RowsError at the first bad row, because a score over a part of the items is no score of
+    the file; unless the prompt file says that bad rows are dropped.
     """
     items = []
     for line, row in read_rows(path, columns):
-        if isinstance(row, PromptError):
+        if not isinstance(row, BadRow):
+            parts = {"values": row.values, "choices": row.choices, "answers": row.answers}
+            items.append(Item(row.input, row.output, line, **parts))  # type: ignore[arg-type]
+        elif columns.bad_rows == "raise":
             raise row
-        if labels and row.output not in labels:
-            raise PromptError(
-                f"{path}, line {line}: {quoted(row.output)} is not one of the labels"
-                f"{did_you_mean(row.output, labels) or '; there are ' + ', '.join(labels)}"
-            )
-        items.append(
-            Item(
-                row.input,
-                row.output,
-                line,
-                values=row.values,
-                choices=row.choices,
-                answers=row.answers,
-            )
-        )
     if not items:
         raise PromptError(f"{path}: contains no test items")
     return items

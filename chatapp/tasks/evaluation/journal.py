@@ -47,8 +47,9 @@ from typing import Any, TypeVar, cast
 from filelock import FileLock, Timeout
 
 from chatapp.common.userfiles import open_named, reason
-from chatapp.prompting.examples import PromptError, Query, item_of
 from chatapp.prompting.messages import text_of
+from chatapp.rows.examples import PromptError, Query, item_of
+from chatapp.rows.reading import RowsError
 from chatapp.tasks.answering import Answer, Answering, Likelihoods, Question, best, probabilities
 from chatapp.tasks.evaluation.inputs import Inputs
 from chatapp.tasks.files.layout import Demonstration
@@ -344,8 +345,8 @@ def unanswered(
         raise PromptError(f"{_place(journal)}: has more rows than there are inputs")
 
 
-def _text_of(query: Query | PromptError) -> str | None:
-    return None if isinstance(query, PromptError) else item_of(query).input
+def _text_of(query: Query | RowsError) -> str | None:
+    return None if isinstance(query, RowsError) else item_of(query).input
 
 
 def _place(journal: Journal | None) -> str:
@@ -353,7 +354,7 @@ def _place(journal: Journal | None) -> str:
 
 
 def _answered(
-    answerer: Answering, inputs: Iterable[tuple[JournalRow, Query | PromptError]], source: str
+    answerer: Answering, inputs: Iterable[tuple[JournalRow, Query | RowsError]], source: str
 ) -> Iterator[list[JournalRow]]:
     """The row of each input, in order, after its beginning."""
     taken: deque[JournalRow] = deque()
@@ -361,12 +362,12 @@ def _answered(
     def questions() -> Iterator[Question]:
         for row, query in inputs:
             taken.append(row)
-            if isinstance(query, PromptError):
+            if isinstance(query, RowsError):
                 row["error"] = str(query)
                 continue
             try:
                 yield answerer.prepare(query)
-            except PromptError as error:
+            except RowsError as error:
                 row["error"] = f"{source}, line {row['line']}: {error}"
 
     for answers in answerer.answers(questions()):

@@ -23,7 +23,8 @@ from typing import Literal, TypeVar
 from chatapp.common.progress import Progress
 from chatapp.engine.events import Token
 from chatapp.engine.model import LanguageModel, Request, Sampling
-from chatapp.prompting.examples import PromptError
+from chatapp.rows.examples import PromptError
+from chatapp.rows.reading import RowsError
 from chatapp.tasks.evaluation.inputs import Item, read_inputs
 
 _T = TypeVar("_T")
@@ -192,7 +193,7 @@ def read_passages(path: Path) -> list[Item]:
     """The passages in a file (see `read_inputs`). Raises PromptError at an invalid one."""
     passages = []
     for line, text in read_inputs(path):
-        if isinstance(text, PromptError):
+        if isinstance(text, RowsError):
             raise text
         if not (isinstance(text, str) and is_passage(text)):
             raise PromptError(f"{path}, line {line}: expected a passage of two words or more")

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from chatapp.common.userfiles import quoted
-from chatapp.prompting.examples import Columns, Example
 from chatapp.prompting.messages import Kind, Segment
+from chatapp.rows.examples import Columns, Example
 
 INSTRUCTION = "instruction"
 """The name of the field that stands for the instruction of the file."""

@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from chatapp.common.parameters import Sampling
 from chatapp.common.validation import strict_model
 from chatapp.prompting.calls import CALCULATOR
-from chatapp.prompting.published import FORMATS
+from chatapp.rows.examples import BadRows
+from chatapp.rows.published import FORMATS
 from chatapp.tasks.files.documents import PASSAGE_SIZE, PASSAGES
 from chatapp.tasks.selection.select import Select
 from chatapp.tasks.settings import Scoring, Style
@@ -99,6 +100,8 @@ class PromptKeys(DescribedKeys):
     labels: list[_Label] = Field([], min_length=2)
     choices: str = ""
     format: Literal[tuple(FORMATS)] | None = None  # type: ignore[valid-type]
+    columns: dict[str, str] = {}
+    bad_rows: BadRows = "raise"
     metrics: list[Measure] | None = None
     examples_file: str | None = None
     examples: list[Any] | None = None

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from chatapp.prompting.examples import Example, PromptError, Query, item_of
 from chatapp.prompting.messages import END_OF_TEXT, Kind, Segment
+from chatapp.rows.examples import Example, PromptError, Query, item_of
 from chatapp.tasks.files.form import Template, fill, join
 from chatapp.tasks.files.promptfile import NO_CHANNEL, PromptFile
 from chatapp.tasks.selection.methods import Selector

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chatapp.common.paths import prompts_dir
 from chatapp.common.userfiles import did_you_mean, quoted, reason
-from chatapp.prompting.examples import PromptError
+from chatapp.rows.examples import PromptError
 
 _TASKS = (".toml", ".txt")
 

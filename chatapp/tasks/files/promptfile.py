@@ -5,6 +5,7 @@ file, the line, the key and the expected value. No key is ignored and no value i
 silently.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -14,17 +15,21 @@ from typing import Any, Literal, TypeVar
 from chatapp.common.userfiles import line_of, parse_toml, quoted, read_required, shown
 from chatapp.common.validation import located, validated
 from chatapp.prompting.calls import CALCULATOR
-from chatapp.prompting.examples import (
+from chatapp.prompting.messages import InlineCalls
+from chatapp.prompting.template import TEMPLATES
+from chatapp.rows.examples import (
     POOL_SUFFIXES,
+    BadRows,
     Columns,
     Pool,
     PoolRow,
     PromptError,
+    collect,
     parse_row,
+    read_pool,
 )
-from chatapp.prompting.messages import InlineCalls
-from chatapp.prompting.pools import collect, read_pool
-from chatapp.prompting.template import TEMPLATES
+from chatapp.rows.published import FORMATS
+from chatapp.rows.reading import BadRow, RowsError, suffix
 from chatapp.tasks.files.documents import DocumentsError, DocumentSet
 from chatapp.tasks.files.form import Form, FormError, named_form, short_form
 from chatapp.tasks.files.keys import (
@@ -49,6 +54,9 @@ NO_CHANNEL = (
 # An answer should be the most likely one, the same each time, and short.
 _ANSWER: dict[str, int | float] = {"temperature": 0.0, "max_tokens": 64}
 
+
+# The id of a hub data set, perhaps with its subset and split.
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]*){0,2}")
 
 OutputKind = Literal["schema", "pattern", "grammar"]
 
@@ -80,7 +88,8 @@ class PromptFile:
     the possible answers of each item, scored like labels; there, `per_token` divides the likelihood
     by the tokens of a choice, and `unconditional` by its likelihood after the answer's prefix alone
     (Brown et al. 2020). published: the format of the pool and of test items, see `published`.
-    style: one text, or
+    renamed: columns of their files, by the field that is taken from them. bad_rows: whether one of
+    them ends the reading. style: one text, or
     demonstrations as turns of a chat. documents: whose passages precede the input, or None. calls:
     how an output contains the call of a tool. output: what a generated answer may look like.
     generate: sampling parameters; by default greedy and
@@ -106,6 +115,8 @@ class PromptFile:
     scoring: Scoring = "direct"
     choices: str = ""
     published: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    bad_rows: BadRows = "raise"
     style: Style = "text"
     documents: DocumentSet | None = None
     calls: InlineCalls = CALCULATOR
@@ -157,7 +168,14 @@ class PromptFile:
     @property
     def columns(self) -> Columns:
         """The fields of its pool, its inputs and its test items."""
-        return replace(self.form.columns, choices=self.choices, published=self.published)
+        return replace(
+            self.form.columns,
+            choices=self.choices,
+            published=self.published,
+            columns=self.renamed,
+            labels=self.labels,
+            bad_rows=self.bad_rows,
+        )
 
     def _form(self) -> Form:
         if not (self.example or self.query):
@@ -223,13 +241,13 @@ def load_prompt(path: Path) -> PromptFile:
 
     Raises PromptError when it is invalid.
     """
-    suffix = path.suffix.lower()
-    if suffix in POOL_SUFFIXES:
+    kind = suffix(path)
+    if kind in POOL_SUFFIXES:
         return prompt_from_pool(path)
-    if suffix not in (".toml", ".txt"):
+    if kind not in (".toml", ".txt"):
         raise PromptError(f"{path}: expected a prompt file ending in .toml, .txt, .jsonl or .csv")
     source = _read(path)
-    if suffix == ".txt":
+    if kind == ".txt":
         return _from_text(path, source)
     if "system" in _keys_of(source):
         raise _key_error(
@@ -318,6 +336,8 @@ def _from_toml(path: Path, source: str) -> PromptFile:
         scoring=file.score.method,
         choices=file.choices,
         published=file.format or "",
+        renamed=file.columns,
+        bad_rows=file.bad_rows,
         style=file.chat.style,
         documents=_documents(path, source, file.documents),
         calls=InlineCalls(**file.calls.model_dump()),
@@ -344,7 +364,7 @@ def _output(path: Path, source: str, file: PromptKeys) -> Output | None:
             return Output(kind, given)
         try:
             return Output(kind, read_required(path.parent / given, PromptError))
-        except PromptError as error:
+        except RowsError as error:
             raise _key_error(path, source, ("output", kind), f"cannot be read: {error}") from None
     return None
 
@@ -368,30 +388,32 @@ def _pool(prompt: PromptFile, file: PromptKeys) -> Pool:
             raise prompt.error("examples", "conflicts with 'examples_file'")
         pool = path.parent / file.examples_file
         try:
-            exists = pool.is_file()
+            exists = pool.exists()
         except ValueError:  # raised for a NUL in a path
             exists = False
-        if not exists:
+        is_id = bool(_HUB_ID.fullmatch(file.examples_file)) and not suffix(pool)
+        if not exists and not is_id:
             message = f"is {quoted(file.examples_file)}, but there is no file {quoted(str(pool))}"
             raise prompt.error("examples_file", message)
-        return read_pool(pool, file.labels, columns)
+        return read_pool(pool if exists else Path(file.examples_file), columns)
     if file.examples is None:
         return Pool([], [])
     line = line_of(source, ("examples",))
     location = f"{path}, line {line}" if line else f"{path}"
     rows = _inline(file.examples, location, columns)
-    return collect(rows, location, "example", file.labels)
+    return collect(rows, location, "example", columns)
 
 
 def _inline(
     rows: list[Any], location: str, columns: Columns
-) -> Iterator[tuple[int, PoolRow | PromptError]]:
+) -> Iterator[tuple[int, PoolRow | BadRow]]:
     for number, row in enumerate(rows, 1):
         row_location = f"{location}, example {number}"
         if not isinstance(row, dict):
             expected = "{input = …, output = …}"
             raise PromptError(f"{row_location}: is {shown(row)}, expected {expected}")
-        yield number, parse_row(row, row_location, columns)
+        for item in FORMATS[columns.published](row) if columns.published else [row]:
+            yield number, parse_row(item, row_location, columns)
 
 
 def _key_error(path: Path, source: str, keys: tuple[str, ...], message: str) -> PromptError:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from chatapp.prompting.chat_template import ChatTemplate, Template
-from chatapp.prompting.examples import Example, PromptError, Query, item_of
 from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of
 from chatapp.prompting.thinking import ends_in_thought
+from chatapp.rows.examples import Example, PromptError, Query, item_of
 from chatapp.tasks.files.form import fill
 from chatapp.tasks.files.layout import Fitted, TextLayout, arrange
 from chatapp.tasks.files.promptfile import PromptFile

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from chatapp.prompting.examples import Pool, normalise
+from chatapp.rows.examples import Pool, normalise
 
 # Help and completion read the table, and should not wait for numpy.
 if TYPE_CHECKING:

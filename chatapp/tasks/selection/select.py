@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from chatapp.prompting.examples import Pool
+from chatapp.rows.examples import Pool
 from chatapp.tasks.selection.methods import METHODS, Fixed, Selector
 from chatapp.tasks.selection.similarity import Encoder, Metric
 from chatapp.tasks.settings import ShotOrder

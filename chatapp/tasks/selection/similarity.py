@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from chatapp.prompting.examples import PromptError
+from chatapp.rows.examples import PromptError
 
 Metric = Literal["cosine", "euclidean"]
 

@@ -61,7 +61,7 @@ def _preset_names() -> Iterable[str]:
 
 
 def _prompt_names() -> Iterable[str]:
-    from chatapp.prompting.examples import PromptError
+    from chatapp.rows.examples import PromptError
 
     with suppress(PromptError):
         return choosable_names()

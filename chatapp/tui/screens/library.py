@@ -20,6 +20,7 @@ from textual.widgets import Input, OptionList, Static
 from chatapp.common.foreign import printable
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
+from chatapp.rows.reading import RowsError
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.runtime import in_words
@@ -54,7 +55,7 @@ class _Item:
 
 
 def choice_of(name: str) -> PromptChoice:
-    """The basis for a chat by this name. Raises PromptError when the file cannot be used."""
+    """The basis for a chat by this name. Raises RowsError when the file cannot be used."""
     from chatapp.dialogue.variants import basis_of
     from chatapp.tasks.files.library import name_of
 
@@ -66,13 +67,13 @@ def choice_of(name: str) -> PromptChoice:
 
 def persona_of(system: str | None) -> str:
     """The name of the persona with these instructions; "" when there is none."""
-    from chatapp.prompting.examples import PromptError
+    from chatapp.rows.reading import RowsError
     from chatapp.tasks.files.library import personas
     from chatapp.tasks.files.promptfile import Persona, load_for_chat
 
     if system is None:
         return ""
-    with suppress(PromptError):  # the list of prompts reports the faults of a file
+    with suppress(RowsError):  # the list of prompts reports the faults of a file
         for name, path in personas().items():
             persona = load_for_chat(path)
             if isinstance(persona, Persona) and persona.system == system:
@@ -81,7 +82,7 @@ def persona_of(system: str | None) -> str:
 
 
 def choosable_names() -> list[str]:
-    """The names that can be chosen. Raises PromptError."""
+    """The names that can be chosen. Raises RowsError."""
     from chatapp.tasks.files.library import for_chats
 
     return [NONE, *for_chats()]
@@ -95,8 +96,7 @@ def _load(name: str) -> "PromptFile | Persona | None":
 
 
 def _rows(basis: Basis) -> list[_Item]:
-    """All entries. Raises PromptError when a folder cannot be read."""
-    from chatapp.prompting.examples import PromptError
+    """All entries. Raises RowsError when a folder cannot be read."""
     from chatapp.tasks.files.library import for_chats, personas
     from chatapp.tasks.files.promptfile import Persona, describe, load_for_chat
 
@@ -110,7 +110,7 @@ def _rows(basis: Basis) -> list[_Item]:
                 rows.append(_Item(name, persona.description, in_use=in_use and not basis.prompt))
             else:
                 rows.append(_Item(name, describe(path), in_use=name == basis.prompt))
-        except PromptError as error:
+        except RowsError as error:
             rows.append(_Item(name, "cannot be used", str(error)))
     if basis.prompt and basis.prompt not in {row.name for row in rows}:
         rows.insert(1, _Item(basis.prompt, "", in_use=True))
@@ -161,11 +161,10 @@ class LibraryScreen(Dialog[PromptChoice | None]):
 
     @work
     async def _look_for_files(self) -> None:
-        from chatapp.prompting.examples import PromptError
 
         try:
             self._all = await asyncio.to_thread(_rows, self._conversation.chat.basis)
-        except (PromptError, StoreError) as error:
+        except (RowsError, StoreError) as error:
             self._show_preview(None, str(error))
             return
         used = [index for index, row in enumerate(self._all) if row.in_use]
@@ -303,12 +302,11 @@ class LibraryScreen(Dialog[PromptChoice | None]):
 
     @work(exclusive=True)
     async def _choose(self, name: str) -> None:
-        from chatapp.prompting.examples import PromptError
 
         number = self._number
         try:
             choice = await asyncio.to_thread(choice_of, name)
-        except PromptError as error:
+        except RowsError as error:
             if number == self._number:
                 self._show_preview(None, str(error))
         else:

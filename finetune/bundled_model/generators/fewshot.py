@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chatapp.prompting.examples import Pool
 from chatapp.prompting.messages import Segment
+from chatapp.rows.examples import Pool
 from chatapp.tasks.files.layout import continuation, render
 from chatapp.tasks.files.promptfile import PromptFile
 from finetune.bundled_model.generators.words import table

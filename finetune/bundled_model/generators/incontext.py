@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chatapp.prompting.examples import Pool
+from chatapp.rows.examples import Pool
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.selection.select import Select, build_selector
 from finetune.bundled_model.generators.fewshot import Shot, draw_layout, few_shot_row

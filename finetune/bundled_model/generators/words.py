@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from chatapp.tasks.evaluation.gpt3_tasks import own_words
-from finetune.data.tables import is_held_out, text_key
+from finetune.data.split import is_held_out, text_key
 
 
 @cache

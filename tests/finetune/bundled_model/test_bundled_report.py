@@ -8,8 +8,8 @@ from fakes import ScriptedModel
 
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import Request, Sampling
-from chatapp.prompting.examples import Pool
 from chatapp.prompting.template import CHAT
+from chatapp.rows.examples import Pool
 from chatapp.tasks.evaluation.evaluate import Grid
 from chatapp.tasks.files.promptfile import PromptFile
 from finetune.bundled_model import few_shot, report, talk

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting.examples import Pool
 from chatapp.prompting.messages import text_of
+from chatapp.rows.examples import Pool
 from chatapp.tasks.evaluation.gpt3_tasks import generate, own_words
 from chatapp.tasks.files.layout import continuation, render
 from chatapp.tasks.files.promptfile import PromptFile

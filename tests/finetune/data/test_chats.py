@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import Message
+from chatapp.rows.reading import BadRow
 from finetune.data.encoding import ChatEncoder, ExampleEncoder, ExampleTooLong, Piece, Span
 from finetune.data.formats import chat_example
-from finetune.data.tables import BadRow
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<turn>", "[INST]", "[/INST]")
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -13,7 +13,7 @@ from chatapp.prompting.template import CHAT, PLAIN
 from finetune.config.sections import ConfigError
 from finetune.data.corpus import cut_windows, document_key, encode_documents, read_documents
 from finetune.data.corpus import train_tokenizer as train
-from finetune.data.tables import is_held_out
+from finetune.data.split import is_held_out
 
 TALK = {
     "messages": [

@@ -12,9 +12,9 @@ import pyarrow.parquet
 import tiny_finetune as tiny
 from rich.console import Console
 
+from chatapp.rows.reading import READERS
 from finetune.data.formats import LAYOUTS, Layout, TrainingExample
 from finetune.data.packing import response_labels
-from finetune.data.tables import READERS
 from finetune.run import train
 from finetune.training.setup import set_up_run
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from chatapp.prompting.messages import Message
+from chatapp.rows.reading import BadRow, Row
 from finetune.config.sections import TrainSource
 from finetune.data.formats import Labelled, TrainingExample, detect, read_labelled
-from finetune.data.tables import BadRow, Row, content_key
+from finetune.data.split import content_key
 
 LOCATION = "rows.jsonl, line 7"
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.prompting.messages import Message
+from chatapp.rows.reading import BadRow, Row
 from finetune.config.sections import ConfigError
 from finetune.data.phrasings import Phrasings, load_phrasings, parse_pattern
-from finetune.data.tables import BadRow, Row
 
 REVIEWS = """
 cluster = "sentiment"

@@ -8,6 +8,7 @@ import pytest
 from fakes import WordTokenizer
 
 from chatapp.prompting.template import CHAT
+from chatapp.rows.reading import BadRow, Row
 from finetune.config.sections import ConfigError, Data
 from finetune.data.encoding import Span
 from finetune.data.preferences import (
@@ -21,7 +22,6 @@ from finetune.data.preferences import (
     detect_preference,
 )
 from finetune.data.preparation import RowKind, encode_rows
-from finetune.data.tables import BadRow, Row
 
 USER = {"role": "user", "content": "Who?"}
 ME = {"role": "assistant", "content": "Me."}

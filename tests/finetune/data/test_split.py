@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.data.tables import content_key, draw, is_held_out
+from finetune.data.split import content_key, draw, is_held_out
 
 
 @given(st.text(max_size=20))

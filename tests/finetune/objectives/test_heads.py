@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from chatapp.engine.backends.head import HeadModel, HeadSpec
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
+from chatapp.rows.reading import BadRow
 from finetune.config.sections import ConfigError
 from finetune.data.batches import collate
 from finetune.data.formats import Labelled
-from finetune.data.tables import BadRow
 from finetune.evaluation import evaluate
 from finetune.objectives.heads import (
     ROLES,

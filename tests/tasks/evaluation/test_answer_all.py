@@ -8,7 +8,7 @@ import pytest
 
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
-from chatapp.prompting.examples import PromptError
+from chatapp.rows.examples import PromptError
 from chatapp.tasks.answering import Answerer
 from chatapp.tasks.evaluation.journal import Journal, answer_all, read_rows
 from chatapp.tasks.files.promptfile import PromptFile

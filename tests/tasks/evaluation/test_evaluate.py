@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.prompting.examples import Pool, PromptError
+from chatapp.rows.examples import Pool, PromptError
 from chatapp.tasks.answering import best
 from chatapp.tasks.evaluation.evaluate import Cell, Grid, Selectors, Task, evaluate, plan, subset
 from chatapp.tasks.evaluation.inputs import Item

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting.examples import PromptError
 from chatapp.prompting.messages import text_of
+from chatapp.rows.examples import PromptError
 from chatapp.tasks.evaluation.gpt3_tasks import (
     TASKS,
     generate,

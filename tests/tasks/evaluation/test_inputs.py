@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting.examples import PromptError
+from chatapp.rows.examples import Columns
+from chatapp.rows.reading import RowsError
 from chatapp.tasks.evaluation.inputs import Item, read_inputs, read_stream, read_test
 
 
@@ -53,7 +54,7 @@ def test_plain_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["none.txt", "none.jsonl", "no\0ne.txt"])
 def test_no_such_file(tmp_path: Path, name: str) -> None:
-    with pytest.raises(PromptError, match=r"cannot be read|NUL"):
+    with pytest.raises(RowsError, match=r"cannot be read|NUL"):
         list(read_inputs(tmp_path / name))
 
 
@@ -78,11 +79,11 @@ def test_braces_alone_are_no_json() -> None:
 def test_test_items(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
     path.write_text('{"text": "one", "label": "a"}\n\n{"text": "one", "label": "a"}\n')
-    assert read_test(path, ("a", "b")) == [Item("one", "a", 1), Item("one", "a", 3)]
+    assert read_test(path, Columns(labels=("a", "b"))) == [Item("one", "a", 1), Item("one", "a", 3)]
     with pytest.raises(
-        PromptError, match=r"line 1: 'a' is not one of the labels; there are " "x, yes"
+        RowsError, match=r"line 1: 'a' is not one of the labels; there are " "'x', 'yes'"
     ):
-        read_test(path, ("x", "yes"))
+        read_test(path, Columns(labels=("x", "yes")))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_test_items(tmp_path: Path) -> None:
 def test_test_items_that_cannot_be_used(tmp_path: Path, content: str, error: str) -> None:
     path = tmp_path / "test.jsonl"
     path.write_text(content)
-    with pytest.raises(PromptError, match=error):
+    with pytest.raises(RowsError, match=error):
         read_test(path)
 
 

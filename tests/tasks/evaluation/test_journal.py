@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting.examples import PromptError
+from chatapp.rows.examples import PromptError
 from chatapp.tasks.evaluation.journal import Journal, NotWritten, read_rows
 
 ROOT = Path(__file__).parents[3]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.messages import text_of
+from chatapp.rows.examples import Pool, PromptError
 from chatapp.tasks.evaluation.evaluate import Task
 from chatapp.tasks.evaluation.experiments import label_variants, order_variants
 from chatapp.tasks.evaluation.inputs import Item

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.examples import Example, Pool, PromptError
 from chatapp.prompting.messages import Segment, text_of
-from chatapp.prompting.pools import read_pool
 from chatapp.prompting.template import PLAIN
+from chatapp.rows.examples import Example, Pool, PromptError, read_pool
 from chatapp.tasks.files.layout import TextLayout, continuation, fit, render
 from chatapp.tasks.files.promptfile import PromptFile, load_for_chat, load_prompt
 from chatapp.tasks.files.turns import TurnsLayout

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatapp.prompting.examples import Columns, PromptError, read_rows
+from chatapp.common.userfiles import UserError
 from chatapp.prompting.messages import text_of
-from chatapp.prompting.published import FORMATS
+from chatapp.rows.examples import Columns, read_rows
+from chatapp.rows.published import FORMATS
 from chatapp.tasks.files.layout import fit, render, render_channel
 from chatapp.tasks.files.promptfile import PromptFile, load_prompt
 from chatapp.tasks.selection.select import build_selector
@@ -29,7 +30,7 @@ def attempt(path: Path) -> bool:
     """Whether a file works. Fails when it neither works nor is refused properly."""
     try:
         use(load_prompt(path))
-    except PromptError as error:
+    except UserError as error:
         message = str(error)
         assert message.startswith(str(path.parent))
         assert message.isprintable()
@@ -301,7 +302,7 @@ def test_records_of_published_formats(
     path.write_text(json.dumps(record))
     columns = Columns(("context",), "answer", choices="choices", published=name)
     for _, row in read_rows(path, columns):
-        if isinstance(row, PromptError):
+        if isinstance(row, UserError):
             assert str(row).startswith(f"{path}, line ")
             assert str(row).isprintable()
 

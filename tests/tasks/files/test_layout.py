@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.messages import Segment, text_of
+from chatapp.rows.examples import Pool, PromptError
 from chatapp.tasks.files.layout import arrange, continuation, fit, render, render_channel
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.selection.select import Select

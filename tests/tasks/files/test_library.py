@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting.examples import normalise
 from chatapp.prompting.messages import text_of
+from chatapp.rows.examples import normalise
 from chatapp.tasks.files.layout import fit, render, render_channel
 from chatapp.tasks.files.promptfile import PromptFile, load_prompt
 from chatapp.tasks.selection.select import build_selector

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from chatapp.common.userfiles import UserError
 from chatapp.engine.model import Sampling
-from chatapp.prompting.examples import Example, PromptError
+from chatapp.rows.examples import Example
 from chatapp.tasks.files.keys import GenerateKeys
 from chatapp.tasks.files.promptfile import load_prompt
 from chatapp.tasks.selection.methods import METHODS
@@ -42,7 +43,7 @@ def write(folder: Path, content: str | bytes, name: str = "task.toml") -> Path:
 
 
 def refusal(path: Path) -> str:
-    with pytest.raises(PromptError) as caught:
+    with pytest.raises(UserError) as caught:
         load_prompt(path)
     message = str(caught.value)
     assert message.isprintable()
@@ -179,9 +180,7 @@ REFUSALS = {
     "'z' is not one of the labels",
     'examples_file = "no.jsonl"': "line 1: 'examples_file' is 'no.jsonl', but there is no file",
     'examples_file = "a\\u0000.jsonl"': "line 1: 'examples_file' is 'a\\x00.jsonl', but",
-    'examples_file = "."': "but there is no file",
-    'examples_file = "task.toml"': "task.toml: expected a file of examples ending in .jsonl "
-    "or .csv",
+    'examples_file = "task.toml"': "task.toml: expected a file of examples named .jsonl, ",
     'examples = []\nexamples_file = "x"': "line 1: 'examples' conflicts with 'examples_file'",
     # TOML itself.
     "a = = 3": "line 1, column 5: is not valid TOML: Invalid value",
@@ -222,7 +221,7 @@ def test_an_error_in_a_pool_names_the_pool(tmp_path: Path) -> None:
 
 def test_what_a_flag_overrides_is_checked_as_well(tmp_path: Path) -> None:
     prompt = load_prompt(write(tmp_path, "[select]\nk = 2\n"))
-    with pytest.raises(PromptError, match=r"'select\.method' is 'vote', which needs labels"):
+    with pytest.raises(UserError, match=r"'select\.method' is 'vote', which needs labels"):
         replace(prompt, select=Select(method="vote"))
     assert str(prompt.error("select.k", "is too much")).endswith(
         "task.toml, line 2: 'select.k' is too much"

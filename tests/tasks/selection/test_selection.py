@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.prompting.examples import Pool, normalise
+from chatapp.rows.examples import Pool, normalise
 from chatapp.tasks.selection.methods import (
     METHODS,
     Balanced,

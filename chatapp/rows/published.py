@@ -1,7 +1,8 @@
 """Items of public data sets, from the formats in which they are published.
 
 A prompt file names its format (`format = "copa"`); then its pool and its test items are read as the
-data set's own files. Each record becomes the fields that a prompt file of the library uses.
+data set's own files, or as its rows on the hub. Each record becomes the fields that a prompt file
+of the library uses.
 
     copa, boolq, wic    JSON Lines of SuperGLUE (boolq also its first release, with `answer`)
     story_cloze         CSV of the Story Cloze Test
@@ -10,10 +11,12 @@ data set's own files. Each record becomes the fields that a prompt file of the l
     piqa                JSON Lines, the labels in NAME-labels.lst beside NAME.jsonl or in `label`
     triviaqa            JSON with the questions under `Data`
     webquestions        JSON list with `utterance` and `targetValue`
+    squad, gsm8k, mmlu  rows on the hub
 
 Invariant: a record that lacks a field is one sentence that names the field.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -61,7 +64,7 @@ def _chosen(choices: list[str], label: object, first: int = 0) -> dict[str, Any]
 
 def _yes_no(record: Record, *names: str) -> str:
     value = _get(record, *names)
-    if not isinstance(value, bool):
+    if not isinstance(value, int) or value not in (0, 1):
         raise FormatFault(f"{names[0]!r} is {shown(value)}, expected true or false")
     return "yes" if value else "no"
 
@@ -84,8 +87,18 @@ def _story_cloze(record: Record) -> Items:
 
 
 def _race(record: Record) -> Items:
+    if isinstance(record.get("text"), str):  # a file of its own
+        try:
+            record = dict(json.loads(record["text"]))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise FormatFault(f"is not a JSON object: {error}") from None
     article = _text(record, "article")
-    rows = [_get(record, name) for name in ("questions", "options", "answers")]
+    names = ("questions", "options", "answers")
+    rows = (
+        [[record[n]] for n in ("question", "options", "answer")]
+        if "answer" in record
+        else [_get(record, name) for name in names]
+    )
     if not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
         raise FormatFault("'questions', 'options' and 'answers' are not lists of equal length")
     for question, options, answer in zip(*rows, strict=True):
@@ -116,9 +129,13 @@ def _piqa(record: Record) -> Items:
 
 def _arc(record: Record) -> Items:
     question = _get(record, "question")
+    if isinstance(question, str):  # on the hub
+        question = {"stem": question, "choices": _pairs(record.get("choices"))}
     if not isinstance(question, Mapping) or not isinstance(question.get("choices"), list):
         raise FormatFault("'question' is not an object with 'stem' and 'choices'")
     options = [option for option in question["choices"] if isinstance(option, Mapping)]
+    if not options:
+        raise FormatFault("'question' is not an object with 'stem' and 'choices'")
     labels = [_text(option, "label") for option in options]
     key = _text(record, "answerKey")
     if key not in labels:
@@ -127,14 +144,49 @@ def _arc(record: Record) -> Items:
     yield {"question": _text(question, "stem")} | _chosen(choices, labels.index(key))
 
 
+def _pairs(choices: object) -> list[dict[str, str]]:
+    if not isinstance(choices, Mapping):
+        return []
+    both = zip(_texts(choices, "text"), _texts(choices, "label"), strict=False)
+    return [{"text": text, "label": label} for text, label in both]
+
+
 def _triviaqa(record: Record) -> Items:
-    answer = _get(record, "Answer")
+    if isinstance(record.get("Data"), list):  # a file of its own
+        for item in record["Data"]:
+            yield from _triviaqa(item if isinstance(item, Mapping) else {})
+        return
+    answer = _get(record, "Answer", "answer")
     if not isinstance(answer, Mapping):
         raise FormatFault(f"'Answer' is {shown(answer)}, expected an object")
-    first = _text(answer, "Value")
-    others = _texts(answer, "Aliases") if "Aliases" in answer else []
-    answers = list(dict.fromkeys([first, *others]))
-    yield {"question": _text(record, "Question"), "answers": answers}
+    first = _text(answer, "Value", "value")
+    aliases = next((name for name in ("Aliases", "aliases") if name in answer), "")
+    answers = list(dict.fromkeys([first, *(_texts(answer, aliases) if aliases else [])]))
+    yield {"question": _text(record, "Question", "question"), "answers": answers}
+
+
+def _squad(record: Record) -> Items:
+    answers = _get(record, "answers")
+    if not isinstance(answers, Mapping):
+        raise FormatFault(f"'answers' is {shown(answers)}, expected an object")
+    fields = {name: _text(record, name) for name in ("context", "question")}
+    yield fields | {"answers": list(dict.fromkeys(_texts(answers, "text"))) or ["unanswerable"]}
+
+
+def _gsm8k(record: Record) -> Items:
+    """The worked answer without the marks of the calculator; its last line is the number."""
+    solution = re.sub(r"<<.*?>>", "", _text(record, "answer"))
+    if "####" not in solution:
+        raise FormatFault("'answer' has no final number after ####")
+    yield {"question": _text(record, "question"), "solution": solution}
+
+
+def _mmlu(record: Record) -> Items:
+    choices = _texts(record, "choices")
+    letters = list("ABCDEFGH"[: len(choices)])
+    listed = [f"{letter}. {choice}" for letter, choice in zip(letters, choices, strict=False)]
+    fields = {"question": _text(record, "question"), "options": "\n".join(listed)}
+    yield fields | _chosen(letters, _get(record, "answer"))
 
 
 _DESCRIPTION = re.compile(r'\(description (?:"((?:[^"\\]|\\.)*)"|([^()]*))\)')
@@ -171,5 +223,8 @@ FORMATS: dict[str, Callable[[Record], Items]] = {
     "webquestions": _webquestions,
     "boolq": _boolq,
     "wic": _wic,
+    "squad": _squad,
+    "gsm8k": _gsm8k,
+    "mmlu": _mmlu,
 }
 """The items of a record, by the name of the format. They raise FormatFault."""

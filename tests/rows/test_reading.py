@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from finetune.config.sections import ConfigError, TrainSource
-from finetune.data.tables import BadRow, Row, renamed, tables
+from chatapp.rows.reading import BadRow, Row, RowsError, renamed, tables
+from finetune.config.sections import TrainSource
 
 ROWS = [
     {"prompt": 'two\nlines, "quoted"', "completion": "yes"},
@@ -137,7 +137,7 @@ def test_columns_are_given_their_names(tmp_path: Path) -> None:
     (row,) = renamed(table, {"prompt": "Q", "completion": "A"})
     assert isinstance(row, Row)
     assert row.fields == {"prompt": "ask", "completion": "reply", "c": "1"}
-    with pytest.raises(ConfigError, match=r"line 1: there is no column 'q' to take 'prompt' from"):
+    with pytest.raises(RowsError, match=r"line 1: there is no column 'q' to take 'prompt' from"):
         list(renamed(table, {"prompt": "q"}))
     # One column can serve two fields.
     (row,) = renamed(table, {"prompt": "Q", "completion": "Q"})
@@ -171,7 +171,7 @@ def test_without_a_network_a_hub_data_set_is_one_sentence(
         raise ConnectionError("Couldn't reach 'someone/something' on the Hub\nmore")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(RowsError) as caught:
         read("someone/something")
     assert str(caught.value) == (
         "someone/something: there is no such file or folder, and as a data set of the hub it "

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting import examples
-from chatapp.prompting.examples import (
+from chatapp.rows import examples
+from chatapp.rows.examples import (
+    Columns,
     Example,
-    PromptError,
     normalise,
+    read_pool,
     read_rows,
 )
-from chatapp.prompting.pools import read_pool
+from chatapp.rows.reading import RowsError
 
 
 def write(folder: Path, content: str | bytes, name: str = "pool.jsonl") -> Path:
@@ -22,8 +23,8 @@ def write(folder: Path, content: str | bytes, name: str = "pool.jsonl") -> Path:
 
 def refusal(path: Path, labels: tuple[str, ...] = ()) -> str:
     """The sentence a pool is refused with, without the folder it lies in."""
-    with pytest.raises(PromptError) as caught:
-        read_pool(path, labels)
+    with pytest.raises(RowsError) as caught:
+        read_pool(path, Columns(labels=labels))
     message = str(caught.value)
     assert message.isprintable()
     return message.replace(f"{path.parent}/", "")
@@ -50,7 +51,7 @@ def test_every_alias_is_read(
 def test_jsonl_survives_what_editors_do(tmp_path: Path) -> None:
     body = '{"input": "é{}\u2028\\"", "output": "1"}\r\n\r\n{"input": "\\ud800", "output": "2"}'
     pool = read_pool(write(tmp_path, b"\xef\xbb\xbf" + body.encode()))
-    assert pool.inputs == ['é{}\u2028"', "\ud800"]
+    assert pool.inputs == ['é{}\u2028"', "\ufffd"]
     assert pool.outputs == ["1", "2"]
 
 
@@ -101,13 +102,15 @@ JSONL_REFUSALS = {
     '{"input": "a", "output":\n': "line 1: is not valid JSON: Expecting value at column 25",
     '{"input": "a", "output": "b"': "line 1: is not valid JSON: Expecting ',' delimiter at column",
     '{"input": "a", "output": "b"}\n["a", "b"]': "line 2: is a list, expected a JSON object",
-    '[{"input": "a", "output": "b"}]': "line 1: is a list, expected a JSON object; write one",
+    '[{"input": "a"}]': "line 1: no output; expected a field named output, completion, target",
+    '["a"]': "line 1: is the string 'a', expected a JSON object",
     '"text"': "line 1: is the string 'text', expected a JSON object",
-    "[" * 200_000: "line 1: is nested too deeply",
+    "[" * 200_000: "line 1: is not valid JSON: it is nested too deeply",
     '{"input": ' + "9" * 5_000 + "}": "line 1: is not valid JSON: Exceeds the limit",
     '{"output": "b"}': "no input; expected a field named input, context, prompt, question or text",
-    '{"Text": "a", "output": "b"}': "or text, found 'Text'",
-    '{"input": "a", "lable": "b"}': "target, answer or label, found 'lable'",
+    '{"Text": "a", "output": "b"}': "or text; there are 'Text', 'output'; name the "
+    'right ones in the prompt file, such as columns = {input = "Text", output = "output"}',
+    '{"input": "a", "lable": "b"}': "answer or label; there are 'input', 'lable'; name the right",
     '{"input": "a", "text": "b", "label": "c"}': "holds both 'input' and 'text'; keep one input",
     '{"input": "a", "output": "b", "label": "c"}': "holds both 'output' and 'label'",
     '{"input": "a", "input": "b", "output": "c"}': "the key 'input' occurs twice",
@@ -173,7 +176,7 @@ def test_a_row_that_stands_twice_is_used_once(tmp_path: Path) -> None:
 def test_an_input_with_two_labels_is_named(tmp_path: Path) -> None:
     rows = [("a", "x"), ("b", "y"), ("a", "y"), ("b", "y"), ("a", "x"), ("c", "x"), ("c", "y")]
     path = write(tmp_path, "\n".join(json.dumps({"text": t, "label": y}) for t, y in rows))
-    pool = read_pool(path, ("x", "y"))
+    pool = read_pool(path, Columns(labels=("x", "y")))
     assert len(pool) == 5
     assert pool.repeats == 2
     assert pool.conflicts == (
@@ -192,7 +195,9 @@ def test_inputs_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.M
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     assert "absent.jsonl: cannot be read: No such file" in refusal(tmp_path / "absent.jsonl")
-    assert "folder.jsonl: cannot be read: Is a directory" in refusal(tmp_path / "folder.jsonl")
+    assert "folder.jsonl: this folder holds no file named .jsonl" in refusal(
+        tmp_path / "folder.jsonl"
+    )
     assert "pool.xlsx: expected a file of examples" in refusal(tmp_path / "pool.xlsx")
     assert "is not a valid path" in refusal(tmp_path / "po\0ol.jsonl")
     assert "\x1b" not in refusal(tmp_path / "two\nlines\x1b[31m.jsonl")
@@ -206,7 +211,7 @@ def test_reading_goes_on_after_a_bad_row(tmp_path: Path, suffix: str) -> None:
     }
     path = write(tmp_path, bodies[suffix], f"pool.{suffix}")
     rows = list(read_rows(path, output_required=False))
-    assert [isinstance(row, PromptError) for _, row in rows] == [False, True, True, False]
+    assert [isinstance(row, RowsError) for _, row in rows] == [False, True, True, False]
     first = 2 if suffix == "csv" else 1
     assert [line for line, _ in rows] == list(range(first, first + 4))
 
@@ -214,7 +219,7 @@ def test_reading_goes_on_after_a_bad_row(tmp_path: Path, suffix: str) -> None:
 def test_an_output_may_be_absent_only_where_none_is_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path, '{"question": "why?"}')
     ((_, row),) = read_rows(path, output_required=False)
-    assert not isinstance(row, PromptError)
+    assert not isinstance(row, RowsError)
     assert (row.input, row.output) == ("why?", "")
     assert "no output" in refusal(path)
 
