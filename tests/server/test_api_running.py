@@ -279,6 +279,7 @@ def test_every_parameter_reaches_the_server() -> None:
 COMMANDS = "answers ask console loading options".split()
 SLOW = "torch transformers datasets tokenizers numpy jinja2 jsonschema llguidance".split()
 SLOW += "textual rich aiohttp sqlite3 huggingface_hub".split()
+SLOW += ["chatapp.engine.backends.remote.remote_model"]
 
 
 def test_ask_imports_little(noted: Running, tiny_folder: Path, tmp_path: Path) -> None:
