@@ -1,23 +1,15 @@
-"""The guides as tests read them, and the tables of keys and of views in two of them.
-
-`python tests/guides.py` writes these tables from the code.
-"""
+"""The guides as tests read them."""
 
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import finetune
-from chatapp.lab.views import VIEWS
-from chatapp.lab.views.text_views import PromptText
-from finetune.config.keys import keys
 
 ROOT = Path(__file__).parent.parent
 TEACHING = Path(finetune.__file__).with_name("README.md")
-MICROSCOPE = ROOT / "chatapp" / "docs" / "microscope.md"
 GUIDES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
@@ -26,8 +18,6 @@ GUIDES = [
     TEACHING,
     *sorted((ROOT / "chatapp" / "docs").glob("*.md")),
 ]
-
-_TABLE_BEGINS = "<!-- The table below is written by tests/guides.py. -->\n"
 
 
 class Command(NamedTuple):
@@ -72,56 +62,3 @@ def _lines(block: str) -> Iterator[str]:
         else:
             yield waiting
             waiting = ""
-
-
-def table() -> str:
-    """The keys of a configuration as a table in Markdown."""
-    rows = ["| key | values | default | meaning |", "|---|---|---|---|"]
-    for key in keys():
-        kind = f" (kind {key.kind})" if key.kind else ""
-        cells = (f"`{key.name}`", key.values, f"`{key.default}`" if key.default else "required")
-        rows.append("| " + " | ".join(map(_cell, (*cells, key.meaning + kind))) + " |")
-    return "\n".join(rows) + "\n"
-
-
-def table_of_views() -> str:
-    """The views of the inside of a model as a table in Markdown."""
-    rows = ["| command | F3 | what it shows |", "|---|---|---|"]
-    for view in VIEWS.values():
-        if view is PromptText:
-            continue  # `chatapp render` shows that of a chat
-        words = [
-            option.metavar or field.name.upper()
-            for field in fields(view.Options)
-            if (option := field.metadata.get("option")) is not None and option.is_argument
-        ]
-        words += ["TEXT"] if view.takes_text == "always" else []
-        key = f"`{view.key}`" if view.key else ""
-        command = f"`chatapp inspect {' '.join([view.name, *words])}`"
-        rows.append(f"| {command} | {key} | {_cell(view.summary)} |")
-    return "\n".join(rows) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-TABLES = {TEACHING: table, MICROSCOPE: table_of_views}
-
-
-def written_table(guide: Path) -> str:
-    """The table as it stands in a guide."""
-    return _parts(guide)[1]
-
-
-def _parts(guide: Path) -> tuple[str, str, str]:
-    """A guide up to its table, the table, and what follows."""
-    before, mark, rest = guide.read_text(encoding="utf-8").partition(_TABLE_BEGINS)
-    rows, divider, after = rest.partition("\n\n")
-    return before + mark, rows + "\n" * bool(divider), divider[1:] + after
-
-
-if __name__ == "__main__":
-    for guide, rows in TABLES.items():
-        before, _, after = _parts(guide)
-        guide.write_text(before + rows() + after, encoding="utf-8")

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 from tiny import write_tiny_gpt2
 
-import chatapp
 from chatapp.prompting.template import CHAT, save_template
 
 # L = 2, H = 16, V = 108, n = 64
@@ -51,16 +50,6 @@ def test_the_shape_of_gpt(run) -> None:
     assert (status, err) == (0, "")
     assert "116,497,920 by N = 12LH² + (9L + V + n)H\n" in out  # its norms follow each part
     assert "116,499,456 by N = 12LH² + (9L + V + n)H + 2H\n" in out
-
-
-def test_the_guides_table_of_gpt3_is_what_the_formula_gives(run) -> None:
-    guide = (Path(chatapp.__file__).parent / "docs" / "models.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| [\d.]+[MB] \| (\d+) \| (\d+) \| ([\d,]+) \|", guide, re.MULTILINE)
-    assert len(rows) == 8
-    for layers, width, parameters in rows:
-        shape = f"{layers},{width},50257,2048"
-        document = json.loads(run("models", "info", "--shape", shape, "--json").out)
-        assert f"{document['norms_before']:,}" == parameters
 
 
 @pytest.mark.parametrize(
