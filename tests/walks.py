@@ -46,7 +46,7 @@ def recording(calls: Calls) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def walk_command(calls: Calls, *arguments: str) -> None:

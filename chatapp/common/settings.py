@@ -170,10 +170,13 @@ def _from_file() -> Iterator[tuple[str, object, str]]:
         yield name, value, origin(name)
 
 
+_NO_SETTINGS = ("CHATAPP_HOME", "CHATAPP_DEBUG")
+
+
 def _from_environment() -> Iterator[tuple[str, object, str]]:
     for variable, text in sorted(os.environ.items()):
         name = variable.removeprefix("CHATAPP_").lower()
-        if variable.startswith("CHATAPP_") and variable != "CHATAPP_HOME" and text:
+        if variable.startswith("CHATAPP_") and variable not in _NO_SETTINGS and text:
             yield name, _number(name, text), f"environment variable {variable}"
 
 

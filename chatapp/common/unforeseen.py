@@ -5,13 +5,28 @@ and no Exception, and is an error like any other.
 """
 
 import logging
+import os
+import sys
+import traceback
+
+from chatapp.common.foreign import printable
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends the program or a generator on purpose: to be raised again where all else is caught."""
 
 
+def is_debugging() -> bool:
+    """Whether CHATAPP_DEBUG is set: tracebacks are shown, and Textual's console is connected."""
+    return bool(os.environ.get("CHATAPP_DEBUG"))
+
+
 def describe_unforeseen(error: BaseException) -> str:
-    """A sentence on an error, which says where its traceback is: in the log file."""
+    """A sentence on an error, which says where its traceback is: in the log file.
+
+    While debugging, the traceback is on standard error as well.
+    """
+    if is_debugging():
+        print(printable("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     name, words = type(error).__name__, " ".join(str(error).split())
     return f"an unexpected error, {name}: {words}; {_log(error)}"
 

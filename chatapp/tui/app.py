@@ -23,6 +23,7 @@ from textual.theme import Theme
 from chatapp.common.foreign import printable, without_surrogates
 from chatapp.common.paths import database_path
 from chatapp.common.settings import Settings
+from chatapp.common.unforeseen import is_debugging
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui import events
@@ -348,6 +349,8 @@ def run(
     `ChatApp`. Raises StoreError when the chats cannot be opened, and the exception that ended the
     screen.
     """
+    if is_debugging():
+        os.environ["TEXTUAL"] = os.environ.get("TEXTUAL") or "debug,devtools"  # `textual console`
     app = ChatApp(
         settings, store=store, chat_id=chat_id, lesson=lesson, may_be_served=may_be_served
     )

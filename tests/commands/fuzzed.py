@@ -126,7 +126,7 @@ def child(folder: Path, parts: list[str], given: bytes) -> None:
         if parts[0] == "chatapp":
             import chatapp.cli as program
         else:
-            import finetune.cli as program  # type: ignore[no-redef]
+            import finetune.cli as program
         status = program.main() or 0
     except SystemExit as ending:
         code = ending.code

@@ -39,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch, kept: list[bool]) -> list[tuple[Set
         store.close()
         return 0
 
-    monkeypatch.setitem(sys.modules, "chatapp.tui.app", SimpleNamespace(run=run))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "chatapp.tui.app", SimpleNamespace(run=run))
     return calls
 
 
@@ -153,7 +153,11 @@ def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(
     )
     assert "Traceback" in log.read_text()
     assert "in broken" in log.read_text()
-    run("ask", "Hi")
+    monkeypatch.setenv("CHATAPP_DEBUG", "1")
+    shown = run("ask", "Hi")[2]
+    assert shown.startswith("Traceback")
+    assert "in broken" in shown
+    assert "ZeroDivisionError: by ␛[31mzero" in shown
     assert log.read_text().count("Traceback") == 2
 
 

@@ -226,7 +226,7 @@ def test_standard_input_and_models_that_do_not_show_their_inside(
     out = run("inspect", "tokens", "--model", folder, "--json", stdin=TEXT.encode()).out
     assert json.loads(out)["text"] == TEXT
     assert run("inspect", "--model", folder, stdin=TEXT.encode()).out.startswith("Tokens")
-    use_model(ScriptedModel(["x"]))  # type: ignore[operator]
+    use_model(ScriptedModel(["x"]))
     result = run("inspect", "x")
     assert result.status == 2
     assert "scripted: this kind of model cannot be inspected" in result.err

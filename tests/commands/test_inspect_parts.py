@@ -28,11 +28,8 @@ def test_ablation_of_some_parts_and_of_each(run: Run, folder: str) -> None:
     assert ablation["ablated"] == ["1.0", "0.mlp"]
     model = load_model(folder)
     ids = model.tokenizer.encode(TEXT)
-    off = switched_off(parse_parts("1.0 0.mlp", model.decoder.architecture))  # type: ignore[attr-defined]
-    before, after = (
-        model.logits(ids, *changes).log_softmax(0)  # type: ignore[attr-defined]
-        for changes in ((), (off,))
-    )
+    off = switched_off(parse_parts("1.0 0.mlp", model.decoder.architecture))
+    before, after = (model.logits(ids, *changes).log_softmax(0) for changes in ((), (off,)))
     (token,) = model.tokenizer.encode("e")
     assert ablation["log_probability"] == pytest.approx(float(after[token]), abs=1e-3)
     assert ablation["change"] == pytest.approx(float(after[token] - before[token]), abs=1e-3)

@@ -79,9 +79,7 @@ def test_a_branch_may_end_at_once(store: Store) -> None:
     list(session.say("Count"))
     reply = session.chat.messages[-1]
     begin = [*read(session, reply.id).reply_ids[:2], model.tokenizer.end_id]
-    model.tokenizer.decode = lambda ids: "".join(  # type: ignore[method-assign]
-        model.tokenizer.piece(id) for id in ids if id
-    )
+    model.tokenizer.decode = lambda ids: "".join(model.tokenizer.piece(id) for id in ids if id)
     model.tokenizer._pieces[0] = ""
     *_, finished = session.branch(reply.id, begin)
     assert isinstance(finished, Finished)

@@ -60,7 +60,7 @@ def test_a_changed_reply_is_marked_and_others_are_not(store: Store, model: Local
     marks = [store.message(id).changes for id in (before, changed, after)]
     assert marks == ["", "without 1.0 0.mlp", ""]
     # What the changed model computed of the chat is not used by the whole one.
-    fresh = LocalModel(model.decoder, model.tokenizer, name="tiny")  # type: ignore[arg-type]
+    fresh = LocalModel(model.decoder, model.tokenizer, name="tiny")
     again = Session(Chat(store, session.chat.id), fresh, template=PLAIN, sampling=GREEDY)
     list(again.regenerate(after))
     assert again.chat.messages[-1].text == store.message(after).text
@@ -132,7 +132,7 @@ def test_a_reply_that_goes_on_keeps_its_mark(store: Store, model: LocalModel) ->
 
 def test_directions_are_added_from_the_reply_on(store: Store) -> None:
     class Kept(ScriptedModel):
-        def generate(self, request):  # type: ignore[no-untyped-def]
+        def generate(self, request):
             self.request = request
             return super().generate(request)
 

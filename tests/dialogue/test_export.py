@@ -15,7 +15,7 @@ def chat_of(
     parent = None
     for question, reply, status in turns:
         parent = store.add_message(chat_id, parent, "user", question).id
-        added = store.add_message(chat_id, parent, "assistant", reply, status=status)  # type: ignore[arg-type]
+        added = store.add_message(chat_id, parent, "assistant", reply, status=status)
         parent = added.id
     return store.chat(chat_id), store.path(chat_id)
 

@@ -67,7 +67,7 @@ def say(session: Session, text: str) -> Finished:
 
 
 def held_with(store: Store, model: object, prompt: str, **options: object) -> Session:
-    return session_with(store, model, CHAT, prompt=prompt, **options)  # type: ignore[arg-type]
+    return session_with(store, model, CHAT, prompt=prompt, **options)
 
 
 # What is sent

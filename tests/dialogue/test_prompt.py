@@ -42,7 +42,7 @@ class SpaceBefore(ScriptedModel):
         def with_space(text: str, *, begins: bool = True) -> list[int]:
             return [self.SPACE] * begins + encode(text)
 
-        self.tokenizer.encode = with_space  # type: ignore[method-assign]
+        self.tokenizer.encode = with_space
 
 
 @pytest.mark.parametrize("template", [PLAIN, ALPACA, CHAT], ids=lambda each: each.name)

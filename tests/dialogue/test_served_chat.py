@@ -107,7 +107,7 @@ def test_another_reply_and_another_question(server: CompletionsServer, session: 
 
 
 def test_users_and_replies_take_turns(server: CompletionsServer, session: Session) -> None:
-    server.stream = (500, '{"error": "full"}', {})  # type: ignore[assignment]
+    server.stream = (500, '{"error": "full"}', {})
     list(session.say("One?"))
     server.stream = replied("Yes.")
     list(session.say("Two?"))
@@ -223,7 +223,7 @@ def test_a_server_calls_tools(
         assert isinstance(messages, list)
         return replied("3648.") if messages[-1]["role"] == "tool" else [*calls_of(*pieces)]
 
-    server.stream = answer  # type: ignore[assignment]
+    server.stream = answer
     session.set_tools(["calculator"])
     list(session.say("How many?"))
     reply = session.chat.messages[-1]
@@ -249,7 +249,7 @@ def test_a_server_calls_tools(
 def test_a_call_of_a_server_that_is_no_json_is_text(
     server: CompletionsServer, session: Session, pieces: list[str]
 ) -> None:
-    server.stream = calls_of(*pieces)  # type: ignore[assignment]
+    server.stream = calls_of(*pieces)
     session.set_tools(["calculator"])
     list(session.say("How many?"))
     reply = session.chat.messages[-1]
@@ -268,7 +268,7 @@ def test_a_call_without_arguments_and_odd_calls(
             return [delta(tool_calls=odd), *replied("Noon.")]
         return [*calls_of(name="clock")]
 
-    server.stream = answer  # type: ignore[assignment]
+    server.stream = answer
     session.set_tools(["clock"])
     list(session.say("What time is it?"))
     assert session.chat.messages[-1].text == "Noon."

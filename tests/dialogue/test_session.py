@@ -39,7 +39,7 @@ MakeSession = Callable[..., Session]
 @pytest.fixture
 def session_of(store: Store) -> MakeSession:
     def make(model: LanguageModel, template: DialogueTemplate = CHAT, **options: object) -> Session:
-        return session_with(store, model, template, **options)  # type: ignore[arg-type]
+        return session_with(store, model, template, **options)
 
     return make
 
@@ -174,7 +174,7 @@ def test_closing_the_iterator_keeps_what_there_was(session_of: MakeSession, stor
     events = session.say("Count")
     for _ in range(4):
         next(events)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert texts(session)[-1] == ("assistant", "one two three", "stopped")
     assert store.path(session.chat.messages[0].chat_id) == session.chat.messages
 
@@ -386,7 +386,7 @@ def test_stopping_a_continued_reply_keeps_all_of_it(session_of: MakeSession, sto
     next(events)
     assert store.message(reply.id).status == "partial"
     next(events)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert store.message(reply.id).text == "one two"
     assert store.message(reply.id).status == "stopped"
 

@@ -27,7 +27,7 @@ ASKED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def opened(model: ScriptedModel, store: Store, **options: object) -> Session:
-    return session_with(store, model, choose_template(model, ""), **options)  # type: ignore[arg-type]
+    return session_with(store, model, choose_template(model, ""), **options)
 
 
 def test_thoughts_are_kept_beside_the_reply_and_out_of_history(
@@ -101,13 +101,13 @@ def test_marks_that_are_special_tokens(tmp_path: Path, store: Store) -> None:
     generate = model.generate
 
     def without_names(*arguments: object, **options: object) -> Iterator[object]:
-        for event in generate(*arguments, **options):  # type: ignore[arg-type]
+        for event in generate(*arguments, **options):
             if isinstance(event, Token) and event.piece.strip() in special:
                 id = model.tokenizer.special[event.piece.strip()]
                 event = Token(id, "", event.piece, event.logprob)
             yield event
 
-    model.generate = without_names  # type: ignore[method-assign]
+    model.generate = without_names
     session = opened(model, store)
     list(session.say("Hi"))
     reply = session.chat.messages[-1]

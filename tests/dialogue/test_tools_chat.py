@@ -496,7 +496,7 @@ def test_a_closed_reply_ends_its_tool(tmp_path: Path, store: Store, home: Path) 
     for event in events:
         if isinstance(event, Called):
             break
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert session.chat.messages[-1].status == "stopped"
     assert session.chat.messages[-1].calls[0].result == "3648"
 

@@ -94,7 +94,7 @@ def test_closing_one_makes_room_and_leaves_the_others(local: LocalModel, rows: l
         next(first)
     events += [next(second) for _ in range(3)]
     assert rows == [2, 2, 2]
-    first.close()  # type: ignore[attr-defined]
+    first.close()
     events.append(next(second))
     assert rows.pop() == 1
     late = [next(third)]

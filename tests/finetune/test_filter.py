@@ -25,7 +25,7 @@ def write_pool(folder: Path) -> tuple[str, str]:
     """A pool of forty tales and forty messages, and a good text of other tales."""
     rows = [{"text": text, "kind": "tale"} for text in texts(TALES, 40, 1)]
     rows += [{"text": text, "kind": "error"} for text in texts(ERRORS, 40, 2)]
-    np.random.default_rng(0).shuffle(rows)  # type: ignore[arg-type]
+    np.random.default_rng(0).shuffle(rows)
     (folder / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "good.txt").write_text("\n\n".join(text * 5 for text in texts(TALES, 20, 3)))
     return str(folder / "pool.jsonl"), str(folder / "good.txt")

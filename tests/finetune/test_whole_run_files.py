@@ -36,7 +36,7 @@ def report(folder: Path) -> None:
 def bad_batch(folder: Path) -> None:
     batch = {"input_ids": torch.ones(2, 9).long(), "example_ids": torch.ones(2, 9).long()}
     setup = SimpleNamespace(tokenizer=SimpleNamespace(decode=str))
-    _write_bad_batch(folder / BAD_BATCH_FILE, setup, NotFinite("", [batch]))  # type: ignore[arg-type]
+    _write_bad_batch(folder / BAD_BATCH_FILE, setup, NotFinite("", [batch]))
 
 
 def reference_values(folder: Path) -> None:

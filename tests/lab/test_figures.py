@@ -60,7 +60,7 @@ def test_nothing_is_cut_off() -> None:
     assert "…" not in text
     assert text.count("incomprehensibilities") >= 6 * (1 + 2 + 3 + 2 + 1)
     assert "25.0%" in text
-    width = float(re.search(r'width="(\d+)"', drawn(*blocks))[1])  # type: ignore[index]
+    width = float(re.search(r'width="(\d+)"', drawn(*blocks))[1])
     for x, length in re.findall(r'x="([\d.]+)" y="[\d.]+" textLength="([\d.]+)"', drawn(*blocks)):
         assert float(x) + float(length) <= width
 
@@ -118,7 +118,7 @@ def test_heavier_lines_are_other_characters_and_the_source_is_the_last() -> None
 def test_a_map_fits_a_terminal_and_names_its_axes(width: int) -> None:
     for grid in (Map([[0.5] * 12] * 3), Map([[-0.5] * 12] * 3, is_signed=True)):
         parts = drawn_blocks([grid], width)
-        above, names, *rows = [part.plain for part in parts]  # type: ignore[union-attr]
+        above, names, *rows = [part.plain for part in parts]
         assert all(len(row) <= width for row in (above, names, *rows[:3]))
         assert above.split() == ["head", "→"]
         assert names.startswith("layer ↓")

@@ -91,10 +91,10 @@ def test_a_file_is_a_text_or_a_list_of_counts() -> None:
 
 
 def steps_and_tokens(tokenizer: object, text: str) -> tuple[list[str], list[str]]:
-    words = merge_steps(tokenizer, text)  # type: ignore[arg-type]
+    words = merge_steps(tokenizer, text)
     ends = [word.steps[-1].tokens if word.steps else word.tokens for word in words]
-    ids = tokenizer.encode(text)  # type: ignore[attr-defined]
-    return [token for end in ends for token in end], [tokenizer.piece(id) for id in ids]  # type: ignore[attr-defined]
+    ids = tokenizer.encode(text)
+    return [token for end in ends for token in end], [tokenizer.piece(id) for id in ids]
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -180,7 +180,7 @@ def test_turns_of_a_chat(local: LocalModel) -> None:
     texts = (("user", "hi"), ("assistant", "ho"), ("user", "what?"))
     segments = [Segment("instruction", "Be nice.")]
     for kind, text in texts:
-        segments += [Segment("marker", "\nX:"), Segment(kind, text)]  # type: ignore[arg-type]
+        segments += [Segment("marker", "\nX:"), Segment(kind, text)]
     spans = parts_of_segments([*segments, Segment("marker", "\nA:")], local.tokenizer)
     assert [span.name for span in spans] == ["instruction", "turn 1", "turn 2"]
 

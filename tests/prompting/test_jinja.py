@@ -94,7 +94,7 @@ def test_transformers_renders_the_same_text(
 
 def test_chats_that_the_template_refuses_are_refused() -> None:
     for roles in (["assistant"], ["user", "user"], ["system", "assistant"], ["user", "system"]):
-        chat = [Message(role, "text") for role in roles]  # type: ignore[arg-type]
+        chat = [Message(role, "text") for role in roles]
         with pytest.raises(ValueError, match="expected"):
             CHAT.render(chat)
         with pytest.raises(jinja2.TemplateError, match="user and assistant in turn"):

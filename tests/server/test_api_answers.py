@@ -127,13 +127,13 @@ async def test_the_end_of_text_is_a_token_with_its_probability(client: Client) -
     """lm-eval takes the last token off what it scores: a prompt must not lose its own."""
     ids = client.model.tokenizer.encode("To be")
     (drawn, *_) = client.model.generate(Request(ids, Sampling(temperature=0, max_tokens=1)))
-    client.model.end_ids.add(drawn.id)  # type: ignore[attr-defined, union-attr]
+    client.model.end_ids.add(drawn.id)
     fields = {"prompt": "To be", "max_tokens": 1, "echo": True, "logprobs": 1, **GREEDY}
     (choice,) = (await client.post("/v1/completions", fields))["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("To be", "stop")
     logprobs = choice["logprobs"]
     assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(ids) + 1
-    assert logprobs["token_logprobs"][-1] == pytest.approx(drawn.logprob, abs=1e-4)  # type: ignore[union-attr]
+    assert logprobs["token_logprobs"][-1] == pytest.approx(drawn.logprob, abs=1e-4)
     assert logprobs["text_offset"][-1] == len("To be")
 
 
@@ -290,7 +290,7 @@ async def test_a_client_that_leaves_ends_its_reply(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[Finished] = []
-    decoder = client.model.decoder  # type: ignore[attr-defined]
+    decoder = client.model.decoder
     forward = decoder.forward_rows
     monkeypatch.setattr(
         decoder,

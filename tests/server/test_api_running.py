@@ -52,7 +52,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def noted(address: str, local: LanguageModel, lock: Any, tmp_path: Path) -> Running:
     """The server at `address` as this user's; its name for the model is "tiny"."""
-    served = running.describe(str(local.files.path), local, ("auto", "cpu"), {})  # type: ignore[union-attr]
+    served = running.describe(str(local.files.path), local, ("auto", "cpu"), {})
     served = replace(served, name="tiny", template="plain")
     server = Running(os.getpid(), OwnServer(f"{address}/v1"), (served,))
     running.note(server)

@@ -37,9 +37,9 @@ def make(scoring: str = "direct", labels: Sequence[str] = LABELS, **select: obje
         output_prefix="Which:",
         labels=tuple(labels),
         pool=POOL,
-        scoring=scoring,  # type: ignore[arg-type]
+        scoring=scoring,
         metrics=("accuracy",),
-        select=Select(**({"k": 2} | select)),  # type: ignore[arg-type]
+        select=Select(**({"k": 2} | select)),
     )
 
 

@@ -42,7 +42,7 @@ PROMPT = PromptFile(
 
 def answerer(model: LocalModel | ScriptedModel, prompt: PromptFile, **options: object) -> Answerer:
     selector = build_selector(prompt.pool, prompt.select)
-    return Answerer(model, prompt, selector, template=TEMPLATE, **options)  # type: ignore[arg-type]
+    return Answerer(model, prompt, selector, template=TEMPLATE, **options)
 
 
 def turn_ids(model: LocalModel, *turns: tuple[str, str]) -> list[int]:
@@ -65,7 +65,7 @@ def chat(query: str) -> tuple[tuple[str, str], ...]:
 def test_the_likelihoods_are_those_of_transformers(
     gpt2: LocalModel, log_probs: LogProbs, scoring: str
 ) -> None:
-    asking = answerer(gpt2, replace(PROMPT, scoring=scoring))  # type: ignore[arg-type]
+    asking = answerer(gpt2, replace(PROMPT, scoring=scoring))
     (answer,) = asking.answer([asking.prepare("two birds")])
     assert answer.likelihoods
     found = [answer.likelihoods.direct, *answer.likelihoods.content_free]

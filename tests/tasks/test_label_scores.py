@@ -48,7 +48,7 @@ def test_channel_is_the_likelihood_of_the_input() -> None:
 @pytest.mark.parametrize("scoring", ["direct", "calibrated", "channel"])
 def test_numbers_that_are_not_there(scoring: str) -> None:
     with pytest.raises(ValueError, match=scoring):
-        probabilities(Likelihoods(), scoring)  # type: ignore[arg-type]
+        probabilities(Likelihoods(), scoring)
     if scoring == "calibrated":
         with pytest.raises(ValueError, match=scoring):
             probabilities(Likelihoods({"a": -1.0}), "calibrated")
@@ -60,7 +60,7 @@ def test_probabilities_sum_to_one_however_small(direct: list[float], free: list[
     by_label = dict(zip(labels, direct, strict=False))
     likelihoods = Likelihoods(by_label, (dict(zip(labels, free, strict=False)),))
     for scoring in ("direct", "calibrated"):
-        found = probabilities(likelihoods, scoring)  # type: ignore[arg-type]
+        found = probabilities(likelihoods, scoring)
         assert math.fsum(found.values()) == pytest.approx(1)
 
 

@@ -10,7 +10,9 @@ from terminals import started
 from tui_driver import OpenApp
 
 from chatapp.common.paths import database_path
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
+from chatapp.tui.app import ChatApp, run
 
 HEAVY = {"torch", "transformers", "tokenizers", "numpy", "pandas", "datasets", "peft", "pydantic"}
 HEAVY |= {"jsonschema", "mcp"}
@@ -24,6 +26,17 @@ def test_the_first_frame_imports_nothing_heavy() -> None:
     )
     assert "textual" in done.stdout.split()
     assert not HEAVY & set(done.stdout.split())
+
+
+def test_debugging_connects_textuals_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setenv("TEXTUAL", "")
+    monkeypatch.setattr(ChatApp, "run", lambda app, **options: seen.append(app.features))
+    for value in ("", "1"):
+        monkeypatch.setenv("CHATAPP_DEBUG", value)
+        run(Settings(), store=Store(None))
+    assert "devtools" not in seen[0]
+    assert {"devtools", "debug"} <= seen[1]
 
 
 async def test_milestones_are_written_where_the_environment_says(

@@ -55,8 +55,8 @@ def test_the_shapes_of_the_catalogue_fit_its_sizes() -> None:
 
 def test_what_was_brought_is_told(run, tiny: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(name: str, **callbacks: object) -> Fetched:
-        callbacks["say"]("from \x1b[31mthere")  # type: ignore[operator]
-        callbacks["progress"](1, 2)  # type: ignore[operator]
+        callbacks["say"]("from \x1b[31mthere")
+        callbacks["progress"](1, 2)
         return tiny
 
     monkeypatch.setattr(fetching, "fetch", fetch)

@@ -78,7 +78,7 @@ async def test_junk_is_ignored_and_the_rest_arrives(server: ChatServer) -> None:
     messages = [WSMessage(WSMsgType.TEXT, text, None) for text in [*JUNK, *good, *JUNK]]
     messages.append(WSMessage(WSMsgType.BINARY, b"\xff\x00", None))
     socket, program = Socket(messages), Program()
-    await server._process_messages(socket, program)  # type: ignore[arg-type]
+    await server._process_messages(socket, program)
     assert program.received == [b"Hi ?", (90, 30), "blur"]
     assert socket.answers == [["pong", "7"]]
 

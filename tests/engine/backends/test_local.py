@@ -98,7 +98,7 @@ def test_log_probabilities_and_alternatives(local: LocalModel, gpt2: tuple[Path,
         assert [a.logprob for a in event.alternatives] == pytest.approx(values.tolist(), abs=1e-4)
         assert event.piece == local.tokenizer.piece(event.id)
     assert isinstance(run(local, PROMPT, GREEDY)[0], Token)
-    assert run(local, PROMPT, GREEDY)[0].alternatives == ()  # type: ignore[union-attr]
+    assert run(local, PROMPT, GREEDY)[0].alternatives == ()
 
 
 def test_the_last_event_counts(local: LocalModel) -> None:

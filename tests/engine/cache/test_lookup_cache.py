@@ -40,7 +40,7 @@ def test_what_followed(ids: list[int], most: int, guessed: list[int]) -> None:
 
 
 def events_of(model: LocalModel, ids: list[int], sampling: Sampling) -> list[Token | Finished]:
-    return list(model.generate(Request(ids, sampling)))  # type: ignore[arg-type]
+    return list(model.generate(Request(ids, sampling)))
 
 
 def plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LocalModel:

@@ -191,7 +191,7 @@ def test_int8_keeps_what_the_bundled_model_knows() -> None:
     losses = []
     best = []
     for model in (exact, rounded):
-        logits = model.decoder.forward(ids[:-1], all_positions=True)  # type: ignore[attr-defined]
+        logits = model.decoder.forward(ids[:-1], all_positions=True)
         losses.append(float(F.cross_entropy(logits, torch.tensor(ids[1:]))))
         best.append(logits.argmax(-1))
     assert math.exp(abs(losses[1] - losses[0])) < 1.01

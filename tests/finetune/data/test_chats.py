@@ -170,7 +170,7 @@ def test_a_long_chat_is_made_to_fit_or_refused() -> None:
 
     def rows(length: int, policy: str) -> list[str]:
         tokenizer = WordTokenizer(SPECIAL)
-        made = ExampleEncoder(opened(CHATML), tokenizer, length, policy)  # type: ignore[arg-type]
+        made = ExampleEncoder(opened(CHATML), tokenizer, length, policy)
         return [tokenizer.decode(each.ids.tolist()) for each in made.encode(example)]
 
     (whole,) = rows(100, "raise")

@@ -181,7 +181,7 @@ def test_both_replies_stay_behind_the_same_prompt_however_it_is_cut(too_long: An
     fields = {"prompt": history, "chosen": "One two three four five six.", "rejected": "No."}
     (whole,) = encoder(200).encode(preference(**fields))
     limit = 45 if too_long == "truncate-prompt" else 60
-    shortening = encoder(limit if len(whole.chosen.ids) > limit else 40, too_long)  # type: ignore[union-attr]
+    shortening = encoder(limit if len(whole.chosen.ids) > limit else 40, too_long)
     (pair,) = shortening.encode(preference(**fields))
     assert isinstance(pair, EncodedPair)
     assert len(pair.chosen.ids) <= shortening.length

@@ -29,7 +29,7 @@ def config(folder: Path, **sections: object) -> FinetuneConfig:
     if not (folder / "base").exists():
         tiny.chatml_base(folder / "base")
         tiny.pairs(folder / "rows.json")
-    return tiny.config(folder, **sections)  # type: ignore[arg-type]
+    return tiny.config(folder, **sections)
 
 
 def reply(folder: Path) -> str:

@@ -66,7 +66,7 @@ def make(**changes: object) -> Task:
         pool=POOL,
         select=Select(method="knn", k=2, encoder="tfidf"),
     )
-    return Task("living", replace(prompt, **changes), ITEMS)  # type: ignore[arg-type]
+    return Task("living", replace(prompt, **changes), ITEMS)
 
 
 def run(

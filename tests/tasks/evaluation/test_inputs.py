@@ -12,10 +12,7 @@ from chatapp.tasks.evaluation.inputs import Item, read_inputs, read_stream, read
 
 
 def shown(rows: object) -> list[tuple[int, str]]:
-    return [
-        (line, text if isinstance(text, str) else f"! {text}")
-        for line, text in rows  # type: ignore[attr-defined]
-    ]
+    return [(line, text if isinstance(text, str) else f"! {text}") for line, text in rows]
 
 
 def test_json_lines(tmp_path: Path) -> None:

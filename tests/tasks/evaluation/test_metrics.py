@@ -162,15 +162,15 @@ def test_one_seed_gives_an_interval_over_the_items() -> None:
 def test_bootstrap_intervals(measure: str) -> None:
     answers = ["the cat sat on the mat", "a dog barks at night", "yes it is", "yes it is so"] * 10
     golds = ["the cat is on the mat", "a dog barks at night", "yes it is so", "yes it is so"] * 10
-    found = estimate(measure, [answers], golds)  # type: ignore[arg-type]
+    found = estimate(measure, [answers], golds)
     low, high = found.interval
     assert found.interval_of == "bootstrap"
     assert low < found.mean < high
-    assert found.mean == MEASURES[measure](answers, golds)  # type: ignore[index]
+    assert found.mean == MEASURES[measure](answers, golds)
     # Four times the items, half the width.
-    wide = estimate(measure, [answers * 4], golds * 4).interval  # type: ignore[arg-type]
+    wide = estimate(measure, [answers * 4], golds * 4).interval
     assert 0.35 < (wide[1] - wide[0]) / (high - low) < 0.7
-    assert estimate(measure, [answers], golds) == found  # type: ignore[arg-type]
+    assert estimate(measure, [answers], golds) == found
 
 
 def test_the_best_of_several_right_answers_counts() -> None:

@@ -73,7 +73,7 @@ def test_nothing_to_predict(gpt2: LocalModel, text: str) -> None:
 
 def test_a_perplexity_beyond_floats_is_infinite() -> None:
     class Hopeless(ScriptedModel):
-        def score(self, pairs):  # type: ignore[no-untyped-def]
+        def score(self, pairs):
             return [[-1e4] * len(continuation) for _, continuation in pairs]
 
     assert perplexity(Hopeless([]), "some words").per_token == math.inf

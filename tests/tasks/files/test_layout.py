@@ -223,7 +223,7 @@ def test_fitting_equals_trying_everything(
         input_prefix=before,
         labels=() if scoring == "none" else ("x y", "a b c d"),
         scoring="channel" if scoring == "channel" else "direct",
-        select=Select(order=order),  # type: ignore[arg-type]
+        select=Select(order=order),
         pool=pool,
     )
     ranked = list(range(len(lengths)))[::-1]
@@ -238,7 +238,7 @@ def test_the_furthest_are_dropped_whatever_the_printed_order() -> None:
     pool = Pool([f"text {row}" for row in range(9)], ["x"] * 9)
     ranked = [5, 3, 8, 0]
     for order in ("nearest-first", "nearest-last", "shuffled"):
-        prompt = replace(SPAM, pool=pool, labels=(), select=Select(order=order))  # type: ignore[arg-type]
+        prompt = replace(SPAM, pool=pool, labels=(), select=Select(order=order))
         everything = fit(prompt, ranked, "q", words, 10_000)
         assert (everything.kept, everything.dropped) == (ranked, [])
         fitted = fit(prompt, ranked, "q", words, everything.tokens - 1)

@@ -64,7 +64,7 @@ def test_the_chat_so_far_stands_before_the_query() -> None:
 
 @pytest.mark.parametrize("template", [PLAIN, CHAT])
 def test_a_model_without_a_template_has_ours(template: object) -> None:
-    layout = TurnsLayout(PROMPT, template)  # type: ignore[arg-type]
+    layout = TurnsLayout(PROMPT, template)
     assert text_of(layout.render([0], "a wren")).startswith("Say which.\n")
     assert text_of(layout.render([0], "a wren")).endswith("User: Text: a wren\nAssistant:")
     assert "\nUser: Text: a fox\nAssistant: animal" in text_of(layout.render([0], "a wren"))

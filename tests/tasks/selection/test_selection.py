@@ -174,7 +174,7 @@ def test_tfidf_is_the_formula() -> None:
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_dense_nearness_is_the_formula(metric: str) -> None:
     encoder = LetterEncoder()
-    index = DenseIndex(POOL.inputs, encoder, metric)  # type: ignore[arg-type]
+    index = DenseIndex(POOL.inputs, encoder, metric)
     query = "How many rivers are there in Asia?"
     q = encoder.encode([query])[0].astype(float)
     for row, vector in enumerate(encoder.encode(POOL.inputs).astype(float)):
@@ -226,7 +226,7 @@ def test_similarities_are_those_of_the_ranking() -> None:
     query = "Who wrote the longest book?"
     chosen = selector.select(query, 8)
     similarities = selector.similarities(query, chosen)
-    assert similarities == sorted(similarities, reverse=True)  # type: ignore[type-var]
+    assert similarities == sorted(similarities, reverse=True)
     assert chosen[0] == 0
     assert Fixed(POOL).similarities(query, [0, 1]) == [None, None]
 

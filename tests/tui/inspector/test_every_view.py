@@ -54,7 +54,7 @@ def arguments(name: str, folder: str) -> list[str]:
     more = list(AFTER.get(name, []))
     if name == "circuit":  # which of the two is likelier depends on the model
         model = load_model(folder)
-        logits = model.logits(model.tokenizer.encode(TEXT))  # type: ignore[attr-defined]
+        logits = model.logits(model.tokenizer.encode(TEXT))
         order = sorted("abcdefgh", key=lambda c: float(logits[model.tokenizer.encode(c)[0]]))
         more = ["--answer", order[-1], "--against", order[0]]
     return ["inspect", name, *given, *text, *more, "--model", folder]

@@ -65,7 +65,7 @@ async def test_measuring_stops_and_begins_again(
     def wait(*arguments: object) -> None:
         has_begun.set()
         may_go_on.wait(60)
-        add(*arguments)  # type: ignore[arg-type]
+        add(*arguments)
 
     monkeypatch.setattr(lab, "add_random", wait)
     try:

@@ -138,7 +138,7 @@ def model(url: str) -> RemoteModel:
 
 
 def run(model: RemoteModel | LocalModel, sampling: Sampling, **options: object) -> list[Token]:
-    *tokens, finished = model.generate(Request(model.tokenizer.encode(PROMPT), sampling, **options))  # type: ignore[arg-type]
+    *tokens, finished = model.generate(Request(model.tokenizer.encode(PROMPT), sampling, **options))
     assert isinstance(finished, Finished)
     assert finished.reason != "error", finished.message
     return [token for token in tokens if isinstance(token, Token)]

@@ -303,7 +303,7 @@ def test_a_generator_that_is_left_closes_the_connection(
     server.stream = [piece(" Well"), server.hang]
     events = model.generate(Request(model.tokenizer.encode("hi"), Sampling()))
     assert next(events).text == " Well"
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert server.gone.wait(120)
 
 

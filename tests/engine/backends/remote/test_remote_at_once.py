@@ -126,5 +126,5 @@ def test_who_leaves_hangs_up(server: CompletionsServer, model: RemoteChatModel) 
     server.stream = [piece(" Well"), server.hang]
     events = model.generate_many(asked(model, "one", "two"))
     next(events)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert server.gone.wait(120)
