@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from chatapp.engine.models.resolving import find_model
 from finetune.config.sections import Adapter, ConfigError, Train
 from finetune.evaluation import evaluate
 from finetune.objectives.objective import has_adapter
-from finetune.objectives.rows import _adapter_off
 from finetune.run import train
 from finetune.training.adapters import choose_trained, fuse_activations, trained_parameters
 from finetune.training.draws import current_tensors
@@ -130,15 +128,12 @@ def test_an_adapter_is_known_switched_off_and_merged_or_there_is_an_error(tmp_pa
             if parameter.requires_grad:
                 parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(name)))
     assert not torch.allclose(model(input_ids=IDS).logits, expected, atol=1e-2)
-    with _adapter_off(model):
+    with model.disable_adapter():
         torch.testing.assert_close(model(input_ids=IDS).logits, expected)
     merged = current_tensors(model)
     assert merged.keys() == before.keys()
     changed = {name for name in before if not torch.equal(merged[name], before[name])}
     assert {name.split(".")[-2] for name in changed} == {"c_attn", "c_proj", "c_fc"}
-
-    with pytest.raises(AttributeError):
-        _adapter_off(SimpleNamespace(peft_config={}))
 
 
 def test_frozen_weights_stay_as_they_were(tmp_path: Path) -> None:
