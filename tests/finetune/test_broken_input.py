@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import pytest
+from messages import check_message
 from tiny import write_tiny_gpt2
 from typer.testing import CliRunner
 
@@ -36,57 +37,60 @@ def lines(*rows: Any) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-# The file's name, its content, and what the sentence must hold beside the name.
+# The file's name, its content, and the line or key that the sentence must name beside it.
 FILES: list[tuple[str, str | bytes | None, str]] = [
-    ("absent.jsonl", None, "cannot be read: No such file"),
-    ("absent/in/a/folder", None, "there is no such file or folder"),
-    ("rows.xlsx", "x", "expected a file named .jsonl"),
-    ("empty.jsonl", "", "no row is left"),
-    ("empty.json", "[]", "no row is left"),
-    ("empty.txt", " \n", "'text' is empty"),
-    ("a.json", '[{"prompt": "a",\n "completion": }]', "line 2: is not valid JSON"),
-    ("a.json", '[{"prompt": "a", "completion": "b"}\n{', "line 2: is not valid JSON: expected ,"),
-    ("a.json", '[{"prompt": "a", "completion": "b"}', "the file ends"),
-    ("a.json", "[" + json.dumps(GOOD) + "] x", "text after the end of the list"),
-    ("a.json", json.dumps(GOOD, indent=2), "is one JSON object, expected a list"),
-    ("a.json", "[3]", "line 1: is the number 3, expected a JSON object"),
-    ("a.json", '[{"prompt": "a", "prompt": "b"}]', "the key 'prompt' occurs twice"),
-    ("a.json", "[" * 100_000, "nested too deeply"),
-    ("a.jsonl", lines(GOOD) + "{", "line 2: is not valid JSON"),
-    ("a.jsonl", lines(GOOD, [1]), "line 2: is a list, expected a JSON object"),
-    ("a.jsonl", '{"prompt": "a", "prompt": "b"}', "the key 'prompt' occurs twice"),
-    ("a.jsonl", '{"a":' * 100_000, "nested too deeply"),
-    ("a.jsonl", lines(GOOD).encode("utf-16"), "is not UTF-8"),
-    ("a.jsonl", lines(GOOD).encode() + b'{"prompt": "caf\xe9"}', "line 2: is not UTF-8"),
-    ("a.txt", b"caf\xe9", "line 1: is not UTF-8"),
-    ("a.jsonl.gz", lines(GOOD), "is not a whole gzip file"),
+    ("absent.jsonl", None, ""),
+    ("absent/in/a/folder", None, ""),
+    ("rows.xlsx", "x", ""),
+    ("empty.jsonl", "", ""),
+    ("empty.json", "[]", ""),
+    ("empty.txt", " \n", "'text'"),
+    ("a.json", '[{"prompt": "a",\n "completion": }]', "line 2"),
+    ("a.json", '[{"prompt": "a", "completion": "b"}\n{', "line 2"),
+    ("a.json", '[{"prompt": "a", "completion": "b"}', ""),
+    ("a.json", "[" + json.dumps(GOOD) + "] x", ""),
+    ("a.json", json.dumps(GOOD, indent=2), ""),
+    ("a.json", "[3]", "line 1"),
+    ("a.json", '[{"prompt": "a", "prompt": "b"}]', "'prompt'"),
+    ("a.json", "[" * 100_000, ""),
+    ("a.jsonl", lines(GOOD) + "{", "line 2"),
+    ("a.jsonl", lines(GOOD, [1]), "line 2"),
+    ("a.jsonl", '{"prompt": "a", "prompt": "b"}', "'prompt'"),
+    ("a.jsonl", '{"a":' * 100_000, ""),
+    ("a.jsonl", lines(GOOD).encode("utf-16"), ""),
+    ("a.jsonl", lines(GOOD).encode() + b'{"prompt": "caf\xe9"}', "line 2"),
+    ("a.txt", b"caf\xe9", "line 1"),
+    ("a.jsonl.gz", lines(GOOD), ""),
     (
         "a.jsonl.gz",
         gzip.compress(lines(GOOD).encode() * 99, mtime=0)[:60],
-        "is not a whole gzip file",
+        "",
     ),
-    ("a.csv", "prompt,completion\na,b\na\n", "line 3: has 1 fields, expected 2"),
-    ("a.csv", 'prompt,completion\n"a,b\n', "line 2: is not valid CSV"),
-    ("a.csv", "prompt,prompt\na,b\n", "two columns are named 'prompt'"),
-    ("a.csv", "prompt|completion\na|b\n", "there are 'prompt|completion'"),
-    ("a.parquet", "PAR1 nonsense", "is not a whole Parquet file"),
-    ("a.jsonl", lines(GOOD, {"prompt": "a"}), "line 2: 'completion' is missing"),
-    ("a.jsonl", lines({"messages": []}), "messages is an empty list"),
-    ("a.jsonl", lines(GOOD, {"prompt": "x " * 200, "completion": "b"}), "line 2: 4"),
+    ("a.csv", "prompt,completion\na,b\na\n", "line 3"),
+    ("a.csv", 'prompt,completion\n"a,b\n', "line 2"),
+    ("a.csv", "prompt,prompt\na,b\n", "'prompt'"),
+    ("a.csv", "prompt|completion\na|b\n", "'prompt|completion'"),
+    ("a.parquet", "PAR1 nonsense", ""),
+    ("a.jsonl", lines(GOOD, {"prompt": "a"}), "line 2"),
+    ("a.jsonl", lines({"messages": []}), ""),
+    ("a.jsonl", lines(GOOD, {"prompt": "x " * 200, "completion": "b"}), "line 2"),
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "words"), FILES)
+@pytest.mark.parametrize("number", range(len(FILES)))
 def test_a_broken_file(
-    model: Path, tmp_path: Path, name: str, content: str | bytes | None, words: str
+    model: Path, tmp_path: Path, number: int, pytestconfig: pytest.Config
 ) -> None:
+    name, content, place = FILES[number]
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     sentence = refused(["check", config(tmp_path, model, f'train = "{path}"\nheld_out = 0')])
-    assert words in sentence
+    assert place in sentence
     if not name.startswith("empty.j"):
         assert str(path) in sentence
+    if name != "a.parquet":  # whose reason is the library's
+        check_message(f"rows {number:02} {name}", sentence, tmp_path, pytestconfig)
 
 
 def test_a_hub_that_is_out_of_reach(
@@ -117,82 +121,86 @@ options = ["good", "bad"]
 prompt = "{text}"
 """
 
-# What stands in the [data] section, and what the sentence must hold. ROWS and REVIEWS are files.
+# What stands in the [data] section, and the key or file that the sentence must name. ROWS and
+# REVIEWS are files.
 DATA: list[tuple[str, str]] = [
-    ('train = "EMPTY"', "this folder holds no file named"),
-    ('train = "\\u0000.jsonl"', "NUL character"),
-    ('train = {path = "ROWS", columns = {prompt = "promt"}}', "no column 'promt' to take 'prompt'"),
-    ('train = {path = "ROWS", columns = {promt = "prompt"}}', "columns names 'promt', which no"),
-    ('train = {path = "ROWS", template = "none.toml"}', "none.toml: cannot be read"),
-    ('train = {path = "ROWS", template = "chat"}', "this is a dialogue template"),
-    ('train = {path = "ROWS", template = "REVIEWS"}', "names the field 'label', which is missing"),
-    ('train = {path = "LABELS", template = "REVIEWS"}', "'label' is the string 'fine', expected"),
-    ('train = "ROWS"\nheld_out = "none.jsonl"', "none.jsonl: cannot be read"),
-    ('train = "ROWS"\nheld_out = "ROWS"', "no row is left to train on: 1 held out, 1 dropped"),
-    ('train = "ROWS"\nheld_out_clusters = ["nli"]', "no row belongs to a cluster 'nli'"),
-    ('train = "ROWS"\nmax_length = 4096', "data.max_length is 4,096; the model's window has 128"),
-    ('train = "ROWS"\nmax_length = 1', "'data.max_length' is the number 1"),
-    ("", "'data.train' is missing"),
-    ("train = []", "'data.train' holds 0, expected 1 or more"),
-    ("train = 3", "'data.train' is the number 3, expected a list"),
+    ('train = "EMPTY"', ""),
+    ('train = "\\u0000.jsonl"', ""),
+    ('train = {path = "ROWS", columns = {prompt = "promt"}}', "'promt'"),
+    ('train = {path = "ROWS", columns = {promt = "prompt"}}', "'promt'"),
+    ('train = {path = "ROWS", template = "none.toml"}', "none.toml"),
+    ('train = {path = "ROWS", template = "chat"}', ""),
+    ('train = {path = "ROWS", template = "REVIEWS"}', "'label'"),
+    ('train = {path = "LABELS", template = "REVIEWS"}', "'label'"),
+    ('train = "ROWS"\nheld_out = "none.jsonl"', "none.jsonl"),
+    ('train = "ROWS"\nheld_out = "ROWS"', ""),
+    ('train = "ROWS"\nheld_out_clusters = ["nli"]', "'nli'"),
+    ('train = "ROWS"\nmax_length = 4096', ""),
+    ('train = "ROWS"\nmax_length = 1', "'data.max_length'"),
+    ("", "'data.train'"),
+    ("train = []", "'data.train'"),
+    ("train = 3", "'data.train'"),
     (
         'train = {pth = "a"}',
-        "'data.train[1].pth' is not a key of a configuration; did you mean 'path'?",
+        "'data.train[1].pth'",
     ),
     (
         'train = {path = "a", weight = 0}',
-        "'data.train[1].weight' is the number 0, expected a number greater than 0",
+        "'data.train[1].weight'",
     ),
     (
         'train = {path = "a", columns = {prompt = 3}}',
-        "'data.train[1].columns.prompt' is the number 3, expected a string",
+        "'data.train[1].columns.prompt'",
     ),
     (
         'train = "ROWS"\nheld_out = 1.5',
-        "'data.held_out' is the number 1.5, expected a number less than 1",
+        "'data.held_out'",
     ),
-    ('train = "ROWS"\nheld_out = true', "'data.held_out' is true, expected a number"),
-    ('train = "ROWS"\ntoo_long = "cut"', "'raise', 'drop', 'truncate-prompt' or 'truncate-hist"),
+    ('train = "ROWS"\nheld_out = true', "'data.held_out'"),
+    ('train = "ROWS"\ntoo_long = "cut"', "'raise'"),
     (
         'train = "ROWS"\npacking = "yes"',
-        "'data.packing' is the string 'yes', expected true or false",
+        "'data.packing'",
     ),
     (
         'train = "ROWS"\nto_long = "drop"',
-        "'data.to_long' is not a key of a configuration; did you mean 'data.too_long'?",
+        "'data.to_long'",
     ),
-    ('train = "ROWS"\ntrain = "ROWS"', "not valid TOML"),
-    ('train = "ROWS"\n[dta]', "'dta' is not a key of a configuration; did you mean 'data'?"),
+    ('train = "ROWS"\ntrain = "ROWS"', ""),
+    ('train = "ROWS"\n[dta]', "'dta'"),
     (
         'train = "ROWS"\n[train]\nepochs = -1',
-        "'train.epochs' is the number -1, expected a number greater than 0",
+        "'train.epochs'",
     ),
-    ('train = [{path = "ROWS", template = "a\\u0000"}]', "'a\\x00': is not a valid path"),
+    ('train = [{path = "ROWS", template = "a\\u0000"}]', ""),
     (
         'train = "ROWS"\n[train]\nepochs = inf',
-        "'train.epochs' is the number inf, expected a finite number",
+        "'train.epochs'",
     ),
     (
         'train = "ROWS"\n[objective]\naux_weight = "small"',
-        "'objective.aux_weight' is the string 'small', expected a number",
+        "'objective.aux_weight'",
     ),
     (
         'train = "ROWS"\n[objective]\nkind = "dop"',
-        "'objective' has the kind 'dop'; did you mean 'dpo'?",
+        "'objective'",
     ),
     (
         'train = "ROWS"\n[objective]\nkind = "dpo"\nbta = 0.2',
-        "'objective.bta' is not a key of a configuration; did you mean 'objective.beta'?",
+        "'objective.bta'",
     ),
     (
         'train = "ROWS"\n[objective]\nbeta = 0.2',
-        "'objective.beta' is not a key of a configuration",
+        "'objective.beta'",
     ),
 ]
 
 
-@pytest.mark.parametrize(("data", "words"), DATA)
-def test_a_broken_data_section(model: Path, tmp_path: Path, data: str, words: str) -> None:
+@pytest.mark.parametrize("number", range(len(DATA)))
+def test_a_broken_data_section(
+    model: Path, tmp_path: Path, number: int, pytestconfig: pytest.Config
+) -> None:
+    data, place = DATA[number]
     (tmp_path / "ROWS.jsonl").write_text(lines(GOOD))
     (tmp_path / "LABELS.jsonl").write_text(lines({"text": "a", "label": "fine"}))
     (tmp_path / "REVIEWS.toml").write_text(REVIEWS)
@@ -200,7 +208,8 @@ def test_a_broken_data_section(model: Path, tmp_path: Path, data: str, words: st
     for name in ("ROWS.jsonl", "LABELS.jsonl", "REVIEWS.toml", "EMPTY"):
         data = data.replace(name.partition(".")[0], str(tmp_path / name))
     sentence = refused(["check", config(tmp_path, model, data)])
-    assert words in sentence
+    assert place in sentence
+    check_message(f"data {number:02}", sentence, tmp_path, pytestconfig)
 
 
 def test_a_broken_configuration(model: Path, tmp_path: Path) -> None:
