@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import Static
+from thinking_model import SPECIAL, thinking_model
 from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
@@ -318,3 +319,22 @@ async def test_only_the_keys_in_the_footer_decide(open_app: OpenApp, store: Stor
         assert store.comparisons(1) == []
         await left_behind(driver, "1")
         assert [each.choice for each in store.comparisons(1)] == ["left"]
+
+
+async def test_each_side_says_that_it_thinks(open_app: OpenApp, tmp_path: Path) -> None:
+    thoughts = "<think>\nThey greet me.\n</think>\n\n"
+    folder = tmp_path / "model"
+    thinking_model(folder, [])
+    texts = [f"{thoughts}Hello!", f"{thoughts}Hi!"]
+    model = Pausing(texts, 8, folder=folder, special=SPECIAL)
+    async with open_app(model) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        await driver.press("enter")
+        await driver.until(
+            lambda: [side.note for side in sides(driver)] == ["thinking · 4 tokens · Esc stops"] * 2
+        )
+        assert "Esc Stop" in driver.screen_text
+        model.closed.set()
+        await answered(driver)
+        assert "Esc Leave" in driver.screen_text
+        assert shown(driver) == ["Hello!", "Hi!"]
