@@ -1,6 +1,6 @@
 """What the budget promises for every chat there could be."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatapp.prompting.messages import Budget, fit
@@ -36,6 +36,7 @@ def test_the_reserve_gives_way_to_the_newest_message() -> None:
     assert fit(window=100, instructions=10, history=[5], newest=85, reserve=20).room == 5
 
 
+@settings(max_examples=40)
 @given(CHATS)
 def test_instructions_and_newest_message_always_stay_and_counts_add_up(chat: dict) -> None:
     budget = fit(**chat)
@@ -44,6 +45,7 @@ def test_instructions_and_newest_message_always_stay_and_counts_add_up(chat: dic
     assert budget.room == chat["window"] - budget.prompt
 
 
+@settings(max_examples=40)
 @given(CHATS)
 def test_it_fits_with_its_reserve_whenever_that_is_possible(chat: dict) -> None:
     budget = fit(**chat)
@@ -51,6 +53,7 @@ def test_it_fits_with_its_reserve_whenever_that_is_possible(chat: dict) -> None:
     assert (budget.room >= chat["reserve"]) == possible
 
 
+@settings(max_examples=40)
 @given(CHATS)
 def test_nothing_is_dropped_without_need(chat: dict) -> None:
     total = chat["instructions"] + sum(chat["history"]) + chat["newest"]
@@ -58,6 +61,7 @@ def test_nothing_is_dropped_without_need(chat: dict) -> None:
         assert fit(**chat).dropped == 0
 
 
+@settings(max_examples=40)
 @given(CHATS, st.lists(st.tuples(LENGTHS, LENGTHS), min_size=1, max_size=20))
 def test_a_growing_chat_drops_in_steps_of_a_quarter(
     chat: dict, turns: list[tuple[int, int]]
@@ -77,6 +81,7 @@ def test_a_growing_chat_drops_in_steps_of_a_quarter(
         before = after
 
 
+@settings(max_examples=40)
 @given(CHATS, st.integers(min_value=1, max_value=400))
 def test_needing_more_room_goes_on_to_a_later_step(chat: dict, more: int) -> None:
     """The steps are those of the history, whatever made the room too small."""

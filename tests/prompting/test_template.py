@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatapp.prompting.messages import END_OF_TEXT, Message, text_of
@@ -100,6 +100,7 @@ def test_roles_that_do_not_alternate_are_refused(chat: list[Message], sentence: 
         PLAIN.render(chat)
 
 
+@settings(max_examples=40)
 @given(TEMPLATE, chats())
 def test_a_prompt_is_a_prefix_of_itself_with_its_reply(
     template: DialogueTemplate, chat: list[Message]
@@ -111,6 +112,7 @@ def test_a_prompt_is_a_prefix_of_itself_with_its_reply(
     assert closed[: len(opened)] == opened
 
 
+@settings(max_examples=40)
 @given(TEMPLATE, chats(), TEXT)
 def test_a_chat_is_a_prefix_of_itself_with_another_turn(
     template: DialogueTemplate, chat: list[Message], text: str
@@ -119,6 +121,7 @@ def test_a_chat_is_a_prefix_of_itself_with_another_turn(
     assert template.render([*chat, Message("user", text)])[: len(before)] == before
 
 
+@settings(max_examples=40)
 @given(TEMPLATE, chats())
 def test_no_prompt_ends_in_a_space(template: DialogueTemplate, chat: list[Message]) -> None:
     assert not text_of(template.render(chat[:-1])).endswith(" ")
@@ -126,6 +129,7 @@ def test_no_prompt_ends_in_a_space(template: DialogueTemplate, chat: list[Messag
         assert not text_of(template.render(chat, open_reply=True)).endswith(" ")
 
 
+@settings(max_examples=40)
 @given(TEMPLATE, chats())
 def test_every_text_of_the_chat_is_a_segment_of_its_own_kind(
     template: DialogueTemplate, chat: list[Message]
@@ -150,11 +154,13 @@ def test_a_marker_that_breaks_the_rules_is_refused(marker: str) -> None:
 # Identity
 
 
+@settings(max_examples=40)
 @given(ANY_TEMPLATE)
 def test_a_template_survives_json(template: DialogueTemplate) -> None:
     assert DialogueTemplate.from_dict(json.loads(json.dumps(template.to_dict()))) == template
 
 
+@settings(max_examples=40)
 @given(ANY_TEMPLATE, ANY_TEMPLATE)
 def test_fingerprints_differ_exactly_when_rendering_may(
     one: DialogueTemplate, other: DialogueTemplate

@@ -87,7 +87,7 @@ def test_reading_a_pool_keeps_little_beside_its_texts(tmp_path: Path) -> None:
     import tracemalloc
 
     text = "a row with the number {} and some more words to make it as long as a sentence"
-    rows = [json.dumps({"text": text.format(n), "label": str(n % 2)}) for n in range(20_000)]
+    rows = [json.dumps({"text": text.format(n), "label": str(n % 2)}) for n in range(4_000)]
     path = write(tmp_path, "\n".join(rows))
     tracemalloc.start()
     pool = read_pool(path)
