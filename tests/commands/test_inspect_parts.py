@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from program import Run
 
-from chatapp.engine.decoder.interventions import parse_parts, switched_off
 from chatapp.engine.models.loading import load_model
 
 TEXT = "User: he has"
@@ -20,28 +19,6 @@ def document(run: Run, folder: str, *words: str) -> dict[str, Any]:
     assert found.pop("text") == TEXT
     assert found.pop("model") == folder
     return found
-
-
-def test_ablation_of_some_parts_and_of_each(run: Run, folder: str) -> None:
-    options = ("--answer", "e", "--against", "a")
-    ablation = document(run, folder, "ablate", "1.0, 0.mlp", TEXT, *options)["ablate"]
-    assert ablation["ablated"] == ["1.0", "0.mlp"]
-    model = load_model(folder)
-    ids = model.tokenizer.encode(TEXT)
-    off = switched_off(parse_parts("1.0 0.mlp", model.decoder.architecture))
-    before, after = (model.logits(ids, *changes).log_softmax(0) for changes in ((), (off,)))
-    (token,) = model.tokenizer.encode("e")
-    assert ablation["log_probability"] == pytest.approx(float(after[token]), abs=1e-3)
-    assert ablation["change"] == pytest.approx(float(after[token] - before[token]), abs=1e-3)
-    kl = float((before.exp() * (before - after)).sum())
-    assert ablation["kl"] == pytest.approx(kl, abs=1e-3)
-    of_means = document(run, folder, "ablate", "1.0,0.mlp", TEXT, "--mean", *options)["ablate"]
-    assert of_means["replaced_by"] == "mean"
-    assert of_means["log_probability"] != pytest.approx(ablation["log_probability"], abs=1e-4)
-    each = document(run, folder, "ablate", "all", TEXT, *options)["ablate"]["parts"]
-    assert [row["ablated"] for row in each] == [
-        [f"{layer}.{place}"] for layer in range(2) for place in ("0", "1", "mlp")
-    ]
 
 
 def test_patching_two_prompts_and_with_noise(run: Run, folder: str) -> None:

@@ -9,13 +9,13 @@ import pytest
 from completions_server import CompletionsServer, delta, piece, replied, said
 
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.reading import read, usage
+from chatapp.dialogue.reading import read
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.dialogue.writers.prompt import SERVED
 from chatapp.engine.events import Finished
-from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import ALPACA, PLAIN
 
@@ -97,29 +97,6 @@ def test_a_template_that_was_asked_for_is_sent_as_text(
     assert server.requests[0]["prompt"].startswith(ALPACA.instruction)
 
 
-def test_another_reply_and_another_question(server: CompletionsServer, session: Session) -> None:
-    list(session.say("So?"))
-    question, reply = session.chat.messages
-    list(session.regenerate(reply.id))
-    list(session.edit(question.id, "Not so?"))
-    asked = [request["messages"] for request in server.requests]
-    assert asked == [[message("user", text)] for text in ("So?", "So?", "Not so?")]
-
-
-def test_users_and_replies_take_turns(server: CompletionsServer, session: Session) -> None:
-    server.stream = (500, '{"error": "full"}', {})
-    list(session.say("One?"))
-    server.stream = replied("Yes.")
-    list(session.say("Two?"))
-    assert server.requests[-1]["messages"] == [message("user", "One?\n\nTwo?")]
-    list(session.say("Three?"))
-    assert server.requests[-1]["messages"] == [
-        message("user", "One?\n\nTwo?"),
-        message("assistant", "Yes."),
-        message("user", "Three?"),
-    ]
-
-
 def test_what_was_thought_is_kept_but_not_sent(server: CompletionsServer, session: Session) -> None:
     server.stream = [delta(reasoning_content="Hm."), *replied("Yes.")]
     list(session.say("So?"))
@@ -141,16 +118,6 @@ def test_a_thought_that_was_cut_off_is_thought_anew(
     reply = session.chat.messages[-1]
     assert (reply.text, reply.thoughts.strip(), reply.status) == ("Yes.", "Oh.", "complete")
     assert [each["role"] for each in server.requests[-1]["messages"]] == ["user"]
-
-
-def test_what_is_too_old_is_left_out(server: CompletionsServer, session: Session) -> None:
-    session.sampling = Sampling(max_tokens=64)
-    for number in range(4):
-        list(session.say(f"{number} {'why ' * 100}"))
-    assert usage(session).dropped > 0
-    kept = server.requests[-1]["messages"]
-    assert [each["role"] for each in kept] == ["user", "assistant", "user"]
-    assert kept[-1]["content"].startswith("3 why")
 
 
 def test_a_reply_goes_on_as_text(server: CompletionsServer, session: Session) -> None:

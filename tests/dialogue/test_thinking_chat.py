@@ -9,14 +9,12 @@ from fakes import ScriptedModel
 from sessions import session_with
 from thinking_model import SPECIAL, TEMPLATE, thinking_model
 
-from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.events import Options, interleaved
+from chatapp.dialogue.events import Options
 from chatapp.dialogue.export import to_json, to_training_rows
 from chatapp.dialogue.reading import read
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.turn import answer
-from chatapp.dialogue.variants import Pair, Variant
 from chatapp.dialogue.writers.choosing import choose_template, with_thinking, writer_for
 from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Token
@@ -140,14 +138,6 @@ def test_the_switch_is_set_or_there_is_none(tmp_path: Path) -> None:
     plain = ScriptedModel(["Yes."])
     with pytest.raises(ValueError, match="the model scripted has no switch for thinking"):
         with_thinking(plain, choose_template(plain, ""), True)
-
-
-def test_both_of_two_replies_heed_the_switch(tmp_path: Path, store: Store) -> None:
-    model = thinking_model(tmp_path / "model", ["Hello!"])
-    pair = Pair(Chat(store), "Hi", False, lambda name, precision: model)
-    variant = Variant("m", "auto", "", Sampling())
-    list(interleaved(pair.answers([variant, variant], threading.Event())))
-    assert model.prompts == [f"{ASKED}<think>\n\n</think>\n\n"] * 2
 
 
 def test_thoughts_are_exported_when_they_are_asked_for(tmp_path: Path, store: Store) -> None:

@@ -9,7 +9,7 @@ import torch
 from full_disk import full_after
 from rich.console import Console
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.files.model_files import ModelFiles
@@ -103,21 +103,3 @@ def test_a_merged_run_is_stored_as_its_base(tmp_path: Path, stored: torch.dtype)
     weights = load_file(tmp_path / "merged" / "model.safetensors").values()
     assert {weight.dtype for weight in weights} == {stored}
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged").dtype == stored
-
-
-def test_a_merged_run_keeps_the_chat_template_of_its_base(tmp_path: Path) -> None:
-    base = tiny.chatml_base(tmp_path / "base")
-    names = json.loads((base / "tokenizer_config.json").read_text())
-    (base / "chat_template.jinja").write_text(
-        names.pop("chat_template")
-    )  # as transformers 5 has it
-    (base / "tokenizer_config.json").write_text(json.dumps(names))
-    tiny.pairs(tmp_path / "rows.json")
-    run = train(tiny.config(tmp_path, train={"method": "lora", "max_steps": 1}), QUIET)
-    merge(str(run), tmp_path / "merged")
-    chat = [{"role": "user", "content": "Hello"}]
-    texts = {
-        AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, tokenize=False)
-        for folder in (base, tmp_path / "merged")
-    }
-    assert texts == {"<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"}

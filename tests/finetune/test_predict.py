@@ -1,11 +1,6 @@
 """finetune predict: labels, probabilities and scores for a text or a file, and continued."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -79,26 +74,6 @@ def test_a_file_is_answered_row_by_row_and_gone_on_with(run: Path, tmp_path: Pat
     again = documents(out)
     assert [row["output"] for row in again] == [row["output"] for row in found]
     assert [row["row"] for row in again] == list(range(1, 41))
-
-
-def test_a_killed_process_is_gone_on_with(run: Path, tmp_path: Path) -> None:
-    inputs, out = tmp_path / "inputs.txt", tmp_path / "out.jsonl"
-    inputs.write_text("".join(f"after {i}\n" for i in range(20_000)))
-    command = [sys.executable, "-m", "finetune", "predict", str(run)]
-    options = ["--inputs", str(inputs), "--output", str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen([*command, *options], env=environment)
-    deadline = time.monotonic() + 400  # on a busy machine torch alone takes a minute to load
-    while (not out.exists() or not out.stat().st_size) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    done = out.read_bytes().splitlines(keepends=True)
-    assert 0 < len(done) < 20_000
-    inputs.write_text("".join(f"after {i}\n" for i in range(len(done) + 100)))
-    assert predict(run, *options).exit_code == 0
-    assert [row["row"] for row in documents(out)] == list(range(1, len(done) + 101))
 
 
 def test_columns_are_those_of_the_run(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.chat_template import ChatTemplate
-from finetune.check import examine, show
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.encoding import Span
 from finetune.evaluation import evaluate
@@ -88,15 +87,6 @@ def test_a_template_that_is_named_wins_over_the_models_own(tmp_path: Path) -> No
     assert choose_template(load_model(str(run)), "").name == "alpaca"
 
 
-def test_samples_are_asked_for_in_the_template(tmp_path: Path) -> None:
-    settings = config(tmp_path, samples={"prompts": ["What comes after 7?"], "max_tokens": 24},
-                      train={"learning_rate": 0.05, "epochs": 6})  # fmt: skip
-    run = train(settings, QUIET)
-    rows = tiny.rows_of(run)
-    (last,) = [row["samples"] for row in rows if "samples" in row][-1]
-    assert last["reply"] == reply(run)
-
-
 def test_a_run_is_gone_on_with_and_measured_in_it(tmp_path: Path) -> None:
     run = train(config(tmp_path, train={"epochs": 1}), QUIET)
     resume(run, ["train.epochs=2"], QUIET)
@@ -104,16 +94,6 @@ def test_a_run_is_gone_on_with_and_measured_in_it(tmp_path: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     assert found.template == "own"
     assert found.sets["held_out"].figures["loss"] == pytest.approx(result["eval_loss"], rel=1e-5)
-
-
-def test_the_preview_shows_its_special_tokens(tmp_path: Path) -> None:
-    console = Console(file=open(tmp_path / "told", "w"), width=200)  # noqa: SIM115
-    show(examine(config(tmp_path)), console)
-    told = (tmp_path / "told").read_text()
-    assert "<|im_start|>user\nWhat comes after" in "\n".join(
-        line.strip() for line in told.splitlines()
-    )
-    assert "comes after.<|im_end|>" in told
 
 
 def test_before_a_reply_stand_the_ids_that_a_chat_prompts_with(tmp_path: Path) -> None:

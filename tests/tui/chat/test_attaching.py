@@ -108,19 +108,6 @@ async def test_a_long_pasted_text_attaches_nothing_unseen(
         assert driver.texts[0] == "as long as too long @notes/sea.md"
 
 
-async def test_a_message_that_is_too_long_comes_back_as_typed(
-    open_app: OpenApp, here: Path
-) -> None:
-    (here / "long.txt").write_text("word " * 5_000)
-    async with open_app() as driver:
-        driver.prompt.text = "See @long.txt"
-        attached = driver.chat.query_one("#attached", Static)
-        await driver.until(lambda: "long.txt · " in str(attached.content))
-        await driver.press("enter")
-        await driver.until(lambda: "window" in driver.problem)
-        assert driver.prompt.text == "See @long.txt"
-
-
 async def test_a_file_that_cannot_be_read_keeps_the_message(open_app: OpenApp, here: Path) -> None:
     (here / "bytes.bin").write_bytes(b"\xff\xfe\x00")
     async with open_app() as driver:

@@ -6,7 +6,6 @@ import pytest
 from fakes import ScriptedModel
 from glass import GlassModel
 from textual.events import Paste
-from textual.widgets import Static
 from tui_driver import OpenApp, fill
 
 from chatapp.common.settings import Settings
@@ -134,49 +133,6 @@ async def test_f2_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
         await driver.say("Go")
         assert model.samplings[-1].temperature == 0.25
         assert model.samplings[-1].max_tokens == 12
-
-
-async def test_f2_before_the_model_is_loaded(open_app: OpenApp) -> None:
-    opened = threading.Event()
-    model = ScriptedModel(["Yes."])
-
-    def load() -> ScriptedModel:
-        opened.wait(120)
-        return model
-
-    async with open_app(load=load) as driver:
-        await driver.press("f2")
-        driver.app.screen.query_one("#top_k", Field).value = "5"
-        await driver.press("enter")
-        opened.set()
-        await driver.ready()
-        await driver.say("Go")
-        assert model.samplings[-1].top_k == 5
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("temperature", "hot", "temperature is 'hot'; expected a number"),
-        ("temperature", "-1", "temperature is -1.0; expected from 0 to 100"),
-        ("temperature", "nan", "temperature is nan"),
-        ("top_k", "1.5", "top_k is '1.5'; expected a whole number"),
-        ("top_p", "0", "top_p is 0.0; expected above 0"),
-        ("max_tokens", "", "max_tokens is ''; expected a whole number"),
-        ("seed", "x", "seed is 'x'; expected a whole number"),
-    ],
-)
-async def test_f2_says_what_is_wrong(open_app: OpenApp, field: str, value: str, words: str) -> None:
-    async with open_app() as driver:
-        await driver.press("f2")
-        screen = driver.app.screen
-        screen.query_one(f"#{field}", Field).value = value
-        await driver.press("enter")
-        assert words in str(screen.query_one("#field-problem", Static).content)
-        assert screen.focused is screen.query_one(f"#{field}")
-        await driver.press("escape")
-        assert driver.app.screen is driver.chat
-        assert driver.chat.conversation.choices.sampling == Sampling()
 
 
 async def test_ctrl_q_quits_from_anywhere(open_app: OpenApp) -> None:

@@ -65,13 +65,6 @@ async def test_arrows_in_an_empty_prompt_move_between_versions(open_app: OpenApp
         assert driver.texts == ["Hello", "Second."]
 
 
-async def test_r_on_a_users_message_answers_it_anew(open_app: OpenApp) -> None:
-    async with open_app(ScriptedModel(["First.", "Second."])) as driver:
-        await driver.say("Hello")
-        await driver.press("ctrl+up", "up", "r")
-        await driver.until(lambda: driver.texts == ["Hello", "Second."])
-
-
 async def test_c_continues_a_stopped_reply(open_app: OpenApp) -> None:
     model = ScriptedModel(["one two three four", " five six"], delay=0.0)
     settings = Settings(sampling=Sampling(max_tokens=2))
@@ -84,16 +77,6 @@ async def test_c_continues_a_stopped_reply(open_app: OpenApp) -> None:
         await driver.until(lambda: driver.texts[-1] == "one two five six")
         await driver.idle()
         assert "one two five six" in driver.screen_text
-
-
-async def test_c_in_the_middle_is_refused_in_words(open_app: OpenApp) -> None:
-    async with open_app() as driver:
-        await driver.say("One")
-        await driver.say("Two")
-        await driver.press("ctrl+up", "up", "up", "c")
-        await driver.until(lambda: driver.problem)
-        assert driver.problem == "only the last reply of a chat can be continued"
-        assert len(driver.texts) == 4
 
 
 async def test_e_edits_and_sends_again(open_app: OpenApp, store: Store) -> None:

@@ -1,7 +1,6 @@
 """The open chat: its title, tags, times, a search in it, a copy of it, and replies edited in
 place."""
 
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -81,17 +80,6 @@ async def test_a_fork_leaves_the_chat_as_it_was(open_app: OpenApp, store: Store)
     assert [message.text for message in store.path(chat_id)] == ["One?", "One.", "Two?", "Two."]
     titles = {chat.title for chat in store.chats()}
     assert len(titles) == 3
-
-
-async def test_times_are_shown_on_demand(open_app: OpenApp, store: Store) -> None:
-    chat_id = fill(store, ["Hello", "Hi."])
-    written = f"{datetime.fromtimestamp(store.path(chat_id)[0].created):%Y-%m-%d %H:%M}"
-    async with open_app(chat_id=chat_id) as driver:
-        assert written not in driver.screen_text
-        await driver.press("ctrl+up", "t")
-        assert driver.screen_text.count(written) >= 2
-        await driver.say("/times")
-        assert written not in driver.screen_text
 
 
 async def test_a_reply_edited_in_place_is_marked_everywhere(

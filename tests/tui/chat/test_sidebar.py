@@ -120,11 +120,3 @@ async def test_three_columns_share_the_room(open_app: OpenApp) -> None:
         ]
         assert [column.region.width for column in columns] == [28, 50, 52]
         assert [column.region.x for column in columns] == [0, 28, 78]
-
-
-async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -> None:
-    async with open_app(size=WIDE) as driver:
-        await driver.until(lambda: "No chats yet." in driver.screen_text)
-        store.close()
-        await driver.press("ctrl+l", "ctrl+l", *"x")
-        await driver.until(lambda: "cannot be used" in driver.sentences)
