@@ -107,7 +107,9 @@ def demonstrations_table() -> Table:
                     first = cells["none", 0] if way == "random" else ""
                     figures = (cells[way, count] for count in SHOTS)
                     rows.append((f"{title}, {name}: {label}", first, *figures))
-    numbers = ", ".join(f"{number} for {name}" for name, number in limits.items())
+    numbers = ", ".join(
+        f"{number} for {name}" for name, number in limits.items() if name in models()
+    )
     count = f"accuracy in per cent; items: {numbers}; ± over three seeds, or the 95 % interval"
     return Table(("demonstrations", "0", *map(str, SHOTS)), rows, count)
 
