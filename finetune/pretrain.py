@@ -50,8 +50,7 @@ from finetune.objectives.objective import Objective
 from finetune.training.answers import read_tasks
 from finetune.training.architectures import Segments, build_network, parameter_formula
 from finetune.training.building import RunDisplay, check_trackers, quiet_transformers
-from finetune.training.checkpoints import claim, last_checkpoint
-from finetune.training.export import whole_model, write_pretrained
+from finetune.training.checkpoints import claim, last_checkpoint, whole_model, write_pretrained
 from finetune.training.loop import Loop, Plan
 from finetune.training.record import (
     LOSSES_FILE,

@@ -26,7 +26,7 @@ from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, T
 from finetune.measuring.report import header, write_card, write_report
 from finetune.objectives.rewards import RewardError
 from finetune.training.answers import sampler
-from finetune.training.building import RunDisplay, build_loop
+from finetune.training.building import RunDisplay, build_loop, publish
 from finetune.training.checkpoints import (
     LOCK_FILE,
     check_whole,
@@ -35,7 +35,6 @@ from finetune.training.checkpoints import (
     last_checkpoint,
 )
 from finetune.training.display import duration, memory, peak_memory
-from finetune.training.export import publish
 from finetune.training.loop import Loop, NotFinite
 from finetune.training.record import (
     LOG_FILE,

@@ -19,7 +19,7 @@ from chatapp.engine.files.model_files import ADAPTER_CONFIG, COMPANIONS, CONFIG
 from chatapp.engine.models.resolving import BUNDLED, find_model
 from finetune.config.sections import ConfigError
 from finetune.training.adapters import copy_companions, require_new_folder
-from finetune.training.export import whole_model
+from finetune.training.checkpoints import whole_model
 from finetune.training.record import CARD_FILE
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

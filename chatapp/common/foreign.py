@@ -54,6 +54,11 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 """Characters that show nothing, although Unicode classes them as visible."""
 
 
+def one_line(text: str) -> str:
+    """Foreign text for one line: printable, with single spaces."""
+    return " ".join(printable(text).split())
+
+
 def revealed(text: str) -> str:
     """Replace invisible and bidirectional characters, and unusual spaces, by their JSON escapes."""
     return "".join(_escape(character) if _is_hidden(character) else character for character in text)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import one_line
 from chatapp.common.userfiles import whole_file, write_whole
 from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.objectives.objective import Objective
@@ -213,7 +213,7 @@ def _number(value: float | None) -> str:
 
 def _plain(text: str) -> str:
     """Foreign text for a cell of a Markdown table."""
-    flat = " ".join(printable(text).split())
     return "".join(
-        "\\" + character if character in "\\|*_`<>[]#" else character for character in flat
+        "\\" + character if character in "\\|*_`<>[]#" else character
+        for character in one_line(text)
     )

@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chatapp.common.foreign import one_line
 from finetune.training.answers import Reply
-from finetune.training.display import one_line
 
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
 _OF_REPLIES = ("exact_match", "rouge_l")

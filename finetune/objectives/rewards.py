@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import one_line, printable
 from chatapp.common.limited_process import LimitPassedError, Lines, Program, Supervision
 from chatapp.common.paths import trusted_folders_path
 from chatapp.common.userfiles import UserError, quoted, read_text
@@ -71,7 +71,7 @@ class RewardFunction:
         answer = self._exchange(worker, request, self.timeout)
         if "value" in answer:
             return float(answer["value"])
-        reason = " ".join(printable(str(answer["error"])).split())
+        reason = one_line(str(answer["error"]))
         raise RewardError(
             f"{self.place} {reason}, for the reply {quoted(reply)} to {quoted(prompt)}"
         )
@@ -89,7 +89,7 @@ class RewardFunction:
         answer = self._exchange(worker, None, STARTING)
         if "ready" not in answer:
             self.close()
-            reason = " ".join(printable(str(answer["error"])).split())
+            reason = one_line(str(answer["error"]))
             raise ConfigError(f"objective.rewards: {self.place} cannot be loaded: {reason}")
         return worker
 

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from chatapp.common.foreign import one_line
 from chatapp.dialogue.events import Options, TurnEvent
 from chatapp.dialogue.turn import write_prompt
 from chatapp.dialogue.writers.choosing import writer_for
@@ -32,7 +33,6 @@ from finetune.config.sections import Samples as SampleSettings
 from finetune.data.batches import TrainingRows
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import Question
-from finetune.training.display import one_line
 from finetune.training.setup import RunSetup
 
 

@@ -1,4 +1,5 @@
-"""Creates the loop of a run, counts and times its steps, and shows and logs what it does.
+"""Creates the loop of a run, counts and times its steps, shows and logs what it does, and writes
+the model that comes out.
 
 Invariant: `finetune check` counts and times the same steps that `finetune train` takes. Only the
 first of several processes shows and writes anything.
@@ -8,6 +9,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from itertools import cycle
@@ -18,18 +20,23 @@ from rich.console import Console
 from rich.live import Live
 from transformers.utils import logging as transformers_logging
 
+from chatapp.common.foreign import one_line
+from chatapp.common.userfiles import read_json_object
+from chatapp.engine.errors import ModelError
+from chatapp.engine.files.model_files import ADAPTER_CONFIG
+from chatapp.engine.models.resolving import BUNDLED
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import BucketSampler, ProbeOrder, RowOrder, micro_batches
 from finetune.objectives.distillation import Distillation
 from finetune.objectives.grpo import Grpo
 from finetune.objectives.objective import Objective, RowSets
-from finetune.training.adapters import trained_parameters
+from finetune.training.adapters import copy_companions, trained_parameters
 from finetune.training.answers import Samples, best_figure, task_figures
-from finetune.training.display import View, line, memory, one_line, peak_memory, render
+from finetune.training.checkpoints import UNFINISHED, save_chat, whole_model
+from finetune.training.display import View, line, memory, peak_memory, render
 from finetune.training.draws import OwnReplies, Rollouts
-from finetune.training.export import complete
 from finetune.training.loop import Draws, Loop, Observer, Plan
-from finetune.training.record import RunLog
+from finetune.training.record import RunLog, write_json
 from finetune.training.setup import RunSetup, processes
 
 _DRAWS: Mapping[type[Objective], Callable[[RunSetup], Draws]] = {
@@ -166,6 +173,34 @@ def quiet_transformers() -> None:
     """A run has its own display and its own messages."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+
+
+def publish(setup: RunSetup, loop: Loop, output: Path) -> None:
+    """Write the model; called by all processes, the first one writes the files."""
+    is_first = loop.accelerator.is_main_process
+    with whole_model(output) if is_first else nullcontext(output / UNFINISHED) as aside:
+        loop.accelerator.wait_for_everyone()
+        # Training works without the cache; other programs need it.
+        setup.model.config.use_cache = True
+        loop.learner.save_weights(aside)
+        if is_first:
+            (aside / "README.md").unlink(missing_ok=True)  # peft's model card, which is blank
+            complete(setup, aside)
+    loop.accelerator.wait_for_everyone()
+
+
+def complete(setup: RunSetup, folder: Path) -> None:
+    """Add tokenizer and template to the weights in a folder."""
+    copy_companions(setup.files, folder)
+    if setup.template:
+        start = "".join(map(setup.tokenizer.piece, setup.start))
+        save_chat(setup.template, folder, start)
+    path, base = folder / ADAPTER_CONFIG, setup.config.model
+    if path.exists():  # its base is named as the user does, files by their absolute path
+        if base != BUNDLED and Path(base).expanduser().exists():
+            base = str(setup.files.path.absolute())
+        adapter = read_json_object(path, ModelError)
+        write_json(path, adapter | {"base_model_name_or_path": base})
 
 
 LEARNED = {"previous": "previous", "induction": "induction", "last_word": "last word"}

@@ -1,7 +1,8 @@
-"""Checkpoints that are complete or absent.
+"""Checkpoints and models that are complete or absent.
 
 Invariant: a folder named checkpoint-N is complete. It is written elsewhere and renamed, so a killed
-process or a full disk leaves the last one untouched.
+process or a full disk leaves the last one untouched. Of a model, config.json (or the adapter's) is
+moved in last, so a folder that looks like a model is one.
 """
 
 import json
@@ -10,7 +11,7 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers.trainer_pt_utils import safe_globals
 
-from finetune.config.sections import ConfigError
+from chatapp.common.paths import CHAT_TEMPLATE
+from chatapp.common.userfiles import read_json_object, write_whole
+from chatapp.engine.files.model_files import ADAPTER_CONFIG, CONFIG
+from chatapp.prompting.chat_template import Template
+from chatapp.prompting.messages import END_OF_TEXT
+from chatapp.prompting.template import DialogueTemplate, as_jinja, save_template
+from finetune.config.sections import ConfigError, PretrainConfig
+from finetune.data.corpus import MASK
 from finetune.objectives.objective import Objective, has_adapter
+from finetune.training.record import write_json
 from finetune.training.setup import is_first_process
 
 _KEPT = 2
@@ -290,3 +299,59 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def whole_model(output: Path) -> Iterator[Path]:
+    """A temporary folder for the files of a model, which move into `output` when the block has
+    ended, the config last. After an error none has moved.
+    """
+    aside = output / UNFINISHED
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for file in sorted(aside.iterdir(), key=lambda path: path.name in (CONFIG, ADAPTER_CONFIG)):
+            flush(file)
+            os.replace(file, output / file.name)
+        flush(output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def save_chat(template: Template, folder: Path, start: str = "") -> None:
+    """Write the template of a run into a folder; one of our own also in Jinja, for chats in other
+    programs. start: see `as_jinja`.
+    """
+    save_template(template, folder)
+    if isinstance(template, DialogueTemplate):
+        write_whole(folder / CHAT_TEMPLATE, as_jinja(template, start))
+
+
+def write_pretrained(
+    folder: Path,
+    model: Any,
+    weights: Mapping[str, torch.Tensor] | None,
+    config: PretrainConfig,
+    template: DialogueTemplate,
+) -> None:
+    """Write a model's files except the tokenizer's own. weights: in place of the model's."""
+    end = END_OF_TEXT.text
+    tokenizer_config: dict[str, Any] = {
+        # The class that uses tokenizer.json unchanged; GPT2Tokenizer would replace its splitting of
+        # digits by GPT-2's.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": end,
+        "eos_token": end,
+        "unk_token": end,
+        "model_max_length": config.shape.positions,
+        "clean_up_tokenization_spaces": False,
+    }
+    if config.shape.architecture == "bert":
+        tokenizer_config |= {"mask_token": MASK, "cls_token": end, "sep_token": end}
+    model.save_pretrained(folder, state_dict=weights)
+    settings = read_json_object(folder / CONFIG, ConfigError)
+    # Training works without the cache; other programs need it.
+    write_json(folder / CONFIG, settings | {"use_cache": True, "dtype": "float16"})
+    write_json(folder / "tokenizer_config.json", tokenizer_config)
+    save_chat(template, folder)

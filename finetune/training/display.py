@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import one_line
 
 Points = Sequence[tuple[float, float]]
 """(step, nats per token), by rising step."""
@@ -167,11 +167,6 @@ def _filled(points: Points, first: float, last: float, columns: int) -> list[tup
             share = (column - left) / (right - left)
             filled.append((column, means[left] * (1 - share) + means[right] * share))
     return filled
-
-
-def one_line(text: str) -> str:
-    """Foreign text for one line of a table."""
-    return " ".join(printable(text).split())
 
 
 def duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ from finetune.measuring.report import PLOT_FILE, REPORT_FILE, write_report
 from finetune.objectives import rows
 from finetune.objectives.l3 import L3
 from finetune.run import BAD_BATCH_FILE, _write_bad_batch
-from finetune.training.export import save_chat
+from finetune.training.checkpoints import save_chat
 from finetune.training.loop import NotFinite
 from finetune.training.record import LOG_FILE, RunLog, write_json
 
