@@ -65,7 +65,9 @@ def examine(
     device, runs_code: see `set_up_run`. Raises ConfigError and ModelError.
     """
     setup = set_up_run(config, device, runs_code=runs_code)
-    return Examination(setup, steps_of_run(config, setup.data), *timed_steps(setup))
+    return Examination(
+        setup, steps_of_run(config.train, len(setup.data.train)), *timed_steps(setup)
+    )
 
 
 def show(examination: Examination, console: Console) -> None:

@@ -20,7 +20,7 @@ from chatapp.dialogue.writers.choosing import own_template
 from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec
 from chatapp.engine.backends.transformers_loading import context_of, load_network, read_config
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import LanguageModel, PieceTokenizer
+from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import find_model, model_folder
 from chatapp.engine.tokenizers import chat_tokenizer
@@ -75,8 +75,13 @@ def open_evaluated(
     tokenizer, start = chat_tokenizer(files)
     window = context_of(read_config(files)) - len(start)
     config = _configuration(run, data_file, overrides)
-    if model != run:
-        config = _that_fits(config, window)
+    if model != run:  # the same rows, as far as its window holds them
+        data = config.data
+        changes = {
+            "max_length": min(window, data.max_length or LONGEST),
+            "too_long": "drop" if data.too_long == "raise" else data.too_long,
+        }
+        config = config.model_copy(update={"data": data.model_copy(update=changes)})
     kind = objective_class(config)
     template = None
     if kind.uses_template:
@@ -173,16 +178,6 @@ def _common(sources: Sequence[TrainSource]) -> dict[str, Any]:
     }
 
 
-def _that_fits(config: FinetuneConfig, window: int) -> FinetuneConfig:
-    """The same rows for another model, as far as its window holds them."""
-    data = config.data
-    changes = {
-        "max_length": min(window, data.max_length or LONGEST),
-        "too_long": "drop" if data.too_long == "raise" else data.too_long,
-    }
-    return config.model_copy(update={"data": data.model_copy(update=changes)})
-
-
 def evaluate(
     model: str,
     source: str,
@@ -215,14 +210,14 @@ def compare(
     candidates = [open_evaluated(model, models[0], data_file, overrides) for model in models]
     if len(candidates) > 1:
         candidates = on_shared_rows(candidates)
-    return [
-        _evaluate(candidate, replies, max_tokens, partial(_named, progress, candidate.name), device)
-        for candidate in candidates
-    ]
+    evaluations = []
+    for candidate in candidates:
 
+        def named(what: str, done: int, total: int, name: str = candidate.name) -> None:
+            progress(f"{name}: {what}", done, total)
 
-def _named(progress: Progress, name: str, what: str, done: int, total: int) -> None:
-    progress(f"{name}: {what}", done, total)
+        evaluations.append(_evaluate(candidate, replies, max_tokens, named, device))
+    return evaluations
 
 
 def _evaluate(
@@ -259,8 +254,8 @@ def _evaluate(
             figures.predictions,
         )
     # A head's figures are per row, not per token, so tokenizers may differ.
-    vocabulary = _vocabulary(text.tokenizer) if text.template else 0
-    return Evaluation(text.name, evaluator.title, results, vocabulary)
+    pieces = map(text.tokenizer.piece, range(text.tokenizer.size)) if text.template else ()
+    return Evaluation(text.name, evaluator.title, results, hash(tuple(pieces)))
 
 
 def _answers(
@@ -294,8 +289,3 @@ def _scores(
         {name: estimate.mean for name, estimate in estimates.items()},
         {name: estimate.interval for name, estimate in estimates.items()},
     )
-
-
-def _vocabulary(tokenizer: PieceTokenizer) -> int:
-    """A hash that is equal for tokenizers with the same pieces."""
-    return hash(tuple(tokenizer.piece(id) for id in range(tokenizer.size)))

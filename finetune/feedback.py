@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,10 @@ def write_lesson(
     }
     lesson = choose(rows, wanted)
     chosen = rows[lesson.format]
-    path = write_configuration(lesson, chosen, model, output or _free_output(Path("runs")))
+    if output is None:
+        names = (Path("runs") / f"feedback-{number}" for number in count(1))
+        output = next(path for path in names if not any(path.parent.glob(f"{path.name}*")))
+    path = write_configuration(lesson, chosen, model, output)
     return path, f"{len(chosen)} {lesson.words}"
 
 
@@ -89,7 +93,10 @@ def choose(rows: Mapping[FeedbackFormat, Rows], wanted: FeedbackFormat | None = 
     """
     lessons = [lesson for lesson in LESSONS if wanted in (None, lesson.format)]
     for lesson in lessons:
-        if _is_enough(lesson, rows[lesson.format]):
+        mine, needed = rows[lesson.format], lesson.needed
+        good = sum(row["label"] for row in mine) if lesson.format is FeedbackFormat.KTO else needed
+        bad = len(mine) - good if lesson.format is FeedbackFormat.KTO else needed
+        if len(mine) >= needed and min(good, bad) >= needed // 4:
             return lesson
     counts = ", ".join(
         f"{len(rows[lesson.format])} {lesson.words} of {lesson.needed}" for lesson in lessons
@@ -98,14 +105,6 @@ def choose(rows: Mapping[FeedbackFormat, Rows], wanted: FeedbackFormat | None = 
         f"there is not enough feedback to learn from: {counts} that are needed (of verdicts a "
         "quarter good and a quarter bad); rate or correct more of the model's replies"
     )
-
-
-def _is_enough(lesson: Lesson, rows: Rows) -> bool:
-    if lesson.format is FeedbackFormat.KTO:
-        good = sum(row["label"] for row in rows)
-        if min(good, len(rows) - good) < lesson.needed // 4:
-            return False
-    return len(rows) >= lesson.needed
 
 
 def write_configuration(lesson: Lesson, rows: Rows, model: str, output: Path) -> Path:
@@ -144,14 +143,6 @@ batch_size = {_BATCH}
 """,
     )
     return names[1]
-
-
-def _free_output(folder: Path) -> Path:
-    """The first unused name of feedback-1, feedback-2, … in a folder."""
-    number = 1
-    while any(folder.glob(f"feedback-{number}*")):
-        number += 1
-    return folder / f"feedback-{number}"
 
 
 def _quoted(text: str) -> str:

@@ -83,9 +83,10 @@ class Predictor:
         """The head's answer to each row, in the form of `answer_document`."""
         inputs = [[row.fields[role] for role in self.roles] for row in rows]
         outputs = self.head.outputs([self.head.encoder.sequences(texts) for texts in inputs])
+        choices = (row.fields.get("choices", []) for row in rows)
         return [
-            answer_document(self.spec, output, _choices(row))
-            for row, output in zip(rows, outputs, strict=True)
+            answer_document(self.spec, output, named if isinstance(named, list) else [])
+            for output, named in zip(outputs, choices, strict=True)
         ]
 
 
@@ -169,11 +170,6 @@ def predict_all(
         if journal:
             journal.append(rows)
         yield rows
-
-
-def _choices(row: Labelled) -> list[str]:
-    choices = row.fields.get("choices", [])
-    return choices if isinstance(choices, list) else []
 
 
 def _shown(entry: Input) -> str | dict[str, Any] | None:

@@ -27,7 +27,7 @@ from chatapp.common.userfiles import read_json_object, whole_file
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import DialogueTemplate, named
 from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
-from finetune.data.batches import Shuffled, Windows, micro_batches
+from finetune.data.batches import Shuffled, Windows
 from finetune.data.corpus import (
     MASK,
     Document,
@@ -47,10 +47,17 @@ from finetune.measuring.learning import WINDOWS, Watch
 from finetune.objectives.l3 import L3
 from finetune.objectives.masked import Masked
 from finetune.objectives.objective import Objective
+from finetune.run import take_steps
 from finetune.training.answers import read_tasks
 from finetune.training.architectures import Segments, build_network, parameter_formula
-from finetune.training.building import RunDisplay, check_trackers, quiet_transformers
-from finetune.training.checkpoints import claim, last_checkpoint, whole_model, write_pretrained
+from finetune.training.building import RunDisplay, check_trackers, quiet_transformers, steps_of_run
+from finetune.training.checkpoints import (
+    check_whole,
+    claim,
+    last_checkpoint,
+    whole_model,
+    write_pretrained,
+)
 from finetune.training.loop import Loop, Plan
 from finetune.training.record import (
     LOSSES_FILE,
@@ -76,9 +83,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     """
     output = Path(config.output)
     template = named(config.data.template)
-    _check_shape(config)
-    _check_tasks(config)
-    check_trackers(config.train.report_to)
+    _check(config)
     precision = products_precision(config.train.precision, training_device("auto"))
     steps = config.train.model_copy(update={"precision": precision})
     config = config.model_copy(update={"train": steps})
@@ -91,39 +96,31 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
         windows, held_out = _windows(config, tokenizer, sources, console)
 
         quiet_transformers()
-        model = _network(config, tokenizer)
+        set_seed(config.seed)
+        model = build_network(config.shape, tokenizer.get_vocab_size(), end_id(tokenizer))
         console.print(
             f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
             f"{windows.shape[1]} tokens an epoch; products in {precision}"
         )
         loop = _loop(config, model, tokenizer, windows, held_out)
-        checkpoint = last_checkpoint(output)
-        if checkpoint:
+        if checkpoint := last_checkpoint(output):
+            check_whole(checkpoint)
             console.print(f"resuming from {checkpoint.name}", style="dim")
         save = partial(_save, config, loop, tokenizer, template)
-        watches = steps.watch and not _is_masked(config) and is_first_process()
         display = RunDisplay(
             console,
             RunLog(output / LOSSES_FILE, ("loss",)),
             f"pretraining → {output}",
             {"loss": "loss"},
             ("loss",),
-            watch=_watch(config, save, held_out) if watches else None,
+            watch=_watch(config, save, held_out),
         )
         loop.observers.append(display)
         loop.answers = [*loop.answers, *_task_figures(config, save, template, held_out)]
-        try:
-            loop.train(checkpoint)
-        finally:
-            display.stop()
+        again = "finetune pretrain, the same configuration"
+        take_steps(loop, checkpoint, display, console, again)
         _finish(output, config, loop, template)
         return output
-
-
-def _network(config: PretrainConfig, tokenizer: Tokenizer) -> Any:
-    """The model before its first step."""
-    set_seed(config.seed)
-    return build_network(config.shape, tokenizer.get_vocab_size(), end_id(tokenizer))
 
 
 def _is_masked(config: PretrainConfig) -> bool:
@@ -133,33 +130,30 @@ def _is_masked(config: PretrainConfig) -> bool:
 Sources = Sequence[tuple[Source, list[Document]]]
 
 
-def _check_shape(config: PretrainConfig) -> None:
-    if config.shape.hidden % config.shape.heads:
+def _check(config: PretrainConfig) -> None:
+    """Refuse what cannot be trained, before the run folder is claimed. Raises ConfigError."""
+    shape, window = config.shape, config.train.window
+    if shape.hidden % shape.heads:
         raise ConfigError(
-            f"shape.hidden is {config.shape.hidden}; expected a multiple of shape.heads "
-            f"({config.shape.heads})"
+            f"shape.hidden is {shape.hidden}; expected a multiple of shape.heads ({shape.heads})"
         )
-    is_recurrent = config.shape.architecture == "transformer-xl"
-    if is_recurrent and (config.shape.hidden % 2 or processes() > 1):
+    if shape.architecture == "transformer-xl" and (shape.hidden % 2 or processes() > 1):
         raise ConfigError(
             "shape.architecture is transformer-xl; expected an even shape.hidden, and one process"
         )
-    if config.train.window > config.shape.positions or config.train.window == 1:
+    if window > shape.positions or window == 1:
         raise ConfigError(
-            f"train.window is {config.train.window}; expected 2 to shape.positions "
-            f"({config.shape.positions}), or 0 for as many"
+            f"train.window is {window}; expected 2 to shape.positions ({shape.positions}), or 0 "
+            "for as many"
         )
-
-
-def _check_tasks(config: PretrainConfig) -> None:
     metric, known = config.train.metric_for_best_model, ["loss"]
     known += [task.name for task in config.tasks]
     if metric not in known:
         raise ConfigError(f"train.metric_for_best_model is {metric}; expected {', '.join(known)}")
     if config.tasks and _is_masked(config):
         raise ConfigError("tasks are for models that reply; shape.architecture is bert")
-    # What cannot be read is refused before the run folder is claimed.
     read_tasks(config.tasks, has_held_out=config.data.held_out > 0)
+    check_trackers(config.train.report_to)
 
 
 def _digest(documents: Sequence[Document]) -> str:
@@ -289,9 +283,10 @@ def _task_figures(
     return [figures]
 
 
-def _watch(config: PretrainConfig, save: Save, held_out: Ids) -> Watch:
-    samples = config.samples
-    windows = held_out[:WINDOWS].tolist()
+def _watch(config: PretrainConfig, save: Save, held_out: Ids) -> Watch | None:
+    if not config.train.watch or _is_masked(config) or not is_first_process():
+        return None
+    samples, windows = config.samples, held_out[:WINDOWS].tolist()
     return Watch(Path(config.output), save, windows, samples.prompts, samples.max_tokens)
 
 
@@ -316,10 +311,7 @@ def _loop(
         order = Shuffled(len(windows), None)  # each batch continues the one before it
         if not len(windows):
             raise ConfigError("data.train: there are fewer windows than train.batch_size")
-    per_epoch = -(
-        -micro_batches(len(windows), settings.batch_size, processes()) // settings.accumulate
-    )
-    steps = settings.max_steps if settings.max_steps > 0 else ceil(per_epoch * settings.epochs)
+    steps = steps_of_run(settings, len(windows))
     loop = Loop(
         model,
         objective,

@@ -1,4 +1,5 @@
-"""`finetune train` and `finetune resume`: from a configuration to a model for chats.
+"""`finetune train` and `finetune resume`: from a configuration to a model for chats; and how a run
+of any kind takes its steps.
 
 `_run` lists the steps; `set_up_run` creates their inputs.
 
@@ -82,9 +83,11 @@ def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Pat
             if _is_done(config, output):
                 console.print(f"{output} holds this very run, and it is finished", markup=False)
                 return output
+            names = (output.with_name(f"{output.name}-{n}") for n in count(2))
+            free = next(name for name in names if not name.exists())
             raise ConfigError(
                 f"{output} holds a run already; `finetune resume {output}` continues it, and "
-                f"output={_free(output)} at the end of this command starts a new one"
+                f"output={free} at the end of this command starts a new one"
             )
         if not output.is_dir() or any(file.name != LOCK_FILE for file in output.iterdir()):
             raise ConfigError(f"{output}: holds other files; name a new or an empty folder")
@@ -104,13 +107,6 @@ def _is_done(config: FinetuneConfig, output: Path) -> bool:
     )
 
 
-def _free(output: Path) -> Path:
-    """The first of OUTPUT-2, OUTPUT-3 … that does not exist."""
-    return next(
-        name for n in count(2) if not (name := output.with_name(f"{output.name}-{n}")).exists()
-    )
-
-
 def _run(
     config: FinetuneConfig, console: Console, device: str, earlier: dict[str, Any] | None = None
 ) -> Path:
@@ -120,22 +116,44 @@ def _run(
     """
     output = Path(config.output)
     setup = set_up_run(config, device, begun_on(earlier), runs_code=True)
-    with closing(setup.objective), claim(output):
+    objective, held_out = setup.objective, setup.data.held_out
+    with closing(objective), claim(output):
         if earlier:
             check_unchanged(output, earlier, setup.record)
-        if setup.objective.needs_reference:
+        if objective.needs_reference:
             keep_reference(setup, output, console)
         loop = build_loop(setup, output)
-        checkpoint = _last_whole_checkpoint(output)
-        display = _display(loop, setup, console)
-        _begin_folder(setup, output)
-        _print(
-            console, [*header(setup), *([f"resuming from {checkpoint.name}"] if checkpoint else [])]
+        if checkpoint := last_checkpoint(output):
+            check_whole(checkpoint)
+        display = RunDisplay(
+            console,
+            RunLog(output / LOG_FILE, (*objective.names, *objective.settings(0.0))),
+            f"{config.model} → {output}",
+            objective.figures,
+            objective.curves,
+            # One process alone cannot generate with a sharded model.
+            None if loop.is_sharded else sampler(setup),
+            config.samples.every,
         )
+        if is_first_process():
+            (output / RESULT_FILE).unlink(missing_ok=True)
+            write_json(output / RUN_RECORD, setup.record)
+            note_model(output)  # the chat lists its folder from now on
+        resuming = [f"resuming from {checkpoint.name}"] if checkpoint else []
+        _print(console, [*header(setup), *resuming])
         loop.observers.append(display)
-        _take_steps(loop, setup, checkpoint, display, console)
+        try:
+            take_steps(loop, checkpoint, display, console, f"finetune resume {output}")
+        except NotFinite as error:
+            _write_bad_batch(output / BAD_BATCH_FILE, setup, error)
+            command = f"finetune resume {output} train.learning_rate=RATE"
+            raise NotFinite(
+                f"{error}; the rows of that batch are in {output / BAD_BATCH_FILE}; "
+                f"{_how_to_continue(output, command, ' at a lower rate')}",
+                error.batches,
+            ) from None
         best_step = loop.load_best()
-        figures = loop.measure_all(setup.data.held_out) if setup.data.held_out else {}
+        figures = loop.measure_all(held_out) if held_out else {}
         publish(setup, loop, output)
         if is_first_process():
             _write_result(loop, setup, best_step, figures, display.log.seconds, console)
@@ -153,13 +171,11 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
     record = read_record(folder)
     config = configuration_of(folder, record)
     wanted = lay_over(config, overrides)
-    changes = differences(without_places(config), without_places(wanted))
     free = FREE_KEYS + (GENTLER_KEYS if (folder / BAD_BATCH_FILE).exists() else ())
-    for key, (old, new) in changes.items():
-        if not key.startswith(free):
-            raise ConfigError(
-                f"{folder} began with {key} = {old!r}, not {new!r}; start a new run for that"
-            )
+    for key, old, new in differences(without_places(config), without_places(wanted), free):
+        raise ConfigError(
+            f"{folder} began with {key} = {old!r}, not {new!r}; start a new run for that"
+        )
     if not _is_longer(folder, wanted.train, config.train):
         key = "max_steps" if config.train.max_steps > 0 else "epochs"
         raise ConfigError(f"{folder}: the run is finished; set train.{key} higher to continue")
@@ -185,74 +201,34 @@ def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
     return before.max_steps > 0 or wanted.epochs > before.epochs
 
 
-def _last_whole_checkpoint(output: Path) -> Path | None:
-    """The checkpoint from which training continues; None for the start. Raises ConfigError."""
-    checkpoint = last_checkpoint(output)
-    if checkpoint:
-        check_whole(checkpoint)
-    return checkpoint
-
-
-def _display(loop: Loop, setup: RunSetup, console: Console) -> RunDisplay:
-    """The callback that shows the run and writes its log. Raises ConfigError for a sample that does
-    not fit.
-    """
-    output, objective = Path(setup.config.output), setup.objective
-    return RunDisplay(
-        console,
-        RunLog(output / LOG_FILE, (*objective.names, *objective.settings(0.0))),
-        f"{setup.config.model} → {output}",
-        objective.figures,
-        objective.curves,
-        # One process alone cannot generate with a sharded model.
-        None if loop.is_sharded else sampler(setup),
-        setup.config.samples.every,
-    )
-
-
-def _begin_folder(setup: RunSetup, output: Path) -> None:
-    """Write the record of an unfinished run; the chat lists its folder from now on."""
-    if is_first_process():
-        (output / RESULT_FILE).unlink(missing_ok=True)
-        write_json(output / RUN_RECORD, setup.record)
-        note_model(output)
-
-
 def _print(console: Console, lines: Sequence[str]) -> None:
     """Print lines of plain characters."""
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _take_steps(
-    loop: Loop,
-    setup: RunSetup,
-    checkpoint: Path | None,
-    display: RunDisplay,
-    console: Console,
+def take_steps(
+    loop: Loop, checkpoint: Path | None, display: RunDisplay, console: Console, command: str
 ) -> None:
-    """Train to the end. Raises Interrupted and NotFinite, which explain how to continue."""
-    output = Path(setup.config.output)
+    """Train to the end, from a checkpoint if there is one. command: continues the run.
+
+    Raises NotFinite, and RewardError and Interrupted, which say how to continue.
+    """
+    output = loop.plan.output
     try:
         with _stops_on_signal(loop, console):
             loop.train(checkpoint)
     except RewardError as error:
         if loop.progress.step:
             loop.save_checkpoint()
-        raise RewardError(f"{error}; {_how_to_continue(output)}") from None
-    except NotFinite as error:
-        _write_bad_batch(output / BAD_BATCH_FILE, setup, error)
-        raise NotFinite(
-            f"{error}; the rows of that batch are in {output / BAD_BATCH_FILE}; "
-            f"{_how_to_continue(output, ' train.learning_rate=RATE', ' at a lower rate')}",
-            error.batches,
-        ) from None
+        raise RewardError(f"{error}; {_how_to_continue(output, command)}") from None
     except KeyboardInterrupt:
-        raise Interrupted(f"stopped at once; {_how_to_continue(output)}") from None
+        raise Interrupted(f"stopped at once; {_how_to_continue(output, command)}") from None
     finally:
         display.stop()
     if loop.stop_requested:
-        raise Interrupted(f"stopped at step {loop.progress.step}; {_how_to_continue(output)}")
+        step = loop.progress.step
+        raise Interrupted(f"stopped at step {step}; {_how_to_continue(output, command)}")
 
 
 def _write_result(
@@ -278,11 +254,13 @@ def _write_result(
     drop_optimizer_states(output)
     (output / BAD_BATCH_FILE).unlink(missing_ok=True)
     use = "chatapp --model" if setup.objective.replies else "finetune eval"
-    done = (
-        f"done: step {best_step} is kept of {result['steps']}, {duration(seconds)}, "
-        f"{memory(result['peak_memory_bytes'])}; {use} {output}"
+    _print(
+        console,
+        [
+            f"done: step {best_step} is kept of {result['steps']}, {duration(seconds)}, "
+            f"{memory(result['peak_memory_bytes'])}; {use} {output}"
+        ],
     )
-    _print(console, [done])
 
 
 @contextmanager
@@ -318,8 +296,8 @@ def _write_bad_batch(path: Path, setup: RunSetup, error: NotFinite) -> None:
     write_whole(path, "".join(lines))
 
 
-def _how_to_continue(output: Path, keys: str = "", how: str = "") -> str:
-    checkpoint, command = last_checkpoint(output), f"`finetune resume {output}{keys}`"
+def _how_to_continue(output: Path, command: str, how: str = "") -> str:
+    checkpoint = last_checkpoint(output)
     if checkpoint is None:
-        return f"there is no checkpoint yet: {command} begins again{how}"
-    return f"{checkpoint.name} is whole: {command} continues from it{how}"
+        return f"there is no checkpoint yet: `{command}` begins again{how}"
+    return f"{checkpoint.name} is whole: `{command}` continues from it{how}"

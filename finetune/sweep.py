@@ -61,7 +61,9 @@ def _configurations(
     output = load([values[0] for values in choices]).output
     for chosen in product(*choices):
         varied = [one for one, values in zip(chosen, choices, strict=True) if len(values) > 1]
-        folder = Path(output) / "_".join(_short(varied))
+        pairs = (one.partition("=") for one in varied)
+        names = (f"{key.rpartition('.')[2]}={value}".replace("/", "-") for key, _, value in pairs)
+        folder = Path(output) / "_".join(names)
         yield load([*chosen, f"output={folder}"])
 
 
@@ -74,13 +76,6 @@ def _choices(override: str) -> list[str]:
     return [f"{key}={value.strip()}" for value in values]
 
 
-def _short(overrides: Sequence[str]) -> Iterator[str]:
-    """The overrides by the last part of their keys, as parts of a file's name."""
-    for override in overrides:
-        key, _, value = override.partition("=")
-        yield f"{key.rpartition('.')[2]}={value}".replace("/", "-")
-
-
 def _is_finished(config: FinetuneConfig | PretrainConfig, folder: Path) -> bool:
     """Whether there is a finished run of a configuration. Raises ConfigError for another one."""
     records = [path for name in (RUN_RECORD, PRETRAIN_RECORD) if (path := folder / name).exists()]
@@ -90,8 +85,8 @@ def _is_finished(config: FinetuneConfig | PretrainConfig, folder: Path) -> bool:
     begun = record.get("config", record)
     wanted = config.model_dump(mode="json")
     shared = {key: value for key, value in begun.items() if key in wanted}
-    for key, (old, new) in differences(shared, {key: wanted[key] for key in shared}).items():
-        if not key.startswith(_FREE) and old is not None:
+    for key, old, new in differences(shared, {key: wanted[key] for key in shared}, _FREE):
+        if old is not None:
             raise ConfigError(
                 f"{folder} holds a run with {key} = {old!r}, not {new!r}; remove it, or choose "
                 "another output"

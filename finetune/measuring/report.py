@@ -36,7 +36,7 @@ def header(setup: RunSetup) -> list[str]:
         f"{len(rows):,} {'held out' if name == HELD_OUT else f'of cluster {name}'}"
         for name, rows in data.held_out.items()
     )
-    per_step = data.examples / max(1, steps_per_epoch(config, data))
+    per_step = data.examples / max(1, steps_per_epoch(settings, len(data.train)))
     lines = [
         f"{config.model}: method {settings.method}, {trained:,} of {total:,} parameters trained, "
         f"{template}",
@@ -53,7 +53,7 @@ def header(setup: RunSetup) -> list[str]:
         f"train.accumulate {settings.accumulate}, processes {processes()}; products in "
         f"{setup.precision} on {setup.device}"
     )
-    if warning := too_few(steps_of_run(config, data)):
+    if warning := too_few(steps_of_run(settings, len(data.train))):
         lines.append(warning)
     return lines
 

@@ -310,19 +310,6 @@ def add_head(model: Any, spec: HeadSpec, seed: int) -> None:
     nn.init.zeros_(model.task_head.bias)
 
 
-def save_head(model: Any, spec: HeadSpec, folder: Path) -> None:
-    """Write the head next to the model's own files."""
-    state = {key: value.contiguous().cpu() for key, value in model.task_head.state_dict().items()}
-    save_file(state, folder / HEAD_WEIGHTS)
-    spec.save(folder)
-
-
-def load_head(model: Any, folder: Path) -> None:
-    """Add the head in a folder to a model. Raises ModelError."""
-    add_head(model, HeadSpec.load(folder), seed=0)
-    load_head_weights(model, folder)
-
-
 def load_head_weights(model: Any, folder: Path) -> None:
     """Raises ModelError when the file is broken or of another head."""
     path = folder / HEAD_WEIGHTS
@@ -429,7 +416,8 @@ class HeadEvaluator(Evaluator):
         return cast(HeadRows, sets.train).examples, held_out
 
     def extend(self, model: Any) -> None:
-        load_head(model, self.text.files.path)
+        add_head(model, self.spec, seed=0)
+        load_head_weights(model, self.text.files.path)
 
     def measure(self, model: Any, rows: Sequence[HeadExample], tell: Tell) -> Figures:
         """Accuracy, macro-F1 and loss of a head, with the fraction of the most frequent label."""
@@ -440,14 +428,13 @@ class HeadEvaluator(Evaluator):
             outputs += head.outputs(
                 [example.sequences for example in rows[start : start + _STRETCH]]
             )
+        names = self.spec.labels
+        golds = (names[int(row.label)] if names else row.label for row in rows)
         predictions = [
-            {"label": self._gold(row), **answer_document(self.spec, output)}
-            for row, output in zip(rows, outputs, strict=True)
+            {"label": gold, **answer_document(self.spec, output)}
+            for gold, output in zip(golds, outputs, strict=True)
         ]
         return Figures(head_figures(self.spec, outputs, rows), predictions=predictions)
-
-    def _gold(self, row: HeadExample) -> str | float:
-        return self.spec.labels[int(row.label)] if self.spec.labels else row.label
 
 
 class WithHead(Objective):
@@ -461,7 +448,10 @@ class WithHead(Objective):
         add_head(model, self.spec, seed)
 
     def save(self, model: Any, folder: Path) -> None:
-        save_head(model, self.spec, folder)
+        state = model.task_head.state_dict()
+        weights = {key: value.contiguous().cpu() for key, value in state.items()}
+        save_file(weights, folder / HEAD_WEIGHTS)
+        self.spec.save(folder)
 
     def load(self, model: Any, folder: Path) -> None:
         load_head_weights(model, folder)
@@ -505,7 +495,9 @@ class HeadObjective(WithHead, L3):
         """The number of examples, and of tokens or sequences of L1."""
         batches = list(batches)
         counts = count_labels(batches, self.aux_norm)
-        counts[0] = sum(map(_examples_read, batches))
+        counts[0] = sum(
+            len(set(owners(batch)[batch["response_mask"].any(1)].tolist())) for batch in batches
+        )
         return counts
 
     def losses(
@@ -578,7 +570,3 @@ def head_model(model: Any, spec: HeadSpec, text: ModelText) -> HeadModel:
     """A network with its head as the engine's model, which reads texts."""
     layer = model.task_head
     return HeadModel(text.name, text.files, spec, model, layer, text.tokenizer, text.start)
-
-
-def _examples_read(batch: Tensors) -> int:
-    return len(set(owners(batch)[batch["response_mask"].any(1)].tolist()))

@@ -24,11 +24,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.backends.encoder_decoder import decoder_opening
 from chatapp.engine.backends.head import HEAD_FILE
-from chatapp.engine.model import PieceTokenizer, Tokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokenizer
 from finetune.config.objectives import L3Settings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.data.batches import Tensors, TrainingRows
+from finetune.data.batches import Tensors
 from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows, response_labels
 from finetune.objectives.log_probs import LinearCrossEntropy
@@ -170,7 +170,8 @@ class ChatEvaluator(Evaluator):
         end = tokenizer.end_id
         means, counts = mean_losses(objective, model, behind_start, end, "loss", tell)
         metrics = objective.metrics(means, 0.0)
-        size = sum(_reply_bytes(row, tokenizer) for row in rows)
+        replies = (tokenizer.decode(row.ids[response_labels(row)].tolist()) for row in rows)
+        size = sum(len(reply.strip().encode()) for reply in replies)
         figures = {"token_accuracy" if key == "accuracy" else key: metrics[key] for key in metrics}
         return Figures(
             figures | {"loss_per_byte": figures["loss"] * float(counts[0]) / max(1, size)}
@@ -319,18 +320,12 @@ def encoder_end(text: ModelText) -> Sequence[int] | None:
 
 
 def _replies_apart(sets: RowSets) -> RowSets:
-    def apart(rows: TrainingRows) -> Rows:
-        rows = cast(Rows, rows)
+    def apart(rows: Any) -> Rows:
         return Rows(replies_apart(rows.examples), rows.aux_span)
 
     train = apart(sets.train)
     held_out = {name: apart(rows) for name, rows in sets.held_out.items()}
     return replace(sets, train=train, held_out=held_out, examples=len(train), aux_labels=0)
-
-
-def _reply_bytes(example: Encoded, tokenizer: Tokenizer) -> int:
-    learnt = example.ids[response_labels(example)].tolist()
-    return len(tokenizer.decode(learnt).strip().encode())
 
 
 _NO_LABEL = -100

@@ -43,6 +43,7 @@ from finetune.objectives.rows import mean_losses, read_chat_rows, show_lengths
 
 _MASKED, _REPLACED = 0.8, 0.1
 _PREVIEWED = 3
+_TEMPLATE = np.uint8(Span.TEMPLATE)
 
 
 @dataclass(frozen=True)
@@ -180,16 +181,14 @@ def _framed_rows(config: FinetuneConfig, text: ModelText) -> RowSets:
     sets = read_chat_rows(config, replace(text, window=window), "full")
     end = text.tokenizer.end_id
 
+    def with_end(example: Encoded) -> Encoded:
+        if example.ids[-1] == end:
+            return example
+        ids, spans = np.append(example.ids, np.int32(end)), np.append(example.spans, _TEMPLATE)
+        return replace(example, ids=ids, spans=spans)
+
     def closed(rows: TrainingRows) -> Rows:
-        return Rows([_closed(example, end) for example in cast(Rows, rows).examples], "full")
+        return Rows(list(map(with_end, cast(Rows, rows).examples)), "full")
 
     held_out = {name: closed(rows) for name, rows in sets.held_out.items()}
     return replace(sets, train=closed(sets.train), held_out=held_out)
-
-
-def _closed(example: Encoded, end: int) -> Encoded:
-    """An example that ends in `end`."""
-    if example.ids[-1] == end:
-        return example
-    ids = np.append(example.ids, np.int32(end))
-    return replace(example, ids=ids, spans=np.append(example.spans, np.uint8(Span.TEMPLATE)))

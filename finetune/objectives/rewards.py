@@ -199,7 +199,7 @@ class Rewards:
             case ExactMatch():
                 return lambda prompt, reply: exact_match([reply.text], [prompt.reference])
             case NumericMatch():
-                return lambda prompt, reply: float(_numbers_match(prompt.reference, reply.text))
+                return _numbers_match
             case Regex():
                 pattern = re.compile(check.pattern)
                 return lambda prompt, reply: float(pattern.search(reply.text) is not None)
@@ -218,9 +218,9 @@ class Rewards:
                 return lambda prompt, reply: function(prompt.text, reply.text, prompt.reference)
 
 
-def _numbers_match(reference: str, text: str) -> bool:
-    expected, actual = _last_number(reference), _last_number(text)
-    return expected is not None and expected == actual
+def _numbers_match(prompt: EncodedPrompt, reply: DrawnReply) -> float:
+    expected = _last_number(prompt.reference)
+    return float(expected is not None and expected == _last_number(reply.text))
 
 
 def _last_number(text: str) -> float | None:

@@ -400,7 +400,9 @@ def show_lengths(examples: Sequence[Encoded]) -> Iterator[RenderableType]:
         "prompt": lengths[:, Span.PROMPT],
         "response": lengths[:, Span.RESPONSE],
     }
-    edges = _edges(int(shown["whole"].max()))
+    edges = [0, 8]  # doubling, to beyond the longest
+    while edges[-1] <= int(shown["whole"].max()):
+        edges.append(edges[-1] * 2)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("tokens", justify="right")
     for name in shown:
@@ -416,14 +418,6 @@ def show_lengths(examples: Sequence[Encoded]) -> Iterator[RenderableType]:
     yield table
     template = int(lengths[:, Span.TEMPLATE].sum())
     yield Text(f"an epoch: {int(lengths.sum()):,} tokens, of them {template:,} of the template")
-
-
-def _edges(longest: int) -> list[int]:
-    """Doubling bounds from 0 to beyond the longest."""
-    edges = [0, 8]
-    while edges[-1] <= longest:
-        edges.append(edges[-1] * 2)
-    return edges
 
 
 def _bar(count: int, most: int) -> Text:

@@ -8,8 +8,8 @@ reported as one, never taken for a reply.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from chatapp.dialogue.events import Options, TurnEvent
 from chatapp.dialogue.turn import write_prompt
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange
+from chatapp.engine.backends.transformers_model import NetworkModel
 from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.prompting.chat_template import Template
@@ -72,6 +73,15 @@ def whole_reply(events: Iterable[TurnEvent]) -> Reply:
     return Reply("".join(texts).strip(), error)
 
 
+@contextmanager
+def _speaking(setup: RunSetup, model: NetworkModel) -> Iterator[None]:
+    """The model speaks with its current weights, and keeps nothing of them."""
+    setup.model.eval()
+    model.forget()
+    yield
+    model.forget()
+
+
 Samples = list[tuple[str, Reply]]
 """Prompts, each with the reply to it."""
 
@@ -86,19 +96,22 @@ def sampler(setup: RunSetup) -> Callable[[], Samples] | None:
         return None
     model = setup.speaker()
     prompts = _own_prompts(settings, setup.template, model)
-    prompts = prompts or _prompts_of_rows(setup, model)
+    rows = next(iter(setup.data.held_out.values()), None)
+    if rows is not None and not prompts:
+        prompts = list(islice(_questions(setup, rows, model), settings.held_out))
 
     def take() -> Samples:
-        setup.model.eval()
-        model.forget()
-        ids = (prompt.ids for prompt in prompts)
-        replies = greedy_replies(model, setup.stops, ids, settings.max_tokens)
-        samples = [
-            (prompt.text, _rewarded(reply, prompt, setup))
+        with _speaking(setup, model):
+            ids = (prompt.ids for prompt in prompts)
+            replies = list(greedy_replies(model, setup.stops, ids, settings.max_tokens))
+        rewards = (
+            None if reply.error else setup.objective.reward(prompt, reply.text, setup.tokenizer)
             for prompt, reply in zip(prompts, replies, strict=True)
+        )
+        return [
+            (prompt.text, replace(reply, reward=reward))
+            for prompt, reply, reward in zip(prompts, replies, rewards, strict=True)
         ]
-        model.forget()
-        return samples
 
     return take if prompts else None
 
@@ -118,20 +131,8 @@ def _own_prompts(
     return prompts
 
 
-def _prompts_of_rows(setup: RunSetup, model: LanguageModel) -> list[Question]:
-    """The prompts of the first held-out rows."""
-    rows = next(iter(setup.data.held_out.values()), None)
-    if rows is None:
-        return []
-    questions = setup.objective.questions(rows, setup.tokenizer, model.context, len(setup.start))
-    return list(islice(questions, setup.config.samples.held_out))
-
-
-def _rewarded(reply: Reply, prompt: Question, setup: RunSetup) -> Reply:
-    """The reply with its reward, if any."""
-    if reply.error:
-        return reply
-    return replace(reply, reward=setup.objective.reward(prompt, reply.text, setup.tokenizer))
+def _questions(setup: RunSetup, rows: TrainingRows, model: NetworkModel) -> Iterator[Question]:
+    return setup.objective.questions(rows, setup.tokenizer, model.context, len(setup.start))
 
 
 Figures = Callable[[], dict[str, float]]
@@ -178,30 +179,25 @@ def task_figures(setup: RunSetup) -> Figures | None:
     model, template = setup.speaker(), setup.template
 
     def figures() -> dict[str, float]:
-        setup.model.eval()
-        model.forget()
-        measured = measure(model, template)
-        model.forget()
-        return measured
+        with _speaking(setup, model):
+            return measure(model, template)
 
     return figures
 
 
 def _exact_match(setup: RunSetup, rows: TrainingRows) -> Figures:
     model = setup.speaker()
-    asks = setup.objective.questions(rows, setup.tokenizer, model.context, len(setup.start))
-    questions = list(islice(asks, REPLIES))
+    questions = list(islice(_questions(setup, rows, model), REPLIES))
     if not questions:
         raise ConfigError("train.metric_for_best_model is exact_match, but no held-out row asks")
     longest = setup.config.samples.max_tokens
+    prompts = [question.ids for question in questions]
+    references = [question.reference for question in questions]
 
     def figures() -> dict[str, float]:
-        setup.model.eval()
-        model.forget()
-        prompts = [question.ids for question in questions]
-        replies = [reply.text for reply in greedy_replies(model, setup.stops, prompts, longest)]
-        model.forget()
-        return {"exact_match": exact_match(replies, [question.reference for question in questions])}
+        with _speaking(setup, model):
+            replies = [reply.text for reply in greedy_replies(model, setup.stops, prompts, longest)]
+        return {"exact_match": exact_match(replies, references)}
 
     return figures
 
@@ -230,21 +226,24 @@ def read_tasks(
 
 
 def _measure(task: Task) -> Measure:
+    """Reads the files of a task, and measures a model by it."""
     if not task.prompt:
         passages = subset(read_passages(Path(task.test)), task.limit, 0)
-        return partial(_last_words, [passage.input for passage in passages])
+        texts = [passage.input for passage in passages]
+
+        def last_words(model: LanguageModel, template: Template) -> float:
+            figures = lambada(model, texts).figures
+            return figures["last_word"].accuracy if figures else 0.0
+
+        return last_words
     prompt = load_prompt(Path(task.prompt))
     rows = subset(read_test(Path(task.test), prompt.columns), task.limit, 0)
-    return partial(_prompt_file, Evaluated(task.name, prompt, rows, task.test))
+    evaluated = Evaluated(task.name, prompt, rows, task.test)
 
+    def first_metric(model: LanguageModel, template: Template) -> float:
+        selectors = Selectors(evaluated, model, None)
+        cells = [(evaluated, cell) for cell in plan(evaluated, Grid())]
+        rows = evaluate(model, cells, {task.name: selectors}, template=template)
+        return results([evaluated], rows, (), {task.name: selectors.voted})[0].mean
 
-def _last_words(passages: Sequence[str], model: LanguageModel, template: Template) -> float:
-    figures = lambada(model, passages).figures
-    return figures["last_word"].accuracy if figures else 0.0
-
-
-def _prompt_file(task: Evaluated, model: LanguageModel, template: Template) -> float:
-    selectors = Selectors(task, model, None)
-    cells = [(task, cell) for cell in plan(task, Grid())]
-    rows = evaluate(model, cells, {task.name: selectors}, template=template)
-    return results([task], rows, (), {task.name: selectors.voted})[0].mean
+    return first_metric

@@ -25,11 +25,11 @@ from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ADAPTER_CONFIG
 from chatapp.engine.models.resolving import BUNDLED
-from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.config.sections import ConfigError, Steps
 from finetune.data.batches import BucketSampler, ProbeOrder, RowOrder, micro_batches
 from finetune.objectives.distillation import Distillation
 from finetune.objectives.grpo import Grpo
-from finetune.objectives.objective import Objective, RowSets
+from finetune.objectives.objective import Objective
 from finetune.training.adapters import copy_companions, trained_parameters
 from finetune.training.answers import Samples, best_figure, task_figures
 from finetune.training.checkpoints import UNFINISHED, save_chat, whole_model
@@ -49,17 +49,16 @@ FEW_STEPS = 20
 """Below this number of steps, a run is warned about."""
 
 
-def steps_per_epoch(config: FinetuneConfig, data: RowSets) -> int:
-    """Optimizer steps of one pass over the training rows."""
-    batches = micro_batches(len(data.train), config.train.batch_size, processes())
-    return -(-batches // config.train.accumulate)
+def steps_per_epoch(settings: Steps, rows: int) -> int:
+    """Optimizer steps of one pass over so many training rows."""
+    return -(-micro_batches(rows, settings.batch_size, processes()) // settings.accumulate)
 
 
-def steps_of_run(config: FinetuneConfig, data: RowSets) -> int:
+def steps_of_run(settings: Steps, rows: int) -> int:
     """Optimizer steps of the whole run."""
-    if config.train.max_steps > 0:
-        return config.train.max_steps
-    return math.ceil(steps_per_epoch(config, data) * config.train.epochs)
+    if settings.max_steps > 0:
+        return settings.max_steps
+    return math.ceil(steps_per_epoch(settings, rows) * settings.epochs)
 
 
 def too_few(steps: int) -> str:
@@ -112,7 +111,7 @@ class _Clock(Observer):
 def build_loop(setup: RunSetup, output: Path, *, probe: bool = False) -> Loop:
     """The loop of a run. `probe`: for a few steps that leave nothing, see `ProbeOrder`."""
     config, data = setup.config, setup.data
-    settings, steps = config.train, steps_of_run(config, data)
+    settings, steps = config.train, steps_of_run(config.train, len(data.train))
     step_rows = settings.batch_size * settings.accumulate * processes()
     order: RowOrder = BucketSampler(data.train.lengths, step_rows, config.seed)
     if probe:
@@ -122,7 +121,7 @@ def build_loop(setup: RunSetup, output: Path, *, probe: bool = False) -> Loop:
     check_trackers(settings.report_to)
     quiet_transformers()
     measure_every = settings.eval_every or settings.save_every
-    measure_every = measure_every or max(1, steps_per_epoch(config, data) // 2)
+    measure_every = measure_every or max(1, steps_per_epoch(settings, len(data.train)) // 2)
     loop = Loop(
         setup.model,
         setup.objective,

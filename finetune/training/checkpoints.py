@@ -213,31 +213,6 @@ def last_checkpoint(folder: Path) -> Path | None:
     return next(reversed(checkpoints_of(folder)), None)
 
 
-@contextmanager
-def claim(folder: Path) -> Iterator[None]:
-    """Hold the folder of a run, which is made if need be, until the block ends or the process does.
-
-    Of several processes of one run the first holds it. Raises ConfigError when another run does.
-    """
-    if not is_first_process():
-        yield
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK_FILE, timeout=0)
-        lock.acquire()
-    except Timeout:
-        raise ConfigError(f"{folder}: another process is writing this run") from None
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # while it is held: a moment later it may be another process's
-            os.unlink(lock.lock_file)
-        lock.release()
-
-
 def check_whole(checkpoint: Path) -> None:
     """Read the files of a checkpoint. Raises ConfigError that names a damaged one."""
     if not any(checkpoint.glob("optimizer*")):
@@ -262,6 +237,31 @@ def check_whole(checkpoint: Path) -> None:
                 f"{file}: is damaged: {_first_line(error)}; remove {checkpoint.name} to continue "
                 "from the checkpoint before it"
             ) from None
+
+
+@contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Hold the folder of a run, which is made if need be, until the block ends or the process does.
+
+    Of several processes of one run the first holds it. Raises ConfigError when another run does.
+    """
+    if not is_first_process():
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK_FILE, timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(f"{folder}: another process is writing this run") from None
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: a moment later it may be another process's
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
 def drop_optimizer_states(folder: Path) -> None:

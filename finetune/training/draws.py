@@ -131,7 +131,8 @@ class Rollouts:
         if step is not None and step % self.config.iterations and self._kept:
             return self._kept
         prompts = cast(PromptRows, rows).prompts
-        numbers = [_numbers(batch) for batch in batches]
+        wanted = (batch["row"][batch["response_mask"].any(1)] for batch in batches)
+        numbers = [rows.tolist() for rows in wanted]
         draws = [self._sampling(step, number) for batch in numbers for number in batch]
         groups = iter(
             self._groups([prompts[number] for batch in numbers for number in batch], draws)
@@ -271,12 +272,6 @@ def drawn_replies(setup: RunSetup, requests: Sequence[Request]) -> Iterator[Draw
                 ids[number].append(id)
     for number in sorted(ids):
         yield DrawnReply(ids[number], texts[number].strip())
-
-
-def _numbers(batch: Tensors) -> list[int]:
-    """The indices of the prompts that need replies."""
-    wanted = batch["response_mask"].any(1)
-    return [int(number) for number in batch["row"][wanted]]
 
 
 def _example(prompt: EncodedPrompt, reply: DrawnReply) -> Encoded:

@@ -254,7 +254,7 @@ class Loop:
 
     def _take(self, batches: list[Tensors]) -> None:
         """One optimizer step, with what is due after it."""
-        done, self._step_batches = self.done, batches
+        done, step, self._step_batches = self.done, self.progress.step + 1, batches
         if self.draws:
             self._step_batches = batches = self.draws(batches, self.rows, self.progress.step)
         self.tokens_seen += sum(int((batch["example_ids"] > 0).sum()) for batch in batches)
@@ -266,7 +266,7 @@ class Loop:
             with nullcontext() if is_last else self.accelerator.no_sync(self.called):
                 losses = self._objective_losses(batch, counts)
                 if not torch.isfinite(losses[0]):
-                    raise NotFinite(f"the loss is {losses[0].item()} at step {self._next}", [batch])
+                    raise NotFinite(f"the loss is {losses[0].item()} at step {step}", [batch])
                 # Gradients are averaged over the processes, but their sum is needed.
                 self.accelerator.backward(losses[0] * float(self.accelerator.num_processes))
             self._losses.append(losses.detach())
@@ -274,7 +274,7 @@ class Loop:
             self.called.parameters(), self.settings.max_grad_norm
         )
         if not math.isfinite(norm):
-            raise NotFinite(f"the gradient is {float(norm)} at step {self._next}", batches)
+            raise NotFinite(f"the gradient is {float(norm)} at step {step}", batches)
         rate = self.settings.learning_rate * self._factor(self.progress.step)
         for group in self.learner.optimizer.param_groups:
             group["lr"] = rate
@@ -302,10 +302,6 @@ class Loop:
         self.ends |= self.stop_requested
         if self.stop_requested or is_best or is_due(plan.save_every):
             self.save_checkpoint()
-
-    @property
-    def _next(self) -> int:
-        return self.progress.step + 1
 
     @property
     def done(self) -> float:

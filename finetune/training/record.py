@@ -41,7 +41,7 @@ step is in the log once, however often the run was interrupted and continued.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -168,16 +168,20 @@ def check_same_data(folder: Path, before: dict[str, str], now: dict[str, str]) -
             raise ConfigError(f"{folder}: the data changed since the run was begun: {name}")
 
 
-def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys with their two values, where they differ."""
-    pairs: dict[str, tuple[Any, Any]] = {}
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], free: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Any, Any]]:
+    """Dotted keys with their two values, where they differ. free: how keys begin that may."""
     for key in before.keys() | after.keys():
         old, new = before.get(key), after.get(key)
+        if key.startswith(free):
+            continue
         if isinstance(old, dict) and isinstance(new, dict):
-            pairs |= {f"{key}.{inner}": pair for inner, pair in differences(old, new).items()}
+            within = f"{key}."
+            below = tuple(name.removeprefix(within) for name in free if name.startswith(within))
+            yield from ((within + k, a, b) for k, a, b in differences(old, new, below))
         elif old != new:
-            pairs[key] = (old, new)
-    return pairs
+            yield key, old, new
 
 
 LOG_FILE = "log.jsonl"

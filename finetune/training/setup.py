@@ -108,6 +108,9 @@ class RunSetup:
         return str(self.record["precision"])
 
 
+_PACKAGES = ("torch", "transformers", "tokenizers", "peft", "accelerate")
+
+
 def set_up_run(
     config: FinetuneConfig,
     device: str = "auto",
@@ -138,7 +141,11 @@ def set_up_run(
     window = context_of(model.config) - len(start)
     text = ModelText(config.model, files, template, tokenizer, window, start)
     objective, data = kind.build(config, text)
-    model = _choose_weights(config, model, objective, files)
+    set_seed(config.seed)  # an adapter's first weights are drawn
+    model = choose_trained(model, config.train, config.adapter, files, name=config.model)
+    if not objective.dropout:
+        switch_off_dropout(model, config)
+    objective.extend(model, config.seed)
     record = {
         "config": config.model_dump(mode="json"),
         "folder": os.getcwd(),
@@ -148,21 +155,13 @@ def set_up_run(
         "weights": files.digest(),
         "precision": products_precision(config.train.precision, device),
         "processes": processes(),
-        "versions": _versions(),
+        "versions": {
+            "chatapp": chatapp.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in _PACKAGES},
+        },
     }
     return RunSetup(config, files, model, text, objective, data, record, device)
-
-
-def _choose_weights(
-    config: FinetuneConfig, model: Any, objective: Objective, files: ModelFiles
-) -> Any:
-    """The model with its trained weights: all, some, an adapter's, a head's."""
-    set_seed(config.seed)  # an adapter's first weights are drawn
-    model = choose_trained(model, config.train, config.adapter, files, name=config.model)
-    if not objective.dropout:
-        switch_off_dropout(model, config)
-    objective.extend(model, config.seed)
-    return model
 
 
 def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
@@ -255,12 +254,6 @@ def _check_model(
     check_causal(model)
     if template is not None and config.data.packing:
         check_packing(model)
-
-
-def _versions() -> dict[str, str]:
-    names = ("torch", "transformers", "tokenizers", "peft", "accelerate")
-    own = {"chatapp": chatapp.__version__, "python": platform.python_version()}
-    return own | {name: version(name) for name in names}
 
 
 def keep_reference(setup: RunSetup, folder: Path, console: Console) -> None:

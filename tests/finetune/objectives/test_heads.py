@@ -28,7 +28,7 @@ from finetune.objectives.heads import (
     HeadRows,
     add_head,
     class_logits,
-    load_head,
+    load_head_weights,
 )
 from finetune.objectives.objective import check_causal, check_head
 from finetune.run import resume, train
@@ -208,7 +208,7 @@ def test_what_is_wrong_with_a_head_is_named(tmp_path: Path) -> None:
         json.dumps({"task": "similarity", "labels": ["a", "b"], "delimiter": "\n"})
     )
     with pytest.raises(ModelError, match="not the weights of this head"):
-        load_head(model, tmp_path)
+        load_head_weights(model, tmp_path)
 
 
 SMALL = {

@@ -35,8 +35,8 @@ def test_the_defaults_train_a_small_set_in_many_steps(tmp_path: Path) -> None:
     )
     setup = set_up_run(config)
     examples = setup.data.examples
-    assert steps_of_run(config, setup.data) == 2 * -(-examples // 8) >= FEW_STEPS
-    assert too_few(steps_of_run(config, setup.data)) == ""
+    assert steps_of_run(config.train, len(setup.data.train)) == 2 * -(-examples // 8) >= FEW_STEPS
+    assert too_few(steps_of_run(config.train, len(setup.data.train))) == ""
     assert "about 8 examples a step" in "\n".join(header(setup))
 
 
