@@ -93,10 +93,7 @@ def choose(rows: Mapping[FeedbackFormat, Rows], wanted: FeedbackFormat | None = 
     """
     lessons = [lesson for lesson in LESSONS if wanted in (None, lesson.format)]
     for lesson in lessons:
-        mine, needed = rows[lesson.format], lesson.needed
-        good = sum(row["label"] for row in mine) if lesson.format is FeedbackFormat.KTO else needed
-        bad = len(mine) - good if lesson.format is FeedbackFormat.KTO else needed
-        if len(mine) >= needed and min(good, bad) >= needed // 4:
+        if _is_enough(lesson, rows[lesson.format]):
             return lesson
     counts = ", ".join(
         f"{len(rows[lesson.format])} {lesson.words} of {lesson.needed}" for lesson in lessons
@@ -105,6 +102,14 @@ def choose(rows: Mapping[FeedbackFormat, Rows], wanted: FeedbackFormat | None = 
         f"there is not enough feedback to learn from: {counts} that are needed (of verdicts a "
         "quarter good and a quarter bad); rate or correct more of the model's replies"
     )
+
+
+def _is_enough(lesson: Lesson, rows: Rows) -> bool:
+    if lesson.format is FeedbackFormat.KTO:
+        good = sum(row["label"] for row in rows)
+        if min(good, len(rows) - good) < lesson.needed // 4:
+            return False
+    return len(rows) >= lesson.needed
 
 
 def write_configuration(lesson: Lesson, rows: Rows, model: str, output: Path) -> Path:
