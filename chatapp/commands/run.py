@@ -6,9 +6,10 @@ to standard error, or into the JSON document.
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +30,7 @@ from chatapp.commands.options import (
     ModelOption,
     NoServerOption,
     StrictOption,
+    grouped_options,
     prompt_options,
 )
 from chatapp.commands.prompt_parts import explain_answer, show_parts
@@ -36,8 +38,6 @@ from chatapp.common.userfiles import UserError
 from chatapp.tasks.settings import SETTINGS
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.tasks.answering import Answer, Answerer, Answering, LookUp, Question
     from chatapp.tasks.files.promptfile import PromptFile
@@ -65,65 +65,66 @@ FileArgument = Annotated[
         autocompletion=completion.prompts,
     ),
 ]
-InputOption = Annotated[
-    str | None,
-    typer.Option("--input", help="The input; where it has several fields, a JSON object."),
-]
-InputsOption = Annotated[
-    str | None,
-    typer.Option(help="File of inputs, one per row (.jsonl, .csv) or line; - is standard input."),
-]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="File for the answers to --inputs (JSON Lines); an existing one is continued."
-    ),
-]
-SeedOption = Annotated[int | None, typer.Option(min=0, help="Seed of selection and sampling.")]
-ShowPromptOption = Annotated[
-    bool, typer.Option("--show-prompt", help="Show the exact prompt on standard error.")
-]
-PartsOption = Annotated[
-    bool,
-    typer.Option("--parts", help="Show which example, passage or other part decided the answer."),
-]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of `run` beside those that stand for keys of the prompt file."""
+
+    input: Annotated[
+        str | None,
+        typer.Option("--input", help="The input; where it has several fields, a JSON object."),
+    ] = None
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="File of inputs, one per row (.jsonl, .csv) or line; - is standard input."
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the answers to --inputs (JSON Lines); an existing one is continued."
+        ),
+    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of selection and sampling.")] = None
+    strict: StrictOption = False
+    model: ModelOption = None
+    concurrency: ConcurrencyOption = None
+    no_server: NoServerOption = False
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Show the exact prompt on standard error.")
+    ] = False
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts", help="Show which example, passage or other part decided the answer."
+        ),
+    ] = False
+    as_json: JsonOption = False
 
 
 @prompt_options()
-def run(
-    context: typer.Context,
-    file: FileArgument = None,
-    text: InputOption = None,
-    inputs: InputsOption = None,
-    output: OutputOption = None,
-    seed: SeedOption = None,
-    strict: StrictOption = False,
-    model: ModelOption = None,
-    concurrency: ConcurrencyOption = None,
-    no_server: NoServerOption = False,
-    show_prompt: ShowPromptOption = False,
-    parts: PartsOption = False,
-    as_json: JsonOption = False,
-) -> None:
+@grouped_options
+def run(context: typer.Context, options: RunOptions, file: FileArgument = None) -> None:
     """Answer inputs as a prompt file says: by a label, or by generated text."""
     from chatapp.tasks.files.promptfile import load_prompt
     from chatapp.tasks.options import changed
 
     if file is None:
-        if text is not None or inputs is not None:
+        if options.input is not None or options.inputs is not None:
             raise UserError("there is no prompt file; `chatapp run` alone lists the library")
-        _list(as_json=as_json)
+        _list(as_json=options.as_json)
         return
     prompt = load_prompt(prompt_path(file))
-    _refuse(prompt, context.params)
-    prompt = changed(prompt, **{name: context.params[name] for name in (*SETTINGS, "seed")})
-    report_pool(prompt.pool, strict=strict)
-    hint = f"; run the same command again to continue {output}" if output else ""
+    keys = {name: context.params[name] for name in SETTINGS}
+    given = [f"--{name}" for name, value in keys.items() if value is not None]
+    _refuse(prompt, options, given)
+    prompt = changed(prompt, **keys, seed=options.seed)
+    report_pool(prompt.pool, strict=options.strict)
+    hint = f"; run the same command again to continue {options.output}" if options.output else ""
     with interruptible(f"interrupted{hint}"):
-        if inputs is None:
-            _one(prompt, context.params)
-        else:
-            _many(prompt, context.params, inputs, output)
+        (_one if options.inputs is None else _many)(prompt, options, given)
 
 
 def _list(*, as_json: bool) -> None:
@@ -146,55 +147,58 @@ def _list(*, as_json: bool) -> None:
         write(f"{row['name']:{width}}  {row.get('error') or row['description']}\n")
 
 
-def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
-    """Raise UserError for options that exclude each other."""
-    text, inputs = options["text"], options["inputs"]
+def _refuse(prompt: "PromptFile", options: RunOptions, given: Sequence[str]) -> None:
+    """Raise UserError for options that exclude each other. given: those for keys of the file."""
+    text, inputs = options.input, options.inputs
     if text is not None and inputs is not None:
         raise UserError("use either --input or --inputs, not both")
     if prompt.text is not None:
         if text is not None or inputs is not None:
             raise UserError(f"{prompt.path}: is a text to complete and takes no input")
-        for name in SETTINGS:
-            if options[name] is not None:
-                raise UserError(f"--{name} cannot be used with {prompt.path}, a text to complete")
+        for option in given:
+            raise UserError(f"{option} cannot be used with {prompt.path}, a text to complete")
     elif text is None and inputs is None:
         raise UserError(
             "there is no input; pass it with --input, or a file of inputs with --inputs"
         )
     if text is not None and not text.strip():
         raise UserError("--input is empty")
-    if inputs is None and options["output"] is not None:
+    if inputs is None and options.output is not None:
         raise UserError("--output needs --inputs")
-    for_one = {"--show-prompt": "show_prompt", "--parts": "parts", "--json": "as_json"}
-    if inputs is not None and (single_only := [o for o, name in for_one.items() if options[name]]):
-        option = single_only[0]
+    for_one = {
+        "--show-prompt": options.show_prompt,
+        "--parts": options.parts,
+        "--json": options.as_json,
+    }
+    for option in (name for name, is_set in for_one.items() if is_set and inputs is not None):
         raise UserError(f"{option} is for one input; the answers to --inputs hold everything")
 
 
-def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering, str]":
+def _answerer(
+    prompt: "PromptFile", options: RunOptions, given: Sequence[str]
+) -> "tuple[Answering, str]":
     """The answerer, and a text that identifies it."""
     from chatapp.common.settings import load_settings
     from chatapp.engine.models.resolving import model_identity
     from chatapp.tasks.answering import HeadAnswerer, head_of, sampling_of
     from chatapp.tasks.evaluation.journal import prompt_identity
 
-    settings = load_settings({"model": options["model"]})
+    settings = load_settings({"model": options.model})
     sampling = sampling_of(prompt)
     # In float32, likelihoods of labels are exact.
     language_model = load(
         settings.model,
         "float32",
         settings.device,
-        options["concurrency"],
-        may_be_served=not options["no_server"],
+        options.concurrency,
+        may_be_served=not options.no_server,
     )
     identity = f"{prompt_identity(prompt)}-{model_identity(language_model)}"
     if prompt.labels and (head := head_of(language_model)):
-        for name in SETTINGS:
-            if options[name] is not None:
-                raise UserError(
-                    f"--{name} cannot be used with {head.name}, whose head reads only the input"
-                )
+        for option in given:
+            raise UserError(
+                f"{option} cannot be used with {head.name}, whose head reads only the input"
+            )
         return HeadAnswerer(head, prompt), identity
     # The program's defaults complete a task, the user's settings complete a text.
     if prompt.text is not None:
@@ -239,21 +243,21 @@ def look_up_for(prompt: "PromptFile", model: "LanguageModel") -> "LookUp | None"
     return look_up
 
 
-def _one(prompt: "PromptFile", options: dict[str, Any]) -> None:
+def _one(prompt: "PromptFile", options: RunOptions, given: Sequence[str]) -> None:
     """Answer one input. Raises typer.Exit(1) when the answer breaks off."""
     from chatapp.engine.events import REPEATED
     from chatapp.tasks.evaluation.inputs import query_of
     from chatapp.tasks.evaluation.journal import document
 
-    text = options["text"] or ""
+    text = options.input or ""
     query = text if prompt.text is not None else query_of(text, prompt.columns, "--input")
-    answerer, _ = _answerer(prompt, options)
+    answerer, _ = _answerer(prompt, options, given)
     question = answerer.prepare(query)
-    if options["show_prompt"]:
+    if options.show_prompt:
         _show(question)
     (answer,) = answerer.answer([question])
-    explained = explain_answer(answerer, answer) if options["parts"] else None
-    if options["as_json"]:
+    explained = explain_answer(answerer, answer) if options.parts else None
+    if options.as_json:
         more = {} if explained is None else {explained.name: explained.to_json()}
         write_json(document(answer) | more)
     else:
@@ -261,7 +265,7 @@ def _one(prompt: "PromptFile", options: dict[str, Any]) -> None:
         _show_probabilities(answer)
         if explained is not None:
             show_parts(explained)
-        if question.dropped and not options["show_prompt"]:
+        if question.dropped and not options.show_prompt:
             chosen = len(question.examples) + len(question.dropped)
             complain(f"{len(question.dropped)} of {chosen} examples did not fit and were left out")
     if answer.finished and answer.finished.reason == "repetition":
@@ -272,22 +276,22 @@ def _one(prompt: "PromptFile", options: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _many(prompt: "PromptFile", options: dict[str, Any], inputs: str, output: Path | None) -> None:
+def _many(prompt: "PromptFile", options: RunOptions, given: Sequence[str]) -> None:
     """Answer every input. Raises typer.Exit(1) at the end when one of them was bad."""
     from contextlib import ExitStack
 
     from chatapp.tasks.evaluation.inputs import read_inputs, read_stream
     from chatapp.tasks.evaluation.journal import Journal, answer_all
 
+    inputs, output, columns = options.inputs or "", options.output, prompt.columns
     is_stream = inputs == "-"
-    columns = prompt.columns
     texts = (
         read_stream(sys.stdin.buffer, columns=columns)
         if is_stream
         else read_inputs(Path(inputs), columns)
     )
     total = None if is_stream else _lines(Path(inputs))
-    answerer, identity = _answerer(prompt, options)
+    answerer, identity = _answerer(prompt, options, given)
     answered = bad = 0
 
     def report(sentence: str) -> None:
@@ -331,26 +335,20 @@ def _lines(path: Path) -> int | None:
 
 
 def _show(question: "Question") -> None:
+    """The exact prompt, each segment in the colour of its kind, and its examples."""
     from rich.console import Console
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    if question.segments:  # a vote uses no model
-        console.print(_coloured(question))
-    for title, items in (("shown", question.examples), ("dropped", question.dropped)):
-        for item in items:
-            near = "" if item.similarity is None else f", similarity {item.similarity:.3f}"
-            console.print(f"example {item.index} {title}{near}", markup=False, style="dim")
-
-
-def _coloured(question: "Question") -> "Text":
-    """The exact prompt, each segment in the colour of its kind."""
     from rich.text import Text
 
     from chatapp.common.foreign import printable
 
-    return Text.assemble(
-        *((printable(segment.text), _STYLES[segment.kind]) for segment in question.segments)
-    )
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if question.segments:  # a vote uses no model
+        pieces = ((printable(segment.text), _STYLES[segment.kind]) for segment in question.segments)
+        console.print(Text.assemble(*pieces))
+    for title, items in (("shown", question.examples), ("dropped", question.dropped)):
+        for item in items:
+            near = "" if item.similarity is None else f", similarity {item.similarity:.3f}"
+            console.print(f"example {item.index} {title}{near}", markup=False, style="dim")
 
 
 def _show_probabilities(answer: "Answer") -> None:
