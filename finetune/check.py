@@ -1,8 +1,4 @@
-"""`finetune check`: the rows and the cost of a training, without training.
-
-Invariant: every number is of the very rows, masks and steps that `finetune train` would use; only
-the time is estimated, from real steps.
-"""
+"""`finetune check`: the rows, masks and steps of a training, and their cost by real steps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

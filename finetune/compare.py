@@ -2,8 +2,6 @@
 
 Runs that differ only in their seed are one line: the mean of their figures, and their sample
 standard deviation.
-
-Invariant: every number comes from the logs of the runs.
 """
 
 import json

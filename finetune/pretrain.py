@@ -5,8 +5,6 @@ those before it, over windows packed from all documents; of BERT, the masked los
 a complete model in Hugging Face layout, with the template of its dialogues. pretrain.json in it
 identifies the run: the configuration without keys that change no step, and under `digests` the
 digest (SHA-256) of each source's documents.
-
-Invariant: a run is continued only with the same configuration on the same documents.
 """
 
 import hashlib

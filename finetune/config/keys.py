@@ -1,7 +1,4 @@
-"""`finetune keys`: every key of a configuration with its values, its default and its meaning.
-
-Invariant: all descriptions come from the fields of `finetune.config`.
-"""
+"""`finetune keys`: every key of a configuration with its values, its default and its meaning."""
 
 import json
 import types

@@ -1,8 +1,4 @@
-"""Configurations: typed models for the TOML file, the `key=value` flags and the help.
-
-Invariant: an unknown key is an error that names it, so a misspelt option never silently trains
-something else.
-"""
+"""Configurations: typed models for the TOML file, the `key=value` flags and the help."""
 
 import re
 import tomllib

@@ -1,7 +1,4 @@
-"""The report of a run: its first lines, and at its end report.md and loss.png.
-
-Invariant: every number in it comes from the run's own log and record.
-"""
+"""The report of a run: its first lines, and at its end report.md and loss.png."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -15,10 +15,6 @@ The last factor estimates the KL divergence from the reference (Schulman, 2020);
 it one of π and not of π_old, as in TRL (`use_bias_correction_kl`). Probabilities are at the
 temperature that replies are drawn with. Defaults and all this are TRL's (`loss_type` dapo), but
 that dropout is off. A reply's end token is a token of it; one that was cut at its longest has none.
-
-Invariant: a reply's advantage comes from its own group, and a token's weight is one through the
-tokens of the whole optimizer step, so the loss is the same however the step is cut, padded or
-packed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -14,9 +14,6 @@ row, like TRL's.
 
 λ_D and λ_U are by the counts unless they are set: the rarer kind weighs as much altogether as the
 other (equation 8 with a ratio of 1); TRL has 1 for both and says so where the counts differ.
-
-Invariant: the value of a reply depends on its own verdict and on the step, never on its neighbours
-in a micro-batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,9 +4,6 @@ models.
 A pair's loss depends on the values of the two replies, and the step's loss is the mean over its
 pairs, plus an optional supervised term: weight · L1, the mean negative log-likelihood of tokens of
 the chosen sequences.
-
-Invariant: a pair's weight is 1 / the number of pairs of the whole optimizer step, so the loss is
-the same however the step is cut, padded or packed.
 """
 
 import math

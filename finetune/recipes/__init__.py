@@ -1,8 +1,6 @@
 """Recipes: configurations and data builders that can be run unchanged.
 
 Builders of data are commands of their own: `python -m finetune.recipes.arithmetic …`.
-
-Invariant: a fault in the input is one sentence on standard error and exit status 2.
 """
 
 import sys

@@ -5,8 +5,6 @@
 
 TASKS is JSONL with an `instruction` and its `instances`, each an `input` and an `output`, a line.
 OUT receives JSONL with `instruction`, `input` and `output` a line.
-
-Invariant: every instance is a row, unchanged.
 """
 
 import json

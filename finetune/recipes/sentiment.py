@@ -4,8 +4,6 @@
 
 POSITIVE and NEGATIVE are plain text, one sentence a line, as in the movie reviews of Pang and
 Lee (2005). OUT receives JSONL with `text` and `label` a line.
-
-Invariant: no sentence is repeated, and none has two labels.
 """
 
 import json

@@ -151,7 +151,7 @@ class Loop:
     step has the same rows however they are cut. held_out: row sets by name; `HELD_OUT`, else the
     first, selects the best checkpoint. complete: adds the files that make a model of weights.
     draws: makes replies to prompts, if rows are prompts. answers: give held-out figures that no
-    loss gives. parts: are saved with each checkpoint. tokens_seen: training tokens of this process
+    loss gives. tokens_seen: training tokens of this process
     in this session, without padding. ends: set to end after the step; stop_requested, to save then.
     """
 
@@ -180,7 +180,6 @@ class Loop:
         self._factor = schedule(settings.schedule, plan.warmup, plan.steps, settings.min_rate)
         self._loader = self._batches(rows, order)
         self.average = WeightAverage(model, plan.average) if plan.average else None
-        self.parts: list[Part] = [self.average] if self.average else []
         self.draws: Draws | None = None
         self.answers: Sequence[Callable[[], dict[str, float]]] = ()
         self.observers: list[Observer] = []
@@ -419,7 +418,7 @@ class Loop:
 
     @property
     def _parts(self) -> list[Part]:
-        return [*self.parts, *([self.draws] if self.draws else [])]
+        return [part for part in (self.average, self.draws) if part is not None]
 
     def save_checkpoint(self) -> None:
         """Save the weights after the last complete step, from which the run can continue.
