@@ -141,7 +141,7 @@ def check(
         from finetune.config.sections import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
-        from finetune.check import examine, show
+        from finetune.run import examine, show
 
         examination = examine(settings, _device(), runs_code=run_rewards)
         if as_json:
@@ -357,7 +357,7 @@ def feedback(
             print_answer(str(path))
             return
         from finetune import run
-        from finetune.check import examine, show
+        from finetune.run import examine, show
 
         config = load_config(FinetuneConfig, path, [])
         show(examine(config, settings.device), console)

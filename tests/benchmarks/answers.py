@@ -116,7 +116,7 @@ def demonstrations_table() -> Table:
 
 def examples_table() -> Table:
     """How often the example with the largest contribution carries the label that was answered."""
-    from chatapp.commands.prompt_parts import explain_answer
+    from chatapp.commands.run import explain_answer
     from chatapp.engine.models.loading import load_model
     from chatapp.tasks.answering import Answerer
     from chatapp.tasks.files.promptfile import load_prompt

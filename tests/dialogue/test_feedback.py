@@ -241,8 +241,8 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
 
 
 def test_finetune_reads_the_corrections(store: Store, replies: list[int], tmp_path: Path) -> None:
-    from finetune.check import examine
     from finetune.config.sections import FinetuneConfig
+    from finetune.run import examine
 
     store.set_correction(2, "Good day.")
     store.set_correction(replies[2], HOSTILE + "!")

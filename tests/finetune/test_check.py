@@ -12,12 +12,12 @@ from rich.console import Console
 from tiny import write_tiny_gpt2
 from typer.testing import CliRunner
 
-from finetune.check import examine, show
 from finetune.cli import app
 from finetune.config.sections import FinetuneConfig
 from finetune.data.encoding import Encoded, Span
 from finetune.measuring.report import header
 from finetune.objectives.rows import masked
+from finetune.run import examine, show
 
 RUNNER = CliRunner()
 

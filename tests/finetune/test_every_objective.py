@@ -15,7 +15,6 @@ from chatapp.engine.backends.head import REWARD, HeadModel, HeadSpec
 from chatapp.engine.backends.masked import MaskedModel
 from chatapp.engine.models.loading import load_model, load_reward_model
 from chatapp.engine.models.resolving import find_model
-from finetune.check import examine, show
 from finetune.config.objectives import (
     OBJECTIVES,
     DistillationSettings,
@@ -26,7 +25,7 @@ from finetune.config.objectives import (
 )
 from finetune.evaluation import evaluate
 from finetune.objectives.objective import objective_class
-from finetune.run import resume, train
+from finetune.run import examine, resume, show, train
 from finetune.training.answers import greedy_replies
 
 QUIET = Console(stderr=True, quiet=True)

@@ -17,11 +17,10 @@ from chatapp.dialogue.reply_scores import ReplyScorer
 from chatapp.dialogue.store import Store
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.messages import Message
-from finetune.check import examine
 from finetune.cli import app
 from finetune.config.sections import ConfigError, FinetuneConfig, load_config
 from finetune.feedback import choose, write_configuration
-from finetune.run import train
+from finetune.run import examine, train
 
 QUIET = Console(stderr=True, quiet=True)
 

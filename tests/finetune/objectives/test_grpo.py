@@ -15,13 +15,13 @@ from rich.console import Console
 from tiny_grpo import config, settings
 from torch import Tensor
 
-from finetune.check import examine, show
 from finetune.config.keys import keys
 from finetune.config.sections import ConfigError
 from finetune.data.batches import collate
 from finetune.data.packing import pack
 from finetune.objectives.grpo import Grpo, PromptRows, ReplyRows, advantages
 from finetune.objectives.rewards import Rewards
+from finetune.run import examine, show
 from finetune.training.draws import Rollouts, current_tensors
 from finetune.training.setup import set_up_run
 

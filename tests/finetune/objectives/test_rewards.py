@@ -15,12 +15,11 @@ from tiny_grpo import config, settings, trust
 from tool_server import ends
 
 from chatapp.prompting.messages import Message
-from finetune.check import examine, show
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted
 from finetune.data.prompts import EncodedPrompt
 from finetune.objectives.grpo import Grpo
 from finetune.objectives.rewards import DrawnReply, RewardError, Rewards
-from finetune.run import train
+from finetune.run import examine, show, train
 
 QUIET = Console(stderr=True, quiet=True)
 
