@@ -7,11 +7,12 @@ example id 0, never by a token's id.
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from finetune.config.objectives import SupervisedSpan
@@ -47,7 +48,8 @@ class Rows(Dataset[Tensors]):
     """Rows of one or more examples each, as tensors without a batch dimension.
 
     A row is a dict of `ROW_KEYS`, each (T,): ids and positions int64, example ids 1, 2, …
-    int64, masks bool. lengths: T of each row.
+    int64, masks bool. columns: further keys, each with a number of each example, (examples,), which
+    all its tokens have in a row. lengths: T of each row.
     """
 
     def __init__(
@@ -55,8 +57,9 @@ class Rows(Dataset[Tensors]):
         examples: Sequence[Encoded],
         aux_span: SupervisedSpan,
         bins: Sequence[Sequence[int]] | None = None,
+        columns: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.examples = examples
+        self.examples, self.columns = examples, columns or {}
         self.aux_span = aux_span
         self.bins = [[index] for index in range(len(examples))] if bins is None else bins
         self.lengths = [sum(len(examples[i].ids) for i in members) for members in self.bins]
@@ -83,7 +86,9 @@ class Rows(Dataset[Tensors]):
             np.concatenate([response_labels(member) for member in members]),
             np.concatenate([aux_labels(member, self.aux_span) for member in members]),
         )
-        return dict(zip(ROW_KEYS, map(torch.from_numpy, columns), strict=True))
+        row = dict(zip(ROW_KEYS, map(torch.from_numpy, columns), strict=True))
+        of_token = torch.tensor(self.bins[index])[row["example_ids"] - 1]
+        return row | {key: values[of_token] for key, values in self.columns.items()}
 
 
 def pack(lengths: Sequence[int], length: int, seed: int) -> list[list[int]]:

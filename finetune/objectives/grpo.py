@@ -29,7 +29,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import Dataset
 
 from chatapp.common.foreign import printable
@@ -37,8 +36,6 @@ from chatapp.engine.model import PieceTokenizer, Tokenizer
 from finetune.config.objectives import GrpoSettings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors, TrainingRows, collate
-from finetune.data.encoding import Encoded
-from finetune.data.packing import Rows
 from finetune.data.preparation import RowKind, encode_rows, length_of
 from finetune.data.prompts import PROMPT_FIELDS, EncodedPrompt, PromptEncoder, detect_prompt
 from finetune.objectives.l3 import ChatEvaluator
@@ -84,35 +81,7 @@ class PromptRows(Dataset[Tensors]):
 
 
 REPLY_FIGURES = ("advantage", "reward", "no_signal")
-"""The figures of each drawn reply; no_signal is 1 if all rewards of its group are equal.
-"""
-
-
-class ReplyRows(Dataset[Tensors]):
-    """Drawn replies after their prompts: rows like those of `Rows`, and on all tokens of a reply
-    its figures, under the keys of `REPLY_FIGURES` (float).
-    """
-
-    def __init__(
-        self,
-        examples: Sequence[Encoded],
-        figures: Tensor,
-        bins: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        """figures: (keys of REPLY_FIGURES, replies). bins: see `pack`."""
-        self.rows = Rows(examples, "response", bins)
-        self.lengths = self.rows.lengths
-        self._figures = figures
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Tensors:
-        row = self.rows[index]
-        of_row = self._figures[:, self.rows.bins[index]]
-        # Column 0 is padding.
-        on_tokens = functional.pad(of_row, (1, 0))[:, row["example_ids"]]
-        return row | dict(zip(REPLY_FIGURES, on_tokens, strict=True))
+"""The figures of each drawn reply; no_signal is 1 if all rewards of its group are equal."""
 
 
 def advantages(rewards: Tensor, scaled: bool) -> Tensor:
@@ -135,7 +104,8 @@ def with_signal(batch: Tensors) -> Tensors:
 class Grpo(Objective):
     """See above. config: its table of the configuration.
 
-    A batch is of `ReplyRows`, with two more keys if needed: `old` and `reference`,
+    A batch is of drawn replies after their prompts, with `REPLY_FIGURES` on all tokens of each, and
+    two more keys if needed: `old` and `reference`,
     log-probabilities of the tokens by π_old and by the reference. Without `old` the model has not
     changed since.
     """

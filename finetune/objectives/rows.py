@@ -136,7 +136,8 @@ class PairRows(Dataset[Tensors]):
         if packed:
             size, seed = packed
             bins = pack(lengths, max([size, *lengths]), seed)
-        self.first, self.second = Rows(first, span, bins), Rows(second, span, bins)
+        columns = {"value": torch.tensor(values)}
+        self.first, self.second = (Rows(side, span, bins, columns) for side in (first, second))
         self.values = values
         self.pad_id = pad_id
         self.lengths = [
@@ -155,9 +156,7 @@ class PairRows(Dataset[Tensors]):
     def __getitem__(self, index: int) -> Tensors:
         row = collate([self.first[index], self.second[index]], self.pad_id)
         row["aux_mask"][1] = False
-        verdicts = torch.tensor([0.0, *(self.values[pair] for pair in self.first.bins[index])])
         zeros = torch.zeros(row["input_ids"].shape)
-        row["value"] = verdicts[row["example_ids"]]
         row["reference"] = zeros if self.reference is None else self.reference[index]
         return row
 

@@ -30,7 +30,7 @@ from finetune.data.encoding import Encoded, Span, last_response
 from finetune.data.packing import Rows, pack
 from finetune.data.prompts import EncodedPrompt
 from finetune.objectives.distillation import Distillation
-from finetune.objectives.grpo import REPLY_FIGURES, Grpo, PromptRows, ReplyRows, advantages
+from finetune.objectives.grpo import REPLY_FIGURES, Grpo, PromptRows, advantages
 from finetune.objectives.objective import has_adapter, through_head
 from finetune.objectives.rewards import DrawnReply
 from finetune.objectives.rows import PACKED_LENGTH, with_start
@@ -194,7 +194,8 @@ class Rollouts:
         examples = [_example(group.prompt, reply) for group in groups for reply in group.replies]
         examples = with_start(examples, self.setup.start)
         figures = torch.stack([self._figures(group) for group in groups], 1).flatten(1)
-        rows = ReplyRows(examples, figures, packed_bins(examples, self.setup))
+        columns = dict(zip(REPLY_FIGURES, figures, strict=True))
+        rows = Rows(examples, "response", packed_bins(examples, self.setup), columns)
         batch = self.setup.data.collate([rows[index] for index in range(len(rows))])
         if self.config.beta:
             batch["reference"] = self._reference(batch)

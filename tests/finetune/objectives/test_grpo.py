@@ -18,8 +18,8 @@ from torch import Tensor
 from finetune.config.keys import keys
 from finetune.config.sections import ConfigError
 from finetune.data.batches import collate
-from finetune.data.packing import pack
-from finetune.objectives.grpo import Grpo, PromptRows, ReplyRows, advantages
+from finetune.data.packing import Rows, pack
+from finetune.objectives.grpo import REPLY_FIGURES, Grpo, PromptRows, advantages
 from finetune.objectives.rewards import Rewards
 from finetune.run import examine, show
 from finetune.training.draws import Rollouts, current_tensors
@@ -33,7 +33,7 @@ REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
 # --- the loss ----------------------------------------------------------------------------
 
 
-class Drawn(ReplyRows):
+class Drawn(Rows):
     """Eight replies in two groups; by the old model and the reference other models' words."""
 
     def __init__(self, packed: bool, old: Any, reference: Any, temperature: float) -> None:
@@ -41,7 +41,8 @@ class Drawn(ReplyRows):
         bins = pack(LENGTHS, 48, 0) if packed else None
         alike = (REWARDS.std(1, keepdim=True) == 0).expand(2, 4)
         said = torch.stack([advantages(REWARDS, True), REWARDS, alike])
-        super().__init__(examples, said.flatten(1), bins)
+        columns = dict(zip(REPLY_FIGURES, said.flatten(1), strict=True))
+        super().__init__(examples, "response", bins, columns)
         self._models = {"old": old, "reference": reference}
         self._temperature = temperature
 
@@ -49,7 +50,7 @@ class Drawn(ReplyRows):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = super().__getitem__(index)
         for name, model in self._models.items():
-            each = [self.rows.examples[i] for i in self.rows.bins[index]]
+            each = [self.examples[i] for i in self.bins[index]]
             parts = [self._of(model, example) for example in each]
             row[name] = torch.cat(parts) * row["response_mask"]
         return row
