@@ -17,7 +17,7 @@ from chatapp.prompting.chat_template import ChatTemplate
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.encoding import Span
 from finetune.evaluation import evaluate
-from finetune.run import examine, resume, show, train
+from finetune.run import resume, train
 from finetune.sharing import merge
 from finetune.training.setup import set_up_run
 
