@@ -52,12 +52,20 @@ class ChatEncoder:
     """Encodes chats in a template.
 
     start: special tokens that the model itself puts before each sequence; they are left out.
+    has_encoder: whether replies are sequences of their own, of a decoder beside an encoder.
     """
 
-    def __init__(self, template: Template, tokenizer: Tokenizer, start: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        template: Template,
+        tokenizer: Tokenizer,
+        start: Sequence[int] = (),
+        has_encoder: bool = False,
+    ) -> None:
         self.template = template
         self.tokenizer = tokenizer
         self.start = start
+        self._has_encoder = has_encoder
         # Markers are the same few texts in every chat, and earlier turns recur.
         self._encoded = lru_cache(maxsize=256)(tokenizer.encode)
 
@@ -161,7 +169,16 @@ class ChatEncoder:
             self.tokenizer.end_id,
         )
 
+    def reply_ids(self, text: str) -> list[int]:
+        """The tokens of a reply after its prompt; of a decoder beside an encoder, of a text that
+        begins there, without the white space that led to it."""
+        if self._has_encoder:
+            return self._encoded(text.strip(), begins=True)
+        return self._encoded(text, begins=False)
+
     def _ids(self, segment: Segment, begins: bool = False) -> list[int]:
+        if segment.kind == "assistant" and not begins:
+            return self.reply_ids(segment.text)
         return segment_ids(segment, self.tokenizer, self._encoded, begins=begins)
 
 
@@ -239,7 +256,7 @@ _SHORTEST_PROMPT = 8
 class ExampleEncoder:
     """Encodes examples one by one, and counts the shortened ones.
 
-    length: the most tokens of an example. start: see `ChatEncoder`. truncated: shortened rows, by
+    length: the most tokens of an example. start, has_encoder: see `ChatEncoder`. truncated: shortened rows, by
     how: "prompt", "history", "windows" (of a plain text). turns_left_out: messages removed by
     "history".
     """
@@ -251,8 +268,9 @@ class ExampleEncoder:
         length: int,
         too_long: TooLong = "raise",
         start: Sequence[int] = (),
+        has_encoder: bool = False,
     ) -> None:
-        self.chats = ChatEncoder(template, tokenizer, start)
+        self.chats = ChatEncoder(template, tokenizer, start, has_encoder)
         self.tokenizer = tokenizer
         self.length = length
         self.too_long = too_long
@@ -282,7 +300,7 @@ class ExampleEncoder:
     def _parts(self, example: TrainingExample) -> list[Piece]:
         """A few-shot prompt unchanged, without the template; the last answer is closed."""
         pieces = [
-            Piece(Span.RESPONSE, self.tokenizer.encode(part, begins=False))
+            Piece(Span.RESPONSE, self.chats.reply_ids(part))
             if number % 2
             else Piece(
                 Span.PROMPT, self.tokenizer.encode(part, begins=number == 0), may_be_cut=True

@@ -227,14 +227,16 @@ def encode_chats(
     window: int,
     seed: int,
     start: Sequence[int] = (),
+    has_encoder: bool = False,
 ) -> ExampleSets[Encoded]:
     """Read and encode everything in `data`: chats, plain texts, few-shot prompts.
 
     window: the model's context in tokens. seed: for phrasings and for fractions of weights. start:
-    special tokens that the model puts before each example; the examples do not contain them. Raises
-    ConfigError, at the first bad row unless they are skipped.
+    special tokens that the model puts before each example; the examples do not contain them.
+    has_encoder: see `ChatEncoder`. Raises ConfigError, at the first bad row unless they are skipped.
     """
-    encoder = ExampleEncoder(template, tokenizer, length_of(data, window), data.too_long, start)
+    length = length_of(data, window)
+    encoder = ExampleEncoder(template, tokenizer, length, data.too_long, start, has_encoder)
     return encode_rows(data, RowKind(FIELDS, detect, encoder, phrased=True), seed)
 
 

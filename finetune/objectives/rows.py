@@ -71,7 +71,10 @@ PACKED_LENGTH = 512
 def encode_run_chats(config: FinetuneConfig, text: ModelText) -> ExampleSets[Encoded]:
     """The chats, texts and few-shot prompts of a configuration as tokens. Raises ConfigError."""
     template, tokenizer = text.chat_template, text.tokenizer
-    return encode_chats(config.data, template, tokenizer, text.window, config.seed, text.start)
+    has_encoder = text.files.is_encoder_decoder
+    return encode_chats(
+        config.data, template, tokenizer, text.window, config.seed, text.start, has_encoder
+    )
 
 
 def read_chat_rows(config: FinetuneConfig, text: ModelText, span: AuxSpan) -> RowSets:

@@ -97,6 +97,20 @@ def test_each_reply_of_a_chat_is_learned_after_what_precedes_it(tmp_path: Path) 
     assert "sat" in decode(second["input_ids"][~second["response_mask"]].tolist())
 
 
+def test_what_is_trained_of_a_reply_are_its_own_tokens(tmp_path: Path) -> None:
+    """Not those of the rest of a line: T5's words begin with U+2581, and it has no line break."""
+    few_shot = {"parts": ["cat: the cat\ndog:", " the dog", "\nfox:", " the fox"]}
+    chat = {"prompt": "say", "completion": "the fox"}
+    for template, row in (("alpaca", chat), ("chat", chat), ("chat", few_shot)):
+        data = {"template": template, "train": str(tmp_path / "rows.json"), "held_out": 0.0}
+        made = config(tmp_path, data=data)
+        (tmp_path / "rows.json").write_text(json.dumps([row]))
+        setup = set_up_run(made, "cpu")
+        trained = setup.data.train[len(setup.data.train) - 1]
+        ids = trained["input_ids"][trained["response_mask"]].tolist()
+        assert ids == [*setup.tokenizer.encode("the fox"), setup.tokenizer.end_id], template
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
