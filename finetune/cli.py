@@ -202,7 +202,7 @@ def evaluate(
         from rich.text import Text
 
         from finetune.evaluation import compare
-        from finetune.measuring.results import show
+        from finetune.measuring.results import differences, show
 
         overrides = [text for text in others or () if _OVERRIDE.match(text)]
         models = [run, *(text for text in others or () if not _OVERRIDE.match(text))]
@@ -214,9 +214,11 @@ def evaluate(
 
             evaluations = compare(models, data, replies, max_tokens, progress, device, overrides)
         if as_json:
-            print_answer(
-                json.dumps({"runs": [evaluation.document() for evaluation in evaluations]})
-            )
+            runs = [evaluation.document() for evaluation in evaluations]
+            pairs = [
+                pair for name in evaluations[0].sets for pair in differences(name, evaluations)
+            ]
+            print_answer(json.dumps({"runs": runs, "comparisons": pairs}))
         else:
             Console(highlight=False).print(show(evaluations, shown))
 

@@ -25,10 +25,9 @@ from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import find_model, model_folder
 from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.tasks.evaluation.metrics import estimate
-from chatapp.tasks.files.keys import Measure
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.preparation import LONGEST, choose_template, on_day
-from finetune.measuring.results import Answer, Evaluation, SetResult
+from finetune.measuring.results import SCORES, Answer, Evaluation, SetResult
 from finetune.objectives.objective import (
     Evaluator,
     ModelText,
@@ -40,8 +39,6 @@ from finetune.training.record import begun_on, configuration_of, read_record
 
 Progress = Callable[[str, int, int], None]
 """Called with the current work, the finished number, and the total."""
-
-_SCORES: tuple[Measure, ...] = ("exact_match", "rouge_l")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +281,7 @@ def _scores(
     if not whole:
         return {}, {}
     texts, references = [a.reply.text for a in whole], [a.reference for a in whole]
-    estimates = {measure: estimate(measure, [texts], references) for measure in _SCORES}
+    estimates = {measure: estimate(measure, [texts], references) for measure in SCORES}
     return (
         {name: estimate.mean for name, estimate in estimates.items()},
         {name: estimate.interval for name, estimate in estimates.items()},

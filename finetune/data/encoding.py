@@ -256,9 +256,9 @@ _SHORTEST_PROMPT = 8
 class ExampleEncoder:
     """Encodes examples one by one, and counts the shortened ones.
 
-    length: the most tokens of an example. start, has_encoder: see `ChatEncoder`. truncated: shortened rows, by
-    how: "prompt", "history", "windows" (of a plain text). turns_left_out: messages removed by
-    "history".
+    length: the most tokens of an example. start, has_encoder: see `ChatEncoder`. truncated:
+    shortened rows, by how: "prompt", "history", "windows" (of a plain text). turns_left_out:
+    messages removed by "history".
     """
 
     def __init__(

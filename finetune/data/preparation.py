@@ -233,7 +233,8 @@ def encode_chats(
 
     window: the model's context in tokens. seed: for phrasings and for fractions of weights. start:
     special tokens that the model puts before each example; the examples do not contain them.
-    has_encoder: see `ChatEncoder`. Raises ConfigError, at the first bad row unless they are skipped.
+    has_encoder: see `ChatEncoder`. Raises ConfigError, at the first bad row unless they are
+    skipped.
     """
     length = length_of(data, window)
     encoder = ExampleEncoder(template, tokenizer, length, data.too_long, start, has_encoder)

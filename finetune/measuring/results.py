@@ -4,19 +4,24 @@ Invariant: models are compared only by figures with the same meaning for each. A
 not, if tokenizers differ.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chatapp.tasks.evaluation.metrics import difference
+from chatapp.tasks.files.keys import Measure
 from chatapp.common.foreign import one_line
 from finetune.training.answers import Reply
 
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
-_OF_REPLIES = ("exact_match", "rouge_l")
+SCORES: tuple[Measure, ...] = ("exact_match", "rouge_l")
+"""Of replies."""
+
 NAMES = {"loss_per_byte": "loss a byte", "rouge_l": "ROUGE-L"}
 
 
@@ -87,6 +92,42 @@ class Evaluation:
         }
 
 
+def differences(name: str, evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Each two models on the rows of a set, in what both were scored: exact match and ROUGE-L of
+    their replies, or the accuracy of their heads; see `metrics.Difference`."""
+    having = [evaluation for evaluation in evaluations if name in evaluation.sets]
+    found = []
+    for one, other in combinations(having, 2):
+        first, second = one.sets[name], other.sets[name]
+        for measure, ours, theirs, golds in _scored_alike(first, second):
+            between = difference(measure, [ours], [theirs], golds)
+            names = {"first": one.model, "second": other.model, "measure": measure}
+            found.append({"set": name, **names, "n": len(golds), **asdict(between)})
+            found[-1]["words"] = between.words(one.model, other.model)
+    return found
+
+
+def _scored_alike(
+    first: SetResult, second: SetResult
+) -> Iterator[tuple[Measure, list[str], list[str], list[str]]]:
+    """Measures with both models' answers and the right ones, row by row."""
+    if first.predictions and "output" in first.predictions[0]:
+        rights = [
+            [str(row["output"] == row["label"]) for row in result.predictions]
+            for result in (first, second)
+        ]
+        yield "accuracy", rights[0], rights[1], ["True"] * len(rights[0])
+        return
+    pairs = [
+        (one.reply.text, other.reply.text, one.reference)
+        for one, other in zip(first.answers, second.answers, strict=False)
+        if not (one.reply.error or other.reply.error)
+    ]
+    for measure in SCORES if pairs else ():
+        ours, theirs, golds = (list(column) for column in zip(*pairs, strict=True))
+        yield measure, ours, theirs, golds
+
+
 def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
     """Tables of one model, or of several side by side, with some of their replies."""
     parts: list[RenderableType] = []
@@ -99,6 +140,10 @@ def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
         parts.append(_figures(name, columns))
         if len({evaluation.vocabulary for evaluation, _ in columns}) > 1:
             parts.append(Text("The models cut text into other tokens: compare the loss a byte."))
+        for found in differences(name, evaluations):
+            label = NAMES.get(found["measure"], found["measure"].replace("_", " "))
+            words = f"{label} of the same {found['n']:,} rows, {found['words']}"
+            parts.append(Text(one_line(words)))
         for evaluation, result in columns:
             if result.failed:
                 reason = f"not scored, failed: {result.failed[0].reply.error}"
@@ -138,7 +183,7 @@ def _cell(result: SetResult, figure: str) -> str:
     text = f"{result.figures[figure]:.4f}"
     if figure in result.intervals:
         low, high = result.intervals[figure]
-        of_replies = figure in _OF_REPLIES
+        of_replies = figure in SCORES
         answered = len(result.answers) - len(result.failed)
         scored = answered if of_replies else result.examples
         text += f" ({low:.3f} to {high:.3f}, n {scored:,})"

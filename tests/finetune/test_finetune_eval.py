@@ -99,6 +99,7 @@ def test_two_runs_side_by_side_on_the_same_rows(runs: Path) -> None:
     for measured in (ours, theirs):
         assert f"{measured.sets['held_out'].figures['loss']:.4f}" in text
     assert "What comes after" in text
+    assert f"exact match of the same 2 rows, {ours.model} less {theirs.model}: +0.000" in text
 
 
 def test_a_file_in_place_of_the_held_out_rows(runs: Path) -> None:
@@ -121,6 +122,11 @@ def test_the_command(runs: Path) -> None:
         held_out = each["sets"]["held_out"]
         assert {"loss", "perplexity", "token_accuracy", "exact_match", "rouge_l"} < held_out.keys()
         assert len(held_out["replies"]) == 2
+    exact, rouge = document["comparisons"]
+    assert (exact["measure"], rouge["measure"]) == ("exact_match", "rouge_l")
+    assert (exact["first"], exact["second"], exact["n"]) == (first, second, 2)
+    of = [each["sets"]["held_out"]["rouge_l"] for each in document["runs"]]
+    assert rouge["mean"] == pytest.approx(of[0] - of[1])
     done = CliRunner().invoke(app, ["eval", str(runs / "nowhere")])
     assert done.exit_code == 2
     assert done.stdout == ""

@@ -17,6 +17,7 @@ from chatapp.commands.console import FAILED, complain, interruptible, progress, 
 from chatapp.commands.loading import load
 from chatapp.commands.measuring.tasks import TEST_HELP, measure_model, print_table, read_tasks
 from chatapp.commands.options import ConcurrencyOption, JsonOption, StrictOption, prompt_options
+from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError, reason, write_whole
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def evaluate(
     hint = f"; run the same command again to continue {report}" if report else ""
     with interruptible(f"interrupted{hint}"):
         results = _evaluate_tasks(tasks, grid, settings, report, concurrency)
-        _tell(results, _config(context.params, settings, grid), report, as_json=as_json)
+        config = _config(context.params, settings, grid)
+        _tell(results, tasks, config, report, as_json=as_json)
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -244,13 +246,29 @@ def _evaluate_tasks(
 
 
 def _tell(
-    results: "Sequence[Result]", config: dict[str, Any], folder: Path | None, *, as_json: bool
+    results: "Sequence[Result]",
+    tasks: "Sequence[Task]",
+    config: dict[str, Any],
+    folder: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Write the results to standard output, and into the folder."""
-    from chatapp.tasks.evaluation.plot import plot
-    from chatapp.tasks.evaluation.report import document
+    from dataclasses import asdict
 
+    from chatapp.tasks.evaluation.plot import plot
+    from chatapp.tasks.evaluation.report import compared, document
+
+    pairs = compared(tasks, results)
     report = document(config, results)
+    if pairs:
+        names = ("task", "shots", "selection", "order", "style", "instruction", "scoring", "metric")
+        report["comparisons"] = [
+            dict(zip(names, one.setting, strict=True))
+            | {"first": one.model, "second": other.model}
+            | asdict(found)
+            for one, other, found in pairs
+        ]
     if folder:
         try:
             write_whole(folder / "report.json", json.dumps(report, indent=2) + "\n")
@@ -259,8 +277,15 @@ def _tell(
             raise UserError(f"{folder}: cannot be written: {reason(error)}") from None
     if as_json:
         write_json(report)
-    else:
-        print_table(results)
+        return
+    print_table(results)
+    if pairs:
+        write("\nThe same items, 95 % intervals of the difference:\n")
+    for one, other, found in pairs:
+        task, shots, *rest, _ = one.setting
+        setting = ", ".join((task, f"{shots} shots", *(x for x in rest if x not in ("none", "on"))))
+        words = found.words(one.model, other.model)
+        write(printable(f"{one.metric} ({setting}), {words}") + "\n")
 
 
 def _lambada(

@@ -51,7 +51,7 @@ def order(
     results = _measure(order_variants(task, shots, orders, seed), model)
     summary = {metric: _spread(results, metric) for metric in task.prompt.metrics}
     if as_json:
-        write_json({"summary": summary, "results": [asdict(result) for result in results]})
+        write_json({"summary": summary, "results": [result.to_json() for result in results]})
         return
     print_table(results)
     count = len({result.task for result in results})
@@ -78,7 +78,7 @@ def labels(
     (task,) = read_tasks([file], test, limit, seed, strict=False)
     results = _measure(label_variants(task, shots, seed), model)
     if as_json:
-        write_json({"results": [asdict(result) for result in results]})
+        write_json({"results": [result.to_json() for result in results]})
         return
     print_table(results)
     write(

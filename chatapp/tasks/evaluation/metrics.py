@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from statistics import fmean, stdev, variance
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chatapp.tasks.evaluation.inputs import Gold
 from chatapp.tasks.files.keys import Measure
@@ -24,6 +26,8 @@ Score = Callable[[Sequence[str], Sequence[Gold]], float]
 """Maps answers and gold answers, equally many and at least one, to a number."""
 
 _RESAMPLES = 1000
+
+Scores = NDArray[np.float64]
 
 
 def accuracy(answers: Sequence[str], golds: Sequence[Gold]) -> float:
@@ -237,22 +241,104 @@ def crossed_interval(
     if measure in _OF_THE_WHOLE:
         of_items, rest = _resampled_variances(measure, runs, golds)
     else:
-        score = MEASURES[measure]
-        table = np.array(
-            [[score([a], [g]) for a, g in zip(run, golds, strict=True)] for run in runs]
-        )
-        of_items = float(table.mean(axis=0).var(ddof=1)) / n
-        left = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + mean
-        rest = float((left**2).sum()) / ((n - 1) * (seeds - 1)) / (n * seeds)
-    beyond = max(0.0, of_seeds - rest)
-    whole = of_items + beyond
-    if not whole:  # each item scores alike in all runs: as much as one run says
+        of_items, rest = _variances(_table(measure, runs, golds))
+    half = _half_width(of_items, max(0.0, of_seeds - rest), n, seeds)
+    if not half:  # each item scores alike in all runs: as much as one run says
         return wilson(mean * n, n)
-    freedom = whole**2 / (of_items**2 / (n - 1) + beyond**2 / (seeds - 1))
-    exponent = t_quantile(max(1, int(freedom))) * math.sqrt(whole) / (mean * (1 - mean))
+    exponent = half / (mean * (1 - mean))
     odds, factor = mean / (1 - mean), math.exp(min(exponent, 700.0))
     low, high = odds / factor, odds * factor
     return low / (1 + low), 1 / (1 + 1 / high)
+
+
+def _table(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Gold]) -> Scores:
+    """The score of each run and item, (runs, items), of a measure that is a mean over items."""
+    score = MEASURES[measure]
+    return np.array([[score([a], [g]) for a, g in zip(run, golds, strict=True)] for run in runs])
+
+
+def _variances(table: Scores) -> tuple[float, float]:
+    """V_items and V_rest of `crossed_interval`; table: (runs, items), two or more of both."""
+    seeds, n = table.shape
+    left = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+    rest = float((left**2).sum()) / ((n - 1) * (seeds - 1)) / (n * seeds)
+    return float(table.mean(axis=0).var(ddof=1)) / n, rest
+
+
+def _half_width(of_items: float, beyond: float, n: int, seeds: int) -> float:
+    """Student's half of an interval with the variances of items and of what seeds add to it."""
+    whole = of_items + beyond
+    if not whole:
+        return 0.0
+    freedom = whole**2 / (of_items**2 / (n - 1) + beyond**2 / (seeds - 1))
+    return t_quantile(max(1, int(freedom))) * math.sqrt(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A measure of one model less that of another, on the same items.
+
+    interval: of 95 %: of one run, percentiles of 1,000 resamples of the items, the same for both
+    models (the paired bootstrap, Efron and Tibshirani 1993); of several, as `crossed_interval`, of
+    the differences. only_first, only_second: items that one model alone has right; p: of so uneven
+    a division where both are equally good (the exact McNemar test, McNemar 1947), two-sided. All
+    three are None unless one run is right or wrong.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    only_first: int | None = None
+    only_second: int | None = None
+    p: float | None = None
+
+    def words(self, first: str, second: str) -> str:
+        """A line for two named models."""
+        low, high = self.interval
+        words = f"{first} less {second}: {self.mean:+.3f} ({low:+.3f} to {high:+.3f})"
+        if self.p is None:
+            return words
+        return (
+            f"{words}; right alone: {self.only_first:,} and {self.only_second:,}, McNemar's exact "
+            f"p {self.p:.2g}"
+        )
+
+
+def difference(
+    measure: Measure,
+    first: Sequence[Sequence[str]],
+    second: Sequence[Sequence[str]],
+    golds: Sequence[Gold],
+) -> Difference:
+    """Compare the answers of two models to the same items, each with as many runs."""
+    n, seeds = len(golds), len(first)
+    score = MEASURES[measure]
+    pairs = list(zip(first, second, strict=True))
+    by_run = [score(one, golds) - score(other, golds) for one, other in pairs]
+    mean = fmean(by_run)
+    if seeds > 1 and n > 1 and measure not in _OF_THE_WHOLE:
+        of_items, rest = _variances(_table(measure, first, golds) - _table(measure, second, golds))
+        half = _half_width(of_items, max(0.0, variance(by_run) / seeds - rest), n, seeds)
+        half = half or wilson(0, n)[1]  # they never differ here, and may elsewhere
+        return Difference(mean, (max(-1.0, mean - half), min(1.0, mean + half)))
+    scores = [[_over_items(measure, run, golds) for run in pair] for pair in pairs]
+    interval = _percentiles(
+        n, lambda items: fmean(one(items) - other(items) for one, other in scores)
+    )
+    if interval == (0.0, 0.0):
+        interval = (-wilson(0, n)[1], wilson(0, n)[1])
+    if seeds > 1 or measure not in _PROPORTIONS:
+        return Difference(mean, interval)
+    ones, others = (_table(measure, runs, golds)[0] > 0 for runs in (first, second))
+    only = int((ones & ~others).sum()), int((others & ~ones).sum())
+    return Difference(mean, interval, *only, mcnemar(*only))
+
+
+def mcnemar(first: int, second: int) -> float:
+    """The exact two-sided p of so many items that only the first, and only the second has right:
+    that of a fair coin."""
+    n = first + second
+    tail = sum(math.comb(n, k) for k in range(min(first, second) + 1))
+    return min(1.0, float(Fraction(2 * tail, 2**n)))
 
 
 def _resampled_variances(
@@ -275,9 +361,12 @@ def bootstrap(
     measure: Measure, answers: Sequence[str], golds: Sequence[Gold]
 ) -> tuple[float, float]:
     """The 95 % percentile interval of a measure over resampled items (Efron 1979)."""
-    n = len(golds)
+    return _percentiles(len(golds), _over_items(measure, answers, golds))
+
+
+def _percentiles(n: int, score: Callable[[Sequence[int]], float]) -> tuple[float, float]:
+    """The 2.5th and the 97.5th percentile of a score of n items that are drawn again."""
     draw = random.Random(0)
-    score = _over_items(measure, answers, golds)
     values = sorted(score(draw.choices(range(n), k=n)) for _ in range(_RESAMPLES))
     return values[round(0.025 * (_RESAMPLES - 1))], values[round(0.975 * (_RESAMPLES - 1))]
 

@@ -7,15 +7,22 @@ and the vote of the nearest examples; and the result of the model's head, if it 
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from chatapp import __version__
 from chatapp.tasks.evaluation.evaluate import Cell, Task
 from chatapp.tasks.evaluation.journal import JournalRow, decided, setting_of
-from chatapp.tasks.evaluation.metrics import MEASURES, IntervalMethod, estimate
+from chatapp.tasks.evaluation.metrics import (
+    MEASURES,
+    Difference,
+    IntervalMethod,
+    difference,
+    estimate,
+)
 from chatapp.tasks.files.keys import CHOICE_SCORINGS, Measure
 from chatapp.tasks.settings import Scoring
 
@@ -45,7 +52,8 @@ class Result:
         demonstration with their gold answer.
     dropped: demonstrations an item that did not fit the window. tokens: of a prompt, the
         mean. seconds_per_item: the mean.
-    model, parameters: where several models are compared; parameters is None for a server's.
+    model, parameters: where several models are compared; parameters is None for a server's. runs:
+        the answers of each seed.
     """
 
     task: str
@@ -72,6 +80,19 @@ class Result:
     seconds_per_item: float
     model: str = ""
     parameters: int | None = None
+    runs: Sequence[Sequence[str]] = field(default=(), repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, without the answers."""
+        return {name: value for name, value in asdict(self).items() if name != "runs"}
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """What models are compared in, the measure last."""
+        return (
+            *(self.task, self.shots, self.selection, self.order, self.style, self.instruction),
+            *(self.scoring, self.metric),
+        )
 
 
 def results(
@@ -113,10 +134,23 @@ def results(
                         **asdict(estimated),
                         n=len(golds),
                         seeds=len(runs),
+                        runs=runs,
                         **beside(metric),
                     )
                 )
     return rows_of_report
+
+
+def compared(
+    tasks: Sequence[Task], results: Sequence[Result]
+) -> list[tuple[Result, Result, Difference]]:
+    """Each two models on the same items in the same setting; a vote asks no model."""
+    golds = {task.name: [item.gold for item in task.items] for task in tasks}
+    return [
+        (one, other, difference(one.metric, one.runs, other.runs, golds[one.task]))
+        for one, other in combinations(results, 2)
+        if one.model != other.model and one.setting == other.setting and one.scoring != "vote"
+    ]
 
 
 def _deciding(layout: str, scorings: Sequence[Scoring]) -> list[str]:
@@ -179,7 +213,7 @@ def document(config: dict[str, Any], results: Iterable[Result]) -> dict[str, Any
     return {
         "config": config,
         "versions": own | {package: version(package) for package in packages},
-        "results": [asdict(result) for result in results],
+        "results": [result.to_json() for result in results],
     }
 
 

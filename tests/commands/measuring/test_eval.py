@@ -95,7 +95,11 @@ def test_several_models_in_one_evaluation(
     folder = tmp_path / "report"
     options = ("--test", test_file, "--shots", "0,2", "--report", str(folder), "--json")
     result = run("eval", task, *options, "--model", "one,two/b")
-    rows = json.loads(result.out)["results"]
+    rows, pairs = (json.loads(result.out)[name] for name in ("results", "comparisons"))
+    assert [pair["metric"] for pair in pairs] == [row["metric"] for row in rows[: len(rows) // 2]]
+    assert {(pair["first"], pair["second"], pair["mean"]) for pair in pairs} == {
+        ("one", "two/b", 0)
+    }
     assert [row["model"] for row in rows] == ["one"] * (len(rows) // 2) + ["two/b"] * (
         len(rows) // 2
     )
@@ -106,6 +110,9 @@ def test_several_models_in_one_evaluation(
     assert json.loads(again.out)["results"] == rows
     assert [(folder / name / "answers.jsonl").read_text() for name in ("one", "two-b")] == written
     assert first is not second
+    shown = run("eval", task, *options[:-1], "--model", "one,two/b").out
+    assert "accuracy (living, 0 shots, text, direct), one less two/b: +0.000 (" in shown
+    assert "right alone: 0 and 0, McNemar's exact p 1\n" in shown
     result = run("eval", task, "--test", test_file, "--model", "two/b,two-b")
     assert result.status == 2
     assert "in which two names are alike" in result.err

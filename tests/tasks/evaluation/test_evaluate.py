@@ -372,6 +372,7 @@ def test_every_column_of_the_report_is_declared_whole() -> None:
             },
         )
         for field in fields(Result)
+        if field.name != "runs"
     }
     assert len({column.name for column in COLUMNS}) == len(COLUMNS)
     for column in COLUMNS:

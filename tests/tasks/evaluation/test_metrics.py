@@ -188,3 +188,40 @@ def test_numbers_are_compared_as_numbers() -> None:
     assert [metrics.numeric_match([a], [g]) for a, g in zip(answers, golds, strict=True)] == [
         *(1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
     ]
+
+
+def test_two_models_on_the_same_items() -> None:
+    """220 items, 60 right by both, 18 by the first alone, 5 by the second: the exact p is 0.011,
+    where the intervals of both overlap."""
+    golds = ["a"] * 220
+    first = ["a"] * 78 + ["b"] * 142
+    second = ["a"] * 60 + ["b"] * 18 + ["a"] * 5 + ["b"] * 137
+    found = metrics.difference("accuracy", [first], [second], golds)
+    assert (found.only_first, found.only_second) == (18, 5)
+    assert found.p == pytest.approx(0.0106220, abs=1e-7)
+    low, high = found.interval
+    assert 0 < low < found.mean < high
+    assert found.mean == pytest.approx(13 / 220)
+    assert wilson(78, 220)[0] < wilson(65, 220)[1]
+    turned = metrics.difference("accuracy", [second], [first], golds)
+    assert (turned.mean, turned.p) == (pytest.approx(-13 / 220), found.p)
+    equal = metrics.difference("accuracy", [first], [first], golds)
+    assert (equal.mean, equal.p) == (0, 1)
+    assert equal.interval == (-wilson(0, 220)[1], wilson(0, 220)[1])
+    assert metrics.mcnemar(0, 6) == 2 / 2**6
+    assert metrics.mcnemar(5000, 5100) == pytest.approx(0.3245, abs=1e-3)  # no float overflows
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_interval_of_a_difference_holds_the_truth(seeds: int) -> None:
+    """Two models with shares of 0.7 and 0.6 that err on the same hard items."""
+    draw, held, runs = random.Random(seeds), 0, 300
+    for _ in range(runs):
+        hard = [draw.betavariate(2, 1) for _ in range(80)]
+        first, second = (
+            [["ab"[draw.random() > share * scale] for share in hard] for _ in range(seeds)]
+            for scale in (1.0, 0.85)
+        )
+        low, high = metrics.difference("accuracy", first, second, ["a"] * 80).interval
+        held += low <= 0.15 * 2 / 3 <= high
+    assert 0.92 <= held / runs <= 0.98
