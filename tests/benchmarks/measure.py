@@ -51,6 +51,7 @@ class Table:
 
 TABLES = {
     "demonstrations": "answers",
+    "votes": "votes",
     "examples": "answers",
     "arithmetic": "answers",
     "documents": "answers",
