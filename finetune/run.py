@@ -25,11 +25,12 @@ from rich.text import Text
 
 from chatapp.common.foreign import printable
 from chatapp.common.paths import RUN_RECORD
-from chatapp.common.userfiles import read_json_object, write_whole
-from chatapp.engine.errors import ModelError
+from chatapp.common.userfiles import UserError, read_json_object, write_whole
+from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.models.resolving import find_model, note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
 from finetune.data.preparation import dropped_lines
+from finetune.measuring.forgetting import measure_forgetting
 from finetune.measuring.report import header, write_card, write_report
 from finetune.objectives.rewards import RewardError
 from finetune.training.answers import sampler
@@ -71,13 +72,15 @@ from finetune.training.setup import (
 )
 
 BAD_BATCH_FILE = "bad_batch.jsonl"
+SHORTEST = 5.0
+"""Seconds of a training after which it is measured what was forgotten."""
 
 # Keys that may change in a resumed run: none of them affects a step already taken. The locations of
 # the model and the files may change too: digests tell whether they are the same.
 FREE_KEYS = (
     "samples",
     *("train.epochs", "train.max_steps", "train.early_stop", "train.report_to"),
-    *("train.eval_every", "train.save_every"),
+    *("train.eval_every", "train.save_every", "train.general_questions"),
 )
 # Keys that may change when a diverged run is continued.
 GENTLER_KEYS = ("train.learning_rate", "train.max_grad_norm")
@@ -169,7 +172,9 @@ def _run(
         figures = loop.measure_all(held_out) if held_out else {}
         publish(setup, loop, output)
         if is_first_process():
-            _write_result(loop, setup, best_step, figures, display.log.seconds, console)
+            seconds = display.log.seconds
+            general = _forgetting(setup, seconds, device, console)
+            _write_result(loop, setup, best_step, figures | general, seconds, console)
     return output
 
 
@@ -244,11 +249,29 @@ def take_steps(
         raise Interrupted(f"stopped at step {step}; {_how_to_continue(output, command)}")
 
 
+def _forgetting(setup: RunSetup, seconds: float, device: str, console: Console) -> dict[str, Any]:
+    """What the model lost and gained, in a tenth of the time that the training took, as an entry of
+    the result; {} where it is not measured. A run is finished whether or not it can be.
+    """
+    config, most = setup.config, setup.config.train.general_questions
+    if not most or not setup.objective.replies or seconds < SHORTEST:
+        return {}
+    try:
+        found = measure_forgetting(config.model, config.output, most, seconds / 10, device)
+    except (UserError, ModelError, ValueError, RuntimeError, OSError, MemoryError) as error:
+        _print(console, [f"what it lost could not be measured: {first_line(error)}"])
+        return {}
+    if found is None:
+        return {}
+    _print(console, [found.words])
+    return {"general": found.to_json()}
+
+
 def _write_result(
     loop: Loop,
     setup: RunSetup,
     best_step: int,
-    figures: dict[str, float],
+    figures: dict[str, Any],
     seconds: float,
     console: Console,
 ) -> None:

@@ -173,6 +173,13 @@ class Steps(Section):
     early_stop: int = Field(
         0, ge=0, description="stop after this many measurements without improvement; 0: never"
     )
+    general_questions: int = Field(
+        200,
+        ge=0,
+        le=200,
+        description="questions that the base and the trained model are asked when the run ends, in "
+        "at most a tenth of its time, to say what was lost and gained; 0: none",
+    )
 
 
 class PretrainTrain(Steps):

@@ -137,6 +137,7 @@ def _result(result: dict[str, Any], metric: str) -> list[str]:
             (f"kept, by held-out {metric}", f"step {result['best_step']:,}"),
             ("time", duration(result["seconds"])),
             ("peak memory", memory(result["peak_memory_bytes"])),
+            *([("lost and gained", result["general"]["words"])] if "general" in result else []),
             *figures,
         ],
     )

@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chatapp.common.foreign import one_line
 from chatapp.tasks.evaluation.metrics import difference
 from chatapp.tasks.files.keys import Measure
-from chatapp.common.foreign import one_line
 from finetune.training.answers import Reply
 
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
