@@ -121,19 +121,23 @@ def pairs(
         preferences_by_kind,
         read_text_pairs,
         score_pairs,
+        with_equal_lengths,
     )
 
     texts = read_text_pairs(file)
     settings = load_settings({"model": model})
     with interruptible("interrupted"), progress("Scoring") as show:
-        differences = score_pairs(load(settings.model, "float32", settings.device), texts, show)
+        loaded = load(settings.model, "float32", settings.device)
+        differences = score_pairs(loaded, texts, show)
     whole, by_kind = preference(differences), preferences_by_kind(texts, differences)
+    equal = with_equal_lengths(loaded, texts, differences)
     if as_json:
         kinds = {kind: asdict(of) for kind, of in by_kind.items()}
         of_all = {"model": settings.model, "differences": differences, **asdict(whole)}
-        write_json(of_all | {"bias_types": kinds})
+        lengths = {name.replace(" ", "_"): asdict(of) for name, of in equal.items()}
+        write_json(of_all | lengths | {"bias_types": kinds})
         return
-    _print_preferences({"all pairs": whole, **by_kind})
+    _print_preferences({"all pairs": whole, **equal, **by_kind})
 
 
 def _print_preferences(rows: "Mapping[str, Preference]") -> None:

@@ -190,6 +190,23 @@ def preference(differences: Sequence[float]) -> Preference:
     return Preference(n, mean, interval, wins / n, wilson(wins, n))
 
 
+EQUAL = "equally many tokens"
+"""The kind of pairs whose texts are equally long for the model: a longer one is less likely."""
+
+
+def with_equal_lengths(
+    model: LanguageModel, pairs: Sequence[Pair], differences: Sequence[float]
+) -> dict[str, Preference]:
+    """The summary of the pairs of `EQUAL`; {} where there are none, or no others."""
+    encode = model.tokenizer.encode
+    equal = [
+        one
+        for pair, one in zip(pairs, differences, strict=True)
+        if len(encode(pair.first)) == len(encode(pair.second))
+    ]
+    return {EQUAL: preference(equal)} if 0 < len(equal) < len(pairs) else {}
+
+
 def preferences_by_kind(
     pairs: Sequence[Pair], differences: Sequence[float]
 ) -> dict[str, Preference]:

@@ -90,7 +90,11 @@ def test_pairs_have_a_difference_and_an_interval(
     assert made["interval"] == pytest.approx([-1.554, 2.554], abs=1e-3)
     assert made["preferred"] == 0.625
     shown = run("experiment", "pairs", str(path)).out.splitlines()
-    assert shown[-1] == "all pairs  n 4     +0.50 (-1.55 to +2.55)     0.625 (0.219 to 0.908)"
+    figures = "n 4     +0.50 (-1.55 to +2.55)     0.625 (0.219 to 0.908)"
+    assert shown[-2] == f"all pairs            {figures}"
+    # A longer text is less likely whatever it says, so those of one length stand apart.
+    assert shown[-1].startswith("equally many tokens  n 1     +0.00 (one pair)")
+    assert made["equally_many_tokens"]["n"] == 1
 
 
 def test_each_type_of_bias_has_its_own_line(run: Run, tmp_path: Path, use_model: UseModel) -> None:
