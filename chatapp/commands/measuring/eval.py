@@ -257,14 +257,13 @@ def _tell(
     from dataclasses import asdict
 
     from chatapp.tasks.evaluation.plot import plot
-    from chatapp.tasks.evaluation.report import compared, document
+    from chatapp.tasks.evaluation.report import SETTING, compared, document
 
     pairs = compared(tasks, results)
     report = document(config, results)
     if pairs:
-        names = ("task", "shots", "selection", "order", "style", "instruction", "scoring", "metric")
         report["comparisons"] = [
-            dict(zip(names, one.setting, strict=True))
+            dict(zip((*SETTING, "scoring", "metric"), one.setting, strict=True))
             | {"first": one.model, "second": other.model}
             | asdict(found)
             for one, other, found in pairs

@@ -9,7 +9,7 @@ settings.
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 
 from chatapp.common.progress import Progress
@@ -24,13 +24,13 @@ from chatapp.tasks.evaluation.inputs import Item
 from chatapp.tasks.evaluation.journal import (
     FORMAT,
     NONE,
+    Cell,
     Journal,
     JournalRow,
-    instruction_of,
+    cell_of,
     log_likelihoods,
     prompt_identity,
     read_answers,
-    style_of,
 )
 from chatapp.tasks.files.keys import CHOICE_SCORINGS
 from chatapp.tasks.files.promptfile import PromptFile
@@ -71,21 +71,6 @@ class Grid:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One run over the items of a task. layout, style: see `answers`. instruction: whether the
-    prompt has one."""
-
-    task: str
-    shots: int
-    selection: str
-    order: str
-    layout: str
-    seed: int
-    style: str = "text"
-    instruction: Switch = "on"
-
-
 def subset(items: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
     """At most `limit` of the items, drawn by the seed, in their own order."""
     if limit is None or limit >= len(items):
@@ -102,6 +87,8 @@ def plan(task: Task, grid: Grid) -> list[Cell]:
     if prompt.documents is not None:
         raise prompt.error("documents", "searches documents, which an evaluation does not do")
     own = prompt.select.method + (f":{prompt.select.encoder}" if prompt.select.encoder else "")
+    # A prompt without an instruction has nothing to switch off.
+    switches: Sequence[Switch] = (prompt.instruction and grid.instruction) or ("on",)
     cells: dict[Cell, None] = {}
     for shots in grid.shots or (min(prompt.select.k, len(prompt.pool)),):
         if shots > len(prompt.pool):
@@ -113,11 +100,16 @@ def plan(task: Task, grid: Grid) -> list[Cell]:
             for selection, printed in settings:
                 scorings, styles = grid.scoring or (prompt.scoring,), grid.style or (prompt.style,)
                 layouts = _layouts(prompt, selection, scorings)
-                for style, switch, layout in product(styles, _switches(prompt, grid), layouts):
+                for style, switch, layout in product(styles, switches, layouts):
                     setting = (task.name, shots, selection, printed, layout, grid.seed)
                     ways = (NONE,) if layout == "vote" else (style, switch)
                     cell = Cell(*setting, *ways)
-                    is_drawn = _is_drawn(prompt_of(task, cell), cell)
+                    made = prompt_of(task, cell)
+                    # Whether another seed can give other answers.
+                    is_written = not (made.labels or made.choices)
+                    is_drawn = is_written and made.generate.get("temperature", 0.0) > 0
+                    is_shuffled = made.select.selector.draws or cell.order == "shuffled"
+                    is_drawn = is_drawn or (is_shuffled and cell.shots > 0)
                     for seed in range(grid.seeds if is_drawn else 1):
                         cells[replace(cell, seed=grid.seed + seed)] = None
     if not cells:
@@ -140,11 +132,6 @@ def prompt_of(task: Task, cell: Cell) -> PromptFile:
     )
 
 
-def _switches(prompt: PromptFile, grid: Grid) -> Sequence[Switch]:
-    """Whether the instruction is there; a prompt without one has nothing to switch off."""
-    return grid.instruction if grid.instruction and prompt.instruction else ("on",)
-
-
 def _order(prompt: PromptFile, select: str, order: str | None) -> str:
     method = method_of(select)
     if method.votes:
@@ -163,14 +150,6 @@ def _layouts(prompt: PromptFile, selection: str, scorings: Sequence[Scoring]) ->
     # Calibrated scoring includes the requests of direct scoring.
     layouts = ["calibrated"] if "calibrated" in scorings else ["direct"] * ("direct" in scorings)
     return layouts + ["channel"] * ("channel" in scorings)
-
-
-def _is_drawn(prompt: PromptFile, cell: Cell) -> bool:
-    """Whether another seed can give other answers."""
-    if not (prompt.labels or prompt.choices) and prompt.generate.get("temperature", 0.0) > 0:
-        return True
-    is_drawn = prompt.select.selector.draws or cell.order == "shuffled"
-    return is_drawn and cell.shots > 0
 
 
 class Selectors:
@@ -284,14 +263,7 @@ def _row(task: Task, cell: Cell, number: int, answer: Answer) -> JournalRow:
         raise PromptError(f"{task.source}, line {item.line}: {answer.finished.message}")
     likelihoods = log_likelihoods(answer)
     return {
-        "task": cell.task,
-        "shots": cell.shots,
-        "selection": cell.selection,
-        "order": cell.order,
-        "layout": cell.layout,
-        "seed": cell.seed,
-        "style": cell.style,
-        "instruction": cell.instruction,
+        **asdict(cell),
         "item": number,
         "line": item.line,
         "input": item.input,
@@ -347,8 +319,5 @@ def _earlier(journal: Journal, head: JournalRow) -> dict[Cell, dict[int, Journal
             )
     done: dict[Cell, dict[int, JournalRow]] = {}
     for row in rows:
-        names = ("task", "shots", "selection", "order", "layout", "seed")
-        ways = {"style": style_of(row), "instruction": instruction_of(row)}
-        cell = Cell(**{name: row[name] for name in names}, **ways)
-        done.setdefault(cell, {})[row["item"]] = row
+        done.setdefault(cell_of(row), {})[row["item"]] = row
     return done

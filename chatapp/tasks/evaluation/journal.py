@@ -39,6 +39,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +55,7 @@ from chatapp.tasks.answering import Answer, Answering, Likelihoods, Question, be
 from chatapp.tasks.evaluation.inputs import Inputs
 from chatapp.tasks.files.layout import Demonstration
 from chatapp.tasks.files.promptfile import PromptFile
-from chatapp.tasks.settings import Scoring
+from chatapp.tasks.settings import Scoring, Switch
 
 JournalRow = dict[str, Any]
 
@@ -192,23 +193,28 @@ FORMAT = 1
 NONE = "none"
 """The selection and the order of a prompt without demonstrations, and the style of a vote."""
 
-Setting = tuple[str, int, str, str, str, str, str]
-"""Task, shots, selection, order, layout, style and instruction."""
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run over the items of a task, as the fields of its rows: see the module."""
+
+    task: str
+    shots: int
+    selection: str
+    order: str
+    layout: str
+    seed: int
+    style: str = "text"
+    instruction: Switch = "on"
 
 
-def setting_of(row: JournalRow) -> Setting:
-    setting = row["task"], row["shots"], row["selection"], row["order"], row["layout"]
-    return *setting, style_of(row), instruction_of(row)
-
-
-def style_of(row: JournalRow) -> str:
-    """The style of a row; older rows have none."""
-    return str(row.get("style", NONE if row["layout"] == "vote" else "text"))
-
-
-def instruction_of(row: JournalRow) -> Any:
-    """Whether the prompt had its instruction; older rows had it."""
-    return row.get("instruction", "on")
+def cell_of(row: JournalRow) -> Cell:
+    """The run that a row is of; older rows have neither style nor instruction, which was there."""
+    usual: JournalRow = {
+        "style": NONE if row["layout"] == "vote" else "text",
+        "instruction": "on",
+    } | row
+    return Cell(**{field.name: usual[field.name] for field in fields(Cell)})
 
 
 def likelihoods_of(row: JournalRow) -> Likelihoods:

@@ -7,15 +7,15 @@ and the vote of the nearest examples; and the result of the model's head, if it 
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from chatapp import __version__
-from chatapp.tasks.evaluation.evaluate import Cell, Task
-from chatapp.tasks.evaluation.journal import JournalRow, decided, setting_of
+from chatapp.tasks.evaluation.evaluate import Task
+from chatapp.tasks.evaluation.journal import Cell, JournalRow, cell_of, decided
 from chatapp.tasks.evaluation.metrics import (
     MEASURES,
     Difference,
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 Vote = Callable[[Cell], list[str] | None]
 """The majority of the k nearest examples for each item."""
+
+
+SETTING = ("task", "shots", "selection", "order", "style", "instruction")
+"""What a result has of a `Cell`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,7 @@ class Result:
     @property
     def setting(self) -> tuple[Any, ...]:
         """What models are compared in, the measure last."""
-        return (
-            *(self.task, self.shots, self.selection, self.order, self.style, self.instruction),
-            *(self.scoring, self.metric),
-        )
+        return tuple(getattr(self, name) for name in (*SETTING, "scoring", "metric"))
 
 
 def results(
@@ -108,27 +109,26 @@ def results(
     answers of the model's head to the items, by the task's name.
     """
     by_name = {task.name: task for task in tasks}
-    settings: dict[tuple[Any, ...], list[JournalRow]] = defaultdict(list)
+    settings: dict[Cell, list[JournalRow]] = defaultdict(list)
     for row in rows:
-        settings[setting_of(row)].append(row)
+        settings[replace(cell_of(row), seed=0)].append(row)
     rows_of_report = []
-    for (name, shots, selection, order, layout, style, instruction), group in settings.items():
-        task = by_name[name]
-        cell = Cell(name, shots, selection, order, layout, group[0]["seed"], style)
-        beside = _beside(task, group, votes[name](cell), (heads or {}).get(name))
-        for scoring in _deciding(layout, scorings or (task.prompt.scoring,)):
+    for setting, group in settings.items():
+        name, task = setting.task, by_name[setting.task]
+        beside = _beside(task, group, votes[name](cell_of(group[0])), (heads or {}).get(name))
+        for scoring in _deciding(setting.layout, scorings or (task.prompt.scoring,)):
             runs = _runs(group, scoring)
             for metric in task.prompt.metrics:
                 golds = [item.gold for item in task.items]
                 estimated = estimate(metric, runs, golds)
                 rows_of_report.append(
                     Result(
-                        name,
-                        shots,
-                        selection,
-                        order,
-                        style,
-                        instruction,
+                        setting.task,
+                        setting.shots,
+                        setting.selection,
+                        setting.order,
+                        setting.style,
+                        setting.instruction,
                         scoring,
                         metric,
                         **asdict(estimated),
