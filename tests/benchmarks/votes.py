@@ -162,7 +162,7 @@ def likelihoods(
     model: Any, name: str, known: Sequence[Row], drawn: Sequence[int], shots: int
 ) -> tuple[Numbers, list[str]]:
     """log p of each label for the drawn rows, normalized over the labels: (items, labels)."""
-    from chatapp.prompting.examples import Pool
+    from chatapp.rows.examples import Pool
     from chatapp.tasks.answering import Answerer, probabilities
     from chatapp.tasks.files.promptfile import PromptFile
     from chatapp.tasks.options import changed, selector_for
@@ -193,7 +193,7 @@ def neighbours(
     known: Sequence[Row], drawn: Sequence[int], labels: list[str], seed: int
 ) -> list[list[int]]:
     """The labels of the nearest of four fifths of the rows, the nearest first; not its own."""
-    from chatapp.prompting.examples import Pool
+    from chatapp.rows.examples import Pool
     from chatapp.tasks.selection.methods import Knn
     from chatapp.tasks.selection.similarity import TfidfIndex
 
