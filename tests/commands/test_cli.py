@@ -12,6 +12,7 @@ from fakes import ScriptedModel
 from chatapp import __version__
 from chatapp.common.paths import database_path, log_dir, settings_path
 from chatapp.common.settings import Settings
+from chatapp.common.unforeseen import describe_unforeseen
 from chatapp.dialogue.store import Store
 from chatapp.engine.models import loading
 
@@ -153,12 +154,22 @@ def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(
     )
     assert "Traceback" in log.read_text()
     assert "in broken" in log.read_text()
-    monkeypatch.setenv("CHATAPP_DEBUG", "1")
-    shown = run("ask", "Hi")[2]
-    assert shown.startswith("Traceback")
-    assert "in broken" in shown
-    assert "ZeroDivisionError: by ␛[31mzero" in shown
+    run("ask", "Hi")
     assert log.read_text().count("Traceback") == 2
+
+
+def test_debugging_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHATAPP_DEBUG", "1")
+    try:
+        raise ZeroDivisionError("by \x1b[31mzero")
+    except ZeroDivisionError as error:
+        assert describe_unforeseen(error).startswith("an unexpected error, ZeroDivisionError")
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback")
+    assert "in test_debugging_shows_the_traceback" in shown
+    assert "ZeroDivisionError: by ␛[31mzero" in shown
 
 
 def test_a_panic_is_an_error_like_any_other(run, monkeypatch: pytest.MonkeyPatch) -> None:
