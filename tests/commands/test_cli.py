@@ -162,10 +162,10 @@ def test_debugging_shows_the_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CHATAPP_DEBUG", "1")
-    try:
+    with pytest.raises(ZeroDivisionError) as caught:
         raise ZeroDivisionError("by \x1b[31mzero")
-    except ZeroDivisionError as error:
-        assert describe_unforeseen(error).startswith("an unexpected error, ZeroDivisionError")
+    sentence = describe_unforeseen(caught.value)
+    assert sentence.startswith("an unexpected error, ZeroDivisionError")
     shown = capsys.readouterr().err
     assert shown.startswith("Traceback")
     assert "in test_debugging_shows_the_traceback" in shown
