@@ -10,9 +10,9 @@ from tui_driver import Driver
 from chatapp.common.paths import presets_path
 from chatapp.common.presets import save_preset
 from chatapp.engine.model import Sampling
+from chatapp.tui.screens.branches import RankScreen
 from chatapp.tui.screens.compare import CompareScreen
 from chatapp.tui.screens.models import ModelScreen
-from chatapp.tui.screens.ranking import RankScreen
 from chatapp.tui.widgets.dialog import Field
 
 DEEP = "It is [b]wide[/b], and deep. " * 12

@@ -18,9 +18,9 @@ from chatapp.tui.chat.actions import ChatActions
 from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.platform.programs import CodeBlocks, code_blocks
 from chatapp.tui.platform.textual_internals import bindings_for
+from chatapp.tui.screens.branches import RankScreen
 from chatapp.tui.screens.compare import CompareScreen
-from chatapp.tui.screens.ranking import RankScreen
-from chatapp.tui.screens.sources import SourceScreen
+from chatapp.tui.screens.reading import SourceScreen
 from chatapp.tui.screens.teaching import TraceScreen, trace_command
 from chatapp.tui.widgets.message import MessageView
 

@@ -23,13 +23,12 @@ from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Target
 from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.screens.history import ChatChoice, FoundChats
-from chatapp.tui.screens.page import PageScreen
+from chatapp.tui.screens.reading import PageScreen
 from chatapp.tui.widgets.approval import Approval
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.find import FindBar
 from chatapp.tui.widgets.message import MessageView
-from chatapp.tui.widgets.prompt import Complete, Completions, Prompt
-from chatapp.tui.widgets.queued import QueuedMessages
+from chatapp.tui.widgets.prompt import Complete, Completions, Prompt, QueuedMessages
 from chatapp.tui.widgets.status import KeyBar, StatusLine
 from chatapp.tui.widgets.transcript import Transcript
 from chatapp.tui.widgets.welcome import Welcome

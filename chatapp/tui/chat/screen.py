@@ -32,9 +32,9 @@ from chatapp.tui.inspector.view import Branch, SwitchPart
 from chatapp.tui.platform import runtime
 from chatapp.tui.platform.actions import Action, is_command, shown_key
 from chatapp.tui.screens.branches import BranchScreen
-from chatapp.tui.screens.copying import CopyScreen
 from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.screens.parameters import ParametersScreen
+from chatapp.tui.screens.reading import CopyScreen
 from chatapp.tui.widgets.approval import Approval, ToolAsks
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.find import FindBar

@@ -1,17 +1,151 @@
-"""Commands of `finetune` on the screen: where a reply is from, and learning from feedback."""
+"""Commands of `finetune` on the screen: where a reply is from, and learning from feedback.
 
+Invariant: the command equals the one in a terminal; it does not outlive the screen.
+"""
+
+import asyncio
 import json
+import os
+import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
 
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
+from textual.widgets import Static
 
 from chatapp.common.foreign import printable
 from chatapp.tui.platform.actions import Action
-from chatapp.tui.widgets.command import CommandScreen
+from chatapp.tui.widgets.dialog import Dialog
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_LINES = 12
+_LONGEST = 2**20
+_WIDEST = 120
+_MARGINS = 8
+
+_HINT = "Esc stops after this step; Esc again stops at once"
+
+
+class Busy(Protocol):
+    """What knows that a command is under way."""
+
+    def under_way(self, words: str) -> AbstractContextManager[None]:
+        """Within the block, quitting abandons what the words name."""
+        ...
+
+
+class CommandScreen(Dialog[str | None]):
+    """Shows what a command says while it runs, and then its answer; a subclass says what is next.
+
+    TASK: what is under way meanwhile.
+    """
+
+    TASK = ""
+
+    def __init__(self, conversation: Busy, command: Sequence[str]) -> None:
+        super().__init__()
+        self._conversation = conversation
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._has_ended = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(self.BINDING_GROUP_TITLE or "", classes="title")
+            with VerticalScroll():
+                yield Static("Starting …", id="progress", markup=False)
+                yield Static(id="answer", markup=False)
+            yield Static(_HINT, classes="hint", id="keys")
+
+    def on_mount(self) -> None:
+        self.start(self._command)
+
+    def on_unmount(self) -> None:
+        self.end()
+
+    def answered(self, answer: str) -> tuple[str | Content, str]:
+        """What to show once the command has answered, and which keys are next."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """End the command at once."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    @work
+    async def start(self, command: Sequence[str]) -> None:
+        """Run a command."""
+        self._has_ended = False
+        self._lines.clear()
+        self.query_one("#progress").display = True
+        self.query_one("#progress", Static).update("Starting …")
+        self.query_one("#answer", Static).update("")
+        self.query_one("#keys", Static).update(_HINT)
+        with self._conversation.under_way(self.TASK):
+            await self._run(command)
+
+    async def _run(self, command: Sequence[str]) -> None:
+        pipe = asyncio.subprocess.PIPE
+        width = max(min(self.size.width, _WIDEST) * 95 // 100 - _MARGINS, 1)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                env={**os.environ, "COLUMNS": str(width), "PYTHONUNBUFFERED": "1"},
+                limit=_LONGEST,
+            )
+        except (OSError, ValueError) as error:  # the system takes no argument of that length
+            self._close_with(f"The command cannot start: {error}", "Esc closes")
+            return
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        answer, _ = await asyncio.gather(
+            self._process.stdout.read(), self._follow(self._process.stderr)
+        )
+        status = await self._process.wait()
+        if status == 0:
+            self._close_with(*self.answered(answer.decode(errors="replace").strip()))
+        else:
+            default = f"The command ended with status {status}."
+            self._close_with("" if self._lines else default, "Esc closes")
+
+    def _close_with(self, answer: str | Content, keys: str) -> None:
+        self._has_ended = True
+        if not self._lines:
+            self.query_one("#progress").display = False
+        text = printable(answer) if isinstance(answer, str) else answer
+        self.query_one("#answer", Static).update(text)
+        self.query_one("#answer").display = bool(answer)
+        self.query_one("#keys", Static).update(keys)
+
+    async def _follow(self, messages: asyncio.StreamReader) -> None:
+        async for line in messages:
+            self._say(line.decode(errors="replace"))
+
+    def _say(self, line: str) -> None:
+        self._lines.append(printable(line).rstrip())
+        self.query_one("#progress", Static).update("\n".join(self._lines))
+
+    @Action("Stop, or close", "escape", name="close")
+    def action_stop(self) -> None:
+        if self._has_ended or self._process is None:
+            self.dismiss(None)
+            return
+        with suppress(ProcessLookupError):  # it has just ended
+            # Windows sends no SIGINT to another process: there, training ends at once.
+            self._process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
 
 
 def trace_command(run: "Path", reply: str) -> list[str]:

@@ -1,8 +1,10 @@
-"""The input: a text area that grows, sends on Enter and has a history, with completions.
+"""The input: a text area that grows, sends on Enter and has a history; its completions, and the
+messages that wait to be sent.
 
 Invariant: no text is ever lost. It leaves the prompt at once, so that text typed after Enter
-belongs to the next message, and comes back with `give_back` when it could not be sent. The list of
-completions shows a few, including the chosen one, and none unless a command is written.
+belongs to the next message, and comes back with `give_back` when it could not be sent; a message
+that waits is shown until it is sent or back. The list of completions shows a few, including the
+chosen one, and none unless a command is written.
 """
 
 from collections.abc import Callable, Sequence
@@ -347,3 +349,27 @@ class Completions(Static):
             f" {completion.argument}" if completion.argument else "",
             ("  " + completion.words, "dim"),
         )
+
+
+_MOST_QUEUED = 3
+"""Rows of messages."""
+_LENGTH = 300
+"""Characters of a message of which a row may show some."""
+
+
+class QueuedMessages(Static):
+    """Hidden while no message waits."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False)
+        self.display = False
+
+    def show(self, texts: Sequence[str]) -> None:
+        """Show the messages that wait, the next one first."""
+        key = shown_key(self.app, "earlier_input", "↑")
+        rows = [" ".join(printable(text[:_LENGTH]).split()) for text in texts[:_MOST_QUEUED]]
+        shown = [Content.assemble(("queued  ", "$text-warning"), row) for row in rows]
+        more = f" · {len(texts) - _MOST_QUEUED} more" if len(texts) > _MOST_QUEUED else ""
+        hint = f"sent after this reply{more} · {key} in the empty prompt takes the last one back"
+        self.display = bool(texts)
+        self.update(Content("\n").join([*shown, Content.styled(hint, "dim")]))

@@ -7,7 +7,7 @@ from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Feedback
-from chatapp.tui.screens.ranking import RankScreen
+from chatapp.tui.screens.branches import RankScreen
 
 FOREIGN = "[b]x[/b] \x1b[2J"
 

@@ -1,26 +1,90 @@
-"""The chat as text to move in, select and copy, with the keyboard alone.
+"""Texts to read over the chat: a page, the passages behind a reply, and the chat to copy from.
 
-Invariant: nothing can be changed here, and the copied text is that of the messages, except for the
-characters that a terminal would obey.
+Invariant: the passages are those of the prompt, stored with the reply; no file is opened, so a
+deleted or changed file hides nothing. Nothing can be changed here, and the copied text is that of
+the messages, except for the characters that a terminal would obey.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from textual import on
 from textual.app import ComposeResult
-from textual.containers import Vertical
+from textual.containers import Vertical, VerticalScroll
 from textual.events import Key
-from textual.widgets import Static
+from textual.widgets import OptionList, Static
 from textual.widgets.text_area import Selection
 
 from chatapp.common.foreign import printable
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.textual_internals import LongTextArea
-from chatapp.tui.widgets.dialog import Dialog
+from chatapp.tui.widgets.dialog import Dialog, Options
 from chatapp.tui.widgets.message import SPEAKERS
+from chatapp.tui.widgets.rendered import source_place
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.documents.sources import Source
     from chatapp.dialogue.store.rows import StoredMessage
+
+
+class PageScreen(Dialog[None]):
+    """Shows a text under a title."""
+
+    BINDING_GROUP_TITLE = "A page to read"
+    ALSO = (Action("Close", "escape,enter", call="dismiss", name="close"),)
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self._title = title
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(self._title, classes="title", markup=False)
+            with VerticalScroll():
+                yield Static(printable(self._text), markup=False)
+            yield Static("↑ ↓ PgUp PgDn scroll · Esc closes", classes="hint")
+
+
+class SourceScreen(Dialog[None]):
+    """Lists the sources of a reply above the text of the highlighted one."""
+
+    BINDING_GROUP_TITLE = "Sources of a reply"
+
+    def __init__(self, sources: "Sequence[Source]") -> None:
+        super().__init__()
+        self._sources = sources
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static("Sources, nearest first", classes="title")
+            yield Options(*map(_row, self._sources))
+            with VerticalScroll(can_focus=False):
+                yield Static(id="source-file", markup=False)
+                yield Static(id="source-text", markup=False)
+            yield Static("↑ ↓ choose · Esc closes", classes="hint")
+
+    @on(OptionList.OptionHighlighted)
+    def _show(self, event: OptionList.OptionHighlighted) -> None:
+        source = self._sources[event.option_index]
+        self.query_one("#source-file", Static).update(printable(_near(source.file)))
+        self.query_one("#source-text", Static).update(printable(f"\n{source.text}"))
+        self.query_one(VerticalScroll).scroll_home(animate=False)
+
+
+def _near(path: str) -> str:
+    """A path relative to the current folder, if it is below it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return path
+
+
+def _row(source: "Source") -> str:
+    left_out = "" if source.number else "  (left out for length)"
+    return f"{source.score:7.3f}  {source_place(source)}{left_out}"
+
 
 _HINT = "v selects, V whole lines · y or Enter copies · Esc closes"
 _ARROWS = {
