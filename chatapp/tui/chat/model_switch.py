@@ -96,7 +96,7 @@ class ModelSwitch:
         if self._conversation.recover():
             self.show()
             return words
-        key = shown_key(self._widgets.status.app, "models", "F8")
+        key = shown_key(self._widgets.status.app, "models")
         return f"{words}\n{key} chooses another one; the next message tries this one again."
 
     def show(self) -> None:

@@ -279,7 +279,7 @@ class ChatScreen(MessageActions, ModelActions):
     def action_sidebar(self) -> None:
         """Hide the list of chats; if hidden, show and focus it."""
         if self.app.size.width < SIDEBAR_FROM:
-            key = shown_key(self.app, "chats", "Ctrl+O")
+            key = shown_key(self.app, "chats")
             self.widgets.inform(
                 f"There is room for the list from {SIDEBAR_FROM} columns on; {key} opens it here."
             )

@@ -168,10 +168,11 @@ def bindings_of(owner: type[DOMNode]) -> Iterator[Binding]:
     return (one for one in Binding.make_bindings(owner.BINDINGS) if not one.system)
 
 
-def shown_key(app: App[Any], action: str, default: str) -> str:
-    """The key of an action as shown: `default`, unless the settings change it."""
-    mapped = keymap_of(app).get(action)
-    return default if mapped is None else written(mapped.split(",")[0])
+def shown_key(app: App[Any], action: str) -> str:
+    """The first key of an action as shown, with the settings applied."""
+    entries = (entry for place in places() for entry in place.ACTIONS)
+    (first, *_) = (entry for entry in entries if entry.name == action and entry.key)
+    return written(first.keys(keymap_of(app))[0])
 
 
 def written(key: str) -> str:

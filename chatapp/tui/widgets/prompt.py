@@ -76,8 +76,8 @@ class Prompt(Acting, LongTextArea):
         """Whether the text of a reply itself is edited."""
 
     def on_mount(self) -> None:
-        send = shown_key(self.app, "send", "Enter")
-        new_line = shown_key(self.app, "new_line", "Ctrl+J")
+        send = shown_key(self.app, "send")
+        new_line = shown_key(self.app, "new_line")
         sending = f"Write a message · {send} sends"
         self._invitations = (f"{sending}, {new_line} starts a new line", sending)
 
@@ -366,7 +366,7 @@ class QueuedMessages(Static):
 
     def show(self, texts: Sequence[str]) -> None:
         """Show the messages that wait, the next one first."""
-        key = shown_key(self.app, "earlier_input", "↑")
+        key = shown_key(self.app, "earlier_input")
         rows = [" ".join(printable(text[:_LENGTH]).split()) for text in texts[:_MOST_QUEUED]]
         shown = [Content.assemble(("queued  ", "$text-warning"), row) for row in rows]
         more = f" · {len(texts) - _MOST_QUEUED} more" if len(texts) > _MOST_QUEUED else ""

@@ -22,30 +22,26 @@ QUESTION = "How was your day?"
 
 
 class Suggestion(NamedTuple):
-    """A suggestion: its key, and the chat's action.
+    """A suggestion: the action whose key it shows, its words, and the chat's method for it."""
 
-    key: the default, unless the settings have another for the action `id`.
-    """
-
-    key: str
+    key_of: str
     words: str
     action: str
-    id: str
 
 
 SUGGESTIONS = (
-    Suggestion("Enter", f"ask it: {QUESTION}", "ask", "send"),
-    Suggestion("F5", "use a prompt file: spam sorts messages", "prompts", "prompts"),
-    Suggestion("F3", "look inside: probabilities and attention", "inspect", "inspect"),
+    Suggestion("send", f"ask it: {QUESTION}", "ask"),
+    Suggestion("prompts", "use a prompt file: spam sorts messages", "prompts"),
+    Suggestion("inspect", "look inside: probabilities and attention", "inspect"),
 )
 KEYS = (
-    ("Esc", "stop", "stop the reply"),
-    ("Ctrl+J", "new_line", "new line; {editor} opens your own editor"),
-    ("Ctrl+↑", "messages", "messages: regenerate, edit, copy, rate"),
-    ("Ctrl+O", "chats", "earlier chats, with search"),
-    ("F2 F4 F8", "parameters compare models", "sampling settings · compare replies · models"),
-    ("/", "", "commands; ↑ ↓ choose one"),
-    ("F1", "help", "help: all keys and commands"),
+    ("stop", "stop the reply"),
+    ("new_line", "new line; {editor} opens your own editor"),
+    ("messages", "messages: regenerate, edit, copy, rate"),
+    ("chats", "earlier chats, with search"),
+    ("parameters compare models", "sampling settings · compare replies · models"),
+    ("", "commands; ↑ ↓ choose one"),
+    ("help", "help: all keys and commands"),
 )
 
 
@@ -61,20 +57,18 @@ class Welcome(VerticalScroll, can_focus=False):
     def compose(self) -> ComposeResult:
         yield Static("chatapp", classes="title")
         yield Static("A GPT you can open. It runs on your own machine.", classes="about")
-        key = shown_key(self.app, "models", "F8")
+        key = shown_key(self.app, "models")
         yield Static(_BUNDLED.format(key=key, larger=larger()), id="bundled")
         yield Static("Three things to try", classes="heading")
         yield Options(
             *(
-                Option(self._row(*suggestion[:2], suggestion.id), id=suggestion.action)
+                Option(self._row(suggestion.key_of, suggestion.words), id=suggestion.action)
                 for suggestion in SUGGESTIONS
             )
         )
         yield Static("Keys", classes="heading")
-        editor = shown_key(self.app, "editor", "Ctrl+G")
-        rows = [
-            self._row(keys, words.format(editor=editor), actions) for keys, actions, words in KEYS
-        ]
+        editor = shown_key(self.app, "editor")
+        rows = [self._row(actions, words.format(editor=editor)) for actions, words in KEYS]
         yield Static(Content("\n").join(rows))
 
     def on_mount(self) -> None:
@@ -83,9 +77,7 @@ class Welcome(VerticalScroll, can_focus=False):
     def _model_changed(self, name: str) -> None:
         self.query_one("#bundled").display = name == BUNDLED
 
-    def _row(self, keys: str, words: str, actions: str) -> Content:
-        shown = keys
-        if actions:
-            pairs = zip(actions.split(), keys.split(), strict=True)
-            shown = " ".join(shown_key(self.app, action, key) for action, key in pairs)
+    def _row(self, actions: str, words: str) -> Content:
+        """The keys of actions, and what they do; without an action, the key is a slash."""
+        shown = " ".join(shown_key(self.app, action) for action in actions.split()) or "/"
         return Content.assemble((f"{shown:<10}", "$text-accent"), words)
