@@ -29,7 +29,7 @@ from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.parts import ChatWidgets
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.view import Target
-from chatapp.tui.platform.actions import Acting, Action, RefusedError, is_command
+from chatapp.tui.platform.actions import Acting, Action, ActionError, is_command
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.screens.library import LibraryScreen, choice_of, choosable_names
 from chatapp.tui.widgets.message import MessageView
@@ -82,9 +82,9 @@ class ChatActions(Acting, Screen[None]):
     controls: ChatControls
 
     def refuse_while_busy(self) -> None:
-        """Raise RefusedError while a reply is being written."""
+        """Raise ActionError while a reply is being written."""
         if self.conversation.turn is not None:
-            raise RefusedError("a reply is being written; Esc stops it")
+            raise ActionError("a reply is being written; Esc stops it")
 
     def target(self) -> Target:
         """What the inspector looks at: the focused message, or unsent text."""
@@ -114,7 +114,7 @@ class ChatActions(Acting, Screen[None]):
     def action_tag(self, argument: str) -> None:
         chat_id, store = self.conversation.chat.id, self.conversation.chat.store
         if chat_id is None:
-            raise RefusedError("a chat can have tags once it has a message")
+            raise ActionError("a chat can have tags once it has a message")
         if not argument:
             self.widgets.inform(f"Tags of this chat: {store.chat(chat_id).tags or NONE}")
             return
@@ -128,7 +128,7 @@ class ChatActions(Acting, Screen[None]):
     def action_title(self, argument: str) -> None:
         chat_id = self.conversation.chat.id
         if chat_id is None:
-            raise RefusedError("a chat can be renamed once it has a message")
+            raise ActionError("a chat can be renamed once it has a message")
         self.conversation.chat.store.rename_chat(chat_id, " ".join(argument.split()))
         self.widgets.show_title()
 
@@ -141,7 +141,7 @@ class ChatActions(Acting, Screen[None]):
     def action_export(self, argument: str) -> Rest:
         chat_id = self.conversation.chat.id
         if chat_id is None:
-            raise RefusedError("there is nothing to export yet")
+            raise ActionError("there is nothing to export yet")
         if not argument:
             return partial(self._copy_chat, chat_id)
         return partial(self._export, chat_id, Path(argument))
@@ -156,10 +156,10 @@ class ChatActions(Acting, Screen[None]):
             path = path.expanduser()
             await asyncio.to_thread(_write, self.conversation.chat.store, chat_id, path)
         except FileExistsError:
-            raise RefusedError(f"{path}: this file exists; expected a new name") from None
+            raise ActionError(f"{path}: this file exists; expected a new name") from None
         except (OSError, ValueError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise RefusedError(f"{path}: cannot be written: {reason}") from None
+            raise ActionError(f"{path}: cannot be written: {reason}") from None
         self.widgets.inform(f"The chat is exported to {path}.")
 
     # What its replies are made of
@@ -205,7 +205,7 @@ class ChatActions(Acting, Screen[None]):
         try:
             sampling = self.conversation.choices.sampling.changed(name, text.strip())
         except ValueError as error:
-            raise RefusedError(str(error)) from None
+            raise ActionError(str(error)) from None
         self.conversation.set_sampling(sampling)
         shown = _shown(getattr(sampling, name))
         self.widgets.inform(f"{name} is {shown} from the next message on.")
@@ -220,7 +220,7 @@ class ChatActions(Acting, Screen[None]):
     def action_preset(self, argument: str) -> None:
         presets = read_presets(presets_path())
         if argument not in presets:
-            raise RefusedError(no_preset(argument, list(presets)))
+            raise ActionError(no_preset(argument, list(presets)))
         self.conversation.set_sampling(presets[argument])
         self.widgets.inform(f"The next message uses preset {argument!r}.")
 
@@ -274,7 +274,7 @@ class ChatActions(Acting, Screen[None]):
         try:
             documents = None if argument == NONE else _documents(argument)
         except (DocumentsError, ValueError) as error:
-            raise RefusedError(f"/docs: {error}") from None
+            raise ActionError(f"/docs: {error}") from None
         self.conversation.chat.use_documents(documents)
         if documents is None:
             self.widgets.inform("The documents are removed.")
@@ -324,7 +324,7 @@ class ChatActions(Acting, Screen[None]):
     )
     def action_markdown(self, argument: str) -> None:
         if argument not in ON_OFF:
-            raise RefusedError("Usage: /markdown on|off")
+            raise ActionError("Usage: /markdown on|off")
         self.widgets.show_markdown(argument == "on")
 
     @Action(
@@ -336,7 +336,7 @@ class ChatActions(Acting, Screen[None]):
     )
     def action_theme(self, argument: str) -> None:
         if argument not in self.app.available_themes:
-            raise RefusedError(f"there is no theme {argument!r}; Tab lists them")
+            raise ActionError(f"there is no theme {argument!r}; Tab lists them")
         self.app.theme = argument
 
     @Action(

@@ -19,7 +19,7 @@ from chatapp.dialogue.store.rows import Basis
 from chatapp.tui.chat.display import ReplyDisplay
 from chatapp.tui.chat.model_switch import ModelSwitch
 from chatapp.tui.conversation.turn import Start, Turn
-from chatapp.tui.widgets.approval import Question
+from chatapp.tui.widgets.approval import ToolQuestion
 from chatapp.tui.widgets.status import ASKING, RUNNING_TOOL
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class ChatControls:
 
     # Tools that need permission
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: ToolQuestion) -> None:
         """Ask whether a tool may run, unless its turn is over."""
         if self.conversation.turn is None:
             question.answer("no")
@@ -319,7 +319,7 @@ class ChatControls:
             self.widgets.approval.ask(question)
             self.widgets.status.state = ASKING
 
-    def answer(self, question: Question, decision: "Decision") -> None:
+    def answer(self, question: ToolQuestion, decision: "Decision") -> None:
         """Answer a turn's question, and return the focus."""
         self.widgets.prompt.focus()
         self.widgets.status.state = RUNNING_TOOL

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chatapp.prompting.messages import Call
     from chatapp.tui.chat.parts import ChatWidgets
     from chatapp.tui.conversation.conversation import Conversation
-    from chatapp.tui.conversation.turn import Reply
+    from chatapp.tui.conversation.turn import DrawnReply
     from chatapp.tui.events import Submitted
 
 
@@ -58,7 +58,7 @@ class ReplyDisplay:
         self._widgets.show_title()
         await self._on_change(has_ended=False)
 
-    def go_on(self, reply: "Reply", text: str, thought: str) -> None:
+    def go_on(self, reply: "DrawnReply", text: str, thought: str) -> None:
         status, view, started = self._widgets.status, self._view, self._started
         if view is None or started is None:
             return

@@ -35,13 +35,13 @@ from chatapp.tui.widgets.dialog import Dialog, Field, LeftOnce
 _FIRST = ("Writing", "On a message", "Chat", "Everywhere")
 
 
-class Section(NamedTuple):
+class HelpSection(NamedTuple):
     """Keys of one place, with their effects."""
 
     title: str
     rows: list[tuple[str, str]]
 
-    def matching(self, query: str) -> "Section":
+    def matching(self, query: str) -> "HelpSection":
         """Only those whose names, with the title, contain all words of a query."""
         words = query.lower().split()
         rows = [
@@ -49,7 +49,7 @@ class Section(NamedTuple):
             for key, does in self.rows
             if all(word in f"{self.title} {key} {does}".lower() for word in words)
         ]
-        return Section(self.title, rows)
+        return HelpSection(self.title, rows)
 
     def table(self, is_narrow: bool) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -112,7 +112,7 @@ class HelpScreen(Dialog[None]):
         scroll = self.query_one(VerticalScroll)
         getattr(scroll, f"scroll_{where}")(animate=False)
 
-    def _all_sections(self) -> Iterable[Section]:
+    def _all_sections(self) -> Iterable[HelpSection]:
         yield from map(self._section, self._here)
         commands = [
             (f"/{entry.command} {entry.argument}".strip(), entry.command_words)
@@ -120,24 +120,24 @@ class HelpScreen(Dialog[None]):
             for entry in listed_actions(place)
             if entry.command
         ]
-        yield Section("Commands, written in place of a message", commands)
+        yield HelpSection("Commands, written in place of a message", commands)
         yield from map(self._section, dict.fromkeys(self._others))
         for title, kind in (("Moving and copying", Screen), ("Editing text", TextArea)):
             keys = ((one.tooltip or one.description, one.key) for one in bindings_of(kind))
             yield _section(title, keys)
 
-    def _section(self, place: type[Acting]) -> Section:
+    def _section(self, place: type[Acting]) -> HelpSection:
         keymap = keymap_of(self.app)
         keys = ((one.words, key) for one in listed_actions(place) for key in one.keys(keymap))
         return _section(place.BINDING_GROUP_TITLE or "", keys)
 
 
-def _section(title: str, keys: Iterable[tuple[str, str]]) -> Section:
+def _section(title: str, keys: Iterable[tuple[str, str]]) -> HelpSection:
     """The keys of equal words stand together."""
     rows: dict[str, list[str]] = {}
     for words, key in keys:
         rows.setdefault(words, []).append(written(key))
-    return Section(title, [(" ".join(names), words) for words, names in rows.items()])
+    return HelpSection(title, [(" ".join(names), words) for words, names in rows.items()])
 
 
 class Palette(CommandPalette, LeftOnce[None]):

@@ -21,7 +21,7 @@ from chatapp.engine.decoder.interventions import (
     switched_off,
 )
 from chatapp.tui.chat.actions import NONE, ON_OFF, ChatActions, Rest
-from chatapp.tui.platform.actions import Action, RefusedError
+from chatapp.tui.platform.actions import Action, ActionError
 from chatapp.tui.screens.models import ModelScreen
 from chatapp.tui.screens.teaching import LearnScreen, command
 
@@ -71,7 +71,7 @@ class ModelActions(ChatActions):
     @Action("Fine-tune the model on your feedback", command="learn", waits=True)
     def action_learn(self) -> None:
         if not self.conversation.chat.store.is_kept:
-            raise RefusedError("This chat isn't saved, so there is no feedback to learn from.")
+            raise ActionError("This chat isn't saved, so there is no feedback to learn from.")
         self._learn()
 
     @work
@@ -102,7 +102,7 @@ class ModelActions(ChatActions):
             if session is not None and (warning := mismatch(session.model, session.template)):
                 self.widgets.inform(f"{warning[0].upper()}{warning[1:]}.")
         except ValueError as error:
-            raise RefusedError(str(error)) from None
+            raise ActionError(str(error)) from None
         self.controls.models.show()
 
     # What it may do before and in a reply
@@ -116,11 +116,11 @@ class ModelActions(ChatActions):
     )
     def action_think(self, argument: str) -> None:
         if argument not in ON_OFF:
-            raise RefusedError("Usage: /think on|off")
+            raise ActionError("Usage: /think on|off")
         try:
             self.conversation.set_thinking(argument == "on")
         except ValueError as error:
-            raise RefusedError(str(error)) from None
+            raise ActionError(str(error)) from None
         how = "thinks before" if argument == "on" else "does not think before"
         self.controls.models.show()
         self.widgets.inform(f"The model {how} its replies from the next message on.")
@@ -142,7 +142,7 @@ class ModelActions(ChatActions):
         try:
             constraint = None if argument == NONE else Constraint.read("schema", argument)
         except ValueError as error:
-            raise RefusedError(f"/schema: {error}") from None
+            raise ActionError(f"/schema: {error}") from None
         opened.constraint = constraint
         self.widgets.inform(
             "Replies are free."
@@ -190,7 +190,7 @@ class ModelActions(ChatActions):
         except UserError as error:
             if self._was_left(registry):
                 return
-            raise RefusedError(f"/tools: {error}") from None
+            raise ActionError(f"/tools: {error}") from None
         if not self._was_left(registry):
             self.widgets.inform(f"Tools of this chat: {', '.join(session.chat.tools) or NONE}")
             problems = registry.problems_of(names)
@@ -255,16 +255,16 @@ class ModelActions(ChatActions):
         self._change_model(changes.off + added)
 
     def _change_model(self, interventions: Interventions) -> None:
-        """Change the model inside, and say so. Raises RefusedError."""
+        """Change the model inside, and say so. Raises ActionError."""
         try:
             self.conversation.change_model(interventions)
         except ValueError as error:
-            raise RefusedError(str(error)) from None
+            raise ActionError(str(error)) from None
         words = self.controls.show_changes()
         self.widgets.inform(f"The next reply is written {words or 'by the whole model'}.")
 
     def _own_model(self) -> "LocalModel":
-        """The loaded model, if this program computes it. Raises RefusedError."""
+        """The loaded model, if this program computes it. Raises ActionError."""
         from chatapp.engine.backends.local import LocalModel
         from chatapp.engine.models.running import model_here
 
@@ -272,5 +272,5 @@ class ModelActions(ChatActions):
         if not isinstance(model, LocalModel):
             name = model.name if model is not None else "the model"
             words = "only models that chatapp computes itself have parts to change"
-            raise RefusedError(f"{name}: {words}")
+            raise ActionError(f"{name}: {words}")
         return model

@@ -12,7 +12,7 @@ from inspect import isawaitable
 
 from chatapp.common.userfiles import UserError, invalid_path
 from chatapp.tui.chat.actions import ChatActions, Rest
-from chatapp.tui.platform.actions import COMMAND, Action, RefusedError
+from chatapp.tui.platform.actions import COMMAND, Action, ActionError
 from chatapp.tui.widgets.prompt import Completion
 
 
@@ -60,21 +60,21 @@ class SlashCommands:
         return Completion(completion, entry.argument, entry.command_words)
 
     def _find(self, text: str) -> tuple[Action, str]:
-        """The command in a text, and its argument. Raises RefusedError."""
+        """The command in a text, and its argument. Raises ActionError."""
         match = COMMAND.match(text)
         name = match[1] if match else ""
         entry = self._by_name.get(name.lower())
         if entry is None:
             near = difflib.get_close_matches(name.lower(), self._by_name, n=1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists them all."
-            raise RefusedError(
+            raise ActionError(
                 f"there is no command /{name}; {hint} A space before it sends it as a message."
             )
         argument = text[len(name) + 1 :].strip()
         if argument and not entry.argument:
-            raise RefusedError(f"Usage: /{name}, without an argument")
+            raise ActionError(f"Usage: /{name}, without an argument")
         if entry.argument and not argument and not entry.empty:
-            raise RefusedError(f"Usage: /{name} {entry.argument}")
+            raise ActionError(f"Usage: /{name} {entry.argument}")
         return entry, argument
 
     async def run(self, text: str) -> None:
@@ -89,7 +89,7 @@ class SlashCommands:
             if isawaitable(rest):
                 rest = await rest
             if callable(rest) and self._stop is not None:
-                raise RefusedError("another command is still running; Esc stops it")
+                raise ActionError("another command is still running; Esc stops it")
             if callable(rest):
                 self._stop = threading.Event()
                 self._chat.run_worker(self._finish(text, rest, self._stop))

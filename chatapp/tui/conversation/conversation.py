@@ -23,7 +23,7 @@ from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check_changeable
 from chatapp.tui import events
 from chatapp.tui.conversation.loading import LoadRequest
-from chatapp.tui.conversation.turn import NumberedEvent, Reply, Turn
+from chatapp.tui.conversation.turn import DrawnReply, NumberedEvent, Turn
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.approval import ask_on_screen
 
@@ -348,7 +348,7 @@ class Conversation:
                     self._store_stopped(reply)
         self.store_rest()
 
-    def _store_stopped(self, reply: Reply) -> None:
+    def _store_stopped(self, reply: DrawnReply) -> None:
         """Store an unfinished reply in its current state."""
         store, before = self.chat.store, reply.before
         if before is None or reply.has_ended:

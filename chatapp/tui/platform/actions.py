@@ -48,7 +48,7 @@ _WITH_THE_CHAT = {
 """Titles of places whose keys are in force at once."""
 
 
-class RefusedError(UserError):
+class ActionError(UserError):
     """Why an action cannot be carried out, in one sentence."""
 
 

@@ -19,7 +19,7 @@ from chatapp.dialogue.chat import recent_inputs
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui import events
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.conversation.turn import Reply, Turn
+from chatapp.tui.conversation.turn import DrawnReply, Turn
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.dialog import Field, LeftOnce
@@ -114,7 +114,7 @@ class Side(Vertical):
         self.reply = started.message
         self.show_note("")
 
-    def go_on(self, reply: Reply, text: str, thought: str) -> None:
+    def go_on(self, reply: DrawnReply, text: str, thought: str) -> None:
         if reply.thought_tokens:
             thinking = f"thinking · {reply.thought_tokens} tokens · Esc stops"
             self.show_note("" if reply.text else thinking)

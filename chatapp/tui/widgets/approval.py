@@ -32,7 +32,7 @@ _ANSWERS: "tuple[tuple[Decision, str], ...]" = (
 )
 
 
-class Question:
+class ToolQuestion:
     """Asked on the thread of a turn, answered on the screen. request: the call."""
 
     def __init__(self, request: "PermissionRequest") -> None:
@@ -57,14 +57,14 @@ class Question:
 class ToolAsks(Message):
     """A tool needs the user's permission."""
 
-    question: Question
+    question: ToolQuestion
 
 
 def ask_on_screen(
     listener: MessagePump, request: "PermissionRequest", cancel: threading.Event
 ) -> "Decision":
     """Ask the user, through the screen, whether a call may run."""
-    question = Question(request)
+    question = ToolQuestion(request)
     listener.post_message(ToolAsks(question))
     return question.wait(cancel)
 
@@ -96,7 +96,7 @@ class Approval(Acting, Vertical):
     class Answered(Message):
         """The user has decided; the question's thread still waits."""
 
-        question: Question
+        question: ToolQuestion
         decision: "Decision"
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Approval(Acting, Vertical):
         self._words = Static(markup=False)
         self._page = VerticalScroll(self._words, can_focus=False)
         self._options = _Answers()
-        self._question: Question | None = None
+        self._question: ToolQuestion | None = None
         self._is_cut = False
         self.display = False
 
@@ -113,7 +113,7 @@ class Approval(Acting, Vertical):
         yield Static(classes="more")
         yield self._options
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: ToolQuestion) -> None:
         """Show a question, and take the focus."""
         self._question = question
         self._words.update(question.request.text())
