@@ -4,7 +4,8 @@ Preferences have the fields `chosen` and `rejected`, and may have a `margin`: ho
 (Bradley-Terry of `reward`). Verdicts have `completion` and `label`. The prompt of either is a
 request as in `formats`, or a list of turns under `prompt`. A preference may omit it when both
 replies begin with it: as lists of turns, or as texts, which are then trained without a template.
-These are the layouts of TRL's documentation (dataset formats), and the rows that the chat exports.
+Whole chats may also stand beside their prompt (UltraFeedback). These are the layouts of TRL's
+documentation (dataset formats), OpenAI's preferences, and the rows that the chat exports.
 
 Invariant: both replies of a preference follow the same prompt, token for token, however it was cut;
 neither is empty or equal to the other. Only the last reply of a sequence is a response.
@@ -108,6 +109,8 @@ FIELDS = (
 
 def detect_preference(row: Row) -> Layout[FeedbackRow]:
     """The layout of a row that has to be a preference. Raises BadRow."""
+    if "preferred_output" in row.fields:
+        return Layout("OpenAI preferences", ("input", *_OPENAI_PAIR), _read_openai)
     for name in ("chosen", "rejected"):
         if name not in row.fields:
             raise BadRow(
@@ -123,7 +126,7 @@ def detect_preference(row: Row) -> Layout[FeedbackRow]:
 
 def detect_feedback(row: Row) -> Layout[FeedbackRow]:
     """The layout of a verdict, or of a preference, which is two verdicts. Raises BadRow."""
-    if "chosen" in row.fields or "rejected" in row.fields:
+    if {"chosen", "rejected", "preferred_output"} & row.fields.keys():
         return detect_preference(row)
     if "completion" not in row.fields:
         raise BadRow(
@@ -172,7 +175,24 @@ def _reply(row: Row, name: str) -> Message:
     return turns[0]
 
 
+_OPENAI_PAIR = ("preferred_output", "non_preferred_output")
+
+
+def _read_openai(row: Row) -> Preference:
+    """As OpenAI writes it: the turns of the prompt under `input`."""
+    given = row.fields.get("input")
+    if not isinstance(given, dict):
+        expected = "expected an object with 'messages'"
+        raise BadRow("no input", f"{row.location}: 'input' is {shown(given)}, {expected}")
+    chosen, rejected = (row.fields.get(name) for name in _OPENAI_PAIR)
+    fields = {"prompt": given.get("messages"), "chosen": chosen, "rejected": rejected}
+    return _read_preference(Row(row.location, fields))
+
+
 def _read_preference(row: Row) -> Preference:
+    pair = [row.fields.get(name) for name in _PAIR[:2]]
+    if all(isinstance(reply, list) and len(reply) > 1 for reply in pair):
+        return _read_implicit(row)  # whole chats beside their prompt
     prompt = prompt_of(row)
     return _preference(row, prompt, [[*prompt, _reply(row, name)] for name in _PAIR[:2]])
 
@@ -187,7 +207,7 @@ def _preference(row: Row, prompt: Sequence[Message], pair: Sequence[list[Message
 
 def _read_implicit(row: Row) -> Preference:
     """Split off a prompt with which both replies begin: the same turns, or the same text."""
-    if isinstance(row.fields["chosen"], list):
+    if isinstance(row.fields.get("chosen"), list):
         pair = [turns_of(row, name) for name in ("chosen", "rejected")]
         prompt = pair[0][:-1]
         if not prompt or pair[1][:-1] != prompt:
@@ -196,6 +216,14 @@ def _read_implicit(row: Row) -> Preference:
                 f"{row.location}: there is no prompt: 'chosen' and 'rejected' have to begin with "
                 "the same turns and to differ in the last one alone",
             )
+        if prompt_fields(row):
+            named = prompt_of(row)
+            known = prompt if len(named) > 1 else prompt[-1:]
+            if [turn.text.strip() for turn in named] != [turn.text.strip() for turn in known]:
+                raise BadRow(
+                    "another prompt",
+                    f"{row.location}: 'prompt' is not what 'chosen' and 'rejected' begin with",
+                )
         return _preference(row, prompt, pair)
     texts = [text_field(row, name) for name in ("chosen", "rejected")]
     _check_unlike(row, *texts)

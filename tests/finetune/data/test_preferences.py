@@ -224,3 +224,52 @@ def test_a_preference_is_two_verdicts() -> None:
     verdicts = pair.verdicts
     assert [each.desirable for each in verdicts] == [True, False]
     assert all(isinstance(each, EncodedVerdict) for each in verdicts)
+
+
+def whole(reply: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": reply}]
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "OpenAI preferences": {
+        "input": {"messages": whole("")[:1], "tools": [], "parallel_tool_calls": True},
+        "preferred_output": whole("Ann.")[1:],
+        "non_preferred_output": whole("Bo.")[1:],
+    },
+    "UltraFeedback": {
+        "prompt": "Who?",
+        "chosen": whole("Ann."),
+        "rejected": whole("Bo."),
+        "messages": whole("Ann."),
+        "score_chosen": 8.5,
+        "score_rejected": 3.0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_preferences_as_they_are_published(name: str) -> None:
+    row = Row("rows.jsonl, line 1", PUBLISHED[name])
+    pair = detect_feedback(row).read(row)
+    assert isinstance(pair, Preference)
+    told = [[message.text for message in each.messages] for each in pair.examples]
+    assert told == [["Who?", "Ann."], ["Who?", "Bo."]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({**PUBLISHED["UltraFeedback"], "prompt": "Why?"}, "'prompt' is not what"),
+        (
+            {**PUBLISHED["OpenAI preferences"], "input": "x"},
+            "'input' is the string 'x'",
+        ),
+        ({**PUBLISHED["OpenAI preferences"], "preferred_output": None}, "'chosen' is null"),
+    ],
+)
+def test_a_published_preference_that_cannot_be_used_is_one_sentence(
+    fields: dict[str, Any], words: str
+) -> None:
+    row = Row("rows.jsonl, line 1", fields)
+    with pytest.raises(BadRow, match=words):
+        detect_feedback(row).read(row)
