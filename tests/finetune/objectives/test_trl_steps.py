@@ -12,20 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_finetune as tiny
+import tiny_grpo
 import tiny_pairs
 import torch
 from torch import nn
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from finetune.config.objectives import DistillationSettings
+from finetune.data.batches import collate
 from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows
 from finetune.data.preferences import EncodedVerdict
 from finetune.objectives.distillation import Distillation
+from finetune.objectives.grpo import REPLY_FIGURES, Grpo
 from finetune.objectives.heads import add_head
 from finetune.objectives.kto import Kto
 from finetune.objectives.l3 import L3
+from finetune.objectives.objective import through_head
 from finetune.objectives.pairs import REWARD_SPEC, Cpo, Dpo, Orpo, Reward, Simpo
+from finetune.objectives.rewards import Rewards
 from finetune.objectives.rows import PairRows
 
 BETA, RATE, LENGTH, SIZE = 0.3, 2e-3, 24, tiny.VOCABULARY + 1
@@ -100,6 +105,7 @@ def distillation() -> Distillation:
 
 LABELS = [True, False, True, True, False, True, False, True]
 EXAMPLES = tiny.examples([12, 5, 9, 20, 7, 16, 6, 11])
+ADVANTAGES = torch.tensor([1.2, -0.4, 0.0, 0.7, -1.1, 0.3, -0.9, 0.2])
 DPO = "trl:DPO"
 CPO, ORPO, GKD = (f"trl.experimental.{name.lower()}:{name}" for name in ("CPO", "ORPO", "GKD"))
 PAIRS, CHATS = tiny_pairs.rows, lambda: Rows(EXAMPLES, "prompt")
@@ -209,3 +215,82 @@ def test_two_steps_are_those_of_trl(tmp_path: Path, name: str) -> None:
         assert ours["grad_norm"] == pytest.approx(trl["grad_norm"], rel=1e-4)
         for key, own in means.items():
             assert ours[key] == pytest.approx(trl[own], rel=1e-4, abs=1e-6), key
+
+
+def padded_replies(trainer: Any, reference: Any) -> dict[str, torch.Tensor]:
+    """The drawn replies as TRL's trainer has them: prompts padded at the left, replies at the
+    right."""
+    prompts, replies = zip(*map(split, EXAMPLES), strict=True)
+
+    def block(rows: Any, side: str) -> tuple[torch.Tensor, torch.Tensor]:
+        pad = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
+        ids = [torch.tensor(row) for row in rows]
+        return pad(ids), pad([torch.ones_like(row) for row in ids])
+
+    found = dict(zip(("prompt_ids", "prompt_mask"), block(prompts, "left"), strict=True))
+    found |= zip(("completion_ids", "completion_mask"), block(replies, "right"), strict=True)
+    pairs = ((found[f"prompt_{it}"], found[f"completion_{it}"]) for it in ("ids", "mask"))
+    trainer.ref_model.load_state_dict(reference.state_dict())
+    with torch.no_grad():
+        logps, *_ = trainer._get_per_token_logps_and_entropies(
+            trainer.ref_model,
+            *(torch.cat(pair, 1) for pair in pairs),
+            found["completion_ids"].shape[1],
+        )
+    found |= {"advantages": ADVANTAGES, "ref_per_token_logps": logps}
+    return found | {"num_items_in_batch": found["completion_mask"].sum()}
+
+
+def test_two_steps_of_grpo_are_those_of_trl(tmp_path: Path) -> None:
+    """On the same replies with the same advantages; what draws them is no part of a step."""
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    model = tiny.llama(vocab_size=SIZE)
+    reference = tiny.llama(5, vocab_size=SIZE).eval()
+    model.save_pretrained(tmp_path / "theirs")
+    objective = Grpo(config=tiny_grpo.settings(beta=BETA), rewards=Rewards([]))
+    figures = (ADVANTAGES, ADVANTAGES, torch.zeros(len(EXAMPLES)))
+    rows = Rows(EXAMPLES, "response", columns=dict(zip(REPLY_FIGURES, figures, strict=True)))
+    batch = collate([rows[index] for index in range(len(rows))], 0)
+    with torch.no_grad():
+        batch["reference"] = through_head(
+            reference,
+            reference,
+            batch,
+            lambda hidden: objective.log_probs(hidden, reference, batch),
+        )
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0)
+    ours = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        counts = objective.count([batch], model, model)
+        losses = objective.losses(model, model, batch, counts, 0.0)
+        losses[0].backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        kl = losses.detach()[objective.names.index("kl")]
+        ours.append((losses[0].item(), norm.item(), kl.item()))
+    tiny.base(tmp_path / "base")
+    arguments = {
+        "output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "max_steps": 2,
+        "per_device_train_batch_size": len(EXAMPLES), "num_generations": len(EXAMPLES),
+        "learning_rate": RATE, "report_to": "none", "lr_scheduler_type": "constant",
+        "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "beta": BETA,
+        "gradient_checkpointing": False, "use_bias_correction_kl": True, "loss_type": "dapo",
+    }  # fmt: skip
+    trainer = trl.GRPOTrainer(
+        model=str(tmp_path / "theirs"),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=trl.GRPOConfig(**arguments),
+        train_dataset=datasets.Dataset.from_list([{"prompt": "a"}] * len(EXAMPLES)),
+        processing_class=AutoTokenizer.from_pretrained(tmp_path / "base"),
+    )
+    drawn = padded_replies(trainer, reference)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "_prepare_inputs", lambda batch: drawn)
+        trainer.train()
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    for (loss, norm, kl), row in zip(ours, logged, strict=True):
+        assert loss == pytest.approx(row["loss"], abs=6e-5)
+        assert norm == pytest.approx(row["grad_norm"], rel=1e-4)
+        assert kl == pytest.approx(row["kl"], rel=1e-4)
