@@ -257,8 +257,8 @@ class ExampleEncoder:
     """Encodes examples one by one, and counts the shortened ones.
 
     length: the most tokens of an example. start, has_encoder: see `ChatEncoder`. truncated:
-    shortened rows, by how: "prompt", "history", "windows" (of a plain text). turns_left_out:
-    messages removed by "history".
+    shortened rows, by how: "prompt", "history", "windows" (of a plain text), "last turn".
+    turns_left_out: messages removed by "history".
     """
 
     def __init__(
@@ -292,6 +292,7 @@ class ExampleEncoder:
         return [_encoded(pieces, example) for pieces in examples]
 
     def _chat(self, example: TrainingExample) -> list[list[Piece]]:
+        self.truncated.update(["last turn"] if example.is_cut else [])
         try:
             return self.chats.encode(example.messages)
         except ChatTemplateError as error:

@@ -6,7 +6,7 @@ number in place of text is an error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, cast
 
 from chatapp.common.userfiles import shown
@@ -21,7 +21,8 @@ class TrainingExample:
     """A training example: a chat that ends in a reply, a plain text, or a few-shot prompt.
 
     key: sixteen hex digits of the content. parts: consecutive texts, alternately given and to be
-    answered. One of messages, text and parts is not empty.
+    answered. One of messages, text and parts is not empty. is_cut: the last turn of the chat, which
+    nobody answers, was left out.
     """
 
     location: str
@@ -29,6 +30,7 @@ class TrainingExample:
     messages: tuple[Message, ...] = ()
     text: str = ""
     parts: tuple[str, ...] = ()
+    is_cut: bool = False
 
     @property
     def reply(self) -> str:
@@ -207,8 +209,10 @@ def _chat_layout(field: str, kind: _Turns) -> Layout[TrainingExample]:
                     "'system' too; expected one of them",
                 )
             messages = [*system, *messages]
+        is_cut = messages[-1].role == "user" and any(m.role == "assistant" for m in messages)
+        messages = messages[:-1] if is_cut else messages
         check_order(messages, location)
-        return chat_example(row.location, messages)
+        return replace(chat_example(row.location, messages), is_cut=is_cut)
 
     return _ChatLayout(kind.name, (field, "system"), read, (field,), kind)
 

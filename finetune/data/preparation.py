@@ -113,6 +113,7 @@ _TRUNCATED = {
     "prompt": "rows cut in their prompts",
     "history": "rows cut by their oldest turns",
     "windows": "plain texts split into windows",
+    "last turn": "rows without their last turn, which nobody answers",
 }
 
 

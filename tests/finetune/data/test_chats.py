@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -294,3 +295,11 @@ def test_marks_decide_what_is_trained_as_in_transformers(name: str, texts: tuple
     # What a text says is trained like its neighbours, and ends nothing.
     (pieces,) = template.encode(chat(*texts))
     assert [int(piece.span == Span.RESPONSE) for piece in pieces for _ in piece.ids] == trained
+
+
+def test_a_last_turn_that_was_left_out_is_counted() -> None:
+    rows = ExampleEncoder(opened(CHATML), WordTokenizer(SPECIAL), 100)
+    example = chat_example("a.json, row 1", chat("Hello", "Hi"))
+    for is_cut in (True, False, True):
+        rows.encode(replace(example, is_cut=is_cut))
+    assert rows.truncated == {"last turn": 2}

@@ -103,6 +103,12 @@ def test_layouts(name: str, fields: dict[str, Any], messages: tuple[Message, ...
     assert (example.messages, example.text, example.location) == (messages, "", LOCATION)
 
 
+def test_a_last_turn_that_nobody_answers_is_left_out() -> None:
+    example = read({"messages": [*TURNS, TURNS[0]]})
+    assert (example.messages, example.is_cut) == ((user("hi"), assistant("hello")), True)
+    assert not read({"messages": TURNS}).is_cut
+
+
 def test_plain_text() -> None:
     assert detect(Row(LOCATION, {"text": "Once."})).name == "plain text"
     assert (read({"text": "Once."}).text, read({"text": "Once."}).messages) == ("Once.", ())
