@@ -131,7 +131,7 @@ async def compare(driver: Driver) -> CompareScreen:
     await driver.until(
         lambda: isinstance(driver.app.screen, CompareScreen) and driver.app.screen.focused
     )
-    await driver.press("tab", "tab", *"temperature=0 seed=5")
+    await driver.press("tab", "tab", "tab", *"temperature=0 seed=5")
     screen = driver.app.screen
     assert isinstance(screen, CompareScreen)
     return screen

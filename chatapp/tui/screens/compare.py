@@ -17,12 +17,13 @@ from textual.widgets import Input, Static
 from chatapp.common.foreign import printable
 from chatapp.dialogue.chat import recent_inputs
 from chatapp.dialogue.store.database import StoreError
+from chatapp.engine.models.resolving import BUNDLED
 from chatapp.tui import events
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.turn import DrawnReply, Turn
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.runtime import in_words
-from chatapp.tui.widgets.dialog import Field, LeftOnce
+from chatapp.tui.widgets.dialog import Field, LeftOnce, Options
 from chatapp.tui.widgets.message import SPEAKERS, status_words
 from chatapp.tui.widgets.message_parts import TextBody
 from chatapp.tui.widgets.prompt import Prompt
@@ -43,6 +44,10 @@ _STORED_VERDICTS: "dict[Verdict, str]" = {
     "equal": "Saved: both are equally good.",
     "both bad": "Saved: both are bad.",
 }
+
+
+SMALL = "smollm2"
+HOW = "Enter sends it to both · Tab: these settings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,8 @@ class Side(Vertical):
         self.reply: StoredMessage | None = None
 
     def compose(self) -> ComposeResult:
-        hint = "NAME=VALUE …, such as temperature=0"
         yield Static(classes="variant", markup=False)
-        yield Field(self._change, placeholder=hint, compact=True)
+        yield Field(self._change, placeholder="model=smollm2 temperature=0 …", compact=True)
         with VerticalScroll(can_focus=False):
             yield TextBody()
             yield Static(classes="note", markup=False)
@@ -91,18 +95,25 @@ class Side(Vertical):
             raise ValueError(f"{self._title}: {error}") from None
 
     def describe(self, base: "Variant", others: Sequence[str]) -> None:
-        """Show the parameters of the reply that are not among `others`."""
+        """Show the parameters of the reply that are not among `others`, or what is wrong."""
         words = [word for word in self.words(base) if word not in others]
         settings = [Content.styled(printable(word), "$text-accent bold") for word in words]
         line = Content(" · ").join((Content.styled(self._title, "bold"), *settings))
         self.query_one(".variant", Static).update(line)
+        if not self.has_class("-asked"):
+            self.show_note(self._problem(base) or HOW)
+
+    def _problem(self, base: "Variant") -> str:
+        """What is wrong in the field; "" if nothing is."""
+        try:
+            base.changed(self.query_one(Field).value)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def words(self, base: "Variant") -> list[str]:
         """The parameters of the reply; empty while the field is incomplete."""
-        try:
-            return base.changed(self.query_one(Field).value).words()
-        except ValueError:
-            return []
+        return [] if self._problem(base) else base.changed(self.query_one(Field).value).words()
 
     def ask(self) -> None:
         """Replace the field by the reply, which is about to be generated."""
@@ -183,6 +194,11 @@ class CompareScreen(LeftOnce[Compared]):
             Side("Right", change, "right", store, self._side_ended),
         )
         self._base = conversation.variant()
+        other = SMALL if self._base.model == BUNDLED else BUNDLED
+        self._ready = {
+            printable(f"Compare {self._base.model} and {other}"): ("", f"model={other}"),
+            "Compare temperature 0 and 1": ("temperature=0", "temperature=1"),
+        }
         self._pair: Pair | None = None
         self._problems: list[str] = []
 
@@ -193,6 +209,7 @@ class CompareScreen(LeftOnce[Compared]):
             yield Static(SPEAKERS["user"], classes="header")
             with VerticalScroll(can_focus=False):
                 yield TextBody("" if isinstance(self._message, str) else self._message.text)
+        yield Options(*self._ready, id="ready")
         with Horizontal(id="sides"):
             yield from self._sides
         yield Static(id="difference")
@@ -202,8 +219,6 @@ class CompareScreen(LeftOnce[Compared]):
     def on_mount(self) -> None:
         self._show_problem("")
         self._describe()
-        for side in self._sides:
-            side.show_note("Enter sends it to both")
         if isinstance(self._message, str):
             prompt = self.query_one(Prompt)
             prompt.give_back(self._message)
@@ -213,6 +228,13 @@ class CompareScreen(LeftOnce[Compared]):
             self._sides[1].query_one(Field).focus()
 
     # Asking
+
+    @on(Options.OptionSelected)
+    def _take_ready(self, event: Options.OptionSelected) -> None:
+        changes = list(self._ready.values())[event.option_index]
+        for side, change in zip(self._sides, changes, strict=True):
+            side.query_one(Field).value = change
+        (self.query(Prompt) or self.query(Field)).first().focus()
 
     @on(Input.Changed)
     def _describe(self) -> None:
@@ -252,6 +274,7 @@ class CompareScreen(LeftOnce[Compared]):
             self.query_one("#asked TextBody", TextBody).replace(text)
         self._show_problem("")
         self.add_class("-sent")
+        self.query_one("#ready").display = False
         for side in open_sides:
             side.ask()
         self._sides[0].query_one(VerticalScroll).focus()
@@ -271,6 +294,7 @@ class CompareScreen(LeftOnce[Compared]):
             if isinstance(self._message, str):
                 self.remove_class("-sent")
                 self.query_one(Prompt).give_back(self._message)
+        self.query_one("#ready").display = True
         open_sides[0].query_one(Field).focus()
 
     def _earlier_inputs(self) -> Sequence[str]:

@@ -17,7 +17,7 @@ from chatapp.dialogue.store.rows import Basis, Comparison
 from chatapp.dialogue.variants import Variant
 from chatapp.engine.model import Sampling
 from chatapp.engine.models import loading
-from chatapp.tui.screens.compare import CompareScreen, Side
+from chatapp.tui.screens.compare import HOW, CompareScreen, Side
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.prompt import Prompt
 
@@ -80,7 +80,7 @@ async def test_two_settings_of_one_model(open_app: OpenApp, store: Store) -> Non
         await driver.say("Hello")
         await open_compare(driver, *"Tea?", "f4")
         assert driver.prompt.text == ""
-        await driver.press("tab", "tab", *"temperature=0 seed=5")
+        await driver.press("tab", "tab", "tab", *"temperature=0 seed=5")
         assert "temperature 0.0" in driver.screen_text
         assert "max_tokens" not in driver.screen_text  # the same on both sides
         await driver.press("enter")
@@ -194,6 +194,21 @@ async def test_esc_stops_both_and_keeps_what_there_is(open_app: OpenApp, store: 
         assert driver.texts == ["Tea?", "Uno dos"]
 
 
+async def test_two_comparisons_are_ready_to_choose(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Hi."], name="bundled"), size=(60, 20)) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        assert [side.note for side in sides(driver)] == [HOW, HOW]
+        for keys, expected in (
+            (("tab", "enter"), ["", "model=smollm2"]),
+            (("tab", "down", "enter"), ["temperature=0", "temperature=1"]),
+        ):
+            await driver.press(*keys)
+            assert [side.query_one(Field).value for side in sides(driver)] == expected
+        await driver.press("enter")
+        await answered(driver)
+        assert not screen(driver).query_one("#ready").display
+
+
 async def test_another_model_on_the_right(
     open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +266,7 @@ async def test_what_cannot_be_asked_is_said_and_nothing_is_lost(
         await driver.until(lambda: "there is no template 'odd'" in problem(driver))
         await driver.until(lambda: screen(driver).query_one(Prompt).text == "Tea?")
         sides(driver)[0].query_one(Field).value = "top_k=x"
+        await driver.until(lambda: "top_k is 'x'" in sides(driver)[0].note)  # before it is sent
         await driver.press("enter")
         await driver.until(lambda: problem(driver).startswith("Left: top_k is 'x'"))
         assert screen(driver).query_one(Prompt).text == "Tea?"
@@ -300,7 +316,7 @@ async def test_both_are_put_into_the_prompt_file_of_the_chat(
         await driver.until(lambda: driver.status.used)
         await driver.idle()
         await open_compare(driver, *"stone", "f4")
-        await driver.press("tab", "tab", *"temperature=1", "enter")
+        await driver.press("tab", "tab", "tab", *"temperature=1", "enter")
         await answered(driver)
         await left_behind(driver, "1")
         assert store.chat(1).prompt == str(path)
