@@ -50,7 +50,8 @@ class MessageTooLong(UserError, ValueError):
         self.limit = limit
         super().__init__(
             f"the message is {tokens} tokens long; at most {max(limit, 0)} fit the model's "
-            f"window of {window} tokens together with the instructions"
+            f"window of {window} tokens together with the instructions; a model with a larger "
+            "window reads more, and passages of a file (--docs, /docs) take less"
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from chatapp.tui.platform import runtime
+from chatapp.tui.platform.keymap import shown_key
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.status import RUNNING_TOOL
 
@@ -95,6 +96,9 @@ class ReplyDisplay:
             self._show_stored("error")
             self._widgets.show_problem(reason)
         else:
+            if self._submitted is not None:
+                key = shown_key(self._widgets.prompt.app, "interrupt", "Ctrl+C")
+                reason += f"\n{key} empties the prompt."
             await self._widgets.take_back(self._submitted, reason)
         self._widgets.status.state = "error"
         await self._on_change(has_ended=True)

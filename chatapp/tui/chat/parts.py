@@ -131,7 +131,7 @@ class ChatWidgets:
         self._title = Static(id="title", markup=False)
         self._welcome = Welcome()
         self._problem = Static(id="problem", markup=False)
-        self._refused = ""
+        self.refused = ""
         self.transcript = Transcript(kind)
         self.approval = Approval()
         self.find = FindBar()
@@ -180,13 +180,13 @@ class ChatWidgets:
 
         refused: the text that is back in the prompt because of it, and goes with it.
         """
-        self._refused = refused
+        self.refused = refused
         self._problem.update(printable(problem))
         self._problem.display = bool(problem)
 
     def follow_prompt(self) -> None:
         """Remove a problem once its text has left the prompt. A correction begins like the text."""
-        if self._refused and self.prompt.text[:1] != self._refused[:1]:
+        if self.refused and self.prompt.text[:1] != self.refused[:1]:
             self.show_problem("")
 
     def show_markdown(self, markdown: bool) -> None:

@@ -217,7 +217,8 @@ class ChatScreen(MessageActions, ModelActions):
 
     @Action("Start a new chat", "ctrl+n", "New", command="new")
     async def action_new_chat(self) -> None:
-        if is_command(self.widgets.prompt.text):
+        text = self.widgets.prompt.text
+        if is_command(text) or text == self.widgets.refused:
             self.widgets.prompt.empty()  # it was meant for this chat
         await self.controls.open(None)
 

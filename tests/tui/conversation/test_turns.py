@@ -189,6 +189,20 @@ class BrokenModel(ScriptedModel):
             yield event
 
 
+async def test_a_message_that_is_too_long_comes_with_the_ways_out(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["One."], context=20)) as driver:
+        text = driver.prompt.text = "word " * 40
+        for key in ("ctrl+n", "ctrl+c"):
+            await driver.press("enter")
+            await driver.until(lambda: driver.prompt.text == text)
+            assert "a larger window" in driver.problem
+            assert "Ctrl+C empties the prompt" in driver.problem
+            await driver.press(key)
+            assert (driver.prompt.text, driver.problem) == ("", ""), "it stays behind"
+            await driver.press("ctrl+z")
+            assert driver.prompt.text == text
+
+
 async def test_a_bug_in_a_model_does_not_bring_the_screen_down(open_app: OpenApp) -> None:
     async with open_app(BrokenModel(["one two three"])) as driver:
         await driver.say("Hello")
