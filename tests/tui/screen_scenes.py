@@ -261,8 +261,8 @@ SCREEN_SCENES = {
         lambda stage: ScriptedModel(["Hi."], name="runs/instructions"),
         (
             "bundled · 7.6 MB, 277.7 MB in memory · template chat",
-            "● runs/instructions",
-            "runs/[b]pirate[/b]",
+            "● instructions in runs",
+            "[b]pirate[b] in runs",
             "server · https://gpu7.example/v1 · 1,024 tokens",
             "↵ Load tok",
         ),
@@ -284,7 +284,7 @@ SCREEN_SCENES = {
     "asking two": Scene(
         ask_two,
         says(SEA),
-        ("What is the sea?", "NAME=VALUE …, such as temperature=0", "temperature=0 seed=5"),
+        ("What is the sea?", "model=smollm2 temperature=0 …", "temperature=0 seed=5"),
     ),
     "comparing": Scene(
         stream_two,

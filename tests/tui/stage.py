@@ -51,7 +51,7 @@ HERE = [
     ListedModel(
         "runs/instructions", "folder", 7_593_231, replace(INFO, template="alpaca"), 277_700_224
     ),
-    ListedModel("runs/[b]pirate[/b]", "adapter", 40_000, INFO, 277_750_000),
+    ListedModel("runs/[b]pirate[b]", "adapter", 40_000, INFO, 277_750_000),
     ListedModel("org/gpt-large", "hub", 3_247_159_078, replace(INFO, template=OWN), 4_200_000_000),
 ]
 SERVED = [

@@ -104,7 +104,7 @@ HANGING = {
         "endless",
         [
             ("\x1b[19~", "Filter"),
-            ("smollm2", "to download"),
+            ("smollm2", "To download"),
             ("\r", "Enter downloads"),
             ("\r", "Esc stops"),
         ],

@@ -96,6 +96,9 @@ def evaluate(
     strict: StrictOption = False,
     model: ModelsOption = None,
     concurrency: ConcurrencyOption = None,
+    all_columns: Annotated[
+        bool, typer.Option("--all-columns", help="Show the least used columns of the table, too.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure prompt files in many settings, or a model by standard tasks."""
@@ -119,7 +122,7 @@ def evaluate(
     with interruptible(f"interrupted{hint}"):
         results = _evaluate_tasks(tasks, grid, settings, report, concurrency)
         config = _config(context.params, settings, grid)
-        _tell(results, tasks, config, report, as_json=as_json)
+        _tell(results, tasks, config, report, as_json=as_json, all_columns=all_columns)
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -252,6 +255,7 @@ def _tell(
     folder: Path | None,
     *,
     as_json: bool,
+    all_columns: bool,
 ) -> None:
     """Write the results to standard output, and into the folder."""
     from dataclasses import asdict
@@ -277,7 +281,7 @@ def _tell(
     if as_json:
         write_json(report)
         return
-    print_table(results)
+    print_table(results, all_columns=all_columns)
     if pairs:
         write("\nThe same items, 95 % intervals of the difference:\n")
     for one, other, found in pairs:

@@ -100,13 +100,13 @@ def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[
     return answered
 
 
-def print_table(results: "Sequence[Result]") -> None:
+def print_table(results: "Sequence[Result]", *, all_columns: bool = True) -> None:
     from rich.console import Console
 
     from chatapp.tasks.evaluation.report import explanation, table
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    shown = table(results, width)
+    shown = table(results, width, all_columns=all_columns)
     # As wide as the table: a terminal may break its lines, but no figure is cut.
     file = io.StringIO()
     console = Console(file=file, width=10_000)

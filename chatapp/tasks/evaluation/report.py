@@ -308,6 +308,9 @@ COLUMNS = (
 )
 """The setting, the measure and the baselines stay in a narrow terminal."""
 
+_LEAST_USED = 5
+"""Of the columns that a narrow terminal leaves out: shown on request."""
+
 
 def explanation(shown: "Table") -> str:
     """The meaning of a table's columns, one line each, for those with an unclear name."""
@@ -320,11 +323,14 @@ def explanation(shown: "Table") -> str:
     )
 
 
-def table(results: Sequence[Result], width: int | None = None) -> "Table":
+def table(
+    results: Sequence[Result], width: int | None = None, *, all_columns: bool = False
+) -> "Table":
     """The results for a terminal; values equal in all of them are in the title.
 
     width: in columns; if they do not fit, those with a `Column.narrow` are left out, and named
-    below; the order only if no two rows differ by it alone.
+    below; the order only if no two rows differ by it alone. all_columns: whether the least used,
+    which are the first of those, are shown where they fit.
     """
     from rich.console import Console
 
@@ -336,7 +342,7 @@ def table(results: Sequence[Result], width: int | None = None) -> "Table":
         for column in sorted(COLUMNS, key=lambda column: column.narrow or 0)
         if column.narrow is not None and not (column.name == "order" and order_is_needed)
     ]
-    for number in range(len(leave_out) + 1):
+    for number in range(0 if all_columns else _LEAST_USED, len(leave_out) + 1):
         shown = _table(results, leave_out[:number])
         if width is None or console.measure(shown).maximum <= width:
             break
@@ -370,7 +376,8 @@ def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
         collapse_padding=True,
     )
     if left_out:
-        table.caption = Text(f"left out because the terminal is narrow: {', '.join(left_out)}")
+        words = f"left out: {', '.join(left_out)}; --all-columns in a wide terminal shows them"
+        table.caption = Text(words)
     for column, _ in shown:
         table.add_column(column.name, justify="left" if column.is_text else "right", no_wrap=True)
     for row in zip(*(cells for _, cells in shown), strict=True):

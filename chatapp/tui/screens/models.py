@@ -33,11 +33,15 @@ _PATIENCE = 0.3
 
 
 class _Row(NamedTuple):
-    """A line of the list. to_get: the model to download first."""
+    """A line of the list. name: "" for a heading. to_get: the model to download first."""
 
     name: str
     content: Content
     to_get: KnownModel | None = None
+
+    @property
+    def searched(self) -> str:
+        return f"{self.name}\n{self.content.plain}".casefold()
 
 
 class ModelScreen(Dialog[str | None]):
@@ -95,28 +99,37 @@ class ModelScreen(Dialog[str | None]):
         """List the models that match the field, and its text."""
         typed = self.query_one(Field).value.strip()
         words = typed.casefold().split()
-        rows = [_Row(model.name, self._entry(model.name, model.about)) for model in self._models]
-        rows += [
-            _Row(model.name, self._entry(model.name, _offer(model)), model)
-            for model in self._to_get
-        ]
-        self._rows = [
-            row for row in rows if all(word in row.content.plain.casefold() for word in words)
-        ]
+        groups = {
+            "Yours": [
+                _Row(it.name, self._entry(it.name, it.about, it.origin)) for it in self._models
+            ],
+            "To download": [
+                _Row(it.name, self._entry(it.name, _offer(it)), it) for it in self._to_get
+            ],
+        }
+        self._rows = []
+        for heading, rows in groups.items():
+            fits = [row for row in rows if all(word in row.searched for word in words)]
+            self._rows += [_Row("", Content.styled(heading, "bold")), *fits] if fits else []
         if typed and typed not in [row.name for row in self._rows]:
             entry = Content.assemble("↵ Load ", (printable(typed), "bold"))
             self._rows.append(_Row(typed, entry))
         names = [row.name for row in self._rows]
         self._list.clear_options()
-        self._list.add_options(Option(row.content) for row in self._rows)
-        index = names.index(self._chosen) if self._chosen in names else 0
-        self._list.highlighted = index if names else None
+        self._list.add_options(Option(row.content, disabled=not row.name) for row in self._rows)
+        first = next(filter(None, names), "")
+        index = names.index(self._chosen if self._chosen in names else first) if names else None
+        self._list.highlighted = index
 
-    def _entry(self, name: str, about: str) -> Content:
-        name = printable(name).replace("\n", " ")
-        about = " ".join(printable(about).split())
+    def _entry(self, name: str, about: str, origin: str = "") -> Content:
+        """A model: its name first, then the folder that its own folder is in."""
         mark = ("● ", "$text-accent") if name == self._current else "  "
-        return Content.assemble(mark, (name, "bold"), "\n  ", (about, "dim"))
+        name = printable(name).replace("\n", " ")
+        is_path = origin in ("folder", "adapter")
+        folder, slash, last = name.rpartition("/") if is_path else ("", "", name)
+        about = " ".join(printable(about).split())
+        where = f"  in {folder}" if slash else ""
+        return Content.assemble(mark, (last, "bold"), (where, "dim"), "\n  ", (about, "dim"))
 
     @Action("Next model", "down", call="cursor(1)", name="next")
     @Action("Previous model", "up", call="cursor(-1)", name="previous")
@@ -207,4 +220,4 @@ class ModelScreen(Dialog[str | None]):
 
 def _offer(model: KnownModel) -> str:
     """The facts of a downloadable model, on one line."""
-    return f"to download · {model.size} · {model.licence} · {model.purpose}"
+    return f"{model.size} · {model.licence} · {model.purpose}"

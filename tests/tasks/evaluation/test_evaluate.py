@@ -326,19 +326,21 @@ def test_a_narrow_table_leaves_out_what_matters_least_and_says_so() -> None:
     _, found = run(make(metrics=("accuracy",)), Grid((0, 2), ("knn", "random"), seeds=2))
     found = [replace(each, seconds_per_item=number) for number, each in enumerate(found)]
 
-    def shown(width: int | None) -> str:
+    def shown(width: int | None, *, all_columns: bool = True) -> str:
         console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-        console.print(table(found, width))
+        console.print(table(found, width, all_columns=all_columns))
         return console.export_text()
 
     assert "s/item" in shown(None) == shown(200)
-    assert "because the terminal is narrow" not in shown(None)
+    assert "left out" not in shown(None)
+    least_used = shown(None, all_columns=False).partition("left out: ")
+    assert "seeds" in least_used[0]
+    assert "tokens, s/item; --all-columns" in least_used[2]
     narrow = shown(80)
     assert max(map(len, map(str.rstrip, narrow.splitlines()))) <= 80
-    assert "left out because the terminal is narrow: " in narrow
-    assert "s/item" in narrow.partition("because the terminal is narrow")[2]
+    assert "s/item" in narrow.partition("left out: ")[2]
     for name in ("mean", "95 %", "majority", "vote"):
-        assert name in narrow.partition("because the terminal is narrow")[0]
+        assert name in narrow.partition("left out: ")[0]
     # Never less than the settings, the figures and their baselines.
     assert "majority" in shown(10)
 
@@ -382,5 +384,5 @@ def test_every_column_of_the_report_is_declared_whole() -> None:
         assert any(column.show(other) != column.show(whole) for column in COLUMNS), name
     narrow = sorted(column.narrow for column in COLUMNS if column.narrow is not None)
     assert narrow == list(range(len(narrow)))
-    text = explanation(table([whole]))
+    text = explanation(table([whole], all_columns=True))
     assert all(column.meaning in text for column in COLUMNS)

@@ -64,7 +64,7 @@ async def choose(driver: Driver, name: str) -> ModelScreen:
     """Open the list and choose a model that is not here."""
     await driver.press("f8")
     await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))
-    await driver.until(lambda: "to download · " in driver.screen_text)
+    await driver.until(lambda: "To download" in driver.screen_text)
     await driver.press(*name, "enter")
     await driver.until(lambda: f"{name} is not downloaded yet" in driver.screen_text)
     screen = driver.app.screen

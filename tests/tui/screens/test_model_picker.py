@@ -55,7 +55,7 @@ async def test_what_there_is(open_app: OpenApp, server: CompletionsServer) -> No
         await open_list(driver)
         text = driver.screen_text
         for words in (
-            "runs/mine",
+            "mine  in runs",
             "folder · ",
             " MB in memory · plain · 256 tokens",
             "org/cached",
@@ -68,7 +68,7 @@ async def test_what_there_is(open_app: OpenApp, server: CompletionsServer) -> No
             assert words in text
         await driver.press(*"512 tok")
         assert "up#tiny" in driver.screen_text
-        assert "runs/mine" not in driver.screen_text
+        assert "in runs" not in driver.screen_text
         await driver.press("escape")
         assert driver.status.model == "scripted"
 
