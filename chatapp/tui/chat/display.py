@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from chatapp.tui.platform import runtime
-from chatapp.tui.platform.keymap import shown_key
+from chatapp.tui.platform.actions import shown_key
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.status import RUNNING_TOOL
 
