@@ -72,7 +72,7 @@ def every_screen() -> Iterator[type]:
         loaded = importlib.import_module(f"{screens.__name__}.{module.name}")
         for value in vars(loaded).values():
             is_own = inspect.isclass(value) and value.__module__ == loaded.__name__
-            if is_own and issubclass(value, LeftOnce):
+            if is_own and issubclass(value, LeftOnce) and not value.__subclasses__():
                 yield value
 
 
