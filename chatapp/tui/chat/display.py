@@ -97,7 +97,7 @@ class ReplyDisplay:
             self._widgets.show_problem(reason)
         else:
             if self._submitted is not None:
-                key = shown_key(self._widgets.prompt.app, "interrupt", "Ctrl+C")
+                key = shown_key(self._widgets.prompt.app, "interrupt")
                 reason += f"\n{key} empties the prompt."
             await self._widgets.take_back(self._submitted, reason)
         self._widgets.status.state = "error"

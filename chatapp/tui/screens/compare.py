@@ -234,7 +234,7 @@ class CompareScreen(LeftOnce[Compared]):
         changes = list(self._ready.values())[event.option_index]
         for side, change in zip(self._sides, changes, strict=True):
             side.query_one(Field).value = change
-        (self.query(Prompt) or self.query(Field)).first().focus()
+        self.query("Prompt, Side Field").first().focus()
 
     @on(Input.Changed)
     def _describe(self) -> None:
