@@ -5,7 +5,7 @@ mean what they mean everywhere in this program.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -78,29 +78,42 @@ def requests_for(
     ]
 
 
-_MOST_CHARACTERS = 1024
-"""Of one token: more than any vocabulary has."""
+MOST_TEXTS = 2048
+"""Of a request, as in OpenAI's protocol; also of its answer."""
+
+_SLICE = 20_000
+"""Characters that are cut into tokens at a time: nobody else runs meanwhile."""
 
 
-def _refuse_endless(model: LanguageModel, size: int, param: str) -> None:
-    """Raise BadRequestError for so many characters that their tokens need not be counted."""
-    if (least := size // _MOST_CHARACTERS) > model.context:
-        raise BadRequestError(
-            f"the prompt has {size} characters, at least {least} tokens; the model's window has "
-            f"{model.context}",
-            param,
-            "context_length_exceeded",
-        )
+def refuse_endless(model: LanguageModel, texts: Iterable[str], param: str) -> None:
+    """Raise BadRequestError for texts that surely exceed the window, after work that it bounds.
+
+    Cut at other places, a text has a few tokens more, never twice as many.
+    """
+    count = 0
+    for text in texts:
+        for start in range(0, len(text) if len(text) > _SLICE else 0, _SLICE):
+            piece = without_surrogates(text[start : start + _SLICE])
+            count += len(model.tokenizer.encode(piece))
+            if count > 2 * model.context:
+                raise BadRequestError(
+                    f"the prompt has more than {model.context} tokens; the model's window has "
+                    f"{model.context}",
+                    param,
+                    "context_length_exceeded",
+                )
 
 
 def ids_of(model: LanguageModel, prompt: Any, param: str) -> list[list[int]]:
     """The tokens of one text or several, each a string or token ids. Raises BadRequestError."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         prompt = [prompt]
+    if len(prompt) > MOST_TEXTS:
+        raise BadRequestError(f"{param} has more than {MOST_TEXTS:,} texts", param)
     texts = []
     for item in prompt:
         if isinstance(item, str):
-            _refuse_endless(model, len(item), param)
+            refuse_endless(model, [item], param)
         ids = item if isinstance(item, list) else model.tokenizer.encode(without_surrogates(item))
         if not ids:
             raise BadRequestError(f"{param} has an empty text", param)
@@ -147,8 +160,8 @@ def chat_prompt(
     if definitions:
         writer.use_tools(definitions)
     system, exchanges = _exchanges(body.messages)
-    size = sum(len(part.user) + len(part.reply or "") for part in exchanges)
-    _refuse_endless(model, size + len(system or ""), "messages")
+    texts = [text for part in exchanges for text in (part.user, part.reply or "")]
+    refuse_endless(model, ["".join([system or "", *texts])], "messages")
     options = Options(Sampling(max_tokens=max_tokens), system=system)
     prompt = write_prompt(writer, exchanges, options)
     functions = [definition["function"] for definition in definitions]

@@ -36,11 +36,13 @@ from chatapp.server.bodies import (
     Writing,
 )
 from chatapp.server.prompts import (
+    MOST_TEXTS,
     BadRequestError,
     ChatPrompt,
     chat_prompt,
     constraint_of,
     ids_of,
+    refuse_endless,
     requests_for,
     structured,
 )
@@ -56,6 +58,12 @@ Document = dict[str, Any]
 _LENGTH = ("length", "context")
 _OWN_REASONS = ("stop", "length")
 """Of OpenAI's protocol; others are told in vLLM's field `stop_reason`."""
+
+_MOST_ECHOED = 2**18
+"""Tokens of prompts, and their scores, in one answer; it has some 16 MB then."""
+
+_MANY = 1_000
+"""Tokens in a part of an answer that are not made into JSON on the event loop."""
 
 _MOST_TOKENS = 16
 """A completion's length unless the request says, as in OpenAI's protocol."""
@@ -106,10 +114,12 @@ class Service:
             await self.worker.call(lambda ids=ids: self.model.embed(ids))  # type: ignore[misc]
             for ids in texts
         ]
-        data = [
-            {"object": "embedding", "index": place, "embedding": _vector(vector, body)}
-            for place, vector in enumerate(vectors)
-        ]
+        data = await asyncio.to_thread(
+            lambda: [
+                {"object": "embedding", "index": place, "embedding": _vector(vector, body)}
+                for place, vector in enumerate(vectors)
+            ]
+        )
         count = sum(map(len, texts))
         return {
             "object": "list",
@@ -128,6 +138,7 @@ class Service:
             special = {} if body.parse_special is False else self.model.tokenizer.special
             id = special.get(body.prompt)
             text = without_surrogates(body.prompt)
+            refuse_endless(self.model, [text], "prompt")
             ids = self.model.tokenizer.encode(text) if id is None else [id]
         else:
             raise BadRequestError("there is neither prompt nor messages", "prompt")
@@ -135,6 +146,8 @@ class Service:
 
     def _detokenize(self, body: DetokenizeBody) -> Document:
         """The text of tokens."""
+        if len(body.tokens) > self.model.context:
+            raise BadRequestError("tokens has more than the model's window", "tokens")
         if not all(0 <= id < self.model.tokenizer.size for id in body.tokens):
             raise BadRequestError("tokens has ids that are not in the vocabulary", "tokens")
         return {"prompt": self.model.tokenizer.decode(body.tokens)}
@@ -214,7 +227,8 @@ class Replies(ABC):
         async with aclosing(self._pieces(worker)) as pieces:
             async for piece in pieces:
                 joined[piece.place].add(piece)
-        choices = [self._choice(piece) for piece in joined]
+        # Not on the event loop, which all requests share.
+        choices = await asyncio.to_thread(lambda: [self._choice(piece) for piece in joined])
         return self._head(self.kind, name) | {"choices": choices, "usage": self._usage()}
 
     async def chunks(
@@ -224,7 +238,9 @@ class Replies(ABC):
         head = self._head(self.chunk, name)
         async with aclosing(self._pieces(worker)) as pieces:
             async for piece in pieces:
-                for choice in self._parts(piece):
+                is_large = len(piece.tokens) > _MANY
+                parts = self._parts(piece)
+                for choice in await asyncio.to_thread(list, parts) if is_large else parts:
                     yield head | {"choices": [choice]}
         if with_usage:
             yield head | {"choices": [], "usage": self._usage()}
@@ -400,8 +416,26 @@ class Completions(Replies):
         self._written: dict[int, int] = {}
         """The characters of each reply that a stream has sent."""
         count = body.n or 1
+        self._refuse_large(count)
         super().__init__(model, self._requests_of(model, choices, count), count)
         self._places = len(self._prompts) * count
+
+    def _refuse_large(self, count: int) -> None:
+        """Raise BadRequestError for more texts or scores of their tokens than an answer may have.
+
+        count: of replies to each prompt.
+        """
+        texts, top = len(self._prompts) * count, self._body.logprobs
+        size = sum(map(len, self._prompts)) * count
+        for number, most, what in (
+            (texts, MOST_TEXTS, "texts"),
+            (size if self._body.echo else 0, _MOST_ECHOED, "tokens of prompts"),
+            (size * (top or 0) if self._body.echo else 0, _MOST_ECHOED, "log-probabilities"),
+        ):
+            if number > most:
+                raise BadRequestError(
+                    f"the answer would have {number:,} {what}; expected at most {most:,}", "prompt"
+                )
 
     def _requests_of(self, model: LanguageModel, choices: Choices, count: int) -> list[Request]:
         """The requests for all completions; none for max_tokens 0."""

@@ -1,6 +1,7 @@
 """`chatapp api` as a process: what it serves, whom it refuses, how it ends."""
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from completions_server import closed_port
 from typer.testing import CliRunner
 
 from chatapp.cli import app
+from chatapp.commands.serving import api as serving
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -117,3 +119,35 @@ def test_refusals(home: Path, arguments: list[str], words: str) -> None:
     result = CliRunner().invoke(app, ["api", *arguments])
     assert result.exit_code != 0
     assert words in f"{result.stderr} {result.exception}"
+
+
+ENDLESS = """
+import sys, time
+from chatapp.server.worker import Worker
+Worker._run = lambda self: time.sleep(600)
+sys.argv = ["chatapp", "api", "--port", sys.argv[1]]
+from chatapp.cli import main
+main()
+"""
+
+
+def test_one_signal_ends_it_although_a_computation_goes_on(home: Path) -> None:
+    port = closed_port()
+    command = [sys.executable, "-c", ENDLESS, str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "Serving bundled" not in (line := process.stderr.readline()):
+            assert line, process.poll()
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def test_a_librarys_words_are_not_in_the_log() -> None:
+    failure = ValueError("400, message: Bearer sk-secret")
+    exc_info = (ValueError, failure, None)
+    record = logging.LogRecord("aiohttp.server", 40, "", 1, "%s", ("sk-secret",), exc_info)
+    assert serving._without_foreign_words(record)
+    assert logging.Formatter("%(message)s").format(record) == "aiohttp.server: ValueError"
+    own = logging.LogRecord("chatapp.server", 20, "", 1, "%s 200", ("GET",), None)
+    assert serving._without_foreign_words(own)
+    assert own.getMessage() == "GET 200"

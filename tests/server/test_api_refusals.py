@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,57 @@ async def test_a_prompt_that_is_too_long_has_both_numbers(client: Client) -> Non
     long = await client.post(CHAT, {"messages": [USER | {"content": "a b " * 300}]})
     assert long["status"] == 400
     assert str(client.model.context) in long["error"]["message"]
+
+
+LONG = "hello world " * 80_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/tokenize", {"prompt": LONG}, "more than 256 tokens"),
+        ("/tokenize", {"prompt": "a" * 900_000}, "more than 256 tokens"),
+        ("/tokenize", {"messages": [USER | {"content": LONG}]}, "more than 256 tokens"),
+        ("/detokenize", {"tokens": [5] * 500_000}, "more than the model's window"),
+        (TEXT, {"prompt": LONG}, "more than 256 tokens"),
+        ("/embeddings", {"input": ["a"] * 100_000}, "more than 2,048 texts"),
+        (TEXT, {"prompt": ["a"] * 100_000, "echo": True, "max_tokens": 0}, "2,048 texts"),
+        (TEXT, {"prompt": ["a"] * 200, "n": 16, "echo": True, "max_tokens": 0}, "3,200 texts"),
+        (TEXT, {"prompt": ["a " * 200] * 2000, "echo": True, "max_tokens": 0}, "at most 262,144"),
+        (
+            TEXT,
+            {"prompt": ["a " * 100] * 500, "echo": True, "max_tokens": 0, "logprobs": 5},
+            "log-probabilities; expected at most 262,144",
+        ),
+    ],
+)
+async def test_no_text_and_no_answer_is_without_bound(
+    client: Client, path: str, body: dict[str, Any], words: str
+) -> None:
+    """Nor does one keep the event loop, which answers everybody, for longer than a moment."""
+    longest, done = 0.0, False
+
+    async def watch() -> None:
+        nonlocal longest
+        while not done:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+
+    watching = asyncio.create_task(watch())
+    answer = await client.post(path, body)
+    done = True
+    await watching
+    assert answer["status"] == 400
+    assert words in answer["error"]["message"]
+    assert longest < 2
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br"])
+async def test_a_body_is_what_its_headers_say(client: Client, coding: str) -> None:
+    headers = {"Content-Encoding": coding}
+    async with client.session.post(client.address + TEXT, data=b"no", headers=headers) as answer:
+        assert answer.status == 400
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a":' * 50_000])

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -36,6 +37,9 @@ _FAILED = 1
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PATIENCE = 2.0
 """Seconds that open requests get when the server ends."""
+
+_LONGEST_END = 10.0
+"""Seconds after which it ends although a computation goes on."""
 
 _POLL_SECONDS, _END_SECONDS = 0.05, 30.0
 _REASON_BYTES = 4000
@@ -162,6 +166,8 @@ def _run(
     from chatapp.server.server import BACKLOG, SILENCE, Server
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_without_foreign_words)
     logging.getLogger("chatapp.server").setLevel(logging.INFO)
     _allow_connections()
     host, port = listening.getsockname()[:2]
@@ -176,9 +182,11 @@ def _run(
         models = ", ".join(served)
         print(f"Serving {models} on {address} · Ctrl+C ends it", file=sys.stderr, flush=True)
 
+    application = Server(served, access).app()
+    application.on_shutdown.append(_end_in_time)
     try:
         web.run_app(
-            Server(served, access).app(),
+            application,
             sock=listening,
             backlog=BACKLOG,
             print=announce,
@@ -189,6 +197,25 @@ def _run(
         )
     finally:
         forget(os.getpid())
+
+
+def _without_foreign_words(record: logging.LogRecord) -> bool:
+    """Leave of a library's message where it comes from, and of what kind it is: its words may be a
+    client's, with keys and texts.
+    """
+    if not record.name.startswith("chatapp"):
+        kind = record.exc_info[0] if record.exc_info else None
+        what = kind.__name__ if kind else record.levelname.lower()
+        record.msg, record.args = f"{record.name}: {what}", ()
+        record.exc_info = record.exc_text = record.stack_info = None
+    return True
+
+
+async def _end_in_time(_: object) -> None:
+    """End this process, whatever its threads compute then, once it had time to end by itself."""
+    timer = threading.Timer(_LONGEST_END, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 def _allow_connections() -> None:
