@@ -16,9 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import parse_json, printable
 from chatapp.common.paths import RUN_RECORD
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import UserError, read_regular
 from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec
 from chatapp.engine.models.resolving import find_model
 from chatapp.rows.examples import item_of
@@ -106,7 +106,7 @@ def open_predictor(run: str, device: str = "auto") -> Predictor:
     head = HeadModel.load(run, files, device)
     roles = ROLES[head.spec.task][:-1]
     columns = {role: column for role, column in named.items() if role in roles}
-    described = hashlib.sha256((files.path / HEAD_FILE).read_bytes()).hexdigest()[:12]
+    described = hashlib.sha256(read_regular(files.path / HEAD_FILE)).hexdigest()[:12]
     return Predictor(head, columns, f"{files.digest()}-{described}")
 
 
@@ -187,7 +187,7 @@ def parsed(text: str, roles: tuple[str, ...]) -> str | dict[str, Any]:
     if len(roles) == 1:
         return text
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):

@@ -1,6 +1,5 @@
 """`chatapp render`: the exact prompt of a chat."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 
 from chatapp.commands.console import write, write_json
 from chatapp.commands.options import JsonOption, ModelOption, TemplateOption
+from chatapp.common.foreign import parse_json
 from chatapp.common.userfiles import UserError, read_required, shown
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def _read_messages(path: Path) -> "list[Message]":
     from chatapp.prompting.messages import Message
 
     try:
-        data: Any = json.loads(read_required(path))
-    except (ValueError, RecursionError) as error:
+        data: Any = parse_json(read_required(path))
+    except ValueError as error:
         raise UserError(f"{path}: is not valid JSON: {error}") from None
     if not isinstance(data, list) or not data:
         raise UserError(f"{path}: is {shown(data)}, expected a list of messages")

@@ -4,8 +4,10 @@ Invariant: the result of `printable` contains no character that a terminal obeys
 tab, and no lone surrogate, so it can always be encoded as UTF-8.
 """
 
+import json
 import re
 import unicodedata
+from typing import Any
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -38,6 +40,16 @@ _STAND_INS = _stand_ins()
 def without_surrogates(text: str) -> str:
     """Replace each lone surrogate by U+FFFD, so that the text can be encoded as UTF-8."""
     return text if text.isascii() else _SURROGATE.sub(_REPLACEMENT, text)
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """The data of a JSON text. options: of `json.loads`. Raises ValueError for any other text, also
+    one that is nested too deeply.
+    """
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def printable(text: str) -> str:

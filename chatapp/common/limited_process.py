@@ -28,8 +28,8 @@ from queue import Empty, Full, Queue
 from typing import Any, Literal
 
 from chatapp.common.confinement import confine
-from chatapp.common.foreign import clean
-from chatapp.common.userfiles import UserError, reason
+from chatapp.common.foreign import clean, parse_json
+from chatapp.common.userfiles import UserError, open_regular, reason
 
 _SUPERVISOR = Path(__file__).parent / "supervisor.py"
 _MARK = "CHATAPP_CALL"
@@ -113,7 +113,7 @@ def digests_of(values: Iterable[tuple[str, str]]) -> dict[str, str]:
 def _digest(path: Path) -> str:
     """A file's digest; for an unreadable one, a value that no content has."""
     try:
-        with path.open("rb") as content:
+        with open_regular(path) as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError:
         return "cannot be read"
@@ -297,8 +297,8 @@ class Lines:
             if not line:
                 raise LimitPassedError("end")
             try:
-                answer = json.loads(line)
-            except (ValueError, RecursionError):
+                answer = parse_json(line)
+            except ValueError:
                 answer = None
             return answer if isinstance(answer, dict) else {}
 
@@ -420,7 +420,7 @@ def serve(module: str, function: str, memory: int, network: bool) -> None:
 def _answered(answer: Answer, line: bytes) -> dict[str, Any]:
     """Write the items of an answer; return how it ended."""
     try:
-        seconds, request = json.loads(line)
+        seconds, request = parse_json(line)
         _end_after(seconds + _LATE_SECONDS)
         for item in answer(request):
             _end_after(0)

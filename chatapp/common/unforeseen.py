@@ -8,8 +8,10 @@ import logging
 import os
 import sys
 import traceback
+from io import TextIOWrapper
 
 from chatapp.common.foreign import printable
+from chatapp.common.userfiles import open_own
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends the program or a generator on purpose: to be raised again where all else is caught."""
@@ -37,10 +39,10 @@ def _log(error: BaseException) -> str:
 
     path = log_dir() / "chatapp.log"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        file = TextIOWrapper(open_own(path), encoding="utf-8", errors="backslashreplace")
     except OSError as problem:
         return f"the traceback could not be written to {path}: {problem.strerror}"
+    handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     record = logging.LogRecord(
         "chatapp",
@@ -52,5 +54,5 @@ def _log(error: BaseException) -> str:
         (type(error), error, error.__traceback__),
     )
     handler.emit(record)
-    handler.close()
+    file.close()
     return f"the traceback is in {path}"

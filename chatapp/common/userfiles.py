@@ -7,7 +7,6 @@ replaces the whole file or leaves it unchanged.
 import difflib
 import errno
 import io
-import json
 import os
 import re
 import shutil
@@ -16,9 +15,9 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import parse_json, printable
 
 Location = tuple[str | int, ...]
 """A place in a TOML or JSON file: keys, and list indices from 0."""
@@ -115,7 +114,7 @@ def _dotted(text: str) -> tuple[str, ...]:
     """The parts of a dotted TOML key; empty when the text is no key."""
     try:
         value: Any = tomllib.loads(f"{text} = 0")
-    except (ValueError, RecursionError):
+    except ValueError:
         return ()
     keys: list[str] = []
     while isinstance(value, dict):
@@ -163,7 +162,7 @@ class _Whole(io.BufferedReader):
         return data
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a file that the user did not name, for reading. Raises OSError.
 
     A pipe or a device is refused without waiting, because it may be endless.
@@ -174,6 +173,39 @@ def open_regular(path: Path) -> BinaryIO:
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return file
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a file that the user did not name: this program's own, or one beside another.
+
+    Raises OSError, also for a pipe or a device, and for more than 1 GiB.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > _MOST:
+            raise OSError(errno.EFBIG, f"it is larger than {_MOST // 2**30} GiB", str(path))
+        return file.read()
+
+
+def open_own(path: Path, mode: str = "ab") -> BinaryIO:
+    """Open a file of this program for writing; it and missing folders are made for this user alone.
+
+    Raises OSError, also for a pipe or a device, which is not waited for.
+    """
+    make_private(path.parent)
+    new = os.O_TRUNC if mode == "wb" else os.O_APPEND
+    flags = os.O_RDWR | os.O_CREAT | new | getattr(os, "O_NONBLOCK", 0) | _BINARY
+    file = cast(BinaryIO, os.fdopen(os.open(path, flags, 0o600), mode))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder of this program and those above it, for this user alone. Raises OSError."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def open_named(path: Path) -> BinaryIO:
@@ -292,8 +324,8 @@ def read_json_object(path: Path, error: type[UserError] = UserError) -> dict[str
 def parse_json_object(text: str, origin: str, error: type[UserError] = UserError) -> dict[str, Any]:
     """Parse a text that is one JSON object. origin: its file, for the sentence. Raises `error`."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as problem:
+        data = parse_json(text)
+    except ValueError as problem:
         raise error(f"{origin}: is not valid JSON: {problem}") from None
     if not isinstance(data, dict):
         raise error(f"{origin}: expected a JSON object, found {shown(data)}")
@@ -331,7 +363,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     # A long name is cut, so that it still fits with the suffix.
     draft = path.with_name(f".{path.name[:40]}.{os.getpid()}.{os.urandom(4).hex()}.new")
     draft.open("xb").close()

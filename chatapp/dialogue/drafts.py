@@ -10,6 +10,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from chatapp.common.userfiles import make_private, read_regular
+
 
 class Drafts:
     """The drafts in a folder. folder: None stores nothing."""
@@ -52,7 +54,7 @@ class Drafts:
         path = self._folder / f"{os.getpid()}.txt"
         with suppress(OSError):
             if text:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(self._folder)
                 new = path.with_suffix(".new")
                 descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                 with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
@@ -70,7 +72,7 @@ class Drafts:
         texts = []
         for path in left:
             with suppress(OSError):
-                texts.append(path.read_text(encoding="utf-8", errors="replace"))
+                texts.append(read_regular(path).decode("utf-8", "replace"))
         text = "\n".join(texts)
         self._wanted = text
         self._write(text)  # before the files go

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from chatapp.common.foreign import without_surrogates
+from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.userfiles import UserError, quoted, read_text, reason, shown
 from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.store import Store
@@ -133,15 +133,15 @@ def store_chats(
 def _documents(text: str, path: str) -> Iterator[tuple[str, Any]]:
     """Each document and its place in the file."""
     try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        whole = parse_json(text)
+    except ValueError as error:
         lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
         if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
             raise ImportingError(f"{path}: is not valid JSON: {error}") from None
         for number, line in lines:
             try:
-                yield f"{path}, line {number}", json.loads(line)
-            except (ValueError, RecursionError) as problem:
+                yield f"{path}, line {number}", parse_json(line)
+            except ValueError as problem:
                 raise ImportingError(
                     f"{path}, line {number}: is not valid JSON: {problem}"
                 ) from None
@@ -254,7 +254,7 @@ def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tupl
             problem = f"nests lists and objects deeper than {DEEPEST} levels"
             raise ImportingError(f"{where}, {what} {number}: {problem}")
     # An escape may be half of a character, which no tokenizer accepts.
-    tables = json.loads(without_surrogates(json.dumps(tables, ensure_ascii=False)))
+    tables = parse_json(without_surrogates(json.dumps(tables, ensure_ascii=False)))
     parts = (
         validated(model, table, ImportingError, origin=f"{where}, {what} {number}", what=what)
         for number, table in enumerate(tables, 1)

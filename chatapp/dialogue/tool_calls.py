@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chatapp.common.foreign import parse_json
 from chatapp.dialogue.tools.tool import STOPPED, Arguments, Outcome, Tool, failed, misfit_of, run
 from chatapp.dialogue.writers.prompt import Writer
 from chatapp.engine.constraint.compiling import ConstraintError
@@ -115,7 +116,7 @@ def call_schema(pattern: CallPattern, tools: Mapping[str, Schema]) -> Schema:
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": name}, key: json.loads(own)},
+                "properties": {"name": {"const": name}, key: parse_json(own)},
                 "required": ["name", key],
                 "additionalProperties": False,
             }

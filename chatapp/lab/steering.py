@@ -12,7 +12,6 @@ block 3. What is kept is m · v / ‖v‖, so that c is llama.cpp's scale.
 Invariant: strength 0 is the model itself, bit by bit.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.paths import data_dir
 from chatapp.common.progress import Progress, no_progress
 from chatapp.common.userfiles import UserError, quoted, read_required, whole_file
@@ -81,8 +81,8 @@ def read_pairs(path: Path) -> list[Pair]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             raise UserError(f"{path}, line {number}: is not JSON") from None
         match row:
             case {"positive": str(positive), "negative": str(negative)} if positive and negative:

@@ -8,7 +8,6 @@ merges the pair with the largest count(ab) / (count(a) · count(b)), so that par
 anyway do not win (Schuster and Nakajima 2012, "Japanese and Korean voice search").
 """
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from chatapp.common.foreign import without_surrogates
+from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.userfiles import UserError
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers.byte_level import BPETokenizer
@@ -166,7 +165,7 @@ def merge_steps(tokenizer: PieceTokenizer, text: str) -> list[Word]:
     if not isinstance(tokenizer, kinds) or tokenizer.backend is None:
         raise UserError("this tokenizer does not show how it makes its tokens")
     library = tokenizer.backend
-    rules = json.loads(library.to_str())["model"]
+    rules = parse_json(library.to_str())["model"]
     cutters: dict[str, type[_MergedWords | _LongestMatch]]
     cutters = {"BPE": _MergedWords, "WordPiece": _LongestMatch}
     cut = cutters.get(rules["type"])

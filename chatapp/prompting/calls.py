@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from chatapp.common.foreign import without_surrogates
+from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.prompting.messages import Call, CallPattern, InlineCalls, JSONCalls, Requested, Segment
 from chatapp.prompting.thinking import possible_start
 
@@ -274,10 +274,10 @@ def _requested(text: str, name: str) -> Requested | None:
     name: of the tool, where the text contains only the arguments.
     """
     try:
-        value = json.loads(text, parse_constant=_refused)
+        value = parse_json(text, parse_constant=_refused)
         # An escape may be half of a character, which no tokenizer accepts.
-        value = json.loads(without_surrogates(json.dumps(value, ensure_ascii=False)))
-    except (ValueError, RecursionError):
+        value = parse_json(without_surrogates(json.dumps(value, ensure_ascii=False)))
+    except ValueError:
         return None
     if name:
         value = {"name": name, "arguments": value}
@@ -290,8 +290,8 @@ def _requested(text: str, name: str) -> Requested | None:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # some models write the object as a JSON string
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
+            arguments = parse_json(arguments or "{}")
+        except ValueError:
             return None
     called = value.get("name")
     if not isinstance(called, str) or not isinstance(arguments, dict):

@@ -16,11 +16,11 @@ of the library uses.
 Invariant: a record that lacks a field is one sentence that names the field.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.userfiles import quoted, shown
 
 Record = Mapping[Any, Any]
@@ -89,8 +89,8 @@ def _story_cloze(record: Record) -> Items:
 def _race(record: Record) -> Items:
     if isinstance(record.get("text"), str):  # a file of its own
         try:
-            record = dict(json.loads(record["text"]))
-        except (ValueError, TypeError, RecursionError) as error:
+            record = dict(parse_json(record["text"]))
+        except (ValueError, TypeError) as error:
             raise FormatFault(f"is not a JSON object: {error}") from None
     article = _text(record, "article")
     names = ("questions", "options", "answers")

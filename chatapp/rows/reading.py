@@ -9,6 +9,7 @@ import gzip
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-from chatapp.common.foreign import without_surrogates
+from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.userfiles import (
     UserError,
     did_you_mean,
@@ -193,7 +194,19 @@ def _json_records(file: IO[bytes], location: str) -> Iterator[Record]:
         return _Elements(file, location).records()
     if re.match(rb'\{\s*\n\s*"', head):  # one object in several lines
         return jsonl_records([file.read().replace(b"\n", b" ")])
-    return jsonl_records(file)
+    return jsonl_records(_bounded_lines(file))
+
+
+def _bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file; of one that is longer than a row may be, a little more than that."""
+    while line := file.readline(_LONGEST_ROW + 1):
+        yield line
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_LONGEST_ROW)
+
+
+_LONGEST_ROW = 16 * 2**20
+"""Bytes: far more than any model's window, also where a compressed file makes it of little."""
 
 
 def jsonl_records(file: Iterable[bytes]) -> Iterator[Record]:
@@ -202,18 +215,18 @@ def jsonl_records(file: Iterable[bytes]) -> Iterator[Record]:
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(_BOM)
-        if line.strip():
+        if len(line) > _LONGEST_ROW:
+            yield number, f"is longer than {_LONGEST_ROW:,} bytes"
+        elif line.strip():
             yield number, _jsonl_record(line)
 
 
 def _jsonl_record(line: bytes) -> Mapping[Any, Any] | str:
     try:
         text = line.decode("utf-8").rstrip()  # so an error at the end has a column of this line
-        record = json.loads(text, object_pairs_hook=unique_keys)
+        record = parse_json(text, object_pairs_hook=unique_keys)
     except UnicodeDecodeError:
         return not_utf8(line)
-    except RecursionError:
-        return "is nested too deeply"
     except json.JSONDecodeError as error:
         return f"is not valid JSON: {error.msg} at column {error.colno}"
     except ValueError as error:
@@ -231,8 +244,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     record = {without_surrogates(name): _text_in(value) for name, value in pairs}
     if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
+        ((repeated, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {quoted(repeated)} occurs twice")
     return record
 
@@ -431,7 +443,7 @@ def _parquet_labels(path: Path) -> Labels:
     from pyarrow.parquet import read_schema
 
     try:
-        known = json.loads((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))
+        known = parse_json((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))
         features = known.get("info", {}).get("features", {})
         return {name: tuple(each["names"]) for name, each in features.items() if "names" in each}
     except (OSError, ArrowException, ValueError, AttributeError, TypeError):

@@ -4,13 +4,12 @@ Invariant: no text of a request becomes a special token, and its stop strings, t
 mean what they mean everywhere in this program.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from chatapp.common.foreign import without_surrogates
+from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.parameters import GREEDY, PARAMETERS, Choices, Sampling
 from chatapp.dialogue.events import Options
 from chatapp.dialogue.tool_calls import call_constraint, call_schema
@@ -290,8 +289,8 @@ def _replied(exchange: Exchange, text: str, message: MessageBody, number: int) -
     calls = []
     for call in message.tool_calls or ():
         try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except (ValueError, RecursionError):
+            arguments = parse_json(call.function.arguments or "{}")
+        except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
             raise BadRequestError(

@@ -17,6 +17,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from chatapp import __version__
+from chatapp.common.foreign import parse_json
 from chatapp.common.unforeseen import describe_unforeseen
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.remote.http import host_of
@@ -236,8 +237,8 @@ class Server:
 def _body_of(data: bytes, kind: type[_Body]) -> _Body:
     """Raises BadRequestError."""
     try:
-        document = json.loads(data.decode())
-    except (ValueError, RecursionError):
+        document = parse_json(data.decode())
+    except ValueError:
         raise BadRequestError("the body is not JSON in UTF-8") from None
     if not isinstance(document, dict):
         raise BadRequestError("the body is not a JSON object")

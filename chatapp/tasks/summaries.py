@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chatapp.tasks.files.documents import content_words, least_covered, rarity_of
 
-_SENTENCE = re.compile(r"\S.*?[.!?]+(?=\s|$)|\S.*$", re.DOTALL)
+_SENTENCE = re.compile(r"\S.*?[.!?](?=\s|$)|\S.*$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

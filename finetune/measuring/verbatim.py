@@ -26,9 +26,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import parse_json, printable
 from chatapp.common.paths import RUN_RECORD
-from chatapp.common.userfiles import read_json_object
+from chatapp.common.userfiles import read_json_object, read_regular
 from chatapp.engine.models.loading import load_model
 from chatapp.rows.reading import BadRow, renamed, tables
 from chatapp.tasks.evaluation.language_modelling import perplexity
@@ -265,13 +265,13 @@ def _suffix_array(words: Numbers) -> Numbers:
 
 
 def _words_of(folder: Path) -> list[str]:
-    words: list[str] = json.loads((folder / "words.json").read_text(encoding="utf-8"))
+    words: list[str] = parse_json(read_regular(folder / "words.json"))
     return words
 
 
 def _location(folder: Path, row: int) -> str:
     with (folder / "rows.jsonl").open(encoding="utf-8") as file:
-        return str(json.loads(next(islice(file, row, None))))
+        return str(parse_json(next(islice(file, row, None))))
 
 
 @dataclass(frozen=True, slots=True)

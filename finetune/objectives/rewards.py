@@ -7,7 +7,6 @@ result here is a number or one sentence, and the process ends with this one at t
 that it has started.
 """
 
-import json
 import re
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chatapp.common.foreign import one_line, printable
+from chatapp.common.foreign import one_line, parse_json, printable
 from chatapp.common.limited_process import LimitPassedError, Lines, Program, Supervision
 from chatapp.common.paths import trusted_folders_path
 from chatapp.common.userfiles import UserError, quoted, read_text
@@ -236,8 +235,8 @@ def _within(tokens: int, least: int, most: int) -> float:
 
 def _is_json(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict | list)
-    except (ValueError, RecursionError):
+        return isinstance(parse_json(text), dict | list)
+    except ValueError:
         return False
 
 

@@ -5,7 +5,6 @@ process or a full disk leaves the last one untouched. Of a model, config.json (o
 moved in last, so a folder that looks like a model is one.
 """
 
-import json
 import os
 import random
 import re
@@ -33,8 +32,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers.trainer_pt_utils import safe_globals
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.paths import CHAT_TEMPLATE
-from chatapp.common.userfiles import read_json_object, write_whole
+from chatapp.common.userfiles import read_json_object, read_regular, write_whole
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, CONFIG
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import END_OF_TEXT
@@ -224,7 +224,7 @@ def check_whole(checkpoint: Path) -> None:
         try:
             match file.suffix:
                 case ".json":
-                    json.loads(file.read_text(encoding="utf-8"))
+                    parse_json(read_regular(file))
                 case ".safetensors":
                     with safe_open(file, "pt"):
                         pass

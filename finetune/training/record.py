@@ -46,8 +46,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.paths import RUN_RECORD
-from chatapp.common.userfiles import read_json_object, write_whole
+from chatapp.common.userfiles import read_json_object, read_regular, reason, write_whole
 from chatapp.engine.models.resolving import BUNDLED
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, validated
 
@@ -229,11 +230,18 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log. A last line that a killed process left unfinished is left out."""
+    """The rows of a log. A last line that a killed process left unfinished is left out.
+
+    Raises ConfigError for a log that cannot be read.
+    """
     rows = []
-    for text in path.read_text().splitlines():
+    try:
+        texts = read_regular(path).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}") from None
+    for text in texts:
         try:
-            rows.append(json.loads(text))
-        except json.JSONDecodeError:
+            rows.append(parse_json(text))
+        except ValueError:
             break
     return rows

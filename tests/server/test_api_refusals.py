@@ -93,7 +93,7 @@ LONG = "hello world " * 80_000
         ("/embeddings", {"input": ["a"] * 100_000}, "more than 2,048 texts"),
         (TEXT, {"prompt": ["a"] * 100_000, "echo": True, "max_tokens": 0}, "2,048 texts"),
         (TEXT, {"prompt": ["a"] * 200, "n": 16, "echo": True, "max_tokens": 0}, "3,200 texts"),
-        (TEXT, {"prompt": ["a " * 200] * 2000, "echo": True, "max_tokens": 0}, "at most 262,144"),
+        (TEXT, {"prompt": ["a " * 80] * 2000, "echo": True, "max_tokens": 0}, "at most 262,144"),
         (
             TEXT,
             {"prompt": ["a " * 100] * 500, "echo": True, "max_tokens": 0, "logprobs": 5},

@@ -25,7 +25,7 @@ import typer
 from chatapp.commands.console import complain, status
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import PrecisionOption, TemplateOption
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import UserError, make_private, open_own, read_regular
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
@@ -243,9 +243,9 @@ def _start_in_background() -> None:
         raise _runs_already(other)
     arguments = [argument for argument in sys.argv[1:] if argument != "--background"]
     log = log_dir() / "api.log"
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(log.parent)
     alone = {"creationflags": 8} if os.name == "nt" else {"start_new_session": True}  # DETACHED
-    with log.open("w") as output:
+    with open_own(log, "wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "chatapp", *arguments],
             stdin=subprocess.DEVNULL,
@@ -259,7 +259,7 @@ def _start_in_background() -> None:
     finally:
         status("")
     if process.poll() is not None:
-        lines = log.read_bytes()[-_REASON_BYTES:].decode("utf-8", "replace").strip().splitlines()
+        lines = read_regular(log)[-_REASON_BYTES:].decode("utf-8", "replace").strip().splitlines()
         complain((lines or ["the server has ended"])[-1].removeprefix("chatapp: "))
         raise typer.Exit(process.returncode or 1)
     server = running.running()

@@ -8,7 +8,6 @@ from any other machine.
 """
 
 import ipaddress
-import json
 import logging
 import secrets
 import sys
@@ -20,6 +19,7 @@ from aiohttp import WSMsgType, web
 from textual_serve.app_service import AppService
 from textual_serve.server import Server
 
+from chatapp.common.foreign import parse_json
 from chatapp.engine.backends.remote.http import host_of
 
 _PAGE = Path(__file__).parent / "page"
@@ -168,7 +168,7 @@ class ChatServer(Server):
 def _read(text: str) -> tuple[str, object] | None:
     """What the page has sent and its value; None for what no page of ours sends."""
     try:
-        kind, *values = json.loads(text)
+        kind, *values = parse_json(text)
     except (ValueError, TypeError, RecursionError):
         return None
     value = values[0] if values else None

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from chatapp.common.foreign import printable, without_surrogates
 from chatapp.common.progress import Progress
+from chatapp.common.userfiles import make_private
 from chatapp.dialogue.documents.files import SourceFile
 from chatapp.dialogue.documents.reader import DocumentReader
 from chatapp.dialogue.documents.reading import Piece, Unreadable
@@ -238,7 +239,7 @@ class Index:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._file.parent)
             database = sqlite3.connect(self._file, timeout=60)
             try:
                 database.row_factory = sqlite3.Row

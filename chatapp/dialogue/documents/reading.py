@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import parse_json, printable
 from chatapp.common.userfiles import open_regular, reason
 from chatapp.dialogue.documents.html import html_blocks
 from chatapp.dialogue.documents.pdf import PdfError, pdf_pages
@@ -195,8 +195,8 @@ def _json_rows(text: str) -> Iterator[Block]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             row = None
         if isinstance(row, dict):
             fields = ((name, _shown(value)) for name, value in row.items())

@@ -7,6 +7,7 @@ import json
 import time
 
 from chatapp.common.paths import guesses_path
+from chatapp.common.userfiles import make_private, open_own
 from chatapp.dialogue.lessons.lesson import Lesson, Step
 
 
@@ -20,6 +21,6 @@ def record_guess(lesson: Lesson, step: Step, guess: str) -> None:
         "guess": guess,
     }
     path = guesses_path()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    make_private(path.parent)
+    with open_own(path) as file:
+        file.write(json.dumps(row).encode() + b"\n")

@@ -11,7 +11,7 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from chatapp.common.userfiles import reason
+from chatapp.common.userfiles import make_private, reason
 from chatapp.dialogue.store.database import CannotWrite, Database, StoreError, is_sound, log_of
 
 KEPT = 3
@@ -37,7 +37,7 @@ def back_up(path: Path, *, every: float = _SECONDS) -> Path | None:
         known = backups(path)
         if not path.is_file() or (known and time.time() - known[0].stat().st_mtime < every):
             return None
-        draft.parent.mkdir(mode=0o700, exist_ok=True)
+        make_private(draft.parent)
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         with closing(source), closing(sqlite3.connect(draft)) as copy:

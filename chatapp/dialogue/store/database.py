@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from chatapp.common.foreign import without_surrogates
-from chatapp.common.userfiles import DISK_FULL, UserError, reason
+from chatapp.common.userfiles import DISK_FULL, UserError, make_private, reason
 from chatapp.dialogue.store.migrations import MIGRATIONS
 
 APPLICATION_ID = 0x63686174
@@ -168,7 +168,7 @@ class Database:
         if path is None:
             return
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(path.parent)
             # SQLite gives its -wal and -shm files the mode of the database. An existing file is not
             # opened here: closing it would end the locks of this process's other stores.
             with suppress(FileExistsError):

@@ -4,13 +4,13 @@ Invariant: a field has the name of its column, so a statement may list its colum
 new columns are possible.
 """
 
-import json
 import re
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
+from chatapp.common.foreign import parse_json
 from chatapp.dialogue.documents.sources import Source
 from chatapp.prompting.messages import Call, Role
 from chatapp.tasks.files.documents import DocumentSet
@@ -73,10 +73,10 @@ class StoredChat:
     def of(cls, row: sqlite3.Row) -> "StoredChat":
         """A row of `chats`, whose chosen parameters, documents and tools are JSON."""
         flags = {name: bool(row[name]) for name in ("archived", "markdown")}
-        stored = json.loads(row["documents"] or "null")
+        stored = parse_json(row["documents"] or "null")
         documents = None if stored is None else DocumentSet.from_dict(stored)
-        chosen = json.loads(row["chosen"])
-        lists = {name: tuple(json.loads(row[name])) for name in ("tools", "allowed_tools")}
+        chosen = parse_json(row["chosen"])
+        lists = {name: tuple(parse_json(row[name])) for name in ("tools", "allowed_tools")}
         return cls(**{**row, **flags, **lists, "chosen": chosen, "documents": documents})
 
     @property
@@ -166,8 +166,8 @@ class StoredMessage:
     @classmethod
     def of(cls, row: sqlite3.Row) -> "StoredMessage":
         """A row of `messages`, whose sources and calls are JSON."""
-        sources = tuple(Source(**source) for source in json.loads(row["sources"]))
-        calls = tuple(Call(**call) for call in json.loads(row["calls"]))
+        sources = tuple(Source(**source) for source in parse_json(row["sources"]))
+        calls = tuple(Call(**call) for call in parse_json(row["calls"]))
         return cls(**{**row, "sources": sources, "calls": calls})
 
 
@@ -190,7 +190,7 @@ class Conditions:
     @classmethod
     def of(cls, stored: str) -> "Conditions":
         """From the column `conditions` of `turns`, which is JSON."""
-        fields = json.loads(stored)
+        fields = parse_json(stored)
         opening = tuple((role, text) for role, text in fields["opening"])
         return cls(**{**fields, "opening": opening, "tools": tuple(fields["tools"])})
 
@@ -242,7 +242,7 @@ class Generation:
     @classmethod
     def of(cls, row: sqlite3.Row) -> "Generation":
         """A row of `turns`, whose sampling is JSON."""
-        return cls(**{**row, "sampling": json.loads(row["sampling"])})
+        return cls(**{**row, "sampling": parse_json(row["sampling"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from chatapp.common.foreign import parse_json
 from chatapp.dialogue.tools.copying import form_of, forms, marked, marks_in
 from chatapp.dialogue.tools.examples import NONE, PATH, questions_without_tool
 from chatapp.dialogue.tools.tool import Tool, misfit_of
@@ -107,7 +108,7 @@ class Chooser:
         answer = self._answer(prompt, question)
         assert answer.finished is not None
         arguments: dict[str, Any] | None = (
-            json.loads(answer.output) if answer.finished.valid else None
+            parse_json(answer.output) if answer.finished.valid else None
         )
         return arguments
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from chatapp.common.foreign import parse_json
 from chatapp.dialogue.tools.tool import Tool, misfit_of
 
 _NUMBER = r"\d+(?:[.,]\d+)*"
@@ -95,7 +96,7 @@ def _filled(tool: Tool, form: str, parts: dict[str, str]) -> dict[str, Any] | No
     """The arguments; None if a part is missing, or one does not fit."""
     try:
         text = _MARK.sub(lambda match: json.dumps(parts[match[0]], ensure_ascii=False)[1:-1], form)
-        arguments: dict[str, Any] = json.loads(text)
+        arguments: dict[str, Any] = parse_json(text)
     except (KeyError, ValueError):
         return None
     if misfit_of({tool.name: tool}, tool.name, arguments):

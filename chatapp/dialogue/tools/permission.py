@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from chatapp.common.foreign import revealed
+from chatapp.common.foreign import parse_json, revealed
 from chatapp.common.paths import allowed_tools_path
 from chatapp.common.userfiles import UserError, dotted_key, read_json_object, reason, write_whole
 from chatapp.dialogue.tools.tool import Arguments, Tool, ToolError
@@ -62,7 +62,7 @@ def changes_of(tool: Tool, permissions: Iterable[str]) -> tuple[str, ...]:
 
     permissions: of any tools, in the form of `Tool.permission`.
     """
-    now = dict(_leaves(json.loads(tool.permission)))
+    now = dict(_leaves(parse_json(tool.permission)))
     before = [dict(_leaves(permission)) for permission in _of_name(tool.name, permissions)]
     differences = [
         tuple(
@@ -99,8 +99,8 @@ def allow_for_good(permission: str) -> None:
 def _of_name(name: str, permissions: Iterable[str]) -> Iterator[dict[str, Any]]:
     for text in permissions:
         try:
-            permission = json.loads(text)
-        except (ValueError, RecursionError):
+            permission = parse_json(text)
+        except ValueError:
             continue
         if isinstance(permission, dict) and permission.get("name") == name:
             yield permission

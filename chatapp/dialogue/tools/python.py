@@ -6,7 +6,6 @@ gives up what `confine` names. It runs as you: you have seen the code.
 """
 
 import ast
-import json
 import linecache
 import os
 import secrets
@@ -19,6 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from chatapp.common.confinement import confine
+from chatapp.common.foreign import parse_json
 from chatapp.common.limited_process import Program, python_command
 from chatapp.dialogue.tools.tool import LONGEST_RESULT, Arguments
 from chatapp.dialogue.tools.user_tools import CommandLine
@@ -45,7 +45,7 @@ def run_given(memory: int) -> None:
     """Run the code on standard input, {"code": …}, and print the value of its last line as an
     interactive interpreter does. memory: its limit in bytes.
     """
-    code = json.loads(sys.stdin.read())["code"]
+    code = parse_json(sys.stdin.read())["code"]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the code has no input
     linecache.cache[_NAME] = len(code), None, code.splitlines(keepends=True), _NAME
     if problem := confine(memory, folder=os.getcwd()):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def grammar_of(kind: Kind, source: str, *, led: bool = False) -> str:
             if kind == "pattern"
             else LLMatcher.grammar_from_json_schema(source, overrides=_JSON)  # type: ignore[arg-type]
         )
-        body = json.loads(text)["grammars"][0]
+        body = parse_json(text)["grammars"][0]
     return json.dumps({"grammars": [*([_LEAD] if led else []), {**body, "name": "body"}]})
 
 

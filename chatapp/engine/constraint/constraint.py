@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.limited_process import LimitedProcess, LimitPassedError
 from chatapp.common.userfiles import Location, dotted_key, read_required
 from chatapp.engine.constraint.compiling import ConstraintError as ConstraintError
@@ -62,8 +63,8 @@ class Constraint:
         """schema: as JSON data or its text; true allows any JSON."""
         if isinstance(schema, str):
             try:
-                schema = json.loads(schema)
-            except (ValueError, RecursionError) as error:
+                schema = parse_json(schema)
+            except ValueError as error:
                 raise ConstraintError(f"the schema is not JSON: {error}") from None
         if schema is True:
             schema = {}
@@ -138,7 +139,7 @@ def answer(request: tuple[Kind, str, bool]) -> Iterator[str]:
     kind, source, led = request
     fault = fault_of(grammar_of(kind, source, led=led))
     if kind == "schema":
-        schema = json.loads(source)
+        schema = parse_json(source)
         fault = _smallest_fault(schema, fault) if fault else fault_by_draft(schema)
     yield fault
 

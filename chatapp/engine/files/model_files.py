@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from chatapp.common.parameters import PARAMETERS, Values
 from chatapp.common.paths import CHAT_TEMPLATE, RUN_RECORD, TEMPLATE_FILE, TOKENIZER_CONFIG
-from chatapp.common.userfiles import read_json_object, shown
+from chatapp.common.userfiles import open_regular, read_json_object, shown
 from chatapp.engine.decoder.families import DECODERS, read_architecture
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.errors import ModelError
@@ -288,7 +288,7 @@ class ModelFiles:
         for file in [self.path] if self.is_gguf else sorted(matches):
             if file.is_file():
                 digest.update(file.name.encode("utf-8", "surrogateescape") + b"\0")
-                with file.open("rb") as content:
+                with open_regular(file) as content:
                     digest.update(hashlib.file_digest(content, "sha256").digest())
         return digest.hexdigest()[:12]
 

@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chatapp.common.userfiles import make_private
+
 SOURCE = Path(__file__).with_name("kernels.c")
 CHOICE = "_CHATAPP_KERNELS"
 """Environment variable: a level's name, or "none", in place of what the processor has."""
@@ -150,7 +152,7 @@ def _cached(level: str, name: str) -> Path:
 
     folder = cache_dir() / "kernels"
     if not (folder / name).is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         compile_level(level, folder)
     return folder / name
 

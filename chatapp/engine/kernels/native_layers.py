@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.paths import cache_dir
-from chatapp.common.userfiles import whole_file
+from chatapp.common.userfiles import read_regular, whole_file
 from chatapp.engine.kernels import native
 from chatapp.engine.kernels.machine import seconds_of_others
 from chatapp.engine.kernels.rounding import kind_of
@@ -62,7 +63,7 @@ def _kept(what: str, measure: Callable[[], int], most: int, least: int = 1) -> i
     key = f"{platform.node()}, {os.cpu_count()} cores, {native.kernels().level}, {what}"
     kept: dict[str, int] = {}
     with suppress(OSError, TypeError, ValueError):
-        kept = dict(json.loads(path.read_text(encoding="utf-8")))
+        kept = dict(parse_json(read_regular(path)))
     stored = kept.get(key)
     if isinstance(stored, int) and least <= stored <= most:
         return stored

@@ -22,7 +22,14 @@ from filelock import FileLock, Timeout
 from chatapp.common.paths import cache_dir, fetched_path, models_dir
 from chatapp.common.progress import Progress
 from chatapp.common.shading import size_in_words
-from chatapp.common.userfiles import did_you_mean, quoted, read_json_object, reason, write_whole
+from chatapp.common.userfiles import (
+    did_you_mean,
+    make_private,
+    quoted,
+    read_json_object,
+    reason,
+    write_whole,
+)
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models.hub import (
     UNWANTED,
@@ -123,7 +130,7 @@ def only_one() -> Iterator[None]:
     """
     path = cache_dir() / "fetching.lock"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path.parent)
         lock = FileLock(path, timeout=0)
         lock.acquire()
     except Timeout:

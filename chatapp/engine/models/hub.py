@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from chatapp.common.progress import Progress
-from chatapp.common.userfiles import quoted, reason
+from chatapp.common.userfiles import make_private, quoted, reason
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.models.known_models import Package
 
@@ -230,7 +230,7 @@ def _workshop(place: Path) -> Iterator[Path]:
     """A temporary folder next to a path, deleted afterwards with those of earlier runs."""
     folder = place.with_name(f".{place.name}.partial")
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700, parents=True)
+    make_private(folder)
     try:
         yield folder
     finally:

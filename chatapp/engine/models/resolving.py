@@ -14,12 +14,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.paths import RUN_RECORD, SERVERS, config_dir, models_dir, used_models_path
 from chatapp.common.userfiles import (
     did_you_mean,
     is_path,
     missing_path,
     read_json_object,
+    read_regular,
     read_toml,
     write_whole,
 )
@@ -57,7 +59,7 @@ def note_model(name: str | Path) -> None:
 def used_models() -> list[Path]:
     """The remembered folders and files that still exist, the latest first."""
     try:
-        names = json.loads(used_models_path().read_bytes())
+        names = parse_json(read_regular(used_models_path()))
         return [Path(name) for name in names if os.path.exists(name)]
     except (OSError, ValueError, TypeError):
         return []

@@ -22,9 +22,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.parameters import Sampling, Values, seeded
 from chatapp.common.paths import background_path
-from chatapp.common.userfiles import UserError, open_regular, parse_json_object
+from chatapp.common.userfiles import UserError, make_private, open_regular, parse_json_object
 from chatapp.engine.backends.remote.http import (
     SILENCE_SECONDS,
     BlockingStream,
@@ -147,7 +148,7 @@ def claim(seconds: float = _CLAIM_SECONDS) -> "FileLock | None":
     from filelock import FileLock
 
     path = background_path().with_suffix(".lock")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     lock = FileLock(path, timeout=seconds)
     try:
         lock.acquire()
@@ -159,7 +160,7 @@ def claim(seconds: float = _CLAIM_SECONDS) -> "FileLock | None":
 def note(running: Running) -> None:
     """Write the file, for this user only. Raises OSError."""
     path = background_path()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     draft = path.with_suffix(f".{os.getpid()}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(asdict(running), file)
@@ -361,7 +362,7 @@ def reply_events(
     try:
         while (data := events.next(cancel)) not in (None, "[DONE]"):
             events.hear_reply()
-            document = json.loads(data or "")
+            document = parse_json(data or "")
             if "error" in document:
                 raise ModelError(reason_of(server, document))
             usage = document.get("usage") or usage
@@ -401,7 +402,7 @@ def reply_events(
 def _refused(body: Body, status: int, text: str) -> None:
     """Raise RefusedError with what the server says of a request that it refuses."""
     with suppress(ValueError):
-        raise RefusedError(reason_of(Server(""), json.loads(text)))
+        raise RefusedError(reason_of(Server(""), parse_json(text)))
 
 
 def stamps(paths: Iterable[str]) -> dict[str, tuple[int, int]]:

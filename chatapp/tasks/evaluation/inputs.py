@@ -4,11 +4,11 @@ Invariant: every row of a file comes out once, with the line where it begins, as
 sentence on its fault.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.userfiles import open_named
 from chatapp.rows.examples import (
     INPUT_FIELDS,
@@ -122,8 +122,8 @@ def _plain(lines: Iterable[bytes], source: str) -> Iterator[tuple[int, str | Pro
 
 def _record(text: str) -> object:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None
 
 

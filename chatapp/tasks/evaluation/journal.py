@@ -47,6 +47,7 @@ from typing import Any, TypeVar, cast
 
 from filelock import FileLock, Timeout
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.userfiles import open_named, reason
 from chatapp.prompting.messages import text_of
 from chatapp.rows.examples import PromptError, Query, item_of
@@ -74,8 +75,8 @@ def read_rows(path: Path) -> Iterator[JournalRow]:
             for number, line in enumerate(file, 1):
                 is_half = not line.endswith(b"\n")
                 row = None
-                with suppress(ValueError, RecursionError):
-                    row = {} if is_half and line.startswith(b"{") else json.loads(line)
+                with suppress(ValueError):
+                    row = {} if is_half and line.startswith(b"{") else parse_json(line)
                 if not isinstance(row, dict):
                     raise PromptError(
                         f"{path}, line {number}: is not a row that can be continued; choose "

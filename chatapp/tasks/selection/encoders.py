@@ -18,7 +18,7 @@ import numpy as np
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.paths import cache_dir
 from chatapp.common.progress import Progress
-from chatapp.common.userfiles import read_json_object
+from chatapp.common.userfiles import make_private, read_json_object
 from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.model_files import ModelFiles, check_files
 from chatapp.engine.model import LanguageModel
@@ -180,7 +180,7 @@ class CachedEncoder:
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            make_private(self._file.parent)
             with closing(sqlite3.connect(self._file, timeout=60)) as cache:
                 return self._encode(texts, cache)
         except (sqlite3.Error, OSError) as error:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store.rows import ChatSummary, Hit
 
 _MOST = 200
-_MATCH = re.compile("\x02([^\x03]*)\x03")
+_MATCH = re.compile("\x02([^\x02\x03]*)\x03")
 _HINT = "Enter opens · ↓ to rename, archive, delete · Ctrl+T archived · Esc closes"
 _IN_LIST = "n renames · a archives · d deletes · u undoes · / searches · Esc closes"
 _RENAMING = "Enter renames · Esc cancels"

@@ -4,7 +4,6 @@ Invariant: the command equals the one in a terminal; it does not outlive the scr
 """
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import parse_json, printable
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog
 
@@ -160,7 +159,7 @@ class TraceScreen(CommandScreen):
     BINDING_GROUP_TITLE = "Where a reply is from"
 
     def answered(self, answer: str) -> tuple[str | Content, str]:
-        return _copies(json.loads(answer)), "Esc closes"
+        return _copies(parse_json(answer)), "Esc closes"
 
 
 def _copies(document: dict[str, Any]) -> Content:

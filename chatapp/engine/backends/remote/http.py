@@ -18,7 +18,6 @@ taken, and their events yielded, on the caller's thread; when it leaves, all req
 import asyncio
 import base64
 import ipaddress
-import json
 import os
 import re
 import threading
@@ -32,6 +31,7 @@ from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.paths import SERVERS
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.events import Event, Finished
@@ -342,8 +342,8 @@ def get_json(server: Server, url: str) -> Any:
     if response.status_code != 200:
         raise _refusal(server, response, text)
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         raise nonsense(server, "its list of models is not JSON") from None
 
 
@@ -392,8 +392,8 @@ class JSONClient:
         if response.status_code != 200:
             raise RefusedError(str(_refusal(self.server, response, text)))
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
+            document = parse_json(text)
+        except ValueError:
             document = None
         if not isinstance(document, dict):
             raise RefusedError(str(nonsense(self.server, "its answer is not a JSON object")))
@@ -436,8 +436,8 @@ def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelErr
             "that address"
         )
     try:
-        reason = reason_of(server, json.loads(text))
-    except (ValueError, RecursionError):
+        reason = reason_of(server, parse_json(text))
+    except ValueError:
         reason = ""
     if status == 404 and not reason:
         return ModelError(

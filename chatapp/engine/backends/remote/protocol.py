@@ -23,6 +23,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
+from chatapp.common.foreign import parse_json
 from chatapp.engine.backends.remote.http import (
     SILENCE_SECONDS,
     Body,
@@ -101,8 +102,8 @@ def read_chunk(server: Server, data: str) -> Chunk:
     if data.strip() == DONE:
         return Chunk(reason=DONE)
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
+        document = parse_json(data)
+    except ValueError:
         raise nonsense(server, "one of its events is not JSON") from None
     if not isinstance(document, dict):
         raise nonsense(server, "one of its events is not a JSON object")
@@ -515,7 +516,7 @@ def response_format(constraint: Constraint | None) -> Body:
     """The field of OpenAI's protocol for a schema."""
     if constraint is None or constraint.is_optional:
         return {}
-    schema = {"name": "answer", "schema": json.loads(constraint.source), "strict": True}
+    schema = {"name": "answer", "schema": parse_json(constraint.source), "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 

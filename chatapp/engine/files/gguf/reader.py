@@ -65,7 +65,9 @@ class GGUFFile:
         except OSError as error:
             raise ModelError(f"{path}: cannot be read: {reason(error)}") from None
         except (ValueError, KeyError, IndexError, struct.error, OverflowError) as error:
-            if kind := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
+            if kind := re.search(
+                r"(?<!\d)(\d+)\)? is not a valid GGMLQuantizationType", str(error)
+            ):
                 raise ModelError(
                     f"{path}: a tensor is stored as type {kind[1]}, which is not known here"
                 ) from None

@@ -10,7 +10,6 @@ refused. Named tokens and chat templates are converted to the keys of
 a tokenizer_config.json, which the rest of the program reads.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.userfiles import did_you_mean, shown
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.gguf.pre_tokenizers import (
@@ -238,7 +238,7 @@ def vocabulary_metadata(
     tokens with a meaning, by their keys. origin: for messages. Raises ModelError when llama.cpp has
     no such method of cutting texts.
     """
-    description = json.loads(tokenizer.to_str())
+    description = parse_json(tokenizer.to_str())
     model = description["model"]
     if model["type"] != "BPE":
         raise ModelError(f"{origin}: its tokenizer is a {model['type']}; expected a BPE")
@@ -296,7 +296,7 @@ def _sentencepiece_keys(
     for id, token in enumerate(tokens):
         if len(token) == 6 and token.startswith("<0x") and types[id] == TokenType.NORMAL:
             types[id] = int(TokenType.BYTE)
-    unknown = json.loads(tokenizer.to_str())["model"]["unk_token"]
+    unknown = parse_json(tokenizer.to_str())["model"]["unk_token"]
     if unknown in tokens:
         types[tokens.index(unknown)] = int(TokenType.UNKNOWN)
     begins = tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith("▁")
