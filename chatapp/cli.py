@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
+from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,8 +26,8 @@ from chatapp.commands.options import (
     name_mcp_servers,
 )
 from chatapp.common.command_groups import DailyFirst
-from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
-from chatapp.common.userfiles import UserError, invalid_path
+from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen, prepare_streams
+from chatapp.common.userfiles import DISK_FULL, UserError, invalid_path, reason
 from chatapp.engine.kernels.machine import wait_briefly
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ def chat(
 
 def main() -> None:
     """The `chatapp` command."""
+    prepare_streams()
     wait_briefly(os.environ)
     try:
         app(prog_name="chatapp")
@@ -197,5 +199,10 @@ def _report(error: BaseException) -> int:
     if (problem := invalid_path(error)) is not None:
         complain(problem)
         return 2
-    complain(describe_unforeseen(error))
+    if isinstance(error, UnsupportedOperation) or (
+        isinstance(error, OSError) and reason(error) == DISK_FULL
+    ):
+        complain(f"{error.filename or 'standard output'} cannot be written: {reason(error)}")
+    else:
+        complain(describe_unforeseen(error))
     return 1

@@ -18,7 +18,8 @@ import typer
 
 from chatapp.common.command_groups import DailyFirst
 from chatapp.common.foreign import printable
-from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
+from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen, prepare_streams
+from chatapp.common.userfiles import reason
 from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.engine.kernels.machine import wait_briefly
 
@@ -454,9 +455,12 @@ def pretrain(config: Config, overrides: Overrides = None) -> None:
 
 def main() -> None:
     """Entry point of the `finetune` script."""
+    prepare_streams()
     wait_briefly(os.environ)
     try:
         app()
+    except OSError as error:  # of --help, which no command writes
+        sys.exit(f"standard output cannot be written: {reason(error)}")
     finally:
         gc.freeze()  # the interpreter's last collection would take a fifth of a short command
 

@@ -51,9 +51,6 @@ def write(text: str, *, verbatim: bool = False) -> None:
     """
     if not verbatim:
         text = printable(text)
-    if sys.stdout is None:
-        complain("standard output is closed")
-        raise typer.Exit(1)
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -62,7 +59,7 @@ def write(text: str, *, verbatim: bool = False) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(_SIGPIPE_STATUS) from None
-        complain(f"standard output cannot be written: {error.strerror}")
+        complain(f"standard output cannot be written: {reason(error)}")
         raise typer.Exit(1) from None
 
 

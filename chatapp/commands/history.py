@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from dataclasses import asdict
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +29,7 @@ from chatapp.commands.options import ForceOption, JsonOption
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows, rows_of_model
+from chatapp.dialogue.store.rows import local_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -319,7 +319,7 @@ def _write_rich(*parts: "RenderableType") -> None:
 
 
 def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    return local_time(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def _line(text: str) -> str:

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import traceback
+from contextlib import suppress
 from io import TextIOWrapper
 
 from chatapp.common.foreign import printable
@@ -20,6 +21,19 @@ INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 def is_debugging() -> bool:
     """Whether CHATAPP_DEBUG is set: tracebacks are shown, and Textual's console is connected."""
     return bool(os.environ.get("CHATAPP_DEBUG"))
+
+
+def prepare_streams() -> None:
+    """Give the program three streams that can be used: a closed one gives nothing, and refuses what
+    is written as a full disk does, except standard error; what an encoding lacks becomes a mark.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(null, mode, encoding="utf-8"))
+        elif mode == "w" or name == "stdout":
+            with suppress(AttributeError):  # a stream of a test
+                getattr(sys, name).reconfigure(errors="replace")
 
 
 def describe_unforeseen(error: BaseException) -> str:

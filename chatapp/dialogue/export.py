@@ -47,13 +47,12 @@ text: no HTML in it takes effect, nothing is loaded, and a link leads to a web a
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.foreign import printable
-from chatapp.dialogue.store.rows import StoredChat, StoredMessage
+from chatapp.dialogue.store.rows import StoredChat, StoredMessage, local_time
 from chatapp.dialogue.tools.tool import call_in_words
 from chatapp.engine.events import THINKING
 from chatapp.prompting.messages import Call
@@ -175,7 +174,7 @@ def _plain(text: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "minutes")
+    return local_time(seconds).isoformat(" ", "minutes")
 
 
 def _notes(message: StoredMessage) -> list[str]:

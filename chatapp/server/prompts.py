@@ -156,6 +156,10 @@ def chat_prompt(
         template = with_thinking(model, template, switches.enable_thinking)
     writer = writer_for(model, template)
     definitions = [_definition(tool) for tool in _wanted_tools(body)]
+    names = [definition["function"]["name"] for definition in definitions]
+    if len(set(names)) < len(names):
+        twice = max(names, key=names.count)
+        raise BadRequestError(f"tools has {twice[:200]!r} twice", "tools")
     if definitions:
         writer.use_tools(definitions)
     system, exchanges = _exchanges(body.messages)

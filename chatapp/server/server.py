@@ -234,10 +234,14 @@ class Server:
         return web.Response(text=self._description, content_type="application/json")
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _body_of(data: bytes, kind: type[_Body]) -> _Body:
     """Raises BadRequestError."""
     try:
-        document = parse_json(data.decode())
+        document = parse_json(data.decode(), parse_constant=_refuse_constant)
     except ValueError:
         raise BadRequestError("the body is not JSON in UTF-8") from None
     if not isinstance(document, dict):

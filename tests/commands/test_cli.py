@@ -1,6 +1,8 @@
 """The command as a whole: help, the chat's start, and errors nobody foresaw."""
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +203,23 @@ def test_a_bug_is_told_even_where_no_log_can_be_written(
     status, _, err = run("ask", "Hi")
     assert status == 1
     assert f"the traceback could not be written to {log_dir() / 'chatapp.log'}" in err
+
+
+PROGRAMS = (["chatapp", "--help"], ["finetune", "--help"], ["chatapp", "models", "list"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no such device")
+@pytest.mark.parametrize("command", PROGRAMS, ids=" ".join)
+@pytest.mark.parametrize("streams", ["1>/dev/full", "1>&-", "2>&- 0<&-", "1>ascii.txt"])
+def test_streams_that_take_nothing_or_not_all(
+    home: Path, tmp_path: Path, command: list[str], streams: str
+) -> None:
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    shell = f"exec {shlex.quote(sys.executable)} -m {shlex.join(command)} {streams}"
+    done = subprocess.run(
+        ["sh", "-c", shell], cwd=tmp_path, env=variables, capture_output=True, check=False
+    )
+    is_refused = streams.startswith("1>") and streams != "1>ascii.txt"
+    assert done.returncode == (1 if is_refused else 0)
+    assert done.stderr.count(b"\n") == is_refused
+    assert (b"standard output cannot be written: " in done.stderr) == is_refused

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,16 @@ def test_show_is_safe_to_look_at(run, ids: list[int]) -> None:
     assert "\x1b" not in out
     document = json.loads(run("history", "show", str(ids[1]), "--json").out)
     assert document["messages"][0]["content"] == HOSTILE
+
+
+@pytest.mark.parametrize("seconds", [1e300, -1e300, float("inf")])
+def test_a_time_out_of_range_hides_no_chat(run, ids: list[int], seconds: float) -> None:
+    with closing(sqlite3.connect(database_path())) as database:
+        database.execute("UPDATE messages SET created = ?", [seconds])
+        database.execute("UPDATE chats SET created = ?, updated = ?", [seconds, seconds])
+        database.commit()
+    for command in (["list"], ["show", str(ids[0])], ["export", str(ids[0])]):
+        assert run("history", *command).status == 0, command
 
 
 @pytest.mark.parametrize("command", ["show", "export", "delete"])

@@ -117,6 +117,11 @@ def test_processes_are_started_by_one_room() -> None:
     assert users("exec|eval") == {"chatapp/dialogue/tools/python.py"}
 
 
+def test_times_are_read_by_one_function() -> None:
+    """`local_time` takes any number of a damaged file."""
+    assert users(r".*fromtimestamp|time\.(localtime|gmtime)") == {"chatapp/dialogue/store/rows.py"}
+
+
 def patterns() -> dict[str, tuple[str, int, str]]:
     """Every constant regular expression with its flags, and how it is applied."""
     found = {}

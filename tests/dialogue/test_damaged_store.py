@@ -122,6 +122,8 @@ def test_a_copy_is_made_once_a_day_and_three_are_kept(path: Path) -> None:
     made = back_up(path)
     assert made is not None
     assert back_up(path) is None, "there is one of today"
+    os.utime(made, (2**33, 2**33))
+    assert back_up(path) is not None, "that one is of a clock that jumped"
     for number in range(4):
         for days, file in enumerate(backups(path), 1):
             os.utime(file, (0, time.time() - 100_000 * days))

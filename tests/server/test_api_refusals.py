@@ -19,6 +19,7 @@ from chatapp.server.server import LARGEST_BODY, Access, Server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "Hi"}
+SAME = {"type": "function", "function": {"name": "f"}}
 BROKEN = {"type": "function", "function": {"name": "f", "parameters": {"type": "no such"}}}
 
 
@@ -50,6 +51,8 @@ BROKEN = {"type": "function", "function": {"name": "f", "parameters": {"type": "
         ),
         (CHAT, {"messages": [USER], "tool_choice": "always"}, "tool_choice", "required"),
         (CHAT, {"messages": [USER], "tool_choice": "required"}, "tool_choice", "not in"),
+        (CHAT, {"messages": [USER], "tools": [SAME, SAME]}, "tools", "'f' twice"),
+        (CHAT, {"messages": [USER], "top_p": float("nan")}, "", "not JSON"),
         (CHAT, {"messages": [USER], "tools": [BROKEN], "tool_choice": "required"}, "tools", "type"),
         ("/v1/detokenize", {"tokens": [-1]}, "tokens", "vocabulary"),
         ("/v1/tokenize", {}, "prompt", "neither"),

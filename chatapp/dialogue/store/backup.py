@@ -35,7 +35,8 @@ def back_up(path: Path, *, every: float = _SECONDS) -> Path | None:
     draft = _folder(path) / f".draft-{os.getpid()}{path.suffix}"
     try:
         known = backups(path)
-        if not path.is_file() or (known and time.time() - known[0].stat().st_mtime < every):
+        ages = [time.time() - copy.stat().st_mtime for copy in known]  # below 0: the clock jumped
+        if not path.is_file() or any(0 <= age < every for age in ages):
             return None
         make_private(draft.parent)
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))

@@ -5,7 +5,6 @@ and `show` replaces it by the row's own text.
 """
 
 import asyncio
-from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
+from chatapp.dialogue.store.rows import local_time
 from chatapp.engine.events import REPEATED
 from chatapp.tui.widgets.message_parts import TextBody, Thoughts, ToolCalls
 from chatapp.tui.widgets.rendered import given_places
@@ -153,7 +153,7 @@ class MessageView(Vertical, can_focus=True):
         if verdict := verdict_words(self._feedback):
             title += Content.styled(f"  {verdict}", "not bold")
         if self._has_time:
-            written = datetime.fromtimestamp(message.created)
+            written = local_time(message.created)
             title += Content.styled(f"  {written:%Y-%m-%d %H:%M}", "not bold")
         self._header.update(title)
 

@@ -65,6 +65,7 @@ def test_it_runs_in_the_folder_of_its_file_or_in_its_own(folder: Path, tmp_path:
         ),
         (GOOD.replace('["cat"]', "[]"), "line 3: 'command' names no program"),
         (GOOD.replace("echo", "a b"), "line 1: 'name' may have letters"),
+        (GOOD + "timeout = nan", "line 4: 'timeout' is nan, expected more than 0"),
         (GOOD + "timeout = 0.0", "line 4: 'timeout' is 0, expected more than 0"),
         (GOOD + "output_limit = 0", "line 4: 'output_limit' is 0, expected 1 to 20,000"),
         (GOOD + 'environment = "KEY"', "line 4: 'environment' is the string 'KEY'"),
