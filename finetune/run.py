@@ -59,6 +59,7 @@ from finetune.training.record import (
     check_unchanged,
     configuration_of,
     differences,
+    digest_of,
     read_record,
     without_places,
     write_json,
@@ -153,7 +154,7 @@ def _run(
         )
         if is_first_process():
             (output / RESULT_FILE).unlink(missing_ok=True)
-            write_json(output / RUN_RECORD, setup.record)
+            write_json(output / RUN_RECORD, setup.record | {"digest": digest_of(setup.record)})
             note_model(output)  # the chat lists its folder from now on
         resuming = [f"resuming from {checkpoint.name}"] if checkpoint else []
         _print(console, [*header(setup), *resuming])
@@ -186,7 +187,7 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
     first start. Raises as `train` does, and ConfigError when the data, the template, the objective
     or the model have changed since.
     """
-    record = read_record(folder)
+    record = read_record(folder, untouched=True)
     config = configuration_of(folder, record)
     wanted = lay_over(config, overrides)
     free = FREE_KEYS + (GENTLER_KEYS if (folder / BAD_BATCH_FILE).exists() else ())

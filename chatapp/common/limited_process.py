@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -205,6 +204,8 @@ def run_program(
 
     Raises UserError when it cannot be started, fails or takes too long.
     """
+    import tempfile  # --help starts no program
+
     supervision = Supervision(program)
     pipe = subprocess.PIPE
     with tempfile.TemporaryFile() as stdin:  # a pipe would wait for a program that reads late

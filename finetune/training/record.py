@@ -39,6 +39,7 @@ Invariant: a run is resumed only with an equal record; a difference is refused w
 step is in the log once, however often the run was interrupted and continued.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,8 +62,14 @@ LOSSES_FILE = "losses.jsonl"
 _KEYS = ("config", "template", "data", "weights", "precision", "processes")
 
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a run. Raises ConfigError."""
+def digest_of(record: dict[str, Any]) -> str:
+    """Twelve hex digits over a record, without its own digest."""
+    own = {key: value for key, value in record.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def read_record(folder: Path, *, untouched: bool = False) -> dict[str, Any]:
+    """The record of a run. untouched: as it was written. Raises ConfigError."""
     path = folder / RUN_RECORD
     try:
         record = read_json_object(path, ConfigError)
@@ -72,6 +79,11 @@ def read_record(folder: Path) -> dict[str, Any]:
         ) from None
     if any(key not in record for key in _KEYS):
         raise ConfigError(f"{path}: expected a run's record with the keys {', '.join(_KEYS)}")
+    if untouched and record.get("digest", "") not in ("", digest_of(record)):
+        raise ConfigError(
+            f"{path}: was changed since the run began, so a step would not be the run's own; "
+            "start a new run for other settings"
+        )
     if isinstance(record["config"], dict) and isinstance(record["config"].get("train"), dict):
         record["config"]["train"].pop("watch", None)  # a key of older versions
     return record

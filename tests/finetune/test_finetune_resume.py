@@ -96,6 +96,10 @@ def test_a_run_that_diverged_is_gone_on_with_at_a_lower_rate(tmp_path: Path) -> 
     record = json.loads((run / "run.json").read_text())
     record["config"]["train"]["learning_rate"] = 1e30
     (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=r"run\.json: was changed since the run began"):
+        resume(run, ["train.epochs=4"], QUIET)
+    del record["digest"]
+    (run / "run.json").write_text(json.dumps(record))
     with pytest.raises(ConfigError, match=r"learning_rate = 1e\+30, not 0\.001"):
         resume(run, ["train.learning_rate=0.001", "train.epochs=4"], QUIET)
     with pytest.raises(NotFinite, match=r"resume .*run train\.learning_rate=RATE` .* lower rate"):
