@@ -175,7 +175,7 @@ def _squad(record: Record) -> Items:
 
 def _gsm8k(record: Record) -> Items:
     """The worked answer without the marks of the calculator; its last line is the number."""
-    solution = re.sub(r"<<.*?>>", "", _text(record, "answer"))
+    solution = re.sub(r"<<[^<]*?>>", "", _text(record, "answer"))
     if "####" not in solution:
         raise FormatFault("'answer' has no final number after ####")
     yield {"question": _text(record, "question"), "solution": solution}

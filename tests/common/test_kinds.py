@@ -41,16 +41,16 @@ def test_json_is_read_by_one_function() -> None:
 
 OPENED = {
     "chatapp/common/userfiles.py": "the mechanisms: read_text, open_regular, open_named, open_own",
-    "chatapp/engine/kernels/threads.py": "/proc/stat",
+    "chatapp/engine/kernels/machine.py": "/proc/stat",
     "chatapp/tui/platform/runtime.py": "for measuring, by a variable",
     "chatapp/tui/platform/programs.py": "the text of an editor, in a new folder",
     "chatapp/tasks/evaluation/journal.py": "checked before, and locked",
     "chatapp/commands/run.py": "checked before",
-    "chatapp/prompting/examples.py": "checked before",
+    "chatapp/rows/examples.py": "checked before",
     "finetune/training/record.py": "adds to a log that was read before",
     "finetune/measuring/verbatim.py": "in a new folder",
     "chatapp/engine/models/hub.py": "in a new folder",
-    "finetune/data/tables.py": "after open_named",
+    "chatapp/rows/reading.py": "gzip",
     "chatapp/engine/models/running.py": "a draft with a name of its own",
 }
 """Files that open others, although not by `userfiles`; those that come with the program aside."""
