@@ -8,7 +8,6 @@ Invariant: each model replies greedily in its own template, by the code of chats
 the same questions.
 """
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from chatapp.common.foreign import parse_json
 from chatapp.dialogue.events import Options
 from chatapp.dialogue.turn import write_prompt
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
@@ -78,7 +78,7 @@ def measure_forgetting(
     ModelError, and whatever a model raises that does not fit into the memory.
     """
     started = time.perf_counter()
-    items = [json.loads(line) for line in ITEMS.read_text(encoding="utf-8").splitlines()]
+    items = [parse_json(line) for line in ITEMS.read_text(encoding="utf-8").splitlines()]
     models = [load_model(name, device=device) for name in (before, after)]
     losses = [_nats_a_byte(model) for model in models]
     rights: tuple[list[bool], list[bool]] = ([], [])

@@ -55,7 +55,7 @@ OPENED = {
 }
 """Files that open others, although not by `userfiles`; those that come with the program aside."""
 
-SHIPPED = re.compile(r"__file__|files\(|_TABLE|SOURCE|^PATH$|^\(folder / .page\.(css|js)")
+SHIPPED = re.compile(r"__file__|files\(|_TABLE|SOURCE|^PATH$|^ITEMS$|^\(folder / .page\.(css|js)")
 
 
 def test_files_are_opened_by_one_room() -> None:
