@@ -26,10 +26,9 @@ from chatapp.commands.console import (
 )
 from chatapp.commands.loading import open_store
 from chatapp.commands.options import ForceOption, JsonOption
-from chatapp.common.foreign import printable
+from chatapp.common.foreign import local_time, printable
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows, rows_of_model
-from chatapp.dialogue.store.rows import local_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

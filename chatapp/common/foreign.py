@@ -7,6 +7,7 @@ tab, and no lone surrogate, so it can always be encoded as UTF-8.
 import json
 import re
 import unicodedata
+from datetime import datetime
 from typing import Any
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -50,6 +51,14 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         return json.loads(text, **options)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def local_time(seconds: float) -> datetime:
+    """A time of a file as a date here; the first one that there is for a time out of range."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return datetime.fromtimestamp(0).astimezone()
 
 
 def printable(text: str) -> str:

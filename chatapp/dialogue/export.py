@@ -51,8 +51,8 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from chatapp.common.foreign import printable
-from chatapp.dialogue.store.rows import StoredChat, StoredMessage, local_time
+from chatapp.common.foreign import local_time, printable
+from chatapp.dialogue.store.rows import StoredChat, StoredMessage
 from chatapp.dialogue.tools.tool import call_in_words
 from chatapp.engine.events import THINKING
 from chatapp.prompting.messages import Call

@@ -119,7 +119,7 @@ def test_processes_are_started_by_one_room() -> None:
 
 def test_times_are_read_by_one_function() -> None:
     """`local_time` takes any number of a damaged file."""
-    assert users(r".*fromtimestamp|time\.(localtime|gmtime)") == {"chatapp/dialogue/store/rows.py"}
+    assert users(r".*fromtimestamp|time\.(localtime|gmtime)") == {"chatapp/common/foreign.py"}
 
 
 def patterns() -> dict[str, tuple[str, int, str]]:

@@ -8,7 +8,6 @@ import re
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Literal, Protocol, TypedDict
 
 from chatapp.common.foreign import parse_json
@@ -23,14 +22,6 @@ _TITLE_LENGTH = 60
 _SENTENCE = re.compile(r".{11,}?[.!?](?= )")
 _GREETINGS = {"hi", "hello", "hey", "hi there", "hello there", "good morning", "good evening"}
 """First messages that say nothing about the subject of a chat."""
-
-
-def local_time(seconds: float) -> datetime:
-    """A time of the store as a date here; the first one that there is for a time out of range."""
-    try:
-        return datetime.fromtimestamp(seconds).astimezone()
-    except (OverflowError, ValueError, OSError):
-        return datetime.fromtimestamp(0).astimezone()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
-from chatapp.common.foreign import printable
-from chatapp.dialogue.store.rows import local_time
+from chatapp.common.foreign import local_time, printable
 from chatapp.engine.events import REPEATED
 from chatapp.tui.widgets.message_parts import TextBody, Thoughts, ToolCalls
 from chatapp.tui.widgets.rendered import given_places
