@@ -191,8 +191,9 @@ def test_pools_of_any_json(tmp_path: Path, rows: list[object], end: str, mark: b
     body = end.join(json.dumps(row) for row in rows)
     path.write_bytes((b"\xef\xbb\xbf" if mark else b"") + body.encode())
     attempt(path)
-    lines = [line for line, _ in read_rows(path, output_required=False)]
-    assert lines == list(range(1, len(rows) + 1))
+    if not body.startswith("["):  # else the file is one JSON list
+        lines = [line for line, _ in read_rows(path, output_required=False)]
+        assert lines == list(range(1, len(rows) + 1))
 
 
 def toml(value: object) -> str:
