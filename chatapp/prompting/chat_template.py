@@ -12,10 +12,11 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache, cached_property
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -95,6 +96,14 @@ class Written(NamedTuple):
                 return end
             end -= length
         return len(self.text)
+
+    def holds(self, span: tuple[int, int], messages: Sequence[int], count: int) -> bool:
+        """Whether a span holds text or thoughts of one of these messages, of `count`."""
+        ends = accumulate(length for _, length in self.runs)
+        return any(
+            origin >= 0 and end > span[0] and end - length < span[1] and origin % count in messages
+            for (origin, length), end in zip(self.runs, ends, strict=True)
+        )
 
     def until(self, end: int) -> "Written":
         """The text up to a character."""
@@ -190,14 +199,16 @@ class ChatTemplate:
         written = self._text(messages)
         if written.trained is None:
             return None
-        edges = sorted({edge for span in written.trained for edge in span})
+        given = [i for i, message in enumerate(messages) if not message.learnt]
+        spans = [span for span in written.trained if not written.holds(span, given, len(messages))]
+        edges = sorted({edge for span in spans for edge in span})
         parts: list[tuple[Segment, bool]] = []
         start = 0
         for segment in self._segments_of(written, messages):
             end = start + len(segment.text)
             cuts = [start, *(edge for edge in edges if start < edge < end), end]
             for first, last in pairwise(cuts):
-                is_trained = any(begin <= first < stop for begin, stop in written.trained)
+                is_trained = any(begin <= first < stop for begin, stop in spans)
                 text = written.text[first:last]
                 parts.append((replace(segment, text=text), is_trained))
             start = end
@@ -260,24 +271,12 @@ class ChatTemplate:
         Without a place for a system message, its text goes before the first user message (as in
         Gemma's documentation); two consecutive messages of one role become one.
         """
-        turns = [
-            Turn(
-                "user" if message.role == "tool" and message.call is None else message.role,
-                text_by(index, message.text),
-                text_by(len(messages) + index, message.thoughts),
-                _call(message, index),
-            )
-            for index, message in enumerate(messages)
-        ]
+        turns = _turns(messages)
         forms = [turns, _without_system(turns), _alternating(turns)]
         forms.append(_alternating(forms[1]))
         refusal: ChatTemplateError | None = None
         until = time.monotonic() + _MOST_SECONDS
-        # A template made for tools only may need a list of them, even an empty one.
-        lists: tuple[Any, ...] = (None, ())
-        if self.tools and self.has_calls:
-            lists = (schema_by(2 * len(messages), self.tools, self.special),)
-        for tools, form in product(lists, forms):
+        for tools, form in product(self._lists_of_tools(messages), forms):
             try:
                 text = self._run(form, announce, tools, until)
             except _EndlessError:
@@ -292,10 +291,27 @@ class ChatTemplate:
             f"{self.origin}: the chat template has no place for a system message alone"
         )
 
+    def _lists_of_tools(self, messages: Sequence[Message]) -> tuple[Any, ...]:
+        """A template made for tools only may need a list of them, even an empty one."""
+        if self.tools and self.has_calls:
+            return (schema_by(2 * len(messages), self.tools, self.special),)
+        return (None, ())
+
+    def writes(self, messages: Sequence[Message]) -> bool:
+        """Whether the template writes every message as a turn of its own: none is refused, left
+        out or joined with another.
+        """
+        turns, until = _turns(messages), time.monotonic() + _MOST_SECONDS
+        for tools in self._lists_of_tools(messages):
+            with suppress(ChatTemplateError):
+                written = self._run(turns, False, tools, until)
+                origins = {origin for origin, _ in written.runs}
+                return all(i in origins for i, message in enumerate(messages) if message.text)
+        return False
+
     def _leaves_out_system(self, messages: Sequence[Message], text: Written) -> bool:
         """Whether the template silently ignored the system message."""
-        first = messages[0]
-        has_system = first.role == "system" and bool(first.text.strip())
+        has_system = any(m.role == "system" and m.text.strip() for m in messages[:1])
         return has_system and "system" not in self.source and text.start_of(0) == len(text.text)
 
     def _with_calls_as_text(self, messages: Sequence[Message]) -> list[Message]:
@@ -312,11 +328,12 @@ class ChatTemplate:
         for place, message in enumerate(rewritten):
             if message.call is None:
                 continue
-            call_text, answer = as_text(message.call)
             if message.role == "tool":
-                rewritten[place] = Message("tool", answer)
+                rewritten[place] = Message("tool", as_text(message.call)[1])
             else:
-                rewritten[place] = Message("assistant", f"{message.text}\n{call_text}".lstrip())
+                calls = (as_text(call)[0] for call in (message.call, *message.further))
+                text = "\n".join([message.text, *calls]).lstrip()
+                rewritten[place] = replace(message, text=text, call=None, further=())
         return rewritten
 
     def _run(self, turns: Turns, announce: bool, tools: Any, until: float) -> Written:
@@ -425,6 +442,19 @@ class ChatTemplate:
             yield Segment(kind, piece[start:])
 
 
+def _turns(messages: Sequence[Message]) -> Turns:
+    """Messages in the form that a template gets, with their places as origins."""
+    return [
+        Turn(
+            "user" if message.role == "tool" and message.call is None else message.role,
+            text_by(index, message.text),
+            text_by(len(messages) + index, message.thoughts),
+            _call(message, index),
+        )
+        for index, message in enumerate(messages)
+    ]
+
+
 def _without_system(turns: Turns) -> Turns:
     """Move the system message into the first user message."""
     if len(turns) < 2 or turns[0].role != "system":
@@ -458,10 +488,11 @@ def _call(message: Message, index: int) -> dict[str, Any]:
     if message.role == "tool":
         name = text_by(index, message.call.name)
         return {"name": name, "tool_call_id": f"call{index - 1:05}"}
-    name, arguments = (text_by(index, part) for part in (message.call.name, message.call.arguments))
-    function = {"name": name, "arguments": arguments}
-    call = {"type": "function", "id": f"call{index:05}", "function": function}
-    return {"tool_calls": [call]}
+    calls = []
+    for number, call in enumerate((message.call, *message.further), index):
+        function = {"name": text_by(index, call.name), "arguments": text_by(index, call.arguments)}
+        calls.append({"type": "function", "id": f"call{number:05}", "function": function})
+    return {"tool_calls": calls}
 
 
 Template = DialogueTemplate | ChatTemplate

@@ -156,13 +156,16 @@ class Message:
     """One message of a chat. A `system` message, if any, comes first.
 
     thoughts: the model's thoughts before a reply. call: the tool call that ends an `assistant`
-    message; the `tool` message after it has the result.
+    message; the `tool` message after it has the result. further: more calls made at once, whose
+    results follow in their order. learnt: whether training has labels for a reply.
     """
 
     role: Role
     text: str
     thoughts: str = ""
     call: Call | None = None
+    further: tuple[Call, ...] = ()
+    learnt: bool = field(default=True, compare=False)
 
 
 TEMPLATE = -1

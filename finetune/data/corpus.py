@@ -15,8 +15,10 @@ from chatapp.prompting.messages import END_OF_TEXT, Segment
 from chatapp.prompting.template import DialogueTemplate
 from chatapp.rows.reading import BadRow, tables
 from finetune.config.sections import ConfigError, TrainSource
+from finetune.data.encoding import dialogue_segments
 from finetune.data.formats import detect
 from finetune.data.split import is_held_out, text_key
+from finetune.data.turns import regular
 
 Ids = NDArray[np.int32]
 Document = list[Segment]
@@ -44,7 +46,8 @@ def read_documents(path: Path, template: DialogueTemplate) -> Iterator[Document]
                 texts = example.parts or (example.text,)
                 yield [Segment("instruction", text) for text in texts]
                 continue
-            document = template.render(example.messages)
+            messages = regular(example.messages, example.location)
+            document = [s for s, _ in dialogue_segments(template, messages, example.tools)]
             # Otherwise the end-of-text token that closes every document would come twice.
             if document[-1].kind == "end":
                 document.pop()

@@ -7,24 +7,28 @@ prompt or by its oldest turns, and counted, or dropped.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatapp.engine.encoding import in_order, segment_ids, without_start
 from chatapp.engine.model import Tokenizer
+from chatapp.prompting.calls import CALCULATOR, as_text, explained
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Template
-from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of
+from chatapp.prompting.messages import END_OF_TEXT, Call, Message, Segment, text_of
 from chatapp.prompting.template import DialogueTemplate
 from chatapp.rows.reading import BadRow
 from finetune.config.sections import ConfigError, TooLong
 from finetune.data.formats import TrainingExample
 from finetune.data.split import content_key
+from finetune.data.turns import regular
 
 
 class Span(IntEnum):
@@ -33,7 +37,7 @@ class Span(IntEnum):
     TEMPLATE = 0
     """Instruction, markers and delimiters of the template."""
     PROMPT = 1
-    """Text of system and user messages, and of replies that another example trains."""
+    """Text of system and user messages, results of tools, and replies that are not trained here."""
     RESPONSE = 2
     """Text of the assistant, and the template's end of it. A plain text is all response; of a
     few-shot prompt the answers are.
@@ -66,10 +70,14 @@ class ChatEncoder:
         self.tokenizer = tokenizer
         self.start = start
         self._has_encoder = has_encoder
+        if isinstance(template, ChatTemplate):
+            self._tooled = template
         # Markers are the same few texts in every chat, and earlier turns recur.
         self._encoded = lru_cache(maxsize=256)(tokenizer.encode)
 
-    def encode(self, messages: Sequence[Message]) -> list[list[Piece]]:
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[list[Piece]]:
         """The chat as the examples that train its replies: one, unless turns are rewritten.
 
         In the patterns of this program, which rewrite nothing, a chat is one example. In a model's
@@ -79,36 +87,65 @@ class ChatEncoder:
         is the same example; if the template renders earlier turns differently now (it drops their
         thoughts), a new one begins, in which they are part of the prompt. A template that marks by
         `{% generation %}` what is trained decides that itself, as in transformers'
-        `return_assistant_tokens_mask`. Raises ChatTemplateError when a model's own template refuses
-        the chat.
+        `return_assistant_tokens_mask`. A call of a tool is text of its reply, and its result is
+        part of the prompt. tools: those that the chat may call. Raises ChatTemplateError when a
+        model's own template refuses the chat.
         """
         if isinstance(self.template, DialogueTemplate):
-            return [self._whole(self.template, messages)]
-        marked = self.template.render_trained(messages)
+            return [self._whole(self.template, messages, tools)]
+        template = self._with_tools(self.template, tools)
+        marked = template.render_trained(messages)
         if marked is not None:
             return [self._marked(marked, messages)]
         examples: list[list[Piece]] = []
         for turn, message in enumerate(messages):
             if message.role != "assistant":
                 continue
-            segments = self.template.render(messages[:turn])
+            segments = template.render(messages[:turn])
             prompt = self._pieces(without_start(segments, self), messages)
-            reply = self._reply(self.template, messages[: turn + 1], text_of(segments))
+            reply = self._reply(template, messages[: turn + 1], text_of(segments))
+            if not message.learnt:
+                reply = [piece._replace(span=Span.PROMPT) for piece in reply]
             rest = _after(examples[-1], prompt) if examples else None
             if rest is None:
                 examples.append([*prompt, *reply])
             else:
                 examples[-1] += [*rest, *reply]
-        return examples
+        return [each for each in examples if any(piece.span == Span.RESPONSE for piece in each)]
 
-    def _whole(self, template: DialogueTemplate, messages: Sequence[Message]) -> list[Piece]:
-        segments = template.render(messages)
+    def writes(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the template has a place for each turn of a chat in which roles do not
+        alternate."""
+        if isinstance(self.template, DialogueTemplate):
+            return False
+        with suppress(ChatTemplateError):
+            return self._with_tools(self.template, tools).writes(messages) and bool(
+                self.encode(messages, tools)
+            )
+        return False
+
+    def _with_tools(
+        self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]]
+    ) -> ChatTemplate:
+        if self._tooled.tools != tuple(tools):  # rows with the same tools often follow each other
+            self._tooled = replace(template, tools=tuple(tools))
+        return self._tooled
+
+    def _whole(
+        self,
+        template: DialogueTemplate,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> list[Piece]:
+        segments = dialogue_segments(template, messages, tools)
         # Even if replies run on to the next marker, the last one of a chat must end.
-        if segments[-1].kind != "end":
-            segments.append(END_OF_TEXT)
+        if segments[-1][0].kind != "end":
+            segments.append((END_OF_TEXT, True))
         return [
-            piece._replace(span=Span.RESPONSE) if segment.kind in ("assistant", "end") else piece
-            for segment, piece in zip(segments, self._pieces(segments, messages), strict=True)
+            piece._replace(span=Span.RESPONSE) if is_trained else piece
+            for (_, is_trained), piece in zip(
+                segments, self._pieces([segment for segment, _ in segments], messages), strict=True
+            )
         ]
 
     def _marked(
@@ -124,7 +161,12 @@ class ChatEncoder:
     def _pieces(self, segments: Sequence[Segment], messages: Sequence[Message]) -> list[Piece]:
         """A prompt segment by segment."""
         # The instruction is the template's own if the chat has none.
-        texts = ("user", "assistant", *(["instruction"] if messages[0].role == "system" else []))
+        texts = (
+            "user",
+            "assistant",
+            "tool",
+            *(["instruction"] if messages[0].role == "system" else []),
+        )
         pieces: list[Piece] = []
 
         def of(segment: Segment, begins: bool) -> list[int]:
@@ -145,14 +187,19 @@ class ChatEncoder:
         reply lacks), it is the text of the reply and the text after it.
         """
         segments = template.render(messages)
-        user_indices = [i for i, segment in enumerate(segments) if segment.kind == "user"]
-        reply_indices = [i for i, segment in enumerate(segments) if segment.kind == "assistant"]
-        if not user_indices or not reply_indices or reply_indices[-1] < user_indices[-1]:
+        given = [i for i, segment in enumerate(segments) if segment.kind in ("user", "tool")]
+        asked = max(given, default=-1)
+        replied = [i for i, segment in enumerate(segments) if segment.kind == "assistant"]
+        is_asked = not any(message.role == "user" for message in messages) or bool(given)
+        if not is_asked or not replied or replied[-1] < asked:
             raise ChatTemplateError(f"{template.origin}: the chat template leaves a message out")
         if text_of(segments).startswith(prompt):
             reply = _from(segments, len(prompt))
+        elif messages[-1].call:  # whose marks stand before its name
+            begun = accumulate(segment.text for segment in segments)
+            reply = segments[next(i for i, t in enumerate(begun) if not prompt.startswith(t)) :]
         else:
-            reply = segments[next(i for i in reply_indices if i > user_indices[-1]) :]
+            reply = segments[next(i for i in replied if i > asked) :]
         pieces = [Piece(Span.RESPONSE, self._ids(segment)) for segment in reply]
         ended = max(i for i, segment in enumerate(reply) if segment.kind == "assistant")
         if not any(segment.kind == "special" for segment in reply[ended:]):
@@ -180,6 +227,77 @@ class ChatEncoder:
         if segment.kind == "assistant" and not begins:
             return self.reply_ids(segment.text)
         return segment_ids(segment, self.tokenizer, self._encoded, begins=begins)
+
+
+def dialogue_segments(
+    template: DialogueTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> "list[Marked]":
+    """A chat in a pattern of this program, each segment with whether it is trained.
+
+    A call is text of the reply, as the chat writes it: `<<48*76=` of the calculator, else JSON
+    between marks, for which the instructions then explain the tools. Its result is not trained.
+    Raises ValueError when the roles do not alternate.
+    """
+    turns, replies = _folded(messages)
+    others = [tool for tool in tools if tool["function"]["name"] != CALCULATOR.tool]
+    if others:
+        given = turns.pop(0).text if turns[0].role == "system" else template.instruction
+        turns.insert(0, Message("system", f"{given}\n\n{explained(others)}".strip()))
+    segments: list[Marked] = []
+    left = iter(replies)
+    for segment in template.render(turns):
+        if segment.kind == "assistant":
+            (first, is_trained), *rest = next(left)
+            lead = segment.text[: segment.text.index(segment.text.lstrip())]
+            segments += [(replace(first, text=lead + first.text), is_trained), *rest]
+        else:
+            segments.append((segment, segment.kind == "end" and segments[-1][1]))
+    return segments
+
+
+Marked = tuple[Segment, bool]
+"""A piece of a chat, and whether it is trained."""
+
+
+def _folded(messages: Sequence[Message]) -> tuple[list[Message], list[list[Marked]]]:
+    """The chat with each reply, its calls and their results as one message; and their pieces."""
+    turns: list[Message] = []
+    replies: list[list[Marked]] = []
+    results = iter([message.call for message in messages if message.role == "tool"])
+    for place, message in enumerate(messages):
+        if message.role in ("system", "user"):
+            turns.append(message)
+        elif message.role == "assistant":
+            if not turns or turns[-1].role != "assistant":
+                turns.append(message)
+                replies.append([])
+            is_answered = [each.role for each in messages[place + 1 : place + 2]] == ["tool"]
+            called = [call for call in (message.call, *message.further) if call is not None]
+            pieces = [Segment("assistant", f" {message.text.strip()}")] if message.text else []
+            for call in called:
+                pieces += _call_segments(call, next(results) if is_answered else None)
+            replies[-1] += [(p, message.learnt and p.kind == "assistant") for p in pieces]
+    for reply in replies:
+        for end, strip in ((0, str.lstrip), (-1, str.rstrip)):
+            piece, is_trained = reply[end]
+            reply[end] = replace(piece, text=strip(piece.text)), is_trained
+    texts = iter(text_of(piece for piece, _ in reply) for reply in replies)
+    return [replace(t, text=next(texts)) if t.role == "assistant" else t for t in turns], replies
+
+
+def _call_segments(call: Call, answered: Call | None) -> list[Segment]:
+    """A call in a reply. answered: the same with its result, if it has one."""
+    argument = call.arguments.get(CALCULATOR.argument)
+    if call.name == CALCULATOR.tool and isinstance(argument, str) and answered:
+        return [
+            Segment("assistant", f" {CALCULATOR.begin}{argument.strip()}{CALCULATOR.end}"),
+            Segment("tool", f"{answered.result.strip()}{CALCULATOR.close}"),
+        ]
+    text, result = as_text(answered or call)
+    results = [Segment("tool", f"{result}\n")] if answered else []
+    return [Segment("assistant", f"\n{text}\n"), *results]
 
 
 def count(pieces: Sequence[Piece]) -> int:
@@ -256,9 +374,10 @@ _SHORTEST_PROMPT = 8
 class ExampleEncoder:
     """Encodes examples one by one, and counts the shortened ones.
 
-    length: the most tokens of an example. start, has_encoder: see `ChatEncoder`. truncated:
-    shortened rows, by how: "prompt", "history", "windows" (of a plain text), "last turn".
-    turns_left_out: messages removed by "history".
+    length: the most tokens of an example. start, has_encoder: see `ChatEncoder`. truncated: changed
+    rows, by how: "prompt", "history", "windows" (of a plain text), "last turn", and of chats in
+    which roles do not alternate "joined" or "in their order". turns_left_out: messages removed by
+    "history".
     """
 
     def __init__(
@@ -276,6 +395,7 @@ class ExampleEncoder:
         self.too_long = too_long
         self.truncated: Counter[str] = Counter()
         self.turns_left_out = 0
+        self._counted = ""
 
     def encode(self, example: TrainingExample, spare: int = 0) -> list[Encoded]:
         """A row as examples: a plain text as many windows as it fills, else see `ChatEncoder`.
@@ -292,11 +412,24 @@ class ExampleEncoder:
         return [_encoded(pieces, example) for pieces in examples]
 
     def _chat(self, example: TrainingExample) -> list[list[Piece]]:
-        self.truncated.update(["last turn"] if example.is_cut else [])
+        messages, tools = self.ordered(example), example.tools
         try:
-            return self.chats.encode(example.messages)
+            return self.chats.encode(messages, tools)
         except ChatTemplateError as error:
             raise BadRow("refused by the chat template", f"{example.location}: {error}") from None
+
+    def ordered(self, example: TrainingExample) -> Sequence[Message]:
+        """The messages as they are if the template can write them, else in turn; counted."""
+        messages: Sequence[Message] = regular(example.messages, example.location)
+        changes = ["last turn"] if example.is_cut else []
+        if len(messages) < len(example.messages):
+            is_kept = self.chats.writes(example.messages, example.tools)
+            messages = example.messages if is_kept else messages
+            changes.append("in their order" if is_kept else "joined")
+        if changes and example.location != self._counted:  # a pair is one row
+            self._counted = example.location
+            self.truncated.update(changes)
+        return messages
 
     def _parts(self, example: TrainingExample) -> list[Piece]:
         """A few-shot prompt unchanged, without the template; the last answer is closed."""
@@ -334,7 +467,7 @@ class ExampleEncoder:
             shorter = shorter if len(shorter) == len(examples) else None
             how = "prompt"
         elif self.too_long == "truncate-history" and example.messages:
-            shorter = self._cut_history(example.messages, length)
+            shorter = self._cut_history(example, length)
             how = "history"
         if shorter is None:
             longest = max(examples, key=count)
@@ -346,15 +479,17 @@ class ExampleEncoder:
         self.truncated[how] += 1
         return shorter
 
-    def _cut_history(self, messages: Sequence[Message], length: int) -> list[list[Piece]] | None:
+    def _cut_history(self, example: TrainingExample, length: int) -> list[list[Piece]] | None:
         """As many of the newest turns as fit, after the system message; at least one pair."""
+        messages = self.ordered(example)
         first = 1 if messages[0].role == "system" else 0
         system, turns = messages[:first], messages[first:]
 
         def left(dropped: int) -> list[list[Piece]]:
-            return self.chats.encode([*system, *turns[dropped:]])
+            return self.chats.encode([*system, *turns[dropped:]], example.tools)
 
-        starts = range(2, len(turns), 2)
+        learnt = [i for i, turn in enumerate(turns) if turn.role == "assistant" and turn.learnt]
+        starts = [i for i, turn in enumerate(turns) if turn.role == "user" and 0 < i < learnt[-1]]
         fitting = bisect_left(starts, -length, key=lambda dropped: -max(map(count, left(dropped))))
         if fitting == len(starts):
             return None

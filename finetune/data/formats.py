@@ -6,14 +6,27 @@ number in place of text is an error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar, cast
 
 from chatapp.common.userfiles import shown
-from chatapp.prompting.messages import Message, Role
+from chatapp.prompting.messages import Message
 from chatapp.rows.reading import BadRow, Row, either, names, renamed, tables
 from finetune.config.sections import BadRows, TrainSource
 from finetune.data.split import content_key
+from finetune.data.turns import (
+    Tools,
+    all_turns,
+    best_path,
+    calls_in,
+    chat_of,
+    check_order,
+    is_tree,
+    speaker_of,
+    tools_of,
+    turns_in,
+    turns_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +34,8 @@ class TrainingExample:
     """A training example: a chat that ends in a reply, a plain text, or a few-shot prompt.
 
     key: sixteen hex digits of the content. parts: consecutive texts, alternately given and to be
-    answered. One of messages, text and parts is not empty. is_cut: the last turn of the chat, which
-    nobody answers, was left out.
+    answered. One of messages, text and parts is not empty. tools: those that the chat may call.
+    is_cut: its last turn, which nobody answers, was left out.
     """
 
     location: str
@@ -30,6 +43,7 @@ class TrainingExample:
     messages: tuple[Message, ...] = ()
     text: str = ""
     parts: tuple[str, ...] = ()
+    tools: Tools = ()
     is_cut: bool = False
 
     @property
@@ -45,17 +59,18 @@ Read = TypeVar("Read", covariant=True)
 class Layout(Generic[Read]):
     """A common set of fields and its reader. `read` raises BadRow.
 
-    fields: all that it uses. needs: those that identify it.
+    fields: all that it uses. needs: those that identify it. applies: what else has to hold.
     """
 
     name: str
     fields: tuple[str, ...]
     read: Callable[[Row], Read] = field(repr=False)
     needs: tuple[str, ...] = ()
+    applies: Callable[[Row], bool] = field(default=lambda row: True, repr=False)
 
     def fits(self, row: Row) -> bool:
         """Whether a row has the fields that identify this layout."""
-        return all(name in row.fields for name in self.needs)
+        return all(name in row.fields for name in self.needs) and self.applies(row)
 
 
 def text_field(row: Row, name: str) -> str:
@@ -80,10 +95,27 @@ def _optional_text(row: Row, name: str) -> str:
     return text_field(row, name) if row.fields.get(name) not in (None, "") else ""
 
 
-def chat_example(location: str, messages: Sequence[Message]) -> TrainingExample:
-    """An example of a chat whose turns were checked."""
-    key = content_key([(message.role, message.text) for message in messages])
-    return TrainingExample(location, key, messages=tuple(messages))
+def chat_example(
+    location: str,
+    messages: Sequence[Message],
+    tools: Tools = (),
+    place: str = "",
+) -> TrainingExample:
+    """An example of a chat; last turns that nobody answers are left out.
+
+    place: of the chat within the row, for the sentence on a fault. Raises BadRow.
+    """
+    replies = [number for number, message in enumerate(messages) if message.role == "assistant"]
+    kept = messages[: replies[-1] + 1] if replies else messages
+    check_order(kept, place or location)
+    for number, message in enumerate(kept, 1):
+        if not (message.text.strip() or message.call):
+            raise BadRow("empty turn", f"{place or location}, turn {number} is empty")
+    if not any(message.learnt for message in kept if message.role == "assistant"):
+        raise BadRow("no label", f"{place or location}: every reply has 'weight' 0")
+    key = content_key([*all_turns(kept), *([tools] if tools else [])])
+    is_cut = len(kept) < len(messages)
+    return TrainingExample(location, key, tuple(kept), tools=tools, is_cut=is_cut)
 
 
 # --- one request and its reply -----------------------------------------------------------
@@ -104,14 +136,20 @@ _PAIRS = (
 def _pair_layout(name: str, request: str, input_field: str, reply: str) -> Layout[TrainingExample]:
     def read(row: Row) -> TrainingExample:
         if all(isinstance(row.fields.get(name), list) for name in (request, reply)):  # as in TRL
-            turns = [turn for name in (request, reply) for turn in turns_of(row, name)]
-            check_order(turns, f"{row.location}: {reply} behind its {request}")
-            return chat_example(row.location, turns)
+            turns = turns_behind(row, request, reply)
+            place = f"{row.location}: {reply} behind its {request}"
+            return chat_example(row.location, turns, tools_of(row), place)
         answer = Message("assistant", text_field(row, reply))
         return chat_example(row.location, [*request_of(row, request, input_field), answer])
 
     fields = (request, input_field, reply) if input_field else (request, reply)
-    return Layout(name, (*fields, *BESIDE), read, needs=(request, reply))
+    return Layout(name, (*fields, *BESIDE, "tools"), read, needs=(request, reply))
+
+
+def turns_behind(row: Row, request: str, reply: str) -> list[Message]:
+    """The turns of two fields, one behind the other. Raises BadRow."""
+    turns = [*(row.fields[request] or ()), *(row.fields[reply] or ())]
+    return turns_of(Row(row.location, {**row.fields, request: turns}), request)
 
 
 # Optional fields of a request and its reply: instructions, and earlier turns.
@@ -121,15 +159,18 @@ BESIDE = ("system", "history")
 def request_of(row: Row, request: str, input_field: str) -> list[Message]:
     """The chat that ends in the field `request` and its input `given`, after the optional fields.
 
-    Raises BadRow.
+    A request that is written as turns, "\\n\\nHuman: … \\n\\nAssistant:", is those. Raises BadRow.
     """
     user = text_field(row, request)
+    if len(turns := turns_in(user)) > 1 and not turns[-1].text:
+        return [*system_of(row), *turns[:-1]]
     if input_field and (extra := _optional_text(row, input_field).strip()):
         user = f"{user.strip()}\n\n{extra}"
-    return [*_system(row), *_history(row), Message("user", user)]
+    return [*system_of(row), *_history(row), Message("user", user)]
 
 
-def _system(row: Row) -> list[Message]:
+def system_of(row: Row) -> list[Message]:
+    """The instructions of a row, as messages: one or none. Raises BadRow."""
     text = _optional_text(row, "system")
     return [Message("system", text)] if text else []
 
@@ -151,138 +192,53 @@ def _history(row: Row) -> list[Message]:
     return messages
 
 
-# --- lists of turns ----------------------------------------------------------------------
-
-_CHAT_FIELDS = ("messages", "conversations")
+# --- chats -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Turns:
-    """The notation of a chat's turns."""
-
-    name: str
-    speaker: str
-    content: str
-    roles: dict[str, Role]
+CHAT_FIELDS = ("messages", "conversations", "conversation")
+"""The fields of lists of turns."""
 
 
-_OPENAI = _Turns(
-    "OpenAI messages",
-    "role",
-    "content",
-    {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"},
-)
-_SHAREGPT = _Turns(
-    "ShareGPT",
-    "from",
-    "value",
-    {
-        "system": "system",
-        "human": "user",
-        "user": "user",
-        "gpt": "assistant",
-        "assistant": "assistant",
-    },
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _ChatLayout(Layout[TrainingExample]):
-    """A list of turns. kind: their notation."""
-
-    kind: _Turns = _OPENAI
-
-    def fits(self, row: Row) -> bool:
-        (name,) = self.needs
-        return name in row.fields and _kind_of(row.fields[name]) is self.kind
-
-
-def _chat_layout(field: str, kind: _Turns) -> Layout[TrainingExample]:
+def _chat_layout(name: str, field: str, speaker: str) -> Layout[TrainingExample]:
     def read(row: Row) -> TrainingExample:
-        messages = turns_of(row, field)
-        location = f"{row.location}: {field}"
-        if system := _system(row):
-            if messages[0].role == "system":
-                raise BadRow(
-                    "two system messages",
-                    f"{row.location}: 'system' stands beside {field}, turn 1, which is from "
-                    "'system' too; expected one of them",
-                )
-            messages = [*system, *messages]
-        is_cut = messages[-1].role == "user" and any(m.role == "assistant" for m in messages)
-        messages = messages[:-1] if is_cut else messages
-        check_order(messages, location)
-        return replace(chat_example(row.location, messages), is_cut=is_cut)
+        messages, tools = chat_of(row, field, system_of(row))
+        return chat_example(row.location, messages, tools, f"{row.location}: {field}")
 
-    return _ChatLayout(kind.name, (field, "system"), read, (field,), kind)
+    def fits(row: Row) -> bool:
+        return speaker_of(row.fields[field]) == speaker
+
+    return Layout(name, (field, "system", "tools"), read, (field,), fits)
 
 
-def turns_of(row: Row, field: str) -> list[Message]:
-    """The turns in a field, in the notation of OpenAI or ShareGPT, in any order of roles.
-
-    Raises BadRow.
-    """
-    location = f"{row.location}: {field}"
-    turns = row.fields.get(field)
-    if not isinstance(turns, list) or not turns:
-        problem = "an empty list" if turns == [] else shown(turns)
-        problem = problem if field in row.fields else "missing"
-        raise BadRow(f"no {field}", f"{location} is {problem}, expected a list of turns")
-    kind = _kind_of(turns)
-    return [
-        _message(turn, kind, f"{location}, turn {number}") for number, turn in enumerate(turns, 1)
-    ]
+def _read_calls(row: Row) -> TrainingExample:
+    messages = [*request_of(row, "query", ""), calls_in(row, "answers")]
+    return chat_example(row.location, messages, tools_of(row))
 
 
-def _kind_of(turns: Any) -> _Turns:
-    first = turns[0] if isinstance(turns, list) and turns else None
-    return _SHAREGPT if isinstance(first, dict) and _SHAREGPT.speaker in first else _OPENAI
+def _read_tree(row: Row) -> TrainingExample:
+    return chat_example(row.location, best_path(row))
 
 
-def _message(turn: Any, kind: _Turns, location: str) -> Message:
-    if not isinstance(turn, dict):
-        raise BadRow("bad turn", f"{location} is {shown(turn)}, expected an object")
-    speaker, text = turn.get(kind.speaker), turn.get(kind.content)
-    role = kind.roles.get(speaker) if isinstance(speaker, str) else None
-    if role is None:
-        raise BadRow(
-            f"unknown {kind.speaker}",
-            f"{location}: {kind.speaker!r} is {shown(speaker)}, expected "
-            f"{either(tuple(kind.roles))}",
-        )
-    if isinstance(text, list):
-        parts = [part if isinstance(part, dict) else {} for part in text]
-        for number, part in enumerate(parts, 1):
-            if part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
-                problem = f"part {number} is of the type {shown(part.get('type'))}, expected 'text'"
-                raise BadRow("no text", f"{location}: {kind.content!r}, {problem}")
-        text = "".join(part["text"] for part in parts)
-    if not isinstance(text, str):
-        raise BadRow("bad turn", f"{location}: {kind.content!r} is {shown(text)}, expected text")
-    if not text.strip():
-        raise BadRow("empty turn", f"{location}: {kind.content!r} is empty")
-    if turn.get("weight", 1) not in (1, None):
-        raise BadRow(
-            "weighted turn", f"{location}: 'weight' is {shown(turn['weight'])}, expected 1 or none"
-        )
-    return Message(role, text)
+def _read_turns_in_text(row: Row) -> TrainingExample:
+    return chat_example(row.location, turns_in(text_field(row, "text")))
 
 
-def check_order(messages: Sequence[Message], location: str) -> None:
-    start = 1 if messages[0].role == "system" else 0
-    for index, message in enumerate(messages[start:]):
-        expected = "assistant" if index % 2 else "user"
-        if message.role != expected:
-            raise BadRow(
-                "roles do not alternate",
-                f"{location}, turn {start + index + 1} is from {message.role!r}, "
-                f"expected {expected!r}",
-            )
-    if messages[-1].role != "assistant":
-        raise BadRow(
-            "no last reply",
-            f"{location} ends with a turn from {messages[-1].role!r}, expected 'assistant'",
-        )
+_LISTS = tuple(
+    _chat_layout(name, field, speaker)
+    for field in CHAT_FIELDS
+    for name, speaker in (("OpenAI messages", "role"), ("ShareGPT", "from"))
+)
+_OTHER_CHATS = (
+    Layout("xLAM", ("query", "answers", "tools", "system"), _read_calls, ("query", "answers")),
+    Layout("OASST tree", ("prompt",), _read_tree, ("message_tree_id", "prompt"), is_tree),
+    Layout(
+        "Human: and Assistant:",
+        ("text",),
+        _read_turns_in_text,
+        ("text",),
+        lambda row: len(turns_in(row.fields.get("text"))) > 1,
+    ),
+)
 
 
 # --- detection ---------------------------------------------------------------------------
@@ -315,8 +271,9 @@ _SINGLE_FIELDS = (
 )
 
 LAYOUTS: tuple[Layout[TrainingExample], ...] = (
-    *(_chat_layout(name, kind) for name in _CHAT_FIELDS for kind in (_OPENAI, _SHAREGPT)),
+    *_LISTS,
     *(_pair_layout(*pair) for pair in _PAIRS),
+    *_OTHER_CHATS,
     *_SINGLE_FIELDS,
 )
 """Every layout of rows that become chats and texts; the first that fits a row is its layout."""
@@ -328,6 +285,12 @@ FIELDS = tuple(dict.fromkeys(name for layout in LAYOUTS for name in layout.field
 def detect(row: Row) -> Layout[TrainingExample]:
     """The layout of a row, by the names of its fields. Raises BadRow."""
     layout = next((candidate for candidate in LAYOUTS if candidate.fits(row)), None)
+    if layout in _SINGLE_FIELDS and "parent_id" in row.fields:
+        raise BadRow(
+            "a message alone",
+            f"{row.location}: this is one message of OASST, without those before it; expected its "
+            "file of whole trees, whose name ends in .trees.jsonl.gz",
+        )
     if "label" in row.fields and (layout is None or layout in _SINGLE_FIELDS):
         raise BadRow(
             "no instruction",

@@ -3,9 +3,10 @@
 Preferences have the fields `chosen` and `rejected`, and may have a `margin`: how much better
 (Bradley-Terry of `reward`). Verdicts have `completion` and `label`. The prompt of either is a
 request as in `formats`, or a list of turns under `prompt`. A preference may omit it when both
-replies begin with it: as lists of turns, or as texts, which are then trained without a template.
-Whole chats may also stand beside their prompt (UltraFeedback). These are the layouts of TRL's
-documentation (dataset formats), OpenAI's preferences, and the rows that the chat exports.
+replies begin with it: as lists of turns, as texts of "Human:" and "Assistant:" (HH-RLHF), or as
+other texts, which are then trained without a template. Whole chats may also stand beside their
+prompt (UltraFeedback). These are the layouts of TRL's documentation (dataset formats), of OpenAI's
+preferences and OASST's trees, and the rows that the chat exports.
 
 Invariant: both replies of a preference follow the same prompt, token for token, however it was cut;
 neither is empty or equal to the other. Only the last reply of a sequence is a response.
@@ -32,12 +33,20 @@ from finetune.data.formats import (
     Layout,
     TrainingExample,
     chat_example,
-    check_order,
     request_of,
     text_field,
-    turns_of,
 )
 from finetune.data.split import content_key
+from finetune.data.turns import (
+    all_turns,
+    is_tree,
+    rank_of,
+    ranked,
+    text_of_node,
+    tools_of,
+    turns_in,
+    turns_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,7 @@ FIELDS = (
     *("chosen", "rejected", "margin", "completion", "label"),
     *dict.fromkeys(name for request in _REQUESTS for name in request if name),
     *BESIDE,
+    "tools",
 )
 """The fields of all layouts of feedback."""
 
@@ -111,6 +121,8 @@ def detect_preference(row: Row) -> Layout[FeedbackRow]:
     """The layout of a row that has to be a preference. Raises BadRow."""
     if "preferred_output" in row.fields:
         return Layout("OpenAI preferences", ("input", *_OPENAI_PAIR), _read_openai)
+    if is_tree(row):
+        return Layout("OASST trees: the best and the worst reply", ("prompt",), _read_tree)
     for name in ("chosen", "rejected"):
         if name not in row.fields:
             raise BadRow(
@@ -121,12 +133,12 @@ def detect_preference(row: Row) -> Layout[FeedbackRow]:
     fields = prompt_fields(row)
     if not fields:
         return Layout("preferences with the prompt in them", _PAIR, _read_implicit)
-    return Layout("preferences", (*fields, *_PAIR, *BESIDE), _read_preference)
+    return Layout("preferences", (*fields, *_PAIR, *BESIDE, "tools"), _read_preference)
 
 
 def detect_feedback(row: Row) -> Layout[FeedbackRow]:
     """The layout of a verdict, or of a preference, which is two verdicts. Raises BadRow."""
-    if {"chosen", "rejected", "preferred_output"} & row.fields.keys():
+    if {"chosen", "rejected", "preferred_output"} & row.fields.keys() or is_tree(row):
         return detect_preference(row)
     if "completion" not in row.fields:
         raise BadRow(
@@ -134,7 +146,7 @@ def detect_feedback(row: Row) -> Layout[FeedbackRow]:
             f"{row.location}: expected a prompt, 'completion' and 'label', or 'chosen' and "
             f"'rejected'; there are {names(row.fields)}",
         )
-    fields = (*prompt_fields(row), "completion", "label", *BESIDE)
+    fields = (*prompt_fields(row), "completion", "label", *BESIDE, "tools")
     return Layout("verdicts", fields, _read_verdict)
 
 
@@ -175,58 +187,81 @@ def _reply(row: Row, name: str) -> Message:
     return turns[0]
 
 
-_OPENAI_PAIR = ("preferred_output", "non_preferred_output")
-
-
-def _read_openai(row: Row) -> Preference:
-    """As OpenAI writes it: the turns of the prompt under `input`."""
-    given = row.fields.get("input")
-    if not isinstance(given, dict):
-        expected = "expected an object with 'messages'"
-        raise BadRow("no input", f"{row.location}: 'input' is {shown(given)}, {expected}")
-    chosen, rejected = (row.fields.get(name) for name in _OPENAI_PAIR)
-    fields = {"prompt": given.get("messages"), "chosen": chosen, "rejected": rejected}
-    return _read_preference(Row(row.location, fields))
-
-
 def _read_preference(row: Row) -> Preference:
     pair = [row.fields.get(name) for name in _PAIR[:2]]
     if all(isinstance(reply, list) and len(reply) > 1 for reply in pair):
-        return _read_implicit(row)  # whole chats beside their prompt
+        return _read_implicit(row)
     prompt = prompt_of(row)
     return _preference(row, prompt, [[*prompt, _reply(row, name)] for name in _PAIR[:2]])
 
 
 def _preference(row: Row, prompt: Sequence[Message], pair: Sequence[list[Message]]) -> Preference:
-    for name, messages in zip(("chosen", "rejected"), pair, strict=True):
-        check_order(messages, f"{row.location}: {name} behind its prompt")
-    _check_unlike(row, pair[0][-1].text, pair[1][-1].text)
-    chosen, rejected = (chat_example(row.location, messages) for messages in pair)
+    _check_unlike(row, *((m[-1].text.strip(), m[-1].call, m[-1].further) for m in pair))
+    tools = tools_of(row)
+    chosen, rejected = (
+        chat_example(row.location, messages, tools, f"{row.location}: {name} behind its prompt")
+        for name, messages in zip(_PAIR[:2], pair, strict=True)
+    )
     return Preference(row.location, _key(prompt), chosen, rejected, _margin(row))
 
 
+_OPENAI_PAIR = ("preferred_output", "non_preferred_output")
+
+
+def _read_openai(row: Row) -> Preference:
+    """As OpenAI writes it: the prompt and its tools under `input`."""
+    given = row.fields.get("input")
+    if not isinstance(given, dict):
+        expected = "expected an object with 'messages'"
+        raise BadRow("no input", f"{row.location}: 'input' is {shown(given)}, {expected}")
+    chosen, rejected = (row.fields.get(name) for name in _OPENAI_PAIR)
+    fields = {"prompt": given.get("messages"), "tools": given.get("tools")}
+    return _read_preference(Row(row.location, {**fields, "chosen": chosen, "rejected": rejected}))
+
+
+def _read_tree(row: Row) -> Preference:
+    """The best and the worst of the ranked replies to the first message."""
+    question = row.fields["prompt"]
+    replies = [reply for reply in ranked(question, row) if rank_of(reply, -1) >= 0]
+    if len(replies) < 2:
+        raise BadRow("no ranked replies", f"{row.location}: expected at least 2 ranked replies")
+    prompt = [Message("user", text_of_node(question, row))]
+    pair = [Message("assistant", text_of_node(each, row)) for each in (replies[0], replies[-1])]
+    return _preference(row, prompt, [[*prompt, reply] for reply in pair])
+
+
 def _read_implicit(row: Row) -> Preference:
-    """Split off a prompt with which both replies begin: the same turns, or the same text."""
-    if isinstance(row.fields.get("chosen"), list):
-        pair = [turns_of(row, name) for name in ("chosen", "rejected")]
-        prompt = pair[0][:-1]
-        if not prompt or pair[1][:-1] != prompt:
+    """Split off a prompt with which both replies begin: the same turns, or the same text.
+
+    A prompt in a field of its own is compared with it.
+    """
+    pair = [turns_in(row.fields[name]) for name in _PAIR[:2]]
+    if not all(len(turns) > 1 for turns in pair):
+        if not isinstance(row.fields["chosen"], list):
+            return _read_implicit_texts(row)
+        pair = [turns_of(row, name) for name in _PAIR[:2]]
+    prompt = pair[0][:-1]
+    if not prompt or pair[1][:-1] != prompt:
+        raise BadRow(
+            "no prompt",
+            f"{row.location}: there is no prompt: 'chosen' and 'rejected' have to begin with "
+            "the same turns and to differ in the last one alone",
+        )
+    if prompt_fields(row):
+        named = prompt_of(row)
+        known = prompt if len(named) > 1 else [turn for turn in prompt if turn.role == "user"][-1:]
+        if [turn.text.strip() for turn in named] != [turn.text.strip() for turn in known]:
             raise BadRow(
-                "no prompt",
-                f"{row.location}: there is no prompt: 'chosen' and 'rejected' have to begin with "
-                "the same turns and to differ in the last one alone",
+                "another prompt",
+                f"{row.location}: 'prompt' is not the prompt with which 'chosen' and 'rejected' "
+                "begin",
             )
-        if prompt_fields(row):
-            named = prompt_of(row)
-            known = prompt if len(named) > 1 else prompt[-1:]
-            if [turn.text.strip() for turn in named] != [turn.text.strip() for turn in known]:
-                raise BadRow(
-                    "another prompt",
-                    f"{row.location}: 'prompt' is not what 'chosen' and 'rejected' begin with",
-                )
-        return _preference(row, prompt, pair)
-    texts = [text_field(row, name) for name in ("chosen", "rejected")]
-    _check_unlike(row, *texts)
+    return _preference(row, prompt, pair)
+
+
+def _read_implicit_texts(row: Row) -> Preference:
+    texts = [text_field(row, name) for name in _PAIR[:2]]
+    _check_unlike(row, *map(str.strip, texts))
     prefix = _shared_words(texts)
     if not prefix:
         raise BadRow(
@@ -235,7 +270,7 @@ def _read_implicit(row: Row) -> Preference:
             f"common; there are {names(row.fields)}",
         )
     examples = []
-    for name, text in zip(("chosen", "rejected"), texts, strict=True):
+    for name, text in zip(_PAIR[:2], texts, strict=True):
         parts = (prefix, text[len(prefix) :])
         if not parts[1].strip():
             raise BadRow(f"empty {name}", f"{row.location}: {name!r} has nothing after the prompt")
@@ -257,17 +292,17 @@ def _shared_words(texts: Sequence[str]) -> str:
 
 def _read_verdict(row: Row) -> Verdict:
     prompt, reply = prompt_of(row), _reply(row, "completion")
-    messages = [*prompt, reply]
-    check_order(messages, f"{row.location}: completion behind its prompt")
-    return Verdict(row.location, _key(prompt), chat_example(row.location, messages), _label(row))
+    place = f"{row.location}: completion behind its prompt"
+    example = chat_example(row.location, [*prompt, reply], tools_of(row), place)
+    return Verdict(row.location, _key(prompt), example, _label(row))
 
 
 def _key(prompt: Sequence[Message]) -> str:
-    return content_key([(message.role, message.text) for message in prompt])
+    return content_key(list(all_turns(prompt)))
 
 
-def _check_unlike(row: Row, chosen: str, rejected: str) -> None:
-    if chosen.strip() == rejected.strip():
+def _check_unlike(row: Row, chosen: object, rejected: object) -> None:
+    if chosen == rejected:
         raise BadRow(
             "equal replies",
             f"{row.location}: 'chosen' and 'rejected' are the same text, which is no preference",
@@ -380,7 +415,7 @@ class PairEncoder:
 
     @property
     def truncated(self) -> Counter[str]:
-        return self._fitting.truncated
+        return self._fitting.truncated | self._whole.truncated
 
     @property
     def turns_left_out(self) -> int:

@@ -8,7 +8,8 @@ Invariant: a prompt has the tokens that a chat would have before that reply.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import Template
@@ -16,9 +17,17 @@ from chatapp.prompting.messages import Message
 from chatapp.rows.reading import BadRow, Row
 from finetune.config.sections import TooLong
 from finetune.data.encoding import Encoded, ExampleEncoder, Span, last_response
-from finetune.data.formats import FIELDS, Layout, TrainingExample, check_order, detect
+from finetune.data.formats import (
+    CHAT_FIELDS,
+    FIELDS,
+    Layout,
+    TrainingExample,
+    chat_example,
+    detect,
+    system_of,
+)
 from finetune.data.preferences import prompt_fields, prompt_of
-from finetune.data.split import content_key
+from finetune.data.turns import Tools, chat_of, tools_of
 
 PROMPT_FIELDS = FIELDS
 """The fields of all layouts of prompt rows."""
@@ -111,18 +120,27 @@ class PromptEncoder:
 
 
 def detect_prompt(row: Row) -> Layout[TrainingExample]:
-    """The layout of a prompt row. Raises BadRow."""
+    """The layout of a prompt row; a chat that ends with its user is one, too. Raises BadRow."""
     try:
-        return detect(row)
+        layout = detect(row)
     except BadRow:
         fields = prompt_fields(row)
         if not fields:
             raise
-        return Layout("prompts", (*fields, "system", "history"), _read_prompt)
+        return Layout("prompts", (*fields, "system", "history", "tools"), _read_prompt)
+    is_chat = layout.needs[0] in CHAT_FIELDS
+    return replace(layout, read=partial(_read_chat, layout)) if is_chat else layout
+
+
+def _read_chat(layout: Layout[TrainingExample], row: Row) -> TrainingExample:
+    messages, tools = chat_of(row, layout.needs[0], system_of(row))
+    return layout.read(row) if messages[-1].role == "assistant" else _prompt(row, messages, tools)
 
 
 def _read_prompt(row: Row) -> PromptOnly:
-    messages = (*prompt_of(row), _ANY_REPLY)
-    check_order(messages, f"{row.location}: prompt")
-    key = content_key([(message.role, message.text) for message in messages])
-    return PromptOnly(row.location, key, messages=messages)
+    return _prompt(row, prompt_of(row), tools_of(row))
+
+
+def _prompt(row: Row, messages: list[Message], tools: Tools) -> PromptOnly:
+    example = chat_example(row.location, [*messages, _ANY_REPLY], tools, f"{row.location}: prompt")
+    return PromptOnly(row.location, example.key, example.messages, tools=tools)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import WordTokenizer
@@ -13,10 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
-from chatapp.prompting.messages import Message
-from chatapp.rows.reading import BadRow
+from chatapp.prompting.messages import Message, Role
+from chatapp.prompting.template import CHAT
+from chatapp.rows.reading import BadRow, Row
 from finetune.data.encoding import ChatEncoder, ExampleEncoder, ExampleTooLong, Piece, Span
-from finetune.data.formats import chat_example
+from finetune.data.formats import TrainingExample, chat_example, detect
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<turn>", "[INST]", "[/INST]")
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -58,6 +60,12 @@ PLAIN = """\
 {%- for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"""
 
+ALTERNATING = """\
+{%- for m in messages %}
+    {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no') }}{% endif %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 SILENT = "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}"
 STRICT = "{{ bos_token }}{% if messages|length > 2 %}{{ raise_exception('no') }}{% endif %}"
 STRICT += CHATML
@@ -303,3 +311,130 @@ def test_a_last_turn_that_was_left_out_is_counted() -> None:
     for is_cut in (True, False, True):
         rows.encode(replace(example, is_cut=is_cut))
     assert rows.truncated == {"last turn": 2}
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+CALLING_MARKED = """\
+{%- if tools %}{{ '<|im_start|>system\\n' }}{% for t in tools %}{{ t | tojson }}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endif %}
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' }}
+    {%- if m.role == 'assistant' %}
+        {%- generation %}{{ m.content }}
+        {%- for c in m.tool_calls or [] %}
+            {{- '<tool_call>{"name": "' + c.function.name + '", "arguments": ' }}
+            {{- c.function.arguments | tojson }}{{ '}</tool_call>' }}
+        {%- endfor %}{{ '<|im_end|>\\n' }}{% endgeneration %}
+    {%- else %}{{ m.content + '<|im_end|>\\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+CALLING = CALLING_MARKED.replace("{%- generation %}", "").replace("{% endgeneration %}", "")
+CALLING = CALLING.replace("{{ m.content }}", "{{- m.content }}")
+
+
+def called(*numbers: int, results: bool = True, weight: int = 1) -> list[dict[str, Any]]:
+    """A chat in OpenAI's format: one call for each number, made at once, then an answer."""
+    calls = [
+        {"id": f"id{n}", "type": "function", "function": {"name": "add", "arguments": {"n": n}}}
+        for n in numbers
+    ]
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "Add !"}]
+    turns.append({"role": "assistant", "content": "", "tool_calls": calls, "weight": weight})
+    if results:
+        answers = [{"role": "tool", "tool_call_id": f"id{n}", "content": f"{n}"} for n in numbers]
+        turns += [*answers, {"role": "assistant", "content": "Done ."}]
+    return turns
+
+
+def row(turns: list[dict[str, Any]]) -> TrainingExample:
+    fields = Row("a.json, row 1", {"messages": turns, "tools": TOOLS})
+    return detect(fields).read(fields)
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 23)])
+@pytest.mark.parametrize("results", [True, False])
+def test_calls_are_learnt_and_results_are_not_as_in_transformers(
+    numbers: tuple[int, ...], results: bool
+) -> None:
+    bytewise = Tokenizer(models.BPE({byte: id for id, byte in enumerate(BYTES)}, []))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=bytewise, additional_special_tokens=list(SPECIAL), **VARIABLES
+    )
+    turns = called(*numbers, results=results)
+    expected = fast.apply_chat_template(
+        [{name: part for name, part in turn.items() if name != "weight"} for turn in turns],
+        tools=TOOLS,
+        chat_template=CALLING_MARKED,
+        return_assistant_tokens_mask=True,
+        return_dict=True,
+    )
+    example = row(turns)
+    for source in (CALLING_MARKED, CALLING):
+        encodes = ChatEncoder(opened(source), TransformersTokenizer(fast))
+        (pieces,) = encodes.encode(example.messages, example.tools)
+        assert [id for piece in pieces for id in piece.ids] == expected["input_ids"]
+        trained = [int(piece.span == Span.RESPONSE) for piece in pieces for _ in piece.ids]
+        assert trained == expected["assistant_masks"]
+        assert 0 < sum(trained) < len(trained)
+
+
+@pytest.mark.parametrize("source", [CALLING_MARKED, CALLING])
+def test_a_turn_of_weight_0_has_no_label(source: str) -> None:
+    example = row(called(1, weight=0))
+    encodes = encoder(source)
+    assert isinstance(encodes.tokenizer, WordTokenizer)
+    (text,) = (shown(p, encodes.tokenizer) for p in encodes.encode(example.messages, example.tools))
+    assert text.endswith("<|IM_START|>assistant\n[Done .<|IM_END|>\n]")
+    assert text.count("[") == 1
+    assert "«1»" in text
+
+
+def test_calls_in_a_pattern_of_this_program_are_those_of_the_chat() -> None:
+    turns = called(1)
+    function = {"name": "calculator", "arguments": '{"expression": "6*7"}'}
+    turns[1]["tool_calls"] = [{"id": "id1", "function": function}]
+    turns[2]["content"] = "42"
+    tokenizer = WordTokenizer(SPECIAL)
+
+    def learnt(tools: list[dict[str, Any]]) -> str:
+        (pieces,) = ChatEncoder(CHAT, tokenizer).encode(row(turns).messages, tools)
+        return shown(pieces, tokenizer)
+
+    assert learnt([]) == "User:« Add !»\nAssistant:[ <<6*7=]«42>>»[ Done .<|ENDOFTEXT|>]"
+    turns[1]["tool_calls"][0]["function"]["name"] = "times"
+    text = learnt(TOOLS)
+    assert "You can use these tools:" in text
+    assert (
+        '[ <tool_call>{"name": "times", "arguments": {"expression": "6*7"}}</tool_call>\n]' in text
+    )
+    assert "«<tool_response>\n42\n</tool_response>\n»[ Done .<|ENDOFTEXT|>]" in text
+
+
+@pytest.mark.parametrize(
+    ("turns", "joined"),
+    [
+        ([("user", "One"), ("user", "Two"), ("assistant", "Hi")], "One\n\nTwo"),
+        ([("assistant", "Oh"), ("user", "Two"), ("assistant", "Hi")], "Two"),
+    ],
+)
+def test_turns_out_of_order_are_learnt_where_the_template_allows_it(
+    turns: list[tuple[Role, str]], joined: str
+) -> None:
+    messages = [Message(role, text) for role, text in turns]
+    example = chat_example("a.json, row 1", messages)
+    for source, how in ((CALLING, "in their order"), (ALTERNATING, "joined"), (None, "joined")):
+        rows = ExampleEncoder(opened(source) if source else CHAT, WordTokenizer(SPECIAL), 100)
+        assert list(rows.ordered(example)) == (
+            messages if how == "in their order" else [Message("user", joined), messages[-1]]
+        )
+        (encoded,) = rows.encode(example)
+        assert rows.truncated == {how: 1}
+        assert (encoded.spans == Span.RESPONSE).any()
+
+
+def test_replies_without_a_question_are_refused() -> None:
+    rows = ExampleEncoder(CHAT, WordTokenizer(SPECIAL), 100)
+    with pytest.raises(BadRow, match="follows no question"):
+        rows.encode(chat_example("a.json, row 1", [Message("assistant", "Hi")]))

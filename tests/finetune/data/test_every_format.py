@@ -23,14 +23,23 @@ Rows = Sequence[Mapping[str, Any]]
 
 def row_of(layout: Layout[TrainingExample], number: int) -> dict[str, Any]:
     """A row by the names that a layout needs."""
-    if kind := getattr(layout, "kind", None):
-        (name,) = layout.needs
-        speakers = {role: speaker for speaker, role in kind.roles.items()}
-        texts = {"user": f"after {number}?", "assistant": f"{number + 1} comes."}
-        turns = [{kind.speaker: speakers[r], kind.content: text} for r, text in texts.items()]
-        return {name: turns}
-    if layout.needs == ("parts",):
-        return {"parts": [f"after {number}", f" {number + 1}"]}
+    question, reply = f"after {number}?", f"{number + 1} comes."
+    match layout.name:
+        case "OpenAI messages":
+            turns = [("user", question), ("assistant", reply)]
+            return {layout.needs[0]: [{"role": role, "content": text} for role, text in turns]}
+        case "ShareGPT":
+            turns = [("human", question), ("gpt", reply)]
+            return {layout.needs[0]: [{"from": role, "value": text} for role, text in turns]}
+        case "xLAM":
+            return {"query": question, "answers": [{"name": "add", "arguments": {"a": number}}]}
+        case "OASST tree":
+            prompt = {"text": question, "replies": [{"text": reply, "rank": 0, "replies": []}]}
+            return {"message_tree_id": str(number), "prompt": prompt}
+        case "Human: and Assistant:":
+            return {"text": f"\n\nHuman: {question}\n\nAssistant: {reply}"}
+        case "few-shot prompt":
+            return {"parts": [f"after {number}", f" {number + 1}"]}
     return {name: f"{name} {number}" for name in layout.needs}
 
 

@@ -141,7 +141,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "bad history",
         "expected pairs of texts",
     ),
-    ({"a": "b"}, "unknown layout", "problem and solution, messages, conversations, text or parts"),
+    (
+        {"a": "b"},
+        "unknown layout",
+        "message_tree_id and prompt, messages, conversations, conversation, text or parts",
+    ),
     ({"text": "a", "label": "yes"}, "no instruction", "data of a classification task"),
     ({"instruction": "a", "output": ""}, "empty output", "'output' is empty"),
     ({"instruction": " \n", "output": "b"}, "empty instruction", "'instruction' is empty"),
@@ -161,25 +165,24 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [{"role": "robot", "content": "x"}]},
         "unknown role",
-        "turn 1: 'role' is the string 'robot', expected system, developer, user or assistant",
+        "'role' is the string 'robot', expected system, developer, user, human, assistant, gpt,",
     ),
     ({"messages": [{"content": "x"}]}, "unknown role", "'role' is null"),
     ({"messages": [{"role": ["user"], "content": "x"}]}, "unknown role", "'role' is a list"),
     (
         {"conversations": [{"from": "narrator", "value": "x"}]},
         "unknown from",
-        "expected system, human, user, gpt or assistant",
+        "gpt, function_call, tool, function or observation",
     ),
     ({"messages": [{"role": "user"}]}, "bad turn", "turn 1: 'content' is null, expected text"),
     ({"messages": [{"role": "user", "content": " "}]}, "empty turn", "'content' is empty"),
-    ({"messages": TURNS[1:]}, "roles do not alternate", "turn 1 is from 'assistant'"),
     (
-        {"messages": [TURNS[0], TURNS[0], TURNS[1]]},
+        {"messages": [*TURNS, TURNS[1]]},
         "roles do not alternate",
-        "turn 2 is from 'user', expected 'assistant'",
+        "turn 3 is from 'assistant', expected 'user'",
     ),
     (
-        {"conversations": [*SHARED, SHARED[0]]},
+        {"conversations": [*SHARED, SHARED[0], *SHARED[1:]]},
         "roles do not alternate",
         "turn 4 is from 'system', expected 'user'",
     ),
@@ -190,11 +193,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"messages": TURNS[:1]}, "no last reply", "ends with a turn from 'user'"),
     ({"conversations": SHARED[:1]}, "no last reply", "ends with a turn from 'system'"),
-    (
-        {"messages": [TURNS[0], {**TURNS[1], "weight": 0}]},
-        "weighted turn",
-        "turn 2: 'weight' is the number 0, expected 1 or none",
-    ),
+    ({"messages": [TURNS[0], {**TURNS[1], "weight": 0}]}, "no label", "every reply has 'weight' 0"),
+    ({"messages": [{**TURNS[0], "weight": 2}, TURNS[1]]}, "bad weight", "expected 0, 1 or none"),
+    ({"text": "a", "parent_id": None}, "a message alone", "ends in .trees.jsonl.gz"),
 ]
 
 
