@@ -7,13 +7,13 @@ prompt or by its oldest turns, and counted, or dropped.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from chatapp.rows.reading import BadRow
 from finetune.config.sections import ConfigError, TooLong
 from finetune.data.formats import TrainingExample
 from finetune.data.split import content_key
-from finetune.data.turns import regular
+from finetune.data.turns import Tools, regular
 
 
 class Span(IntEnum):
@@ -75,9 +75,7 @@ class ChatEncoder:
         # Markers are the same few texts in every chat, and earlier turns recur.
         self._encoded = lru_cache(maxsize=256)(tokenizer.encode)
 
-    def encode(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[list[Piece]]:
+    def encode(self, messages: Sequence[Message], tools: Tools = ()) -> list[list[Piece]]:
         """The chat as the examples that train its replies: one, unless turns are rewritten.
 
         In the patterns of this program, which rewrite nothing, a chat is one example. In a model's
@@ -113,40 +111,28 @@ class ChatEncoder:
                 examples[-1] += [*rest, *reply]
         return [each for each in examples if any(piece.span == Span.RESPONSE for piece in each)]
 
-    def writes(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> bool:
+    def writes(self, messages: Sequence[Message], tools: Tools) -> bool:
         """Whether the template has a place for each turn of a chat in which roles do not
         alternate."""
-        if isinstance(self.template, DialogueTemplate):
-            return False
-        with suppress(ChatTemplateError):
-            return self._with_tools(self.template, tools).writes(messages) and bool(
-                self.encode(messages, tools)
-            )
+        if isinstance(self.template, ChatTemplate):
+            with suppress(ChatTemplateError):
+                is_whole = self._with_tools(self.template, tools).writes(messages)
+                return is_whole and bool(self.encode(messages, tools))
         return False
 
-    def _with_tools(
-        self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]]
-    ) -> ChatTemplate:
-        if self._tooled.tools != tuple(tools):  # rows with the same tools often follow each other
-            self._tooled = replace(template, tools=tuple(tools))
+    def _with_tools(self, template: ChatTemplate, tools: Tools) -> ChatTemplate:
+        if self._tooled.tools != tools:  # rows with the same tools often follow each other
+            self._tooled = replace(template, tools=tools)
         return self._tooled
 
     def _whole(
-        self,
-        template: DialogueTemplate,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
+        self, template: DialogueTemplate, messages: Sequence[Message], tools: Tools
     ) -> list[Piece]:
-        segments = dialogue_segments(template, messages, tools)
+        marked = dialogue_segments(template, messages, tools)
         # Even if replies run on to the next marker, the last one of a chat must end.
-        if segments[-1][0].kind != "end":
-            segments.append((END_OF_TEXT, True))
-        return [
-            piece._replace(span=Span.RESPONSE) if is_trained else piece
-            for (_, is_trained), piece in zip(
-                segments, self._pieces([segment for segment, _ in segments], messages), strict=True
-            )
-        ]
+        if marked[-1][0].kind != "end":
+            marked.append((END_OF_TEXT, True))
+        return self._marked(marked, messages)
 
     def _marked(
         self, marked: Sequence[tuple[Segment, bool]], messages: Sequence[Message]
@@ -161,12 +147,8 @@ class ChatEncoder:
     def _pieces(self, segments: Sequence[Segment], messages: Sequence[Message]) -> list[Piece]:
         """A prompt segment by segment."""
         # The instruction is the template's own if the chat has none.
-        texts = (
-            "user",
-            "assistant",
-            "tool",
-            *(["instruction"] if messages[0].role == "system" else []),
-        )
+        texts = {"user", "assistant", "tool"}
+        texts |= {"instruction"} if messages[0].role == "system" else set()
         pieces: list[Piece] = []
 
         def of(segment: Segment, begins: bool) -> list[int]:
@@ -230,9 +212,7 @@ class ChatEncoder:
 
 
 def dialogue_segments(
-    template: DialogueTemplate,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] = (),
+    template: DialogueTemplate, messages: Sequence[Message], tools: Tools = ()
 ) -> "list[Marked]":
     """A chat in a pattern of this program, each segment with whether it is trained.
 

@@ -105,6 +105,8 @@ def chat_example(
 
     place: of the chat within the row, for the sentence on a fault. Raises BadRow.
     """
+    if not messages:
+        raise BadRow("no turns", f"{place or location}: has no turn, expected a chat")
     replies = [number for number, message in enumerate(messages) if message.role == "assistant"]
     kept = messages[: replies[-1] + 1] if replies else messages
     check_order(kept, place or location)
@@ -215,14 +217,6 @@ def _read_calls(row: Row) -> TrainingExample:
     return chat_example(row.location, messages, tools_of(row))
 
 
-def _read_tree(row: Row) -> TrainingExample:
-    return chat_example(row.location, best_path(row))
-
-
-def _read_turns_in_text(row: Row) -> TrainingExample:
-    return chat_example(row.location, turns_in(text_field(row, "text")))
-
-
 _LISTS = tuple(
     _chat_layout(name, field, speaker)
     for field in CHAT_FIELDS
@@ -230,13 +224,19 @@ _LISTS = tuple(
 )
 _OTHER_CHATS = (
     Layout("xLAM", ("query", "answers", "tools", "system"), _read_calls, ("query", "answers")),
-    Layout("OASST tree", ("prompt",), _read_tree, ("message_tree_id", "prompt"), is_tree),
+    Layout(
+        "OASST tree",
+        ("prompt",),
+        lambda row: chat_example(row.location, best_path(row)),
+        ("message_tree_id", "prompt"),
+        is_tree,
+    ),
     Layout(
         "Human: and Assistant:",
         ("text",),
-        _read_turns_in_text,
+        lambda row: chat_example(row.location, turns_in(text_field(row, "text"))),
         ("text",),
-        lambda row: len(turns_in(row.fields.get("text"))) > 1,
+        lambda row: len(turns_in(row.fields["text"])) > 1,
     ),
 )
 

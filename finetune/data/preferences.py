@@ -42,6 +42,7 @@ from finetune.data.turns import (
     is_tree,
     rank_of,
     ranked,
+    root_of,
     text_of_node,
     tools_of,
     turns_in,
@@ -221,7 +222,7 @@ def _read_openai(row: Row) -> Preference:
 
 def _read_tree(row: Row) -> Preference:
     """The best and the worst of the ranked replies to the first message."""
-    question = row.fields["prompt"]
+    question = root_of(row)
     replies = [reply for reply in ranked(question, row) if rank_of(reply, -1) >= 0]
     if len(replies) < 2:
         raise BadRow("no ranked replies", f"{row.location}: expected at least 2 ranked replies")
@@ -235,9 +236,9 @@ def _read_implicit(row: Row) -> Preference:
 
     A prompt in a field of its own is compared with it.
     """
-    pair = [turns_in(row.fields[name]) for name in _PAIR[:2]]
+    pair = [turns_in(row.fields.get(name)) for name in _PAIR[:2]]
     if not all(len(turns) > 1 for turns in pair):
-        if not isinstance(row.fields["chosen"], list):
+        if not isinstance(row.fields.get("chosen"), list):
             return _read_implicit_texts(row)
         pair = [turns_of(row, name) for name in _PAIR[:2]]
     prompt = pair[0][:-1]

@@ -29,6 +29,7 @@ from finetune.data.split import draw, is_held_out
 
 HELD_OUT = "held_out"
 CLUSTER = "cluster"
+_MOST_MODELS = 8
 LONGEST = 1024
 """Tokens of a row unless the configuration says otherwise: GPT-2's window."""
 
@@ -52,7 +53,8 @@ class Report:
 
     tables: the files in their order, including those for evaluation. dropped: rows by reason.
     truncated: examples by how they were shortened. turns_left_out: messages lost by that. clusters:
-    rows of each named cluster of tasks. repeated: training rows that occurred before.
+    rows of each named cluster of tasks. models: rows by the model that they name, as feedback on
+    replies does. repeated: training rows that occurred before.
     """
 
     tables: list[TableReport] = field(default_factory=list)
@@ -60,6 +62,7 @@ class Report:
     truncated: Counter[str] = field(default_factory=Counter)
     turns_left_out: int = 0
     clusters: Counter[str] = field(default_factory=Counter)
+    models: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
 
     @property
@@ -96,6 +99,8 @@ class Report:
         if self.repeated:
             lines.append(f"training rows that occurred before: {self.repeated:,}")
         lines += [f"rows of the cluster {name}: {count:,}" for name, count in self.clusters.items()]
+        most = self.models.most_common(_MOST_MODELS)
+        lines += [f"rows on replies of the model {name}: {count:,}" for name, count in most]
         return lines
 
 
@@ -373,6 +378,8 @@ class _Reader(Generic[Encodes]):
             if not report.kept:
                 _describe(report, row, layout, phrasings)
             report.kept += 1
+            if model := row.fields.get("model"):
+                self.report.models[str(model)] += 1
             if cluster:
                 self.report.clusters[cluster] += 1
             for example in chain.from_iterable(phrased):

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import shown
@@ -267,10 +267,17 @@ def is_tree(row: Row) -> bool:
     return isinstance(prompt, dict) and "replies" in prompt
 
 
+def root_of(row: Row) -> Mapping[str, Any]:
+    """The first message of a tree. Raises BadRow."""
+    if not is_tree(row):
+        raise BadRow("bad tree", f"{row.location}: 'prompt' is no message with 'replies'")
+    return cast(Mapping[str, Any], row.fields["prompt"])
+
+
 def best_path(row: Row) -> list[Message]:
     """The turns of a tree along its best replies, down to the last one. Raises BadRow."""
     messages: list[Message] = []
-    nodes = [row.fields["prompt"]]
+    nodes = [root_of(row)]
     while nodes:
         is_reply = len(messages) % 2 == 1
         messages.append(Message("assistant" if is_reply else "user", text_of_node(nodes[0], row)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of
 from chatapp.prompting.template import CHAT, PLAIN
-from chatapp.rows.reading import RowsError
+from finetune.config.sections import ConfigError
 from finetune.data.corpus import cut_windows, document_key, encode_documents, read_documents
 from finetune.data.corpus import train_tokenizer as train
 from finetune.data.split import is_held_out
@@ -72,13 +72,13 @@ def test_a_few_shot_prompt_is_its_text(tmp_path: Path) -> None:
 def test_a_bad_row_names_file_and_line(tmp_path: Path, line: str, words: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "fine"}\n' + line + "\n")
-    with pytest.raises(RowsError, match=r"rows\.jsonl, line 2: ") as caught:
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 2: ") as caught:
         list(read_documents(path, CHAT))
     assert words in str(caught.value)
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RowsError, match="nowhere"):
+    with pytest.raises(ConfigError, match="nowhere"):
         list(read_documents(tmp_path / "nowhere.txt", PLAIN))
 
 

@@ -9,10 +9,9 @@ from fakes import WordTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.common.userfiles import UserError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.prompting.template import ALPACA, CHAT, save_template
-from finetune.config.sections import Data
+from finetune.config.sections import ConfigError, Data
 from finetune.data.encoding import Encoded, Span
 from finetune.data.preparation import HELD_OUT, ExampleSets, choose_template, encode_chats
 
@@ -96,7 +95,7 @@ def test_repeated_rows_are_counted(tmp_path: Path) -> None:
 def test_bad_rows_are_raised_or_counted(tmp_path: Path) -> None:
     rows = [{"prompt": "a"}, *pairs(3), {"prompt": "a", "completion": ""}, {"prompt": "b"}]
     path = write(tmp_path / "a.jsonl", rows)
-    with pytest.raises(UserError, match=r"a\.jsonl, line 1: expected instruction and output"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 1: expected instruction and output"):
         made(train=path, held_out=0)
     prepared = made(train=path, held_out=0, bad_rows="drop")
     assert len(prepared.train) == 3
@@ -110,7 +109,7 @@ def test_bad_rows_are_raised_or_counted(tmp_path: Path) -> None:
 def test_too_long_rows(tmp_path: Path) -> None:
     rows = [*pairs(3), {"prompt": "word " * 60, "completion": "short"}]
     path = write(tmp_path / "a.jsonl", rows)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ConfigError) as caught:
         made(train=path, held_out=0, max_length=50)
     assert str(caught.value) == (
         f"{path}, line 4: 65 tokens with 2 of response; a row may have 50; data.too_long can "
@@ -123,10 +122,10 @@ def test_too_long_rows(tmp_path: Path) -> None:
     assert max(len(example.ids) for example in cut.train) == 50
     lost = made(train=path, held_out=0, max_length=50, too_long="truncate-history")
     assert lost.report.dropped == {"too long": 1}
-    with pytest.raises(UserError, match=r"max_length is 300; the model's window has 200"):
+    with pytest.raises(ConfigError, match=r"max_length is 300; the model's window has 200"):
         made(train=path, max_length=300)
     # The model's window bounds a row when nothing else does.
-    with pytest.raises(UserError, match="a row may have 40"):
+    with pytest.raises(ConfigError, match="a row may have 40"):
         made(window=40, train=path)
 
 
@@ -147,7 +146,7 @@ def test_clusters_are_held_out_by_name(tmp_path: Path) -> None:
     assert {name: len(each) for name, each in held.held_out.items()} == {"nli": 7, "qa": 3}
     # The row of the third file that is also one of the first is not learned.
     assert (len(held.train), held.report.dropped) == (5, {"also held out": 1})
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ConfigError) as caught:
         made(train=sources, held_out=0, held_out_clusters=["nlli"])
     assert str(caught.value) == (
         "data.held_out_clusters: no row belongs to a cluster 'nlli'; did you mean 'nli'?; "
@@ -210,14 +209,14 @@ def test_digests_change_with_the_tokens_alone(tmp_path: Path) -> None:
 
 def test_nothing_left_says_why(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": "a", "completion": ""}] * 2 + [{"prompt": "b"}])
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ConfigError) as caught:
         made(train=path, bad_rows="drop")
     assert str(caught.value) == (
         "data.train: no row is left to train on: 0 held out, 2 dropped for 'empty completion', "
         "1 dropped for 'no completion'"
     )
     empty = write(tmp_path / "b.jsonl", [])
-    with pytest.raises(UserError, match="no row is left to train on: 0 held out"):
+    with pytest.raises(ConfigError, match="no row is left to train on: 0 held out"):
         made(train=empty)
 
 
@@ -225,7 +224,7 @@ def test_columns_name_fields_of_layouts(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"Q": "a", "A": "b"}])
     columns = {"prompt": "Q", "completion": "A"}
     assert len(made(train={"path": path, "columns": columns}, held_out=0).train) == 1
-    with pytest.raises(UserError, match="columns names 'promt', which no layout has; did you"):
+    with pytest.raises(ConfigError, match="columns names 'promt', which no layout has; did you"):
         made(train={"path": path, "columns": {"promt": "Q", "completion": "A"}})
 
 
@@ -250,7 +249,7 @@ def test_nothing_measured_is_learned_and_every_row_is_counted(
     ]
     try:
         prepared = made(train=sources, held_out=share, seed=seed)
-    except UserError as error:
+    except ConfigError as error:
         assert "no row is left" in str(error)  # noqa: PT017
         return
     measured = prepared.held_out.get(HELD_OUT, [])
@@ -265,24 +264,24 @@ def test_the_template_of_a_run(tmp_path: Path) -> None:
 
     (tmp_path / "config.json").write_text("{}")
     assert chosen("alpaca") == "alpaca"
-    with pytest.raises(UserError, match="this model has no dialogue template"):
+    with pytest.raises(ConfigError, match="this model has no dialogue template"):
         chosen("")
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
     assert chosen("") == chosen("own") == "own"
     assert chosen("alpaca") == "alpaca"
     save_template(ALPACA, tmp_path)
     assert chosen("") == "alpaca"
-    with pytest.raises(UserError, match="there are plain, alpaca, chat; did you mean 'alpaca'"):
+    with pytest.raises(ConfigError, match="there are plain, alpaca, chat; did you mean 'alpaca'"):
         chosen("alpacca")
     (tmp_path / "chatapp_template.json").write_text("{")
-    with pytest.raises(UserError, match="is not valid JSON"):
+    with pytest.raises(ConfigError, match="is not valid JSON"):
         chosen("")
 
 
 def test_an_empty_file_and_a_misspelt_path_are_named(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text("")
-    with pytest.raises(UserError, match=r"no row is left .*rows\.json holds no row"):
+    with pytest.raises(ConfigError, match=r"no row is left .*rows\.json holds no row"):
         made(train=str(tmp_path / "rows.json"))
     (tmp_path / "instructions").mkdir()
-    with pytest.raises(UserError, match=r"no such file or folder; did you mean 'instructions'"):
+    with pytest.raises(ConfigError, match=r"no such file or folder; did you mean 'instructions'"):
         made(train=str(tmp_path / "instrctions"))

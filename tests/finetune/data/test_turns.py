@@ -1,12 +1,17 @@
 """Chats as the world publishes them: a true row of each format, and broken ones."""
 
 import json
+import os
+import random
 from typing import Any
 
 import pytest
+from fakes import WordTokenizer
 
 from chatapp.prompting.messages import Message
+from chatapp.prompting.template import CHAT
 from chatapp.rows.reading import BadRow, Row
+from finetune.data.encoding import ExampleEncoder
 from finetune.data.formats import TrainingExample, detect
 from finetune.data.preferences import Preference, Verdict, detect_feedback
 from finetune.data.prompts import detect_prompt
@@ -332,3 +337,58 @@ def test_a_broken_row_is_one_sentence(name: str) -> None:
 def test_a_broken_preference_is_one_sentence(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRow, match=words):
         feedback(fields)
+
+
+def spoilt(value: Any, draw: random.Random) -> Any:
+    """The same with a part of it replaced, left out or repeated."""
+    if draw.random() < 0.15:
+        parts = [
+            None,
+            0,
+            -1.5,
+            True,
+            "",
+            " ",
+            "\0",
+            "\ud800",
+            "x" * 50,
+            [],
+            {},
+            [[]],
+            [{}],
+            "{",
+            "[1]",
+        ]
+        return draw.choice(parts)
+    if isinstance(value, dict):
+        kept = {name: part for name, part in value.items() if draw.random() > 0.05}
+        return {name: spoilt(part, draw) for name, part in kept.items()}
+    if isinstance(value, list):
+        parts = [
+            spoilt(part, draw) for part in value for _ in range(draw.choice([1, 1, 1, 1, 0, 2]))
+        ]
+        return parts if draw.random() > 0.1 else parts[::-1]
+    return value
+
+
+@pytest.mark.parametrize("name", [*TRUE, *PAIRS])
+def test_a_spoilt_row_is_read_or_is_one_sentence(name: str) -> None:
+    draw, layouts = random.Random(name), (detect, detect_feedback, detect_prompt)
+    true = TRUE[name][0] if name in TRUE else PAIRS[name]
+    sentences: list[str] = []
+    for _ in range(int(os.environ.get("SPOILT_ROWS", "60"))):
+        fields = spoilt(true, draw)
+        row = Row("a.jsonl, line 1", fields if isinstance(fields, dict) else {})
+        for find in layouts:
+            for first in (row, Row("a.jsonl, line 1", true)):  # the layout is that of the first row
+                try:
+                    made = find(first).read(row)
+                    example = made if isinstance(made, TrainingExample) else made.examples[0]
+                    encoder.encode(example)
+                except BadRow as error:
+                    sentences.append(str(error))
+    assert sentences
+    assert all(each.startswith("a.jsonl, line 1") for each in sentences)
+
+
+encoder = ExampleEncoder(CHAT, WordTokenizer(), 10_000)
