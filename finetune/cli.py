@@ -1,8 +1,4 @@
-"""The `finetune` command. Heavy modules are imported inside the command that needs them.
-
-Invariant: standard output has only the answer (a folder, or with --json one document); invalid
-input is one sentence and exit status 2, failed work 1, an interruption 130.
-"""
+"""The `finetune` command. Heavy modules are imported inside the command that needs them."""
 
 import gc
 import json

@@ -1,8 +1,4 @@
-"""`finetune feedback`: feedback on replies in the chat, as rows and a small configuration.
-
-Invariant: the user could have written everything that is trained: the rows and the configuration
-are files, checked and run like any other.
-"""
+"""`finetune feedback`: feedback on replies in the chat, as rows and a small configuration."""
 
 import json
 import sys

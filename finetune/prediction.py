@@ -1,9 +1,4 @@
-"""`finetune predict`: the answers of a run with a head to texts of the user, one or a file of them.
-
-Invariant: row n of the output belongs to row n of the inputs, including bad ones, and a second
-start continues after the end of the output; the engine's `HeadModel` reads the texts, as in
-`chatapp run`.
-"""
+"""`finetune predict`: the answers of a run with a head to texts of the user, one or a file of them."""
 
 import hashlib
 import json

@@ -1,8 +1,4 @@
-"""`finetune sweep`: a configuration trained with every combination of some keys' values.
-
-Invariant: each run is an ordinary run in a folder below the configuration's output. A finished one
-is not repeated, an interrupted one is continued, and one that began with other keys is refused.
-"""
+"""`finetune sweep`: a configuration trained with every combination of some keys' values."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product

@@ -1,8 +1,5 @@
 """What `ask` and `complete` change inside the model, and their answer on standard output: streamed,
 as JSON, the best of many, or that of a `chatapp api` that runs.
-
-Invariant: whatever ends an answer early (a signal, an error, a full window), the text so far has
-been printed.
 """
 
 import math

@@ -1,8 +1,4 @@
-"""Standard input, output and error of the commands.
-
-Invariant: standard output has only the answer and no control character of foreign text; a reader
-that disappears ends the command silently.
-"""
+"""Standard input, output and error of the commands."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""`chatapp docs`: passages of documents, without a model.
-
-Invariant: the content of a file reaches the terminal only as printable text.
-"""
+"""`chatapp docs`: passages of documents, without a model."""
 
 from typing import Annotated
 

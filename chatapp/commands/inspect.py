@@ -1,8 +1,4 @@
-"""`chatapp inspect VIEW TEXT`: the views of `chatapp.lab.views`, each a command of its own.
-
-Invariant: the terminal, the exported file and the JSON document show the same numbers, and foreign
-text is plain text in all three. Nothing of torch is imported before a model is loaded.
-"""
+"""`chatapp inspect VIEW TEXT`: the views of `chatapp.lab.views`, each a command of its own."""
 
 import inspect as signatures
 import sys

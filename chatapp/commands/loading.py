@@ -1,7 +1,4 @@
-"""Loads prompt files, models with their parameters, and chats for the commands.
-
-Invariant: loading a model is announced on standard error, and only on a terminal.
-"""
+"""Loads prompt files, models with their parameters, and chats for the commands."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager

@@ -1,8 +1,4 @@
-"""`chatapp run`: a prompt file on one input, or on a file of them.
-
-Invariant: standard output has only answers; the prompt, the confidence of the model and errors go
-to standard error, or into the JSON document.
-"""
+"""`chatapp run`: a prompt file on one input, or on a file of them."""
 
 import json
 import sys

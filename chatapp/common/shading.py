@@ -1,8 +1,4 @@
-"""How tokens, numbers and sizes are written and coloured in views of a model.
-
-Invariant: `visible` returns one line that is safe in a terminal, and every colour comes with words
-or numbers, so that nothing is lost without colours.
-"""
+"""How tokens, numbers and sizes are written and coloured in views of a model."""
 
 from itertools import pairwise
 

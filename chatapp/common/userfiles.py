@@ -1,8 +1,4 @@
-"""Files that users write, and sentences on their faults.
-
-Invariant: an unreadable or unwritable file gives one printable sentence that names it; a write
-replaces the whole file or leaves it unchanged.
-"""
+"""Files that users write, and sentences on their faults."""
 
 import difflib
 import errno

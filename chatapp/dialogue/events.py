@@ -1,8 +1,4 @@
-"""What a turn takes and yields: its options, and around its tokens the calls of tools.
-
-Invariant: each `Calling` is followed by its `Called`, unless the reply is closed in between. The
-end or failure of one reply does not affect the others.
-"""
+"""What a turn takes and yields: its options, and around its tokens the calls of tools."""
 
 import threading
 from collections.abc import Iterator, Sequence

@@ -9,9 +9,6 @@ The documents, each alone, in a list, or one per line:
   program's export, and a chat its `tags`.
 - {"mapping": {node: {"parent", "message"}}, "current_node", "title"}, which is ChatGPT's tree.
   The path from its root to the current node is read.
-
-Invariant: a file is parsed completely before anything is stored, so a file with a mistake
-in it imports nothing, and says where the mistake is.
 """
 
 import itertools

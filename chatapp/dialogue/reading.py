@@ -1,7 +1,4 @@
-"""The model's input for a chat: a reply with its prompt, a draft, and their lengths.
-
-Invariant: nothing is stored here, and a prompt is rendered as the session renders it for a reply.
-"""
+"""The model's input for a chat: a reply with its prompt, a draft, and their lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Scores of a reward model, and the best of several replies by them.
-
-Invariant: a reply is scored as in finetune's training: after its prompt, in the reward model's own
-template, closed as that template closes it.
-"""
+"""Scores of a reward model, and the best of several replies by them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,4 @@
-"""Two ways to answer one message (model, template, parameters), and previews of a basis.
-
-Invariant: both replies answer the same message with the same history, so only the user's choices
-differ. A preview is rendered by the writer that the chat would use.
-"""
+"""Two ways to answer one message (model, template, parameters), and previews of a basis."""
 
 import shlex
 import threading

@@ -1,8 +1,4 @@
-"""Writes a model of any layout as one GGUF file, for llama.cpp, or as a folder for transformers.
-
-Invariant: the file is complete or absent; reading it again gives the model's configuration, or it
-is not written.
-"""
+"""Writes a model of any layout as one GGUF file, for llama.cpp, or as a folder for transformers."""
 
 import math
 from collections.abc import Iterator, Mapping

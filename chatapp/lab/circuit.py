@@ -11,8 +11,6 @@ are taken away, the least first, as long as the rest keeps the share that is wan
 (Wang et al. 2023, "Interpretability in the Wild".) What is taken away is replaced by its mean over
 the tokens of the text, or of another prompt. A circuit that is found on one prompt may
 fail on the next, so another prompt, such as one with two names swapped, is tried as well.
-
-Invariant: no further single part can be taken away without going below the share.
 """
 
 from collections.abc import Collection, Sequence

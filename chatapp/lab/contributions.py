@@ -13,8 +13,6 @@ follows attention or MLP, the part is what is added after it, with that norm's s
 Zero ablation answers what the model says without a part, mean ablation what it says without the
 part's information (2404.15255). Heads are changed before their projection. Heads back each other
 up, so that the effect of one alone understates it.
-
-Invariant: the shares add up to the difference of the logits, before a cap on them.
 """
 
 from collections.abc import Sequence

@@ -4,9 +4,6 @@ The encoder reads the prompt in both directions. The decoder writes the reply; e
 attends to the reply so far (self-attention) and then to the encoder's output (cross-attention;
 Vaswani et al. 2017, arXiv 1706.03762). So the tokens of a trace are those of the prompt, which are
 the encoder's, and after them those of the reply, which are the decoder's.
-
-Invariant: the numbers are those of one pass of transformers' own code. Special tokens around prompt
-and reply have no positions.
 """
 
 from collections.abc import Sequence

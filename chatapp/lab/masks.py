@@ -1,8 +1,4 @@
-"""What a masked model makes of a text: candidates for a masked token, attention, layers.
-
-Invariant: the token at the place that is looked at is always masked, so what is shown of it is a
-prediction; a token that the model can see predicts itself.
-"""
+"""What a masked model makes of a text: candidates for a masked token, attention, layers."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -11,9 +11,6 @@ tokens it is the difference of their logits.
 
 No method is right in general (2402.00794, 2408.11252), so both are shown with their rank
 correlation.
-
-Invariant: every token has its numbers, the first one too, although hiding it takes away where heads
-look when they have nothing to look for. The last token sees itself always.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 What lies before a changed layer is not computed again, and many changes go through the later layers
 together, one a row. A patch at one position leaves all earlier positions as they were: their keys
 and values are used again.
-
-Invariant: the numbers are those of whole passes of the same model with the same change.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -8,8 +8,6 @@ model (contrastive activation addition: Rimsky et al. 2023, arXiv 2312.06681).
 
 A direction is kept as a GGUF control vector, as llama.cpp reads it: `direction.3` is added after
 block 3. What is kept is m · v / ‖v‖, so that c is llama.cpp's scale.
-
-Invariant: strength 0 is the model itself, bit by bit.
 """
 
 import math

@@ -1,7 +1,5 @@
 """How a vocabulary is made from a text, and how a tokenizer builds its tokens from characters.
 
-Invariant: the steps end in the same tokens as the tokenizer itself.
-
 Byte-pair encoding merges the most frequent pair of neighbours, again and again (Gage 1994, "A new
 algorithm for data compression"; Sennrich, Haddow and Birch 2016, arXiv 1508.07909). WordPiece
 merges the pair with the largest count(ab) / (count(a) · count(b)), so that parts which are frequent

@@ -1,9 +1,4 @@
-"""Examples of prompt files and evaluations: rows of input and output, from any file of rows.
-
-Invariant: every example had exactly one input and one output, both strings; anything else is a
-sentence that names the file and the line, and is raised or, where the prompt file says so, counted.
-A row that occurs twice in a pool is in it once.
-"""
+"""Examples of prompt files and evaluations: rows of input and output, from any file of rows."""
 
 import json
 import sys

@@ -12,8 +12,6 @@ of the library uses.
     triviaqa            JSON with the questions under `Data`
     webquestions        JSON list with `utterance` and `targetValue`
     squad, gsm8k, mmlu  rows on the hub
-
-Invariant: a record that lacks a field is one sentence that names the field.
 """
 
 import re

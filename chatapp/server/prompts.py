@@ -1,8 +1,4 @@
-"""From a request's fields to what the model continues.
-
-Invariant: no text of a request becomes a special token, and its stop strings, temperature and seed
-mean what they mean everywhere in this program.
-"""
+"""From a request's fields to what the model continues."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

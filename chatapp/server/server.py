@@ -1,8 +1,4 @@
-"""The HTTP server: its paths, who may use it, and how its errors look.
-
-Invariant: a mistake of a client is an answer of 400 or more and below 500, in OpenAI's form, and
-contains no path of this machine. Nobody without the key gets more than /health where there is one.
-"""
+"""The HTTP server: its paths, who may use it, and how its errors look."""
 
 import asyncio
 import hmac

@@ -1,8 +1,4 @@
-"""One thread that computes for all requests of a model.
-
-Invariant: only this thread uses the model. A sequence joins those that are being written as soon as
-there is room, and leaves when nobody waits for it any more.
-"""
+"""One thread that computes for all requests of a model."""
 
 import asyncio
 import logging

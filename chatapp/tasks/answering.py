@@ -4,9 +4,6 @@ A label's tokens are those that `layout` prints after the output prefix, a space
 where the tokens of one label begin those of another ("entity", "entity type"), which could then
 never win, each label is followed by the first token of the text between two examples, which marks
 its end.
-
-Invariant: the scored or continued tokens are those of the prompt's segments, encoded one by one, so
-the prompt shown is the prompt that the model saw.
 """
 
 import math

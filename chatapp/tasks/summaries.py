@@ -1,7 +1,4 @@
-"""Summaries of a document that is longer than the window: of its passages, then of the summaries.
-
-Invariant: each summary names the passages it was made from, and none of them is skipped.
-"""
+"""Summaries of a document that is longer than the window: of its passages, then of the summaries."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -1,9 +1,6 @@
 """Events from widgets and threads of the chat to the screen.
 
 Those of a load or a turn are in `loading` and `turn`.
-
-Invariant: an event has plain data (rows of the store, text), never a decision about the screen, so
-any widget may send it and any screen may handle it.
 """
 
 from dataclasses import dataclass

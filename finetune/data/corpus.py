@@ -1,8 +1,4 @@
-"""Documents to tokens: reads training files, trains a byte-level BPE, encodes.
-
-Invariant: dialogues go through the same template, segment by segment, as a chat, so a model sees in
-training the same tokens as in its prompts.
-"""
+"""Documents to tokens: reads training files, trains a byte-level BPE, encodes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

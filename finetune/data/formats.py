@@ -1,9 +1,4 @@
-"""Rows of every common layout to chats: the layout is detected, and every field is checked.
-
-Invariant: a row becomes either a `TrainingExample` or a `BadRow` that names its location, the
-missing part and the present fields. Only text becomes text: a label `yes` stays a string, and a
-number in place of text is an error.
-"""
+"""Rows of every common layout to chats: the layout is detected, and every field is checked."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,4 @@
-"""The [data] section to encoded examples: read, phrase, split, encode, mix, and count.
-
-Invariant: every row is either kept or counted under the reason for dropping it, and no evaluation
-row is ever trained on.
-"""
+"""The [data] section to encoded examples: read, phrase, split, encode, mix, and count."""
 
 import hashlib
 from collections import Counter

@@ -2,8 +2,6 @@
 
 Rows are those of `formats`, whose last reply is the reference that checks compare with, and rows of
 a prompt alone: its fields are those of a request, or a list of turns under `prompt`.
-
-Invariant: a prompt has the tokens that a chat would have before that reply.
 """
 
 from collections import Counter

@@ -4,9 +4,6 @@ As in GPT-3 (Brown et al., 2020, arXiv 2005.14165, appendix A) and LLaMA, a line
 hashed words and pairs of words separates documents of the good text from documents of the pool, and
 ranks the pool by the probability of the good text. It is fastText's: the mean of the embeddings of
 a document's features, here of one number each, so logistic regression on their frequencies.
-
-Invariant: no document is scored by a classifier that was trained on it: each half of the pool is
-scored by the classifier of the other half.
 """
 
 import json

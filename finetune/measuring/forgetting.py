@@ -3,9 +3,6 @@
 The questions are in general.jsonl: `question`, and `answers`, one of which has to be among the
 words of the reply. They are 200 facts, words and sums of two digits, which the bundled model knows
 and most small models. The text is the one on which heads are measured.
-
-Invariant: each model replies greedily in its own template, by the code of chats, and both are asked
-the same questions.
 """
 
 import re

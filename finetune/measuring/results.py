@@ -1,8 +1,4 @@
-"""Results of evaluations: figures with their intervals, replies, and both as tables.
-
-Invariant: models are compared only by figures with the same meaning for each. A loss per token is
-not, if tokenizers differ.
-"""
+"""Results of evaluations: figures with their intervals, replies, and both as tables."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field

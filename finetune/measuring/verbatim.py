@@ -4,9 +4,6 @@ often and where.
 The folder `verbatim` of a run holds the index: in parts of about a million words, the words of the
 files as numbers and a suffix array, the places of the words sorted by what follows them (Manber and
 Myers 1993). words.json lists the words, rows.jsonl where each row is, index.json the files.
-
-Invariant: counts are exact, and no more than one part is in memory. A row that is longer than a
-part is cut, and a span over the cut is two.
 """
 
 import json

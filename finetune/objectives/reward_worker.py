@@ -2,8 +2,6 @@
 
 Reads {"prompt", "reply", "reference"} per line from standard input and writes {"value"} or
 {"error"} per line to standard output, first {"ready": true} when the function is loaded.
-
-Invariant: the function's own output does not mix with the answers; the process ends with its input.
 """
 
 import importlib.util

@@ -4,8 +4,6 @@
 
 OUT receives arithmetic_train.jsonl and arithmetic_test.jsonl, a prompt and its completion a
 line.
-
-Invariant: no problem is in both, in whatever wording, and the same options give the same files.
 """
 
 import json

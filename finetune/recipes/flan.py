@@ -6,8 +6,6 @@ PROMPTS is JSONL, also with .gz, with `template`, `prompt` and `completion` a li
 template's name begins with its data set's, as in the Public Pool of Prompts. QUESTIONS is the
 TREC file of question types, `COARSE:fine question` a line. OUT receives prompts.jsonl (with
 the cluster of Sanh et al. 2021 a row) and questions.jsonl.
-
-Invariant: every prompt has its cluster, because clusters are held out whole.
 """
 
 import json

@@ -3,9 +3,6 @@
     python -m finetune.recipes.induction BOOKS OUT [--rows N] [--seed N]
 
 BOOKS is a folder of text files. OUT receives repeated.jsonl.
-
-Invariant: passages differ in length, so the first one of a pair is found by its words and not by
-its distance.
 """
 
 import json

@@ -4,9 +4,6 @@
 
 OUT receives subtraction_train.jsonl and subtraction_test.jsonl, a problem and its answer a line, in
 the wording of the GPT-3 paper.
-
-Invariant: no problem is in both; the test is that of
-`chatapp.tasks.evaluation.gpt3_tasks`, none of which the bundled model has seen.
 """
 
 import json

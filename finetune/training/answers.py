@@ -1,10 +1,5 @@
 """Greedy replies to the prompts of rows: samples of a run, replies for eval, and the held-out
 figures that the loss does not give: the one that selects the best weights, those of tasks.
-
-Invariant: answers come from the same code as in `finetune eval` and `finetune predict`, from the
-current weights, and leave nothing behind that affects training. A prompt is the row's own tokens up
-to its last response, so a reply begins exactly where the trained one does; a failed generation is
-reported as one, never taken for a reply.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,8 +1,4 @@
-"""The terminal display of a run: figures, a loss curve, sample replies; and its peak memory.
-
-Invariant: text of models and users is shown as plain characters, never as markup. A system that
-does not report a peak gives the current memory.
-"""
+"""The terminal display of a run: figures, a loss curve, sample replies; and its peak memory."""
 
 import gc
 import itertools

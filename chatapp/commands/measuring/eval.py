@@ -1,8 +1,4 @@
-"""`chatapp eval`: measures prompt files, tasks and models, with confidence intervals.
-
-Invariant: the output is computed from the rows of DIR/answers.jsonl, which a second start with the
-same files continues.
-"""
+"""`chatapp eval`: measures prompt files, tasks and models, with confidence intervals."""
 
 import json
 import re

@@ -1,7 +1,4 @@
-"""`chatapp models export`: a model for other programs, as one GGUF file or as a folder.
-
-Invariant: only --force replaces a file, nothing replaces a folder, and neither is ever partial.
-"""
+"""`chatapp models export`: a model for other programs, as one GGUF file or as a folder."""
 
 import json
 import os

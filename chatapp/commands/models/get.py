@@ -1,8 +1,4 @@
-"""`chatapp models get` and `remove`: downloads and deletes models.
-
-Invariant: progress and notices go to standard error; standard output has the model's path, or one
-JSON document.
-"""
+"""`chatapp models get` and `remove`: downloads and deletes models."""
 
 import shlex
 import sys

@@ -1,8 +1,4 @@
-"""`chatapp models`: the available models, and the description of one.
-
-Invariant: figures come from the model's own files, or from its server; nothing is loaded, and no
-server has to list its models.
-"""
+"""`chatapp models`: the available models, and the description of one."""
 
 import re
 from dataclasses import asdict

@@ -1,8 +1,6 @@
 """Files named with @ in a message: found by a few letters, and read for the message.
 
 A path with spaces stands in quotes: @"my notes.txt". A name that is no file stays text.
-
-Invariant: only regular files are read, up to a bound, and a PDF in a limited process.
 """
 
 import re

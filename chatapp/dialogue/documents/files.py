@@ -1,8 +1,4 @@
-"""Lists the files to search: files, folders and patterns, respecting .gitignore.
-
-Invariant: every listed file is a regular file that no link within a folder led to, so a walk ends
-and stays in the folders that the user named.
-"""
+"""Lists the files to search: files, folders and patterns, respecting .gitignore."""
 
 import glob
 import os

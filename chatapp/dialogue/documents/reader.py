@@ -1,7 +1,4 @@
-"""Finds and reads documents in a limited process, so that no file can stop this one.
-
-Invariant: no byte of a document, and no pattern of a .gitignore, is parsed outside that process.
-"""
+"""Finds and reads documents in a limited process, so that no file can stop this one."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence

@@ -2,10 +2,6 @@
 
 The suffix decides the type of a file: .html, .pdf, .csv, .jsonl and Markdown; any other text file,
 including source code, is plain text.
-
-Invariant: a block is printable text, whatever bytes its file contains, and a file without text
-gives a reason in a few words. Every word of the blocks is in one passage, in order, and no passage
-is longer than the given size.
 """
 
 import csv

@@ -1,7 +1,4 @@
-"""Searches documents by words, by meaning, or by both.
-
-Invariant: a search sees the current files and never returns a passage that no longer exists.
-"""
+"""Searches documents by words, by meaning, or by both."""
 
 import hashlib
 import json

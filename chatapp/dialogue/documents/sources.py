@@ -1,8 +1,4 @@
-"""The passages that support a reply: which of those found fit a prompt, and their form in it.
-
-Invariant: a passage has the same number in the prompt and in the reply's list of sources, and the
-data stored with a reply gives the same prompt again, whatever happens to the files.
-"""
+"""The passages that support a reply: which of those found fit a prompt, and their form in it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

@@ -1,8 +1,4 @@
-"""Whether each step of a lesson still shows what its text says.
-
-Invariant: an expectation that fails gives one printable sentence with what was expected and what is
-there.
-"""
+"""Whether each step of a lesson still shows what its text says."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

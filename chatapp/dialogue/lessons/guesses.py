@@ -1,7 +1,4 @@
-"""What is guessed in lessons before an outcome is shown.
-
-Invariant: a guess is one line of JSON, added to the user's file; nothing else reads or sends it.
-"""
+"""What is guessed in lessons before an outcome is shown."""
 
 import json
 import time

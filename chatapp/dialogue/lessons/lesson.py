@@ -1,8 +1,4 @@
-"""A lesson file: a lecture in steps, each with a text and what is shown of a model.
-
-Invariant: a lesson is data. It starts no program and reads no file except the prompt files and
-configurations of finetune that it names, and a fault in it is one sentence with file, line and key.
-"""
+"""A lesson file: a lecture in steps, each with a text and what is shown of a model."""
 
 from collections.abc import Sequence
 from dataclasses import replace

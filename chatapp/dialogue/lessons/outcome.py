@@ -1,8 +1,4 @@
-"""What a step of a lesson shows.
-
-Invariant: the text is rendered, and the reply generated, by the session of a chat, so what is
-checked here is what the screen shows.
-"""
+"""What a step of a lesson shows."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING, cast

@@ -1,7 +1,4 @@
-"""Models that a lesson makes: `finetune train`, run as in a terminal, in a folder of its own.
-
-Invariant: the folder and the process end with the lesson, and a model is taught once in it.
-"""
+"""Models that a lesson makes: `finetune train`, run as in a terminal, in a folder of its own."""
 
 import os
 import subprocess

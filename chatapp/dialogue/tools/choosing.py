@@ -6,8 +6,6 @@ tool have the marks of this question. Then the model writes
 the arguments under the tool's schema, after demonstrations of that tool. If they are copied from
 the question, they have the form of the nearest example instead (see `copying`), and a tool without
 a form for the question cannot be chosen.
-
-Invariant: the chosen call exists and fits its schema.
 """
 
 import json

@@ -3,8 +3,6 @@
 Numbers, dates, sums and known words of a question become marks: "How many W1 are N1 W2?". An
 example's arguments with such marks are a form, `{"value": "N1", "unit": "W2", "into": "W1"}`, and
 the parts of another question fill it in.
-
-Invariant: a filled form fits the tool's schema, and its marks are parts of the question.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Searching as a tool: the documents of a chat, and this program's own documentation.
-
-Invariant: a passage comes with its file and its place.
-"""
+"""Searching as a tool: the documents of a chat, and this program's own documentation."""
 
 import threading
 from collections.abc import Iterable

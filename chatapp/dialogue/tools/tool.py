@@ -1,7 +1,4 @@
-"""A tool, and a call of one from its arguments to the text that the model reads.
-
-Invariant: a call ends in a bounded text without control characters; no error of one ends the chat.
-"""
+"""A tool, and a call of one from its arguments to the text that the model reads."""
 
 import json
 import threading

@@ -31,9 +31,6 @@ The setting `mcp_servers` names a file with the `mcpServers` block of another pr
 
 Keys that only other programs know are ignored there, among them their permissions. ${NAME},
 ${env:NAME} and ${NAME:-default} are replaced by variables of the environment.
-
-Invariant: an invalid file or server gives one sentence that names it and the key, and affects no
-other tool.
 """
 
 import json

@@ -3,9 +3,6 @@
 Such a template may rewrite earlier turns (it drops thoughts, it moves instructions into the last
 message), so a prompt is rendered again from all remaining messages, and the cache reuses what it
 can.
-
-Invariant: a prompt is the template's rendering of whole exchanges, including the newest, and leaves
-room for a reply.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,4 @@
-"""Chooses the template of a chat.
-
-Invariant: a model is used with the template of its training, unless the user insists on another one
-and is warned.
-"""
+"""Chooses the template of a chat."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace

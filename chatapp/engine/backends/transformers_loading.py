@@ -1,8 +1,4 @@
-"""Loads models of transformers from their files and merges PEFT adapters.
-
-Invariant: weights are safetensors or GGUF, a repository's own code never runs, and a fault is a
-`ModelError` with one sentence.
-"""
+"""Loads models of transformers from their files and merges PEFT adapters."""
 
 import math
 import threading

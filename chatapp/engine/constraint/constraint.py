@@ -1,8 +1,4 @@
-"""A constraint and its check, without a model.
-
-Invariant: a constraint that exists can be followed; compiling it takes bounded time and memory: it
-was compiled before in another process, which has limits.
-"""
+"""A constraint and its check, without a model."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ With query q of token i, key k of token j, the sinusoid R of the distance i - j,
 biases u and v of each head:
 
     score = ((q + u)·k + (q + v)·(W R)) · scale
-
-Invariant: nothing depends on where a text begins, so a cache with a window is the paper's memory.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""A decoder in words: its parts, and a formula of its parameters.
-
-Invariant: no import of torch. Words and formula depend only on the architecture, not on its family.
-"""
+"""A decoder in words: its parts, and a formula of its parameters."""
 
 from collections import Counter
 

@@ -1,8 +1,4 @@
-"""The safetensors files of a model or adapter, and the headers of their tensors.
-
-Invariant: a fault of a file is a `ModelError` with one sentence that names it. No import of torch,
-so that a folder can be described before torch is loaded.
-"""
+"""The safetensors files of a model or adapter, and the headers of their tensors."""
 
 import re
 from collections.abc import Callable, Iterator

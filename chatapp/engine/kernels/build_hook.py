@@ -1,7 +1,4 @@
-"""Compiles the native kernels when the package is built; without a compiler it has none.
-
-Invariant: free of the rest of the package, whose dependencies are not there while it is built.
-"""
+"""Compiles the native kernels when the package is built; without a compiler it has none."""
 
 import importlib.util
 import subprocess

@@ -2,8 +2,6 @@
 
 Compiled when the package is installed, or else when they are first needed, into the cache folder.
 Where there is no compiler, `library` is None, `reason` says why, and torch computes.
-
-Invariant: free of torch. A call releases the interpreter's lock.
 """
 
 import ctypes

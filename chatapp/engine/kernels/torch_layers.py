@@ -1,7 +1,4 @@
-"""Products with int8 and int4 weights by torch, for machines without the native kernels.
-
-Invariant: a layer takes float32 (rows, in) and returns float32 (rows, out).
-"""
+"""Products with int8 and int4 weights by torch, for machines without the native kernels."""
 
 import torch
 from torch import Tensor

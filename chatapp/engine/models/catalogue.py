@@ -1,8 +1,4 @@
-"""The models to choose from: on this machine, on named servers, and downloadable.
-
-Invariant: a fault of a model or a server becomes its remark; nothing is raised, loaded or
-downloaded.
-"""
+"""The models to choose from: on this machine, on named servers, and downloadable."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

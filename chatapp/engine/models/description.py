@@ -1,8 +1,4 @@
-"""A model's sizes, whether this machine has the memory for it, and the facts for `models info`.
-
-Invariant: figures come from the configuration and the headers of the weights; no weight is read.
-torch and transformers are loaded only for a family without a decoder here.
-"""
+"""A model's sizes, whether this machine has the memory for it, and the facts for `models info`."""
 
 import math
 import re

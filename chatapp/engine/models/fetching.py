@@ -2,9 +2,6 @@
 
 A record names the files that `models get` downloads before they exist, so an interrupted download
 is known; and only files in the record are ever deleted.
-
-Invariant: nothing is shown here; callbacks get the progress, and a fault is a `ModelError` with one
-sentence.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""The models with a short name: where to get each, and its purpose.
-
-Invariant: the facts are only in known_models.toml, and reading them needs no network.
-"""
+"""The models with a short name: where to get each, and its purpose."""
 
 import tomllib
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
 """From a name (bundled, a folder, an adapter, a hub id, a server's address) to a model or its
 tokenizer.
-
-Invariant: a fault of a model is a `ModelError` with one sentence. Heavy modules are imported only
-when a model is loaded; a tokenizer needs no weights.
 """
 
 from collections.abc import Callable

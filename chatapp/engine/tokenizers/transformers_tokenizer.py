@@ -1,8 +1,4 @@
-"""Any tokenizer that transformers reads, as a `Tokenizer`: SentencePiece, WordPiece and others.
-
-Invariant: a repository's own code never runs, no text ever becomes a special token, and a fault is
-a `ModelError` with one sentence.
-"""
+"""Any tokenizer that transformers reads, as a `Tokenizer`: SentencePiece, WordPiece and others."""
 
 import copy
 import re

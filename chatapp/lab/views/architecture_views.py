@@ -12,9 +12,6 @@ Where MLPs are mixtures of experts, a router scores the experts of a layer for e
 with the largest scores compute, and the MLP's output is the sum of theirs, each times its weight g.
 Families differ in how they get the weights: a softmax over all experts or over the chosen ones, or
 sigmoids, so that their sum need not be 1.
-
-Invariant: the weights of a model are unchanged, and both texts get the same positions. Experts and
-their weights are those that the model's own pass used, read where it hands them to the experts.
 """
 
 import re

@@ -1,7 +1,5 @@
 """Close views of vectors: neighbours of a token or of a hidden state, one attention weight step by
 step, and the neurons of an MLP that count.
-
-Invariant: each sum is shown with the number that it has to equal.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""Inputs for `run` and test items for `eval`, from files and from standard input.
-
-Invariant: every row of a file comes out once, with the line where it begins, as an input or as the
-sentence on its fault.
-"""
+"""Inputs for `run` and test items for `eval`, from files and from standard input."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Metrics of answers against gold answers, and their confidence intervals.
-
-Invariant: every measure is the one of that name in the literature, as its docstring defines it,
-from 0 to 1, so it can be compared with published values (times 100).
-"""
+"""Metrics of answers against gold answers, and their confidence intervals."""
 
 import math
 import random

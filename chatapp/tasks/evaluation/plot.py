@@ -1,8 +1,4 @@
-"""The picture of an evaluation: the first measure of each task, with its baselines, as a PNG.
-
-Invariant: every point has its interval, on an axis from 0 to 1, and no part of the drawing hides a
-figure: legends are next to the axes, and points side by side.
-"""
+"""The picture of an evaluation: the first measure of each task, with its baselines, as a PNG."""
 
 import warnings
 from collections import Counter, defaultdict

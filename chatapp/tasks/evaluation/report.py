@@ -1,8 +1,4 @@
-"""The results of an evaluation as data and as a table for a terminal.
-
-Invariant: each figure comes with baselines that need no understanding: the most frequent answer,
-and the vote of the nearest examples; and the result of the model's head, if it has one.
-"""
+"""The results of an evaluation as data and as a table for a terminal."""
 
 import platform
 from collections import Counter, defaultdict

@@ -2,8 +2,6 @@
 
 Decoding reads every matrix once per token, so the time to read that many bytes is a limit for any
 program while the weights do not fit into the CPU's cache.
-
-Invariant: the measured code is that of a chat, on random tokens, so that nothing is reused.
 """
 
 import random

@@ -1,8 +1,4 @@
-"""The prompt files by name: the user's own, then those of the program.
-
-Invariant: a name means the same file in `run`, `eval` and the chat; a user's file replaces one of
-the program.
-"""
+"""The prompt files by name: the user's own, then those of the program."""
 
 from pathlib import Path
 

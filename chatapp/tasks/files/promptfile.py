@@ -1,9 +1,4 @@
-"""A prompt file: a task, the layout of its prompt, and its examples; or a persona for a chat.
-
-Invariant: a file either becomes something that can be rendered, or one `PromptError` that names the
-file, the line, the key and the expected value. No key is ignored and no value is converted
-silently.
-"""
+"""A prompt file: a task, the layout of its prompt, and its examples; or a persona for a chat."""
 
 import re
 import tomllib

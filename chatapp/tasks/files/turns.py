@@ -3,8 +3,6 @@
 The instruction is the system message, each input with its prefix (or as `query` lays it out) a
 user's message, and each output the reply to it. The other keys of a layout (output prefix,
 separator) do not apply.
-
-Invariant: the text is rendered by the dialogue's template, and fitting counts whole turns.
 """
 
 import functools

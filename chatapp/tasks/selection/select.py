@@ -1,7 +1,4 @@
-"""The [select] table of a prompt file, and its selector.
-
-Invariant: methods are found by name; this module knows none of them.
-"""
+"""The [select] table of a prompt file, and its selector."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,4 @@
-"""Similarity of texts, by shared words or by embeddings.
-
-Invariant: an index contains only inputs, and larger always means nearer.
-"""
+"""Similarity of texts, by shared words or by embeddings."""
 
 import re
 from array import array

@@ -1,8 +1,6 @@
 """Actions on the open chat by slash commands: its title, instructions, sampling, files and lessons.
 
 Those on the model are in `model_actions`, those on messages in `messages`.
-
-Invariant: an action is carried out completely, or fails with a reason and changes nothing.
 """
 
 import asyncio

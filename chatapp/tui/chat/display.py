@@ -1,7 +1,4 @@
-"""A turn's reply on the chat screen: begun, growing, calling tools, ended or refused.
-
-Invariant: an ended reply is shown as the store has it, or will have it.
-"""
+"""A turn's reply on the chat screen: begun, growing, calling tools, ended or refused."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING

@@ -1,8 +1,4 @@
-"""A lecture: the steps of a lesson beside a chat of their own, which stays live.
-
-Invariant: what a step shows is done by the actions of the chat screen, in a chat that is kept in
-memory and has the step's model, prompt file, settings and parts. The user's own chat is untouched.
-"""
+"""A lecture: the steps of a lesson beside a chat of their own, which stays live."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Actions on a message: answer again, continue, correct, copy, delete; and what they leave behind.
-
-Invariant: verdicts are shown as the store has them.
-"""
+"""Actions on a message: answer again, continue, correct, copy, delete; and what they leave behind."""
 
 from typing import cast
 

@@ -1,7 +1,5 @@
 """Actions on the model of a chat: another one, its template, thoughts, tools, and what is changed
 inside it.
-
-Invariant: an action is carried out completely, or fails with a reason and changes nothing.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The chat's model, template and precision, and their display.
-
-Invariant: the status line names the model of the next replies, or the one that is loading.
-"""
+"""The chat's model, template and precision, and their display."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -1,8 +1,4 @@
-"""The parts of the chat screen and its notices, including the list of chats.
-
-Invariant: text from the store, a model or an error is shown unchanged and never parsed as markup.
-While the list of chats is hidden, it does not read the store.
-"""
+"""The parts of the chat screen and its notices, including the list of chats."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

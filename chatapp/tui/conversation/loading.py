@@ -1,8 +1,4 @@
-"""Loading and downloading models on threads, and their events.
-
-Invariant: an answer names its request, so a late answer to an older request can be dropped. A
-download ends with exactly one `GetEnded`, whatever happens, and soon after it was stopped.
-"""
+"""Loading and downloading models on threads, and their events."""
 
 import threading
 from collections.abc import Callable

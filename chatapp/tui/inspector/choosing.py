@@ -1,9 +1,4 @@
-"""What a token and a head are chosen in: a text as coloured tokens, and a map of layers and heads.
-
-Invariant: a token is drawn only where `layout` puts it, and boldness expresses every colour on a
-terminal without colours. In the map, every colour comes with a number. Each swatch of a legend is
-painted by the function that paints the tokens.
-"""
+"""What a token and a head are chosen in: a text as coloured tokens, and a map of layers and heads."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""The inspector's tab that patches between two texts: which states carry their difference.
-
-Invariant: a row shows the two tokens of one place, and the effects of the states there. Measuring
-ends as soon as a reply is to be generated, Esc is pressed, or other texts are chosen.
-"""
+"""The inspector's tab that patches between two texts: which states carry their difference."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,9 +1,4 @@
-"""The inspector's tabs on parts and heads: which wrote a token, what it attends to, what they do.
-
-Invariants: in Attention, text, map and lines show the weights of the same source token, and text
-and lines those of the same head. In Heads, the scores belong to the model, whatever text is looked
-at, and are computed once.
-"""
+"""The inspector's tabs on parts and heads: which wrote a token, what it attends to, what they do."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,8 +1,4 @@
-"""The inspector's tab that generates a reply one token at a time.
-
-Invariant: the stepper is used only on a thread, by one change after the other, and the screen shows
-the results in that order.
-"""
+"""The inspector's tab that generates a reply one token at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,9 +1,4 @@
-"""The inspector's tabs on tokens, on layers and on the prompt.
-
-Invariants: only a token of a reply can be replaced, because the user's text was not generated. The
-table of layers belongs to the token chosen in the text above it. The prompt is shown with every
-character that the model reads, and no other.
-"""
+"""The inspector's tabs on tokens, on layers and on the prompt."""
 
 from collections.abc import Sequence
 from dataclasses import replace

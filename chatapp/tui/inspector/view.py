@@ -1,9 +1,4 @@
-"""The common parts of the inspector's tabs, and close-ups of what is chosen in them.
-
-Invariant: a tab draws the views of `chatapp.lab` and computes nothing. It requests computations
-from the inspector, which runs them on a thread. A close-up belongs to the token and the head that
-were chosen when it was opened, and to the model with the changes of its chat.
-"""
+"""The common parts of the inspector's tabs, and close-ups of what is chosen in them."""
 
 import os
 from collections.abc import Callable, Sequence

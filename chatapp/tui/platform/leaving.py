@@ -1,8 +1,4 @@
-"""The end of the program in time, whatever is running.
-
-Invariant: nothing here waits without a limit, and nothing needs the event loop, which may be what
-hangs.
-"""
+"""The end of the program in time, whatever is running."""
 
 import os
 import sys

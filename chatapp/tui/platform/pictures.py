@@ -1,8 +1,4 @@
-"""Pictures of the screen: SVG, and PNG drawn from it.
-
-Invariant: a picture never replaces a file, and nothing is read from outside this machine to draw
-it: the font is one that ships with a package here.
-"""
+"""Pictures of the screen: SVG, and PNG drawn from it."""
 
 import asyncio
 import time

@@ -1,8 +1,4 @@
-"""Other programs: the system's clipboard, for terminals without their own, and the user's editor.
-
-Invariant: the clipboard is never read, and a program that is missing, fails or hangs does not
-affect the chat. A text is replaced only by the saved result of the editor.
-"""
+"""Other programs: the system's clipboard, for terminals without their own, and the user's editor."""
 
 import os
 import re

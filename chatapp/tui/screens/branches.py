@@ -1,8 +1,4 @@
-"""The versions of messages: all branches of a chat, to move to any of them, and replies to rank.
-
-Invariant: a row is one message; rows are indented only below a message with several answers or
-versions, so a long chat stays narrow. A ranking counts only when the user saves it.
-"""
+"""The versions of messages: all branches of a chat, to move to any of them, and replies to rank."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,4 @@
-"""The list of earlier chats with search, and the actions on them.
-
-Invariant: only the newest search's result is shown, and the store is read on a thread, so typing
-never waits.
-"""
+"""The list of earlier chats with search, and the actions on them."""
 
 import asyncio
 import re

@@ -1,8 +1,4 @@
-"""Personas and prompt files for a chat, with search and preview.
-
-Invariant: the field keeps the focus, and Enter always chooses what it shows; a broken file is
-listed, but cannot be chosen.
-"""
+"""Personas and prompt files for a chat, with search and preview."""
 
 import asyncio
 from contextlib import suppress

@@ -1,8 +1,4 @@
-"""The available models with search, and the downloadable ones.
-
-Invariant: typed text can be chosen, too, so a folder, a hub id or a server's address needs no list;
-and a download begins only after its size and licence have been shown.
-"""
+"""The available models with search, and the downloadable ones."""
 
 from typing import TYPE_CHECKING, NamedTuple
 

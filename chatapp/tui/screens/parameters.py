@@ -1,8 +1,4 @@
-"""F2: the sampling parameters, template and precision, and presets.
-
-Invariant: the visible values are used or stored all together or not at all: one invalid value is
-reported, and nothing is changed.
-"""
+"""F2: the sampling parameters, template and precision, and presets."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

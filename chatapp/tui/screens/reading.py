@@ -1,9 +1,4 @@
-"""Texts to read over the chat: a page, the passages behind a reply, and the chat to copy from.
-
-Invariant: the passages are those of the prompt, stored with the reply; no file is opened, so a
-deleted or changed file hides nothing. Nothing can be changed here, and the copied text is that of
-the messages, except for the characters that a terminal would obey.
-"""
+"""Texts to read over the chat: a page, the passages behind a reply, and the chat to copy from."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Commands of `finetune` on the screen: where a reply is from, and learning from feedback.
-
-Invariant: the command equals the one in a terminal; it does not outlive the screen.
-"""
+"""Commands of `finetune` on the screen: where a reply is from, and learning from feedback."""
 
 import asyncio
 import os

@@ -1,8 +1,4 @@
-"""The question whether a tool may run, in the chat.
-
-Invariant: a key meant for something else never answers yes: No is highlighted, and stopping a turn
-means no.
-"""
+"""The question whether a tool may run, in the chat."""
 
 import threading
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""The words of a lesson beside the live screen: a step, its question, and the guess.
-
-Invariant: while an outcome waits for a guess, every character that is typed belongs to the guess.
-A lesson is foreign text and never parsed as markup.
-"""
+"""The words of a lesson beside the live screen: a step, its question, and the guess."""
 
 from dataclasses import dataclass
 

@@ -3,9 +3,6 @@
 A widget for each block, as in Textual's own Markdown, would make every layout of a long chat
 slow: with 25 replies there are hundreds of them. Here rich lays out the rows, and only the last
 block of a reply that is being written is laid out again.
-
-Invariant: foreign text stays text. HTML and entities are plain characters, links are not followed,
-and a text that is too long for the layout stays plain.
 """
 
 from collections.abc import Iterator, Sequence

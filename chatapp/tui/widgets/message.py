@@ -1,8 +1,4 @@
-"""One message of the chat: speaker, text and status.
-
-Invariant: the widget shows exactly one row of the store; text that is not stored yet is appended,
-and `show` replaces it by the row's own text.
-"""
+"""One message of the chat: speaker, text and status."""
 
 import asyncio
 from time import monotonic

@@ -2,9 +2,6 @@
 
 A reply arrives word by word, and a Static would wrap all of it again each time. `TextBody` wraps
 only the last row, which can still change, so that the cost of a reply is linear in its length.
-
-Invariants: the rows are the same as if the whole text had been wrapped at once. Thoughts and tool
-calls are folded lines that open on request; they are foreign text, never markup.
 """
 
 from collections.abc import Iterator, Sequence

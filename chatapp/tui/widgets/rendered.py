@@ -1,8 +1,4 @@
-"""A prompt as displayed: coloured by the origin of its parts, with examples; and word differences.
-
-Invariant: every character of the text is shown, with replacements for those that a terminal would
-obey. A span of a difference never cuts a word, so it can be read by itself.
-"""
+"""A prompt as displayed: coloured by the origin of its parts, with examples; and word differences."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,4 @@
-"""The status line (state, model, basis, context, speed), and the row of main keys.
-
-Invariant: both always fit; the least important parts are left out first, but never the keys for
-help and for leaving.
-"""
+"""The status line (state, model, basis, context, speed), and the row of main keys."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,7 +1,4 @@
-"""The content of an empty chat: an introduction, three suggestions, and the main keys.
-
-Invariant: every suggestion works at once, with the keys of the settings.
-"""
+"""The content of an empty chat: an introduction, three suggestions, and the main keys."""
 
 from typing import NamedTuple
 

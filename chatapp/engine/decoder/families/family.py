@@ -1,7 +1,4 @@
-"""The description of a family, as each file of this folder gives it.
-
-Invariant: no import of torch, and no weights are read here.
-"""
+"""The description of a family, as each file of this folder gives it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

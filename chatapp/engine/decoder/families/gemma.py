@@ -9,8 +9,6 @@ is a gelu.
     x  = x + norm₃(attention(norm₁(x)));  x = x + norm₄(mlp(norm₂(x)))      in each block
     mlp(x) = (gelu(x G) ∘ (x U)) D
     logits = norm(x) Eᵀ                                       soft-capped, if configured
-
-Invariant: no import of torch; a config.json that transformers reads differently is refused.
 """
 
 from dataclasses import replace

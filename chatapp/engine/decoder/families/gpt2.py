@@ -6,8 +6,6 @@ With token embedding E, position embedding P and L blocks:
     x  = x + attention(norm₁(x));  x = x + mlp(norm₂(x))      in each block
     mlp(x) = gelu(x U + b) D + c
     logits = norm(x) Eᵀ                                       or an own output matrix
-
-Invariant: no import of torch; a config.json that transformers reads differently is refused.
 """
 
 from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention

@@ -8,8 +8,6 @@ disables it; the output matrix is not tied.
     x  = x + attention(norm₁(x)) + mlp(norm₂(x))              in each block
     mlp(x) = gelu(x U + b) D + c
     logits = norm(x) Oᵀ
-
-Invariant: no import of torch; a config.json that transformers reads differently is refused.
 """
 
 from typing import TYPE_CHECKING

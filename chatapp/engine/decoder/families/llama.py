@@ -10,8 +10,6 @@ share keys and values; the MLP has a gate; there are no biases.
     logits = norm(x) Oᵀ                                       where O may be E
 
 Mistral (Jiang et al. 2023) is a Llama in which a token may see only the last tokens.
-
-Invariant: no import of torch; a config.json that transformers reads differently is refused.
 """
 
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases for queries, keys and values.
 
 Qwen3 (Yang et al. 2025): Llama that normalizes each head's queries and keys before their rotation.
-
-Invariant: no import of torch; a config.json that transformers reads differently is refused.
 """
 
 from dataclasses import replace

@@ -11,8 +11,6 @@ Attention has relative positions, see `decoder.relative`. The paper computes a t
 keeps the states of the last `mem_len` tokens as a memory. Each token sees equally many, so that is
 a window over the keys and values of a cache, in any segments. Files of other programs, with
 adaptive softmax, shared biases or a growing window, are refused.
-
-Invariant: no import of torch.
 """
 
 import math

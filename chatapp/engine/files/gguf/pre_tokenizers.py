@@ -1,7 +1,4 @@
-"""How byte-level and other BPE tokenizers cut a text before they merge, by llama.cpp's names.
-
-Invariant: a text is cut as llama.cpp cuts it, also where that differs from the model's makers.
-"""
+"""How byte-level and other BPE tokenizers cut a text before they merge, by llama.cpp's names."""
 
 from collections.abc import Mapping
 

@@ -1,8 +1,4 @@
-"""Reads a GGUF file, metadata and tensors, with the gguf package.
-
-Invariant: the file is mapped, not copied; a tensor is converted on request, and a fault of the file
-is one sentence that names it. No import of torch before a tensor is read.
-"""
+"""Reads a GGUF file, metadata and tensors, with the gguf package."""
 
 import re
 import struct
