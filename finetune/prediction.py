@@ -1,4 +1,4 @@
-"""`finetune predict`: the answers of a run with a head to texts of the user, one or a file of them."""
+"""`finetune predict`: the answers of a run with a head to texts of the user, or a file of them."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Summaries of a document that is longer than the window: of its passages, then of the summaries."""
+"""Summaries of a document longer than the window: of its passages, then of their summaries."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -2,6 +2,8 @@
 
 Compiled when the package is installed, or else when they are first needed, into the cache folder.
 Where there is no compiler, `library` is None, `reason` says why, and torch computes.
+
+Invariant: imports nothing of the package at the top, because build_hook loads this file alone.
 """
 
 import ctypes
@@ -16,8 +18,6 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from chatapp.common.userfiles import make_private
 
 SOURCE = Path(__file__).with_name("kernels.c")
 CHOICE = "_CHATAPP_KERNELS"
@@ -150,6 +150,8 @@ def _cached(level: str, name: str) -> Path:
 
     folder = cache_dir() / "kernels"
     if not (folder / name).is_file():
+        from chatapp.common.userfiles import make_private
+
         make_private(folder)
         compile_level(level, folder)
     return folder / name

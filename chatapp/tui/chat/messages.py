@@ -1,4 +1,4 @@
-"""Actions on a message: answer again, continue, correct, copy, delete; and what they leave behind."""
+"""Actions on a message: answer again, continue, correct, copy, delete; and what they leave."""
 
 from typing import cast
 

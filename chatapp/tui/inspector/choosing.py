@@ -1,4 +1,4 @@
-"""What a token and a head are chosen in: a text as coloured tokens, and a map of layers and heads."""
+"""Where a token and a head are chosen: a text as coloured tokens, a map of layers and heads."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

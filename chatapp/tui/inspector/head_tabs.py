@@ -1,4 +1,4 @@
-"""The inspector's tabs on parts and heads: which wrote a token, what it attends to, what they do."""
+"""The inspector's tabs on parts and heads: what wrote a token, its attention, what heads do."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Other programs: the system's clipboard, for terminals without their own, and the user's editor."""
+"""Other programs: the system's clipboard, where the terminal has none, and the user's editor."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A prompt as displayed: coloured by the origin of its parts, with examples; and word differences."""
+"""A prompt as displayed: coloured by the origin of its parts, with examples; differing words."""
 
 import re
 from collections.abc import Iterator, Sequence
