@@ -1,8 +1,5 @@
 """Train, evaluate and use a GPT, from Python as from the command line: `train`, `evaluate` and
 `predict`.
-
-Invariant: a function does what the command of its name does, takes the same keys, and raises
-`chatapp.common.userfiles.UserError` for faults that the user can correct.
 """
 
 from collections.abc import Mapping, Sequence

@@ -340,9 +340,6 @@ def _how_to_continue(output: Path, command: str, how: str = "") -> str:
     return f"{checkpoint.name} is whole: `{command}` continues from it{how}"
 
 
-# --- finetune check ---
-
-
 @dataclass(frozen=True, slots=True)
 class Examination:
     """The rows and cost of a training. steps: of the whole run."""

@@ -3,7 +3,8 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +68,13 @@ FileArgument = Annotated[
 class RunOptions:
     """The options of `run` beside those that stand for keys of the prompt file."""
 
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            help="Examples (file, hub id) in place of the prompt file's; without a prompt file, "
+            "one is proposed from their columns and printed, to be saved."
+        ),
+    ] = None
     input: Annotated[
         str | None,
         typer.Option("--input", help="The input; where it has several fields, a JSON object."),
@@ -104,15 +112,15 @@ class RunOptions:
 @grouped_options
 def run(context: typer.Context, options: RunOptions, file: FileArgument = None) -> None:
     """Answer inputs as a prompt file says: by a label, or by generated text."""
-    from chatapp.tasks.files.promptfile import load_prompt
     from chatapp.tasks.options import changed
 
-    if file is None:
+    if file is None and options.pool is None:
         if options.input is not None or options.inputs is not None:
             raise UserError("there is no prompt file; `chatapp run` alone lists the library")
         _list(as_json=options.as_json)
         return
-    prompt = load_prompt(prompt_path(file))
+    if (prompt := _prompt_of(file, options)) is None:
+        return
     keys = {name: context.params[name] for name in SETTINGS}
     given = [f"--{name}" for name, value in keys.items() if value is not None]
     _refuse(prompt, options, given)
@@ -121,6 +129,36 @@ def run(context: typer.Context, options: RunOptions, file: FileArgument = None) 
     hint = f"; run the same command again to continue {options.output}" if options.output else ""
     with interruptible(f"interrupted{hint}"):
         (_one if options.inputs is None else _many)(prompt, options, given)
+
+
+def _prompt_of(file: str | None, options: RunOptions) -> "PromptFile | None":
+    """The prompt file, perhaps with another pool; where there is none, the one proposed for a pool.
+
+    A proposal is printed; it is None where no input uses it at once. Raises UserError.
+    """
+    from chatapp.rows.examples import read_pool
+    from chatapp.tasks.files.promptfile import load_prompt, prompt_from
+    from chatapp.tasks.files.proposal import propose
+
+    if (pool := options.pool) is None:
+        return load_prompt(prompt_path(file or ""))
+    path = Path(file or Path(pool).name.split(".")[0])
+    with suppress(UserError):
+        path = prompt_path(file) if file else path
+    if file and path.is_file():
+        prompt = load_prompt(path)
+        if prompt.text is not None:
+            raise UserError(f"--pool cannot be used with {path}, a text to complete")
+        return replace(prompt, pool=read_pool(Path(pool).expanduser(), prompt.columns))
+    path = path.with_suffix(".toml")
+    source = propose(pool, path)
+    prompt = prompt_from(path, source)  # so that only what can be used is proposed
+    complain(f"proposed from the columns of {pool}; save it as {path}")
+    if options.input is None and options.inputs is None:
+        write(source)
+        return None
+    complain(source)
+    return prompt
 
 
 def _list(*, as_json: bool) -> None:

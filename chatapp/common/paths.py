@@ -1,9 +1,4 @@
-"""Locations of configuration, chats, caches and logs.
-
-Invariant: every file that the program stores for its user is in one of these folders; the
-environment variable CHATAPP_HOME, when set, moves all of them below one folder. No function here
-creates anything.
-"""
+"""Locations of configuration, chats, caches and logs."""
 
 import os
 from pathlib import Path

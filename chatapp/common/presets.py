@@ -1,8 +1,4 @@
-"""Named sampling parameters of the user, in one JSON file.
-
-Invariant: a file that cannot be read is never written to, and a write replaces the whole file
-atomically, so a preset is lost only when it is removed.
-"""
+"""Named sampling parameters of the user, in one JSON file."""
 
 import json
 from collections.abc import Callable

@@ -1,9 +1,4 @@
-"""A chat without a model: its messages, and the user's choices for it.
-
-Invariant: the facts of a chat are here and, once the chat is stored, in the store; both change
-together. No heavy imports, because the first frame of the TUI shows a chat. A tool call runs only
-after permission.
-"""
+"""A chat without a model: its messages, and the user's choices for it."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -24,9 +24,6 @@ does one of a model that was changed inside, because that is another model. "mod
 the model that wrote the reply, or the chat's for one that was not generated here; and
 "rejected_model" that of the worse reply, where it is another. `finetune` reads the rows of
 corrections unchanged.
-
-Invariant: a row has the model's input and only an opinion that the user expressed: two replies are
-a preference only if the user preferred one of them.
 """
 
 import json

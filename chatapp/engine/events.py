@@ -1,8 +1,4 @@
-"""What generation yields: any number of `Token`s, then exactly one `Finished`.
-
-Invariant: the reply is the concatenation of every event's `text`, and the thought before it that of
-every `thought`.
-"""
+"""What generation yields: any number of `Token`s, then exactly one `Finished`."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,9 +1,4 @@
-"""Which models can be inspected, the interface for it, and what a constraint did to a reply.
-
-Invariant: the engine does not depend on this room. A local model is wrapped, and used as in
-generation. A constraint's grammar is followed again over the reply's tokens, with the probabilities
-of the model's own pass, so a stored reply shows what a new one would.
-"""
+"""Which models can be inspected, the interface for it, and what a constraint did to a reply."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,9 +1,4 @@
-"""Summaries of distributions over the next token, and a reply drawn step by step.
-
-Invariant: probabilities are those of the plain softmax of the logits, entropies are in bits. With
-unchanged sampling and no token chosen or taken back, the steps draw the same tokens as
-`LanguageModel.generate` with the same seed.
-"""
+"""Summaries of distributions over the next token, and a reply drawn step by step."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace

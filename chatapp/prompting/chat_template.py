@@ -2,9 +2,6 @@
 
 The program is foreign. It runs in a limited process, with bounds on its size, time and memory, and
 its output is split into text of the template and text of each message (see `template_program`).
-
-Invariant: the text equals the output of transformers' `apply_chat_template` for the same messages,
-character for character, and special tokens come only from the template itself.
 """
 
 import hashlib

@@ -29,8 +29,8 @@ from chatapp.rows.reading import (
 
 INPUT_FIELDS = ("input", "context", "prompt", "question", "text")
 OUTPUT_FIELDS = ("output", "completion", "target", "answer", "label")
-_OTHER_INPUTS = ("sentence", "review", "premise", "query", "problem", "title")
-_OTHER_OUTPUTS = (
+OTHER_INPUTS = ("sentence", "review", "premise", "query", "problem", "title")
+OTHER_OUTPUTS = (
     "sentiment",
     "response",
     "solution",
@@ -238,7 +238,7 @@ def parse_row(
     if "answers" in record:
         answers = _texts(record, "answers", location)
         return replace(row, output=answers[0], answers=answers)
-    given = (*OUTPUT_FIELDS, *_OTHER_OUTPUTS) if columns.output == "output" else (columns.output,)
+    given = (*OUTPUT_FIELDS, *OTHER_OUTPUTS) if columns.output == "output" else (columns.output,)
     if not output_required and not any(name in record for name in given):
         return row
     output = _column(record, columns.output, location)
@@ -280,9 +280,9 @@ def _texts(record: Mapping[Any, Any], name: str, location: str) -> tuple[str, ..
 def _column(record: Mapping[Any, Any], name: str, location: str) -> str:
     """The field of a record that holds a column. Raises BadRow when there is none."""
     if name == "input":
-        return _field(record, INPUT_FIELDS, _OTHER_INPUTS, "input", location)
+        return _field(record, INPUT_FIELDS, OTHER_INPUTS, "input", location)
     if name == "output":
-        return _field(record, OUTPUT_FIELDS, _OTHER_OUTPUTS, "output", location)
+        return _field(record, OUTPUT_FIELDS, OTHER_OUTPUTS, "output", location)
     if name not in record:
         problem = f"no field {quoted(name)}, which the layout of the prompt file uses"
         raise BadRow(f"no {name}", f"{location}: {problem}; {_present(record)}")
@@ -329,9 +329,6 @@ def _text(value: object, field: str, location: str) -> str:
         problem = f"{location}: {field!r} holds a NUL character, which no text has"
         raise BadRow(f"NUL in {field}", problem)
     return value
-
-
-# --- pools --------------------------------------------------------------------------------
 
 
 def read_pool(path: Path, columns: Columns = PLAIN_COLUMNS) -> Pool:

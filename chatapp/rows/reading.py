@@ -180,8 +180,6 @@ def not_utf8(data: bytes) -> str:
     return f"is not UTF-8 text {encoding_hint(data)}"
 
 
-# --- JSON ---------------------------------------------------------------------------------
-
 _CHUNK = 1 << 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -344,9 +342,6 @@ class _Elements:
     def _broken(self, message: str) -> RowsError:
         line = self._line + self._text.count("\n", 0, self._place)
         return RowsError(f"{self._location}, line {line}: is not valid JSON: {message}")
-
-
-# --- tables -------------------------------------------------------------------------------
 
 
 def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:

@@ -1,8 +1,5 @@
 """The requests of OpenAI's protocol that this server reads, as pydantic models, and the OpenAPI
 description made of them.
-
-Invariant: an unknown field is ignored, as servers of this protocol do; a known one with an invalid
-value is an error that names it.
 """
 
 from typing import Annotated, Any, Literal

@@ -36,9 +36,6 @@ Metric = Literal["loss", "accuracy", "macro_f1", "exact_match", "pearson", "spea
 """The figures of held-out rows."""
 
 
-# --- the checks of replies: [[objective.rewards]] ---
-
-
 def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
@@ -148,9 +145,6 @@ Check = Annotated[
     Discriminator("kind"),
 ]
 """Every kind of check."""
-
-
-# --- the objectives: [objective] and [head] ---
 
 
 class ObjectiveSettings(Section):

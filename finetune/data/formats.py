@@ -115,8 +115,6 @@ def chat_example(
     return TrainingExample(location, key, tuple(kept), tools=tools, is_cut=is_cut)
 
 
-# --- one request and its reply -----------------------------------------------------------
-
 # The layout's name, the fields of the request, of an input to it, and of the reply.
 _PAIRS = (
     ("Alpaca", "instruction", "input", "output"),
@@ -189,9 +187,6 @@ def _history(row: Row) -> list[Message]:
     return messages
 
 
-# --- chats -------------------------------------------------------------------------------
-
-
 CHAT_FIELDS = ("messages", "conversations", "conversation")
 """The fields of lists of turns."""
 
@@ -234,9 +229,6 @@ _OTHER_CHATS = (
         lambda row: len(turns_in(row.fields["text"])) > 1,
     ),
 )
-
-
-# --- detection ---------------------------------------------------------------------------
 
 
 def _read_text(row: Row) -> TrainingExample:
@@ -302,9 +294,6 @@ def detect(row: Row) -> Layout[TrainingExample]:
             "name the right ones with `columns`",
         )
     return layout
-
-
-# --- labelled data, for heads ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

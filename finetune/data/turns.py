@@ -97,9 +97,6 @@ def _role_and_text(turn: Any, speaker: str, place: str) -> tuple[Role, str]:
     return role, text
 
 
-# --- tools --------------------------------------------------------------------------------
-
-
 def _answered(
     turn: Mapping[str, Any], calls: Mapping[str, Call], results: Mapping[str, str], place: str
 ) -> str:
@@ -244,8 +241,6 @@ def chat_of(row: Row, field: str, system: Sequence[Message]) -> tuple[list[Messa
     return [*system, *messages], tools
 
 
-# --- texts and trees ----------------------------------------------------------------------
-
 _SPEAKS = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 
 
@@ -310,9 +305,6 @@ def text_of_node(node: Mapping[str, Any], row: Row) -> str:
     if not isinstance(text, str) or not text.strip():
         raise BadRow("bad tree", f"{row.location}: a 'text' is {shown(text)}, expected text")
     return text
-
-
-# --- order --------------------------------------------------------------------------------
 
 
 def check_order(messages: Sequence[Message], location: str) -> None:

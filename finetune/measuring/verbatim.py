@@ -159,9 +159,6 @@ def _ngram_nats(counts: Sequence[Sequence[int]], total: int, vocabulary: int) ->
     return nats
 
 
-# --- the index ---
-
-
 def _index(run: Path) -> Path:
     """The folder of the index of a run, which is built where it is missing or of other files."""
     sources, wanted = _sources(run)

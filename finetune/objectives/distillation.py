@@ -9,8 +9,6 @@ equation 1; TRL's GKDTrainer), a mean over the tokens of the replies:
 
 The replies are those of the rows; a share of them, `own_replies`, is drawn from the student in each
 step, see `finetune.training.draws`.
-
-Invariant: the teacher sees the student's tokens, learns nothing, and is never part of a checkpoint.
 """
 
 import math

@@ -335,8 +335,6 @@ def _write(path: Path, flat: Mapping[str, Tensor], described: str) -> None:
         save_file(dict(flat), draft, metadata={"of": described})
 
 
-# --- the rows in `finetune check` ---
-
 STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
 SHOWN = 400
 """Characters of a span beyond which its middle is left out."""

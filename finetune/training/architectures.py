@@ -9,9 +9,6 @@ layer attends to the segment and to its own input in the segment before, the mem
 continues from step to step in each row of the batch. Each token sees `mem_len` tokens, the last of
 which is itself. Its formulas are those of `chatapp.engine.decoder.relative`; the names of weights
 and configuration are those of its files, transformers' before 5.
-
-Invariant: the values of `shape.architecture` are the keys of `ARCHITECTURES`. No gradient flows
-into a memory, and none is used where the model is measured, except for the loss with memory.
 """
 
 from collections.abc import Callable, Mapping

@@ -91,6 +91,40 @@ def test_json(run: Run, spam: str, model: ScriptedModel) -> None:
     assert made["seconds"] >= 0
 
 
+def test_a_pool_without_a_prompt_file_proposes_one(
+    run: Run, spam: str, model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pool = [{"email": f"prize {n}", "class": ("ham", "spam")[n % 2]} for n in range(6)]
+    Path("mail.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pool))
+    proposed = run("run", "--pool", "mail.jsonl")
+    assert proposed.status == 0
+    assert "save it as mail.toml" in proposed.err
+    Path("mail.toml").write_text(proposed.out)
+    saved = run("run", "mail.toml", "--input", "prize 3", "--json")
+    at_once = run("run", "other", "--pool", "mail.jsonl", "--input", "prize 3", "--json")
+    assert "save it as other.toml" in at_once.err
+    assert proposed.out in at_once.err
+    assert json.loads(saved.out)["prompt"] == json.loads(at_once.out)["prompt"]
+    assert json.loads(saved.out)["prompt"].endswith("\n\nEmail: prize 3\nClass:")
+
+
+def test_a_prompt_file_takes_another_pool(
+    run: Run, spam: str, model: ScriptedModel, tmp_path: Path
+) -> None:
+    pool = tmp_path / "other.csv"
+    pool.write_text("input,output\nTwo prizes,spam\nLunch,ham\n")
+    made = json.loads(run("run", spam, "--pool", str(pool), "--input", "A prize", "--json").out)
+    assert "Email: Two prizes\nClass: spam" in made["prompt"]
+    pool.write_text("input,output\nTwo prizes,eggs\n")
+    refused = run("run", spam, "--pool", str(pool), "--input", "A prize")
+    assert refused.status == 2
+    assert "other.csv, line 2" in refused.err
+    text = tmp_path / "text.txt"
+    text.write_text("Once")
+    assert "--pool" in run("run", str(text), "--pool", str(pool)).err
+
+
 def test_options_stand_above_the_file(run: Run, spam: str, model: ScriptedModel) -> None:
     def examples(*options: str) -> list[int]:
         result = run("run", spam, "--input", "See you", "--json", *options)

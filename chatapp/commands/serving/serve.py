@@ -1,8 +1,4 @@
-"""`chatapp serve`: the chat in a browser.
-
-Invariant: only who has the token of the printed address reaches the chat, and only from this
-machine unless the user explicitly allows more.
-"""
+"""`chatapp serve`: the chat in a browser."""
 
 import os
 import shlex

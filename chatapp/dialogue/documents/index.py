@@ -2,9 +2,6 @@
 
 A file counts as unchanged while its size and time are the same; one with another time and the same
 digest is not parsed again. SQLite's FTS5 indexes the words.
-
-Invariant: each file's passages change in one transaction, so a killed process loses at most one
-batch of files, and two processes that renew one index at once only do the same work twice.
 """
 
 import math

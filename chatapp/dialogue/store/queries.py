@@ -1,7 +1,4 @@
-"""The store's longer statements.
-
-Invariant: columns of a value of `rows` have the names of its fields.
-"""
+"""The store's longer statements."""
 
 from dataclasses import fields
 

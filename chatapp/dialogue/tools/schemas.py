@@ -1,8 +1,4 @@
-"""Checks the JSON Schema (draft 2020-12) of a tool's arguments, and calls against it.
-
-Invariant: every sentence names its place and is bounded. No reference leaves a schema. References
-and patterns of a foreign schema are left to its server, because they may take forever.
-"""
+"""Checks the JSON Schema (draft 2020-12) of a tool's arguments, and calls against it."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -3,9 +3,6 @@
 A file whose demonstrations are fixed begins a dialogue, which the chat continues. A file with
 demonstrations chosen by input, or with labels, is a task: each message is a separate input, and
 labels are the only replies.
-
-Invariant: the examples and the layout for a message are those of `chatapp run` for the same input,
-except that the chat itself takes part of the window.
 """
 
 from collections.abc import Iterable, Sequence

@@ -3,9 +3,6 @@
 The encoder reads a whole prompt in both directions; the decoder writes the reply from left to right
 and attends to the encoder's output. So a "prompt" is the encoder's input, and a "continuation" the
 decoder's output.
-
-Invariant: a prompt is encoded once for all tokens, replies and labels after it, and caching changes
-no logits.
 """
 
 import copy

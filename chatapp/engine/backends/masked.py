@@ -1,8 +1,4 @@
-"""Masked models of transformers, such as BERT: what they fill into the gaps of a text.
-
-Invariant: a masked model is no `LanguageModel`, because it sees both sides of a token and writes
-no replies. Only the mask's own spelling in a text becomes the mask.
-"""
+"""Masked models of transformers, such as BERT: what they fill into the gaps of a text."""
 
 import threading
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""The blocks that a view is drawn with, as plain data, and running text in rows.
-
-Invariant: a block has its exact numbers beside the rounded ones, and every token in full. Whoever
-draws it makes foreign text safe, and says by words or numbers what it says by colours.
-"""
+"""The blocks that a view is drawn with, as plain data, and running text in rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Views as coloured text of a terminal.
-
-Invariant: foreign text becomes `Text` through `printable` or `visible`, never markup; what colours
-say is in numbers too.
-"""
+"""Views as coloured text of a terminal."""
 
 import io
 from collections.abc import Iterator, Sequence

@@ -244,6 +244,11 @@ def load_prompt(path: Path) -> PromptFile:
     source = _read(path)
     if kind == ".txt":
         return _from_text(path, source)
+    return prompt_from(path, source)
+
+
+def prompt_from(path: Path, source: str) -> PromptFile:
+    """The prompt of a TOML source that stands, or would be saved, at `path`. Raises PromptError."""
     if "system" in _keys_of(source):
         raise _key_error(
             path, source, ("system",), "is the key of a persona, which only a chat takes"

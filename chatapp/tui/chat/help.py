@@ -1,8 +1,4 @@
-"""All keys and commands: F1 with search, and the palette.
-
-Invariant: both lists are read from the declarations of the actions, so they are complete; F1 begins
-with those of the current place, and the palette has only those that the current screen supports.
-"""
+"""All keys and commands: F1 with search, and the palette."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial

@@ -1,8 +1,4 @@
-"""Slash commands: actions typed after a slash in place of a message.
-
-Invariant: a text is a command only when its first word is a slash and letters, so a path or a space
-before the slash makes a message; and no text that looks like a command is sent to the model.
-"""
+"""Slash commands: actions typed after a slash in place of a message."""
 
 import difflib
 import threading

@@ -2,9 +2,6 @@
 
 Bindings, slash commands, completion, the palette, F1, the key bar and the keys of the settings are
 read from the declarations.
-
-Invariant: an action has one name everywhere, the settings never give two actions that can be used
-at once the same key, and a place that is imported is in every list.
 """
 
 import re

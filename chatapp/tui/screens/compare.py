@@ -1,8 +1,4 @@
-"""One message answered in two ways, side by side, and the user's preference.
-
-Invariant: once the message is sent, everything shown here is in the chat; the user's decision is
-stored with it, and leaving decides nothing.
-"""
+"""One message answered in two ways, side by side, and the user's preference."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

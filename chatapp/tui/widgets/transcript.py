@@ -1,9 +1,4 @@
-"""The messages of a chat from root to leaf, only some of which are widgets.
-
-Invariant: the mounted messages are `path[first:last]` in this order, followed by the message that
-waits to be sent, if any. Scrolling to either end mounts more there and removes distant ones at the
-other end, so a long chat costs no more than a short one.
-"""
+"""The messages of a chat from root to leaf, only some of which are widgets."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

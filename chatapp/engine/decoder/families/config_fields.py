@@ -1,9 +1,4 @@
-"""Values of a config.json, checked one by one.
-
-Invariant: a value of the wrong type, or out of range, is a `ModelError` with one sentence that
-names the file, the key and the expected value; a valid value that this decoder does not support is
-a `NoDecoder`.
-"""
+"""Values of a config.json, checked one by one."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""The GGUF form of a family: the keys of its configuration, the changes of its tensors.
-
-Invariant: no import of torch or the gguf package. A value that changes the computation is mapped
-exactly or refused by name.
-"""
+"""The GGUF form of a family: the keys of its configuration, the changes of its tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

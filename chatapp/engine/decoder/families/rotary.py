@@ -4,9 +4,6 @@ A pair of components of each query and key is rotated by position · frequency, 
 of two of them depends only on the distance of their tokens. The pair n of N has the frequency
 
     f = base^(-n / N)
-
-Invariant: no import of torch, and in float32 the frequencies are those of transformers, with which
-the checkpoints were trained.
 """
 
 import math

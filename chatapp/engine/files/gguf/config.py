@@ -1,8 +1,4 @@
-"""The configuration in a GGUF file's metadata, with the keys of a config.json, and back.
-
-Invariant: a value that changes the computation is mapped exactly or refused by name; a family's row
-has the names of its keys, for reading and for writing.
-"""
+"""The configuration in a GGUF file's metadata, with the keys of a config.json, and back."""
 
 from typing import Any
 

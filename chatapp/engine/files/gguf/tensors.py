@@ -5,9 +5,6 @@ Names come from the gguf package. The changes of the conversion to GGUF (the fam
 way. Their storage differs: a scale and numbers around 8 (Q4_0), a scale, a least value and numbers
 (Q4_1), or groups whose scales are six-bit numbers themselves (Q4_K). Each is converted to groups of
 32 weights w = s · (n - 8) + z, as in kernels/rounding.py.
-
-Invariant: a tensor is read when its reader is called, one at a time. A row of a four-bit matrix
-stays a row of bytes, so code that reorders or stacks rows works for these, too.
 """
 
 from collections.abc import Callable, Iterable, Iterator
