@@ -1,8 +1,4 @@
-"""`chatapp history`: list, search, show, export, import and delete chats.
-
-Invariant: nothing is lost by accident. A chat is deleted, and a file replaced, only when the user
-confirms it.
-"""
+"""`chatapp history`: list, search, show, export, import and delete chats."""
 
 import json
 import re

@@ -1,8 +1,4 @@
-"""Separates a model's thought from its reply by the marks around it.
-
-Invariant: everything pushed comes out again except the marks, and only text at the very beginning
-of a reply is a thought; later marks are part of the reply.
-"""
+"""Separates a model's thought from its reply by the marks around it."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

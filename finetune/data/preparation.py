@@ -26,6 +26,7 @@ from finetune.data.split import draw, is_held_out
 HELD_OUT = "held_out"
 CLUSTER = "cluster"
 _MOST_MODELS = 8
+_MOST_FAULTS = 3
 LONGEST = 1024
 """Tokens of a row unless the configuration says otherwise: GPT-2's window."""
 
@@ -48,18 +49,26 @@ class Report:
     """Statistics of the rows.
 
     tables: the files in their order, including those for evaluation. dropped: rows by reason.
-    truncated: examples by how they were shortened. turns_left_out: messages lost by that. clusters:
-    rows of each named cluster of tasks. models: rows by the model that they name, as feedback on
-    replies does. repeated: training rows that occurred before.
+    faults: of each reason, the sentences on its first three rows. truncated: examples by how they
+    were shortened. turns_left_out: messages lost by that. clusters: rows of each named cluster of
+    tasks. models: rows by the model that they name, as feedback on replies does. repeated: training
+    rows that occurred before.
     """
 
     tables: list[TableReport] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, list[str]] = field(default_factory=dict)
     truncated: Counter[str] = field(default_factory=Counter)
     turns_left_out: int = 0
     clusters: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
+
+    def drop(self, reason: str, fault: Exception) -> None:
+        """Count a row that is left out. fault: its message names the row."""
+        self.dropped[reason] += 1
+        if self.dropped[reason] <= _MOST_FAULTS:
+            self.faults.setdefault(reason, []).append(str(fault))
 
     @property
     def kept(self) -> int:
@@ -88,7 +97,8 @@ class Report:
                 f"{table.name}: {table.layout} ({'; '.join(fields)}), "
                 f"rows: {table.rows:,}, kept: {table.kept:,}"
             )
-        lines += dropped_lines(self.dropped)
+        for reason, line in zip(self.dropped, dropped_lines(self.dropped), strict=True):
+            lines += [line, *(f"  {fault}" for fault in self.faults.get(reason, ()))]
         lines += [f"{_TRUNCATED[how]}: {count:,}" for how, count in self.truncated.items()]
         if self.turns_left_out:
             lines.append(f"turns left out with them: {self.turns_left_out:,}")
@@ -362,14 +372,14 @@ class _Reader(Generic[Encodes]):
                     raise ConfigError(
                         f"{error}; data.too_long can drop, truncate-prompt or truncate-history"
                     ) from None
-                self.report.dropped["too long"] += 1
+                self.report.drop("too long", error)
                 continue
             except BadRow as error:
                 if self.bad_rows == "raise":
                     raise BadRow(
                         error.reason, f'{error}; data.bad_rows = "drop" leaves such rows out'
                     ) from None
-                self.report.dropped[error.reason] += 1
+                self.report.drop(error.reason, error)
                 continue
             if not report.kept:
                 _describe(report, row, layout, phrasings)

@@ -90,6 +90,7 @@ def test_numbers_and_text_agree_with_the_rows(model: Path, tmp_path: Path) -> No
     text = printed(found)
     assert "rows.jsonl: prompt/completion (prompt, completion), rows: 33, kept: 31" in text
     assert "rows dropped, empty completion: 1" in text
+    assert "rows.jsonl, line " in text.split("empty completion: 1")[1].split("rows cut")[0]
     assert "rows cut in their prompts: 1" in text
     assert f"{len(lengths)} examples in {len(train)} rows to learn from" in text
     assert f"held_out {held_out}" in text

@@ -7,9 +7,6 @@ With token embedding E and L blocks:
     logits = norm(x) Eᵀ                                       or an own output matrix
 
 The files in `families` describe what a family adds to this.
-
-Invariant: this module depends on no family, and in float32 its logits are those of transformers.
-States are float32, whatever the type of the matrices.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -96,7 +96,7 @@ def test_every_kind_of_file_is_read_encoded_and_trained_on(tmp_path: Path) -> No
 
 
 def test_the_guide_names_every_layout() -> None:
-    guide = Path("finetune/README.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "finetune" / "README.md").read_text(encoding="utf-8")
     table = [line.split("|")[1].strip() for line in guide.splitlines() if line.startswith("| ")]
     named = {name for cell in table for name in cell.split(", ")}
     assert {layout.name for layout in LAYOUTS} <= named
