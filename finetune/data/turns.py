@@ -8,13 +8,12 @@ Invariant: what cannot be understood is a `BadRow`; no turn disappears silently.
 calls made at once follow them in the order of the calls.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from chatapp.common.foreign import without_surrogates
+from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.userfiles import shown
 from chatapp.prompting.calls import DEEPEST, depth
 from chatapp.prompting.messages import Call, Message, Role
@@ -163,8 +162,8 @@ def _call(value: Any, at: int, place: str) -> Call:
 
 def _json(text: str, place: str) -> Any:
     try:
-        return json.loads(without_surrogates(text))
-    except (ValueError, RecursionError):
+        return parse_json(without_surrogates(text))
+    except ValueError:
         raise BadRow("bad call", f"{place}: {shown(text)} is not valid JSON") from None
 
 

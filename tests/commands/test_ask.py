@@ -10,13 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import typer
 from fakes import ScriptedModel
 from program import UseModel
 from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
-from chatapp.commands import console
 from chatapp.common.paths import settings_path
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models import loading
@@ -152,16 +150,6 @@ def test_standard_input_that_is_no_utf8_is_refused(
     assert (status, out) == (2, "")
     assert words in err
     assert not model.prompts
-
-
-def test_a_closed_standard_output_is_told(
-    run, use_model: UseModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_model(ScriptedModel([" Ok."]))
-    monkeypatch.setattr("chatapp.commands.console.sys.stdout", None)  # as after `>&-`
-    with pytest.raises(typer.Exit) as ended:
-        console.write("Ok.")
-    assert ended.value.exit_code == 1
 
 
 def test_a_question_longer_than_the_window_is_refused(run, use_model: UseModel) -> None:

@@ -12,7 +12,8 @@ from chatapp.dialogue.documents import index
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(index, "_LEAST_COVERED", 0)  # the second file has little of the question
+    # The second file has little of the question.
+    monkeypatch.setattr(index, "least_covered", lambda rarities: 0.0)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.md").write_text("# Clams\n\nA walrus eats clams.\n")
     (tmp_path / "notes" / "b.txt").write_text("Horses eat hay.\x1b[2J")

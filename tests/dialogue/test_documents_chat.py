@@ -17,7 +17,7 @@ from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
 from chatapp.prompting.template import CHAT
-from chatapp.tasks.files.documents import DocumentsError, DocumentSet
+from chatapp.tasks.files.documents import DocumentsError, DocumentSet, least_covered
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(index, "_LEAST_COVERED", 0)  # the second file has little of the question
+    # The second file has little of the question.
+    monkeypatch.setattr(index, "least_covered", lambda rarities: 0.0)
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "walrus.txt").write_text("A walrus eats clams.\n\nIt lives in the north.")
@@ -97,7 +98,7 @@ def test_the_next_message_has_its_own_passages_and_the_last_none(store: Store, n
 def test_a_reply_without_a_passage_says_so(
     store: Store, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "_LEAST_COVERED", 0.4)
+    monkeypatch.setattr(index, "least_covered", least_covered)
     session = session_of(store, notes)
     list(session.say("What does a walrus eat?"))
     assert NO_PASSAGE not in store.message(session.chat.messages[-1].id).remark

@@ -93,7 +93,7 @@ def test_two_runs_side_by_side_on_the_same_rows(runs: Path) -> None:
     assert [r.reference for r in ours.sets["held_out"].answers] == [
         r.reference for r in theirs.sets["held_out"].answers
     ]
-    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=300, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(show([ours, theirs], 1))
     text = console.export_text()
     for measured in (ours, theirs):

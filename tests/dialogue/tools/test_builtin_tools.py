@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chatapp.common.userfiles import UserError
 from chatapp.dialogue.tools import built_in
 from chatapp.dialogue.tools.registry import find_tools
 from chatapp.dialogue.tools.tool import Outcome, ToolError, misfit_of, run
@@ -76,7 +77,7 @@ def test_each_tool_that_is_built_in_is_called(tmp_path: Path) -> None:
 
     for name, (arguments, text, wrong, reason) in USES.items():
         assert text in call(name, arguments), name
-        with pytest.raises(ToolError, match=re.escape(reason)):
+        with pytest.raises(UserError, match=re.escape(reason)):
             call(name, wrong)
         with pytest.raises(ToolError, match="there is no argument 'nonsense'"):
             call(name, arguments | {"nonsense": 1})

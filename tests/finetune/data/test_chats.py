@@ -308,8 +308,8 @@ def test_marks_decide_what_is_trained_as_in_transformers(name: str, texts: tuple
 def test_a_last_turn_that_was_left_out_is_counted() -> None:
     rows = ExampleEncoder(opened(CHATML), WordTokenizer(SPECIAL), 100)
     example = chat_example("a.json, row 1", chat("Hello", "Hi"))
-    for is_cut in (True, False, True):
-        rows.encode(replace(example, is_cut=is_cut))
+    for number, is_cut in enumerate((True, False, True)):
+        rows.encode(replace(example, is_cut=is_cut, location=f"a.json, row {number}"))
     assert rows.truncated == {"last turn": 2}
 
 

@@ -259,7 +259,7 @@ def test_preferences_as_they_are_published(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({**PUBLISHED["UltraFeedback"], "prompt": "Why?"}, "'prompt' is not what"),
+        ({**PUBLISHED["UltraFeedback"], "prompt": "Why?"}, "'prompt' is not the prompt"),
         (
             {**PUBLISHED["OpenAI preferences"], "input": "x"},
             "'input' is the string 'x'",

@@ -23,7 +23,7 @@ def test_without_the_module_resource_training_can_start_and_tell_what_is_held(
     try:
         for name in known:
             del sys.modules[name]
-        for name in ("run", "pretrain", "check"):
+        for name in ("run", "pretrain", "cli"):
             importlib.import_module(f"finetune.{name}")
         display = importlib.import_module("finetune.training.display")
         assert display.peak_memory is not peak_memory

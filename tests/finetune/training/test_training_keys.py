@@ -167,7 +167,7 @@ def test_a_template_that_writes_the_date_is_gone_on_with_on_another_day(
     text = yesterday.tokenizer.decode(yesterday.data.train.examples[0].ids.tolist())
     assert "29 Feb 2024" in text
     assert yesterday.record["data"] != saved["data"]
-    saved |= {"begun": "2024-02-29", "data": yesterday.record["data"]}
+    saved |= {"begun": "2024-02-29", "data": yesterday.record["data"], "digest": ""}
     (run / "run.json").write_text(json.dumps(saved))
     resume(run, ["train.max_steps=3"], QUIET)
     assert json.loads((run / "run.json").read_text())["begun"] == "2024-02-29"

@@ -18,7 +18,8 @@ from chatapp.tui.screens.reading import SourceScreen
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(index, "_LEAST_COVERED", 0)  # the second file has little of the question
+    # The second file has little of the question.
+    monkeypatch.setattr(index, "least_covered", lambda rarities: 0.0)
     folder = tmp_path / "my notes"
     folder.mkdir()
     (folder / "walrus.md").write_text("# [b]Walrus[/b]\n\nA walrus eats clams.\x1b[2J")
