@@ -10,10 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 CEILINGS = {
-    "lines": 77_198,
-    "modules": 369,
+    "lines": 77_195,
+    "modules": 334,
     "lines of finetune/bundled_model": 3_592,
-    "lines of tests": 66_616,
+    "lines of tests": 62_119,
 }
 """`lines` and `modules` count what is in the wheel: chatapp and finetune without bundled_model; a
 module is a file that is not `__init__.py`."""
