@@ -142,8 +142,9 @@ def _pair_layout(name: str, request: str, input_field: str, reply: str) -> Layou
 
 
 def turns_behind(row: Row, request: str, reply: str) -> list[Message]:
-    """The turns of two fields, one behind the other. Raises BadRow."""
-    turns = [*(row.fields[request] or ()), *(row.fields[reply] or ())]
+    """The turns of two fields; only those of the second are learnt, as in TRL. Raises BadRow."""
+    given = [{**t, "weight": 0} if isinstance(t, dict) else t for t in row.fields[request]]
+    turns = [*given, *row.fields[reply]]
     return turns_of(Row(row.location, {**row.fields, request: turns}), request)
 
 

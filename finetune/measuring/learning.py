@@ -2,9 +2,6 @@
 
 Each such step leaves a whole model in the folder `steps` of the run, which chatapp loads like any
 other, and a row in the run's log.
-
-Invariant: a measurement changes nothing in the run: the same seeds, the same weights, the same
-trace with it as without.
 """
 
 import shutil

@@ -271,3 +271,11 @@ def test_choices_must_be_several_texts(tmp_path: Path) -> None:
         line = f'{{"context": "c", "choices": {choices}, "label": "x"}}'
         with pytest.raises(BadRow, match="choices"):
             labelled(tmp_path / "a.jsonl", line, ("context", "choices", "label"))
+
+
+def test_of_a_prompt_as_turns_only_the_completion_is_learnt() -> None:
+    prompt = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    row = Row("rows.jsonl, line 1", {"prompt": prompt, "completion": [reply := prompt[1]]})
+    messages = detect(row).read(row).messages
+    assert [m.text for m in messages] == ["user", "assistant", "user", reply["content"]]
+    assert [m.learnt for m in messages if m.role == "assistant"] == [False, True]

@@ -11,8 +11,8 @@ from chatapp.tasks.files.promptfile import PromptFile, prompt_from
 from chatapp.tasks.files.proposal import propose
 
 
-def proposed(folder: Path, rows: list[dict[str, Any]], name: str = "pool.jsonl") -> PromptFile:
-    path = folder / name
+def proposed(folder: Path, rows: list[dict[str, Any]]) -> PromptFile:
+    path = folder / "pool.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     saved = folder / "pool.toml"
     return prompt_from(saved, propose(str(path), saved))
@@ -65,12 +65,8 @@ def test_layout_and_labels_come_from_the_columns(tmp_path: Path, name: str) -> N
 
 def test_names_of_numbers_in_a_parquet_file_are_the_labels(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    features = datasets.Features(
-        {
-            "sentence": datasets.Value("string"),
-            "label": datasets.ClassLabel(names=["negative", "positive"]),
-        }
-    )
+    named = datasets.ClassLabel(names=["negative", "positive"])
+    features = datasets.Features({"sentence": datasets.Value("string"), "label": named})
     rows = [{"sentence": f"film {number}", "label": number % 2} for number in range(9)]
     path = tmp_path / "sst2.parquet"
     datasets.Dataset.from_list(rows, features=features).to_parquet(path)
@@ -87,11 +83,9 @@ def test_foreign_names_and_labels_are_text(tmp_path: Path) -> None:
 
 
 def test_a_prompt_file_elsewhere_finds_the_pool(tmp_path: Path) -> None:
-    (tmp_path / "rows").mkdir()
-    path = tmp_path / "rows" / "pool.jsonl"
+    path = tmp_path / "pool.jsonl"
     path.write_text('{"text": "a", "label": "b"}\n')
-    saved = tmp_path / "prompts" / "mine.toml"
-    assert 'examples_file = "../rows/pool.jsonl"' in propose(str(path), saved)
+    assert '"../pool.jsonl"' in propose(str(path), tmp_path / "prompts" / "mine.toml")
 
 
 @pytest.mark.parametrize(
@@ -103,9 +97,7 @@ def test_a_prompt_file_elsewhere_finds_the_pool(tmp_path: Path) -> None:
         ('{"label": "1", "number": 2}\n' * 4, "the input"),
     ],
 )
-def test_refusals_name_the_file_and_what_is_there(
-    tmp_path: Path, content: str, message: str
-) -> None:
+def test_refusals_name_the_file(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "pool.jsonl"
     path.write_text(content)
     with pytest.raises(RowsError, match=message) as raised:
