@@ -17,7 +17,7 @@ from chatapp.tui.widgets.prompt import Prompt
 
 
 async def test_f1_lists_every_key(open_app: OpenApp) -> None:
-    async with open_app(size=(100, 300)) as driver:
+    async with open_app(size=(100, 600)) as driver:
         await driver.press("f1")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         shown = driver.screen_text
