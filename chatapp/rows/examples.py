@@ -270,7 +270,7 @@ def _texts(record: Mapping[Any, Any], name: str, location: str) -> tuple[str, ..
     values = record[_column(record, name, location)]
     if not isinstance(values, list) or not values:
         problem = f"{location}: {name!r} is {shown(values)}, expected a list of strings"
-        raise BadRow(f"{name} is no list", problem)
+        raise BadRow(f"{name} is not a list", problem)
     texts = tuple(_text(value, name, location) for value in values)
     if len(set(texts)) < len(texts):
         raise BadRow(f"repeated {name}", f"{location}: {name!r} holds a text twice")

@@ -311,7 +311,7 @@ class _Elements:
             self._read()
 
     def _next(self, expected: str = "") -> str:
-        """Move to the next character that is no space; "" at the end."""
+        """Move to the next character that is not a space; "" at the end."""
         while True:
             space = _SPACE.match(self._text, self._place)
             self._place = space.end() if space else self._place

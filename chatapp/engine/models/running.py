@@ -416,7 +416,7 @@ def stamps(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
 
 
 def _document() -> dict[str, Any]:
-    """What the file holds. Raises one of _UNREADABLE; what is no regular file is not opened."""
+    """What the file holds. Raises one of _UNREADABLE; only a regular file is opened."""
     with open_regular(background_path()) as file:
         return parse_json_object(file.read(_MOST).decode(), str(background_path()))
 

@@ -252,8 +252,8 @@ def test_preferences_as_they_are_published(name: str) -> None:
     row = Row("rows.jsonl, line 1", PUBLISHED[name])
     pair = detect_feedback(row).read(row)
     assert isinstance(pair, Preference)
-    told = [[message.text for message in each.messages] for each in pair.examples]
-    assert told == [["Who?", "Ann."], ["Who?", "Bo."]]
+    texts = [[message.text for message in each.messages] for each in pair.examples]
+    assert texts == [["Who?", "Ann."], ["Who?", "Bo."]]
 
 
 @pytest.mark.parametrize(

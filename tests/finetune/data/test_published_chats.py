@@ -96,7 +96,7 @@ def feedback(fields: dict[str, Any]) -> Preference | Verdict:
     return detect_feedback(row).read(row)
 
 
-def told(messages: tuple[Message, ...]) -> list[str]:
+def turns_shown(messages: tuple[Message, ...]) -> list[str]:
     """The messages in short: their speakers, texts and calls."""
     lines = []
     for message in messages:
@@ -178,7 +178,7 @@ TRUE: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_a_true_row_of_each_format(name: str) -> None:
     fields, messages = TRUE[name]
     example = read(fields)
-    assert told(example.messages) == messages
+    assert turns_shown(example.messages) == messages
     if "tools" in fields or "functions" in fields:
         assert [tool["type"] for tool in example.tools] == ["function"]
     assert example.is_cut == (name == "ends with the user")
@@ -194,7 +194,7 @@ def test_results_follow_in_the_order_of_their_calls() -> None:
         ANSWER,
     ]
     example = read({"messages": turns})
-    assert told(example.messages)[2:4] == ["tool: 42", "tool: noon"]
+    assert turns_shown(example.messages)[2:4] == ["tool: 42", "tool: noon"]
     assert [m.call.name for m in example.messages[2:4] if m.call] == ["calculator", "clock"]
     with pytest.raises(BadRow, match="2 calls have 1 results"):
         read({"messages": [*turns[:3], ANSWER]})
@@ -258,8 +258,8 @@ PAIRS: dict[str, dict[str, Any]] = {
 def test_a_true_preference_of_each_format(name: str) -> None:
     pair = feedback(PAIRS[name])
     assert isinstance(pair, Preference)
-    assert told(pair.chosen.messages) == ["user: What is 6*7?", "assistant: It is 42."]
-    assert told(pair.rejected.messages) == ["user: What is 6*7?", "assistant: 41"]
+    assert turns_shown(pair.chosen.messages) == ["user: What is 6*7?", "assistant: It is 42."]
+    assert turns_shown(pair.rejected.messages) == ["user: What is 6*7?", "assistant: 41"]
     assert pair.margin == 0.0
 
 
@@ -268,14 +268,14 @@ def test_a_reply_of_a_preference_may_be_a_call() -> None:
         {"prompt": [QUESTION], "chosen": CALLED[1:2], "rejected": [ANSWER], "tools": TOOLS}
     )
     assert isinstance(pair, Preference)
-    assert told(pair.chosen.messages) == CALCULATED[:2]
+    assert turns_shown(pair.chosen.messages) == CALCULATED[:2]
     assert pair.chosen.tools == pair.rejected.tools == tuple(TOOLS)
 
 
 def test_a_chat_that_ends_with_its_user_is_a_prompt() -> None:
     row = Row("a.jsonl, line 1", {"messages": [QUESTION], "tools": TOOLS})
     example = detect_prompt(row).read(row)
-    assert (told(example.messages)[:1], example.reply) == (["user: What is 6*7?"], "")
+    assert (turns_shown(example.messages)[:1], example.reply) == (["user: What is 6*7?"], "")
     whole = Row("a.jsonl, line 2", {"messages": [QUESTION, ANSWER]})
     assert detect_prompt(row).read(whole).reply == "It is 42."
 
