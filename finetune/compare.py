@@ -223,7 +223,7 @@ class Comparison:
             figure.savefig(draft, format=kind, dpi=120)
 
     def _drawn(self, keys: Sequence[str]) -> list[str]:
-        """Of losses the first that all runs with one have, of scores those that all have."""
+        """The first loss that all runs with one have, and the scores that all have."""
         is_loss = keys[0].endswith(("loss", "masked"))
         runs = [run for group in self.groups for run in group]
         if is_loss:

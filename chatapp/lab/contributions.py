@@ -35,7 +35,7 @@ from chatapp.lab.reruns import (
 )
 
 _ROWS = 64
-"""Of logits at once: some 70 MB with a vocabulary of 262,144."""
+"""How many rows of logits are computed at once: some 70 MB with a vocabulary of 262,144."""
 
 
 @dataclass(frozen=True, slots=True)

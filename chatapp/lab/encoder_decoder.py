@@ -85,7 +85,7 @@ class EncoderDecoderTrace(Trace):
         return torch.cat([logits[:, : len(own)].float().cpu(), own[None]])
 
     def attention(self, position: int) -> NDArray[np.float32]:
-        """Of a token of the prompt (layers, heads, prompt), in both directions; of one of the reply
+        """For a token of the prompt (layers, heads, prompt), in both directions; for one of a reply
         (layers, heads, position + 1): cross-attention to the prompt, which sums to 1, and then
         self-attention to the reply, which sums to 1 again. Less on special tokens.
         """

@@ -244,7 +244,7 @@ def _measure(plan: _Plan, guess: Tensor | None, contrast: Contrast, progress: Pr
 def _estimates(
     base: Reading, plans: Sequence[_Plan], contrast: Contrast
 ) -> tuple[Tensor | None, ...]:
-    """Of each plan the change (edits,) of LD that a gradient promises."""
+    """The change (edits,) of LD that a gradient predicts for each plan."""
     decoder, shape = base.decoder, base.decoder.architecture
     kept: dict[str, Tensor] = {}
 

@@ -29,7 +29,7 @@ from chatapp.engine.model import Tokenizer
 from chatapp.prompting.messages import Segment
 
 _TOKENS_AT_ONCE = 4096
-"""Of all rows of a pass together."""
+"""How many tokens all rows of a pass have together."""
 
 
 @dataclass(frozen=True, slots=True)

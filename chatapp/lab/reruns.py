@@ -19,7 +19,7 @@ from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, Part
 from chatapp.lab.traces import Recorder
 
 _TOKENS_AT_ONCE = 8192
-"""Of all rows together: the inside of an MLP takes some 100 MB for them."""
+"""How many tokens all rows have together: the inside of an MLP takes some 100 MB for them."""
 
 
 class LabError(UserError, ValueError):

@@ -29,7 +29,7 @@ _CONTINUES = "##"
 """Before each part of a word except its first, in WordPiece."""
 
 _MOST_CHARACTERS = 2_000
-"""Of a word whose steps are shown: each step holds the whole word."""
+"""The longest word whose steps are shown: each step holds the whole word."""
 
 
 @dataclass(frozen=True, slots=True)

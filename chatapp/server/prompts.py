@@ -74,7 +74,7 @@ def requests_for(
 
 
 MOST_TEXTS = 2048
-"""Of a request, as in OpenAI's protocol; also of its answer."""
+"""How many texts a request may hold, as in OpenAI's protocol, and its answer."""
 
 _SLICE = 20_000
 """Characters that are cut into tokens at a time: nobody else runs meanwhile."""

@@ -58,7 +58,7 @@ class ShownTokens:
         self._model = model
         self._held: deque[ScoredToken] = deque()
         self._bytes = b""
-        """Of the reply, without those of the tokens that have been returned."""
+        """The reply's bytes, without those of the tokens that have been returned."""
         self._has_begun = False
 
     def push(self, token: ScoredToken | None, text: str, *, is_last: bool) -> list[ScoredToken]:
@@ -94,7 +94,7 @@ class PromptScorer:
         self._model = model
         self._cache: KeyValueCache | None = None
         self._known: list[ScoredToken] = []
-        """Of the prompt in the cache, with `_top` alternatives each."""
+        """The scored tokens of the prompt in the cache, with `_top` alternatives each."""
         self._top = 0
 
     def score(self, ids: Sequence[int], top: int) -> list[ScoredToken]:

@@ -35,7 +35,7 @@ unknown to the server, until their clients give up.
 """
 
 MOST_BYTES = 64 * LARGEST_BODY
-"""Of the bodies of all requests at a time."""
+"""The bodies of all requests that are held at a time."""
 
 _LEFT = 499
 """The status in the log of a request whose client has left."""

@@ -57,7 +57,7 @@ Document = dict[str, Any]
 
 _LENGTH = ("length", "context")
 _OWN_REASONS = ("stop", "length")
-"""Of OpenAI's protocol; others are told in vLLM's field `stop_reason`."""
+"""The finish reasons of OpenAI's protocol; others go into vLLM's field `stop_reason`."""
 
 _MOST_ECHOED = 2**18
 """Tokens of prompts, and their scores, in one answer; it has some 16 MB then."""

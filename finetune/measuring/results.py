@@ -16,7 +16,7 @@ from finetune.training.answers import Reply
 
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
 SCORES: tuple[Measure, ...] = ("exact_match", "rouge_l")
-"""Of replies."""
+"""The scores of replies."""
 
 NAMES = {"loss_per_byte": "loss a byte", "rouge_l": "ROUGE-L"}
 

@@ -44,7 +44,7 @@ SHORTEST = 4
 """Words of a span that is worth showing."""
 
 ORDER = 5
-"""Of the n-gram baseline."""
+"""The order of the n-gram baseline."""
 
 _PART = 2**20  # words
 _WORD = re.compile(r"\w+|[^\w\s]")

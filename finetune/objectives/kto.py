@@ -106,7 +106,7 @@ class Kto(FeedbackObjective):
 
     @staticmethod
     def sides(rows: Sequence[EncodedFeedback], longest: int) -> Sides:
-        """Of verdicts: the reply, the one before it with the same prompt, and the label."""
+        """For verdicts: the reply, the one before it with the same prompt, and the label."""
         verdicts = as_verdicts(rows)
         replies = [verdict.reply for verdict in verdicts]
         mismatched = [

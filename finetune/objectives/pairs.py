@@ -102,7 +102,7 @@ class PairScores(NamedTuple):
     rejected_logp: Tensor | None = None
 
     def figures(self) -> dict[str, Tensor]:
-        """Of each pair, by name."""
+        """The figures of each pair, by name."""
         margin = (self.chosen_reward - self.rejected_reward).detach()
         figures = {
             "accuracy": (margin > 0).float(),
@@ -455,7 +455,7 @@ class Cpo(PairObjective):
     title = "CPO"
 
     def log_probability(self, side: Replies) -> Tensor:
-        """Of each reply, (pairs,)."""
+        """The log-probability of each reply, (pairs,)."""
         return side.logps
 
     def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:

@@ -163,7 +163,7 @@ class Rewards:
 
     @property
     def names(self) -> list[str]:
-        """Of the checks, in their order."""
+        """The names of the checks, in their order."""
         return [judge.name for judge in self._judges]
 
     def scores(self, prompt: EncodedPrompt, reply: DrawnReply) -> list[float]:

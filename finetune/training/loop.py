@@ -95,7 +95,7 @@ class Progress:
 
     @classmethod
     def read(cls, path: Path) -> "Progress":
-        """Of a checkpoint; those that transformers' Trainer wrote are read too."""
+        """The progress of a checkpoint; those that transformers' Trainer wrote are read too."""
         state = read_json_object(path, ConfigError)
         stopping = state.get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
         older = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)

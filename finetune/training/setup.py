@@ -104,7 +104,7 @@ class RunSetup:
 
     @property
     def precision(self) -> str:
-        """Of the products: "float32" or "bfloat16"."""
+        """The precision of the products: "float32" or "bfloat16"."""
         return str(self.record["precision"])
 
 

@@ -43,7 +43,7 @@ _LONGEST_END = 10.0
 
 _POLL_SECONDS, _END_SECONDS = 0.05, 30.0
 _REASON_BYTES = 4000
-"""Of the end of the log that are read for the reason of a failure."""
+"""How much of the log's end is read for the reason of a failure."""
 
 _MOST_FILES = 16_384
 """Open connections and files that are requested from the system."""

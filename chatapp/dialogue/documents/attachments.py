@@ -15,7 +15,7 @@ from chatapp.dialogue.documents.reading import Unreadable
 from chatapp.tasks.files.documents import DocumentsError
 
 MOST_BYTES = 2**20
-"""Of a file that is attached: many times what a window holds."""
+"""The largest file that can be attached: many times what a window holds."""
 _MOST_NAMED = 20
 _MOST_LISTED = 20_000
 _MOST_FOUND = 50

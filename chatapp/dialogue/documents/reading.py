@@ -21,7 +21,7 @@ from chatapp.dialogue.documents.pdf import PdfError, pdf_pages
 
 MOST_BYTES = 16 * 2**20
 _MOST_CHARACTERS = 8 * MOST_BYTES
-"""Of all blocks of a file: every row of a table repeats the names of its columns."""
+"""The characters of all blocks of a file: every row of a table repeats its columns' names."""
 
 _LOOKED_AT = 8192
 """Bytes in which a NUL makes a file binary; git has the same rule."""

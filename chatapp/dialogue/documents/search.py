@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chatapp.tasks.selection.similarity import Index as Similarity
 
 _FORMAT = 2
-"""Of the index's file; raise it when its tables or the cutting of texts change."""
+"""The version of the index's file; raise it when its tables or the cutting of texts change."""
 
 _DEPTH = 50
 """Results of each ranking that are merged."""

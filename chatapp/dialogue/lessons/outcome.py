@@ -65,7 +65,7 @@ class Outcome:
 
     @cached_property
     def trace(self) -> "Trace":
-        """Of the text with the reply."""
+        """What the model computed for the text with the reply."""
         return self._inside.inspect(self.ids, self._changes, self._reply_ids)
 
     @cached_property
@@ -87,7 +87,7 @@ class Outcome:
         return place
 
     def probability(self, token: str) -> float:
-        """Of a token after the text. Raises UserError where it is not one token."""
+        """The probability of a token after the text. Raises UserError where it is not one token."""
         ids = self._model.tokenizer.encode(token, begins=False)
         if len(ids) != 1:
             raise UserError(f"{token!r} is {len(ids)} tokens, not one")

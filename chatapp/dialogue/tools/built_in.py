@@ -33,7 +33,7 @@ from chatapp.common.userfiles import quoted
 from chatapp.dialogue.tools.tool import ToolError
 
 MOST_BITS = 13_000
-"""Of a numerator or a denominator: about 3,900 digits; Python's own limit is 4,300."""
+"""Bits of the largest numerator or denominator: about 3,900 digits; Python's own limit is 4,300."""
 
 _MOST_EXPONENT = 3_900
 _MOST_DECIMALS = 30

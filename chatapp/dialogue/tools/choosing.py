@@ -29,7 +29,7 @@ from chatapp.tasks.selection.select import Select
 from chatapp.tasks.settings import Scoring
 
 _MOST_TOKENS = 100
-"""Of the arguments of a call."""
+"""How many tokens the arguments of a call may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,7 +367,7 @@ class Decoder:
         return {window: within(window, mask, positions, keys) for window in self.windows}
 
     def _distances(self, start: int, at: Tensor) -> Tensor | None:
-        """Of tokens at positions `at`, after `start` tokens; None where nothing depends on them."""
+        """How far tokens are from the queries at `at`, after `start` tokens; None where unused."""
         if self.architecture.farthest is None:
             return None
         keys = torch.cat([torch.arange(start, device=self.device), at])

@@ -239,7 +239,7 @@ class ModelFiles:
 
     @cached_property
     def headers(self) -> list[TensorHeader]:
-        """Of the tensors in its own files, by their names there. Raises ModelError."""
+        """The headers of the tensors in its own files, by their names there. Raises ModelError."""
         return tensor_headers(self.path) if self.gguf is None else self.gguf.headers()
 
     @cached_property

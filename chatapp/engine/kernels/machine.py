@@ -72,7 +72,7 @@ def _works(device: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of this machine, in bytes: all there is, and what programs can have now."""
+    """This machine's memory, in bytes: all there is, and what programs can have now."""
 
     total: int
     available: int

@@ -38,11 +38,11 @@ _ENOUGH = 1.1
 """The fewest threads are chosen whose time is at most this factor times the best time."""
 
 _MANY_ROWS, _WIDTH = 256, 768
-"""Of the product that torch and the kernels are compared at."""
+"""The product at which torch and the kernels are compared."""
 
 _ROUNDS = 3
 _QUIET = 0.2
-"""Of a core, what other programs may compute meanwhile."""
+"""The share of a core that other programs may use meanwhile."""
 
 
 @functools.cache

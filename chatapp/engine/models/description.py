@@ -267,7 +267,7 @@ def _dtype(files: ModelFiles) -> str:
 
 
 def bytes_on_disk(path: Path) -> int:
-    """Of a model's folder, or of its one file. Raises OSError."""
+    """The bytes of a model's folder, or of its one file. Raises OSError."""
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for file in path.iterdir() if file.is_file())

@@ -64,7 +64,7 @@ class Fetched:
 
     @property
     def bytes(self) -> int:
-        """Of all its files together."""
+        """The bytes of all its files together."""
         return sum(self.files.values())
 
     def document(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class NeighboursOptions(Top):
-    """Of which token."""
+    """The token whose neighbours are listed."""
 
     word: str = option('A token, such as " king".', metavar="TOKEN", is_argument=True)
 

@@ -48,7 +48,7 @@ class Question:
 
     @property
     def difference(self) -> float:
-        """Of the two logits, before a cap."""
+        """The difference of the two logits, before a cap."""
         return float(self.contrast.of(self.reading.logits))
 
     def to_json(self) -> dict[str, Any]:

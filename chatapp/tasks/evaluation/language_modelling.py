@@ -114,7 +114,7 @@ def _scored(
 
 
 def _windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Of each window the beginning, the first token to be scored, and the end."""
+    """Each window's beginning, the first token that is scored in it, and its end."""
     begin = 1
     for first in range(0, length, stride):
         end = min(first + window, length)

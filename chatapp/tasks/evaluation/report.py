@@ -305,7 +305,7 @@ COLUMNS = (
 """The setting, the measure and the baselines stay in a narrow terminal."""
 
 _LEAST_USED = 5
-"""Of the columns that a narrow terminal leaves out: shown on request."""
+"""How many of the columns that a narrow terminal leaves out are shown on request alone."""
 
 
 def explanation(shown: "Table") -> str:

@@ -14,10 +14,10 @@ from chatapp.rows.examples import PromptError
 Metric = Literal["cosine", "euclidean"]
 
 Embeddings = NDArray[np.float32]
-"""Of one text: (dimensions,), or of several: (texts, dimensions)."""
+"""The vector of one text (dimensions,), or those of several (texts, dimensions)."""
 
 Similarities = NDArray[np.float32]
-"""Of every input of a pool to one text: (inputs,)."""
+"""How similar every input of a pool is to one text: (inputs,)."""
 
 
 class Encoder(Protocol):

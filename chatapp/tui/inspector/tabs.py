@@ -147,7 +147,7 @@ def candidate_line(candidate: "Candidate", came: bool, width: int) -> Content:
 
 
 _CANDIDATES = 10
-"""Of each layer, as many as have room."""
+"""How many candidates of each layer are computed; as many are shown as have room."""
 
 
 def _layers_and_norms(model: "LanguageModel", look: Look, position: int) -> list[View]:

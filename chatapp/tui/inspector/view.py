@@ -43,7 +43,7 @@ EXAMPLE = "Anna has a zanfo. Anna likes the z"
 
 
 ALTERNATIVES = 25
-"""Of each token that are listed."""
+"""How many alternatives of each token are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Look:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Of the text before `start`."""
+        """The segments of the text before `start`."""
         if self.reading is None:
             return (Segment("user", EXAMPLE),)
         return tuple(self.reading.prompt.segments)

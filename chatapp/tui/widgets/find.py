@@ -44,7 +44,7 @@ class FindBar(Acting, Horizontal):
         super().__init__()
         self.display = False
         self._place = -1
-        """Of the match, counted when a key is pressed: the next key may come before it is shown."""
+        """The match's place, counted when a key is pressed: the next may come before it shows."""
 
     def compose(self) -> ComposeResult:
         yield Field(placeholder="Search in this chat", compact=True)

@@ -18,7 +18,7 @@ _LONGEST = 200
 OTHER_SIDE = Action(
     "Go to the live screen, or back", "f6", "Lesson", call="screen.other_side", name="other_side"
 )
-"""Of the panel, where F1 finds it, and of the whole screen."""
+"""The panel has this action, where F1 finds it, and the whole screen."""
 
 
 class LessonPanel(Acting, Vertical, can_focus=True):

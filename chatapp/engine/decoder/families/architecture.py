@@ -47,7 +47,7 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole: (out, in) of a matrix."""
+        """The shape of the whole: (out, in) for a matrix."""
         return (sum(self.rows),) if self.columns is None else (sum(self.rows), self.columns)
 
     @property

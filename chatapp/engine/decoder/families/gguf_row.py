@@ -29,7 +29,7 @@ class Source(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
     @property
     def names(self) -> Sequence[str]:
-        """Of its tensors."""
+        """The names of its tensors."""
         ...
 
     def array(self, name: str) -> "NDArray[np.float32]": ...
@@ -155,7 +155,7 @@ OPTIONAL = {
 }
 
 BASE = 10000.0
-"""Of the frequencies, if a file names none."""
+"""The base of the frequencies, if a file names none."""
 
 FACTORS = "rope_freqs.weight"
 """The tensor with the divisor of each frequency of a Llama 3, which follows from its

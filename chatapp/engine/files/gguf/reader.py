@@ -78,7 +78,7 @@ class GGUFFile:
         return _Metadata(self._reader.fields)
 
     def headers(self) -> list[TensorHeader]:
-        """Of the weights, by their names in the file. Raises ModelError when there are none."""
+        """The weights' headers, by their names in the file. Raises ModelError if there are none."""
         if not self._tensors:
             raise ModelError(f"{self.path}: contains a vocabulary but no weights; expected a model")
         return [
