@@ -1,4 +1,4 @@
-from finetune.bundled_model.documents import build
+from finetune.bundled_model.build import build
 from finetune.recipes import run
 
 if __name__ == "__main__":

@@ -18,19 +18,25 @@ from typing import Annotated, Any
 
 import typer
 
+from chatapp.common.userfiles import write_whole
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
-from chatapp.rows.examples import Pool
 from chatapp.tasks.evaluation.evaluate import Task
 from chatapp.tasks.evaluation.journal import Journal
-from chatapp.tasks.files.promptfile import PromptFile
-from finetune.bundled_model.few_shot import GRID, as_task, curve, few_shot_rows
-from finetune.bundled_model.generators.subjects import with_article
-from finetune.bundled_model.generators.tasks import QuestionTask, all_tasks, filled
-from finetune.bundled_model.generators.words import table
-from finetune.bundled_model.report import exact
-from finetune.bundled_model.talk import Reply, own_sampling, replies, share
+from finetune.bundled_model.questions import QuestionTask, all_tasks
+from finetune.bundled_model.report import (
+    GRID,
+    Reply,
+    curve,
+    exact,
+    few_shot_rows,
+    label_task,
+    own_sampling,
+    replies,
+    write_replies,
+)
+from finetune.bundled_model.tables import filled, table, with_article
 from finetune.recipes import run
 
 _PROBLEMS = 15  # of each task
@@ -79,15 +85,7 @@ def label_tasks() -> list[Task]:
     for task in table("last_look")["labels"]:
         classes: dict[str, list[str]] = {key: row for key, row in task.items() if key != "name"}
         shots = [(text, label) for label, row in classes.items() for text in row]
-        prompt = PromptFile(
-            path=Path(task["name"]),
-            labels=tuple(classes),
-            metrics=("accuracy",),
-            input_prefix="Text: ",
-            output_prefix="Label:",
-            pool=Pool([text for text, _ in shots], [label for _, label in shots]),
-        )
-        made.append(as_task(task["name"], prompt, shots))
+        made.append(label_task(task["name"], ("Text: ", "Label:"), shots, shots))
     return made
 
 
@@ -113,13 +111,13 @@ def evaluate(model: LanguageModel, out: Path) -> tuple[dict[str, Any], list[Repl
     figures = {
         "tasks": fmean(exact(model, template, rows) for rows in problems),
         "n_tasks": sum(map(len, problems)),
-        "repeats_itself": share([reply.reason == "repetition" for reply in talked]),
-        "ends_by_itself": share([reply.reason == "stop" for reply in talked]),
-        "declines_unknown": share([reply.declines for reply in unknown]),
-        "right_calls": share(
-            [call in reply.text for (_, call), reply in zip(calls(), called, strict=True)]
+        "repeats_itself": fmean(reply.reason == "repetition" for reply in talked),
+        "ends_by_itself": fmean(reply.reason == "stop" for reply in talked),
+        "declines_unknown": fmean(reply.declines for reply in unknown),
+        "right_calls": fmean(
+            call in reply.text for (_, call), reply in zip(calls(), called, strict=True)
         ),
-        "stories_on_subject": share(stayed),
+        "stories_on_subject": fmean(stayed),
         "labels": labels,
     }
     return figures, [*talked, *unknown, *stories, *called]
@@ -132,9 +130,8 @@ def measure(
     """Measure a finished model, once."""
     out.mkdir(parents=True, exist_ok=True)
     figures, sample = evaluate(load_model(model), out)
-    (out / "last_look.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    lines = [f"- {reply.message}\n  *{reply.text}* ({reply.reason})\n" for reply in sample]
-    (out / "last_look.md").write_text("".join(lines), encoding="utf-8")
+    write_whole(out / "last_look.json", json.dumps(figures, indent=2) + "\n")
+    write_replies(out / "last_look.md", sample)
     print(json.dumps(figures, indent=2))
 
 

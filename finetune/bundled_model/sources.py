@@ -1,86 +1,60 @@
-"""The cleaned texts of others for the bundled model, as rows, and their sentences in groups.
+"""The texts of others for the bundled model, cleaned, as rows, and their sentences in groups.
 
-Invariant: a source gives the same rows in the same order every time; nothing here draws. Groups can
-be recognized from the sentences alone, which are short enough for several of them to fit in one
+A folder holds the sources that chatapp/bundled/README.md names: books/*.txt, books/{fairytale_qa,
+short_stories}.jsonl.gz, dialogue/{sgd_train,self_dialogue,persona_chat,topical_chat}.jsonl.gz,
+dialogue/personality_chat, dialogue/chatterbot_corpus, instruct/* and gsm8k/train.jsonl.
+
+Invariants: a source gives the same rows in the same order every time. The text itself decides
+whether it is held out: talks by their first message, stories by their title. Groups can be
+recognized from the sentences alone, which are short enough for several of them to fit in one
 prompt.
 """
 
 import csv
 import gzip
 import json
+import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from finetune.bundled_model.tables import is_kept_out
+
+Row = dict[str, Any]
 Groups = dict[str, list[str]]
-
-_SHORTEST, _LONGEST = 4, 26  # words
-
-OPENINGS = (
-    "how many",
-    "how much",
-    "how long",
-    "how far",
-    "how old",
-    *"how what who whose where when why which is are was do does did can could would will".split(),
-    *"tell give write name describe explain find list make i please".split(),
-)
-
-
-def split(text: str) -> Iterator[str]:
-    """The sentences of a text which are neither long nor short."""
-    for sentence in re.split(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]*[A-Z])", text):
-        sentence = sentence.strip(" \"'\n")
-        if "\n" not in sentence and _SHORTEST <= len(sentence.split()) <= _LONGEST:
-            yield sentence
-
-
-def by_service(path: Path) -> Groups:
-    """The users' messages in the task dialogues of SGD, by the only service of a dialogue."""
-    groups: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            services = {service.partition("_")[0] for service in row["services"]}
-            if len(services) != 1:
-                continue
-            (service,) = services
-            for speaker, text in row["turns"]:
-                if speaker == "U" and 5 <= len(text.split()) <= _LONGEST:
-                    groups[service][text] = None
-    return {name: list(texts) for name, texts in groups.items()}
-
-
-def by_opening(sentences: Iterable[str]) -> Groups:
-    """Questions and requests by their first words."""
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for sentence in dict.fromkeys(sentences):
-        words = sentence.lower()
-        opening = next((start for start in OPENINGS if words.startswith(start + " ")), None)
-        if opening:
-            groups[opening].append(sentence)
-    return dict(groups)
-
-
 Pair = tuple[str, str]
 """A user's message and its reply."""
 
-_PASSAGE = 3000
-TYPEWRITER = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "…": "...", "–": "-"})
+KEPT_OUT_TALKS, KEPT_OUT_STORIES = 0.15, 0.05  # fractions
+_SHORTEST, _LONGEST = 4, 26  # words
+_PASSAGE = 3000  # characters
+_LONGEST_ANSWER = 400
+_TYPEWRITER = str.maketrans("‘’“”—–", "''\"\"--") | {ord("…"): "..."}
+_OPENINGS = (
+    *(f"how {word}" for word in "many much long far old".split()),
+    *"how what who whose where when why which is are was do does did can could would will".split(),
+    *"tell give write name describe explain find list make i please".split(),
+)
+# Facts that cannot be learned in talking, which this model should admit not to know, are left out.
+_LEFT_OUT = set(
+    "botprofile coding gossip history literature money movies politics psychology sports "
+    "tech_support trivia".split()
+)
 
 
 def clean(text: str) -> str:
     """Normalize to typewriter quotes and single spaces: a small model has no spare vocabulary
     entries.
     """
-    return re.sub(r"[ \t]+", " ", text.translate(TYPEWRITER)).strip()
+    return re.sub(r"[ \t]+", " ", text.translate(_TYPEWRITER)).strip()
 
 
-def chat(turns: Iterable[str], system: str = "") -> dict[str, Any]:
+def chat(turns: Iterable[str], system: str = "") -> Row:
     """Alternating texts, user first, as one row of `messages`; a final message of the
     user is cut."""
     texts = list(turns)
@@ -91,20 +65,34 @@ def chat(turns: Iterable[str], system: str = "") -> dict[str, Any]:
     return {"messages": messages}
 
 
-def books(folder: Path) -> Iterator[dict[str, Any]]:
+def _json_rows(path: Path) -> Iterator[Row]:
+    """The rows of a JSONL file, packed or not."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+# --- text --------------------------------------------------------------------------------
+
+
+def books(folder: Path) -> Iterator[Row]:
     """Passages of about 3,000 characters, lines unwrapped, cut at paragraphs."""
     for path in sorted(folder.glob("*.txt")):
         paragraphs = re.split(r"\n\s*\n", path.read_text(encoding="utf-8-sig"))
         lines = (clean(paragraph.replace("\n", " ").replace("_", "")) for paragraph in paragraphs)
-        yield from passages(lines, "\n")
+        yield from _passages(lines, "\n")
 
 
-def passages(parts: Iterable[str], joint: str) -> Iterator[dict[str, Any]]:
+def stories(path: Path, *, kept_out: bool = False) -> Iterator[Row]:
+    """Fairy tales or short stories, cut at sentences: those for training, or the held-out ones."""
+    for row in _json_rows(path):
+        if is_kept_out(["story", row["title"]], KEPT_OUT_STORIES) == kept_out:
+            yield from _passages(re.split(r"(?<=[.!?])\s+", clean(row["text"])), " ")
+
+
+def _passages(parts: Iterable[str], joint: str) -> Iterator[Row]:
     """Parts joined to texts of a little over 3,000 characters; the last may be shorter."""
     passage: list[str] = []
-    for part in parts:
-        if not part:
-            continue
+    for part in filter(None, parts):
         passage.append(part)
         if sum(map(len, passage)) > _PASSAGE:
             yield {"text": joint.join(passage)}
@@ -113,37 +101,39 @@ def passages(parts: Iterable[str], joint: str) -> Iterator[dict[str, Any]]:
         yield {"text": joint.join(passage)}
 
 
-def packed_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a packed JSONL file."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
+# --- chats -------------------------------------------------------------------------------
 
 
-def schema_guided(path: Path) -> Iterator[dict[str, Any]]:
+def schema_guided(path: Path) -> Iterator[Row]:
     """The two-speaker task dialogues of SGD; "S" is the assistant."""
-    for row in packed_rows(path):
+    for row in _json_rows(path):
         turns = [(speaker, clean(text)) for speaker, text in row["turns"]]
         if turns and turns[0][0] == "U":
             yield chat(text for _, text in turns)
 
 
-def instructions(folder: Path) -> Iterator[dict[str, Any]]:
+def instructions(folder: Path) -> Iterator[Row]:
     """Short instructions with short answers from three sets."""
-    rows: list[tuple[str, str, str]] = []
-    for row in json.loads((folder / "raschka_1100.json").read_text(encoding="utf-8")):
-        rows.append((row["instruction"], row["input"], row["output"]))
-    for line in (folder / "self_instruct_seed_175.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    raschka = json.loads((folder / "raschka_1100.json").read_text(encoding="utf-8"))
+    rows = [(row["instruction"], row["input"], row["output"]) for row in raschka]
+    for row in _json_rows(folder / "self_instruct_seed_175.jsonl"):
         rows += [(row["instruction"], i["input"], i["output"]) for i in row["instances"]]
-    for line in (folder / "dolly_3k.jsonl").read_text(encoding="utf-8").splitlines():
-        user, assistant = json.loads(line)["messages"][:2]
+    for row in _json_rows(folder / "dolly_3k.jsonl"):
+        user, assistant = row["messages"][:2]
         rows.append((user["content"], "", assistant["content"]))
     for instruction, context, output in rows:
         question = clean(f"{instruction}\n{context}" if context else instruction)
         answer = clean(output)
-        if answer and len(question) <= 400 and len(answer) <= 400:
+        if answer and max(len(question), len(answer)) <= _LONGEST_ANSWER:
             yield chat([question, answer])
+
+
+def grade_school(path: Path) -> Iterator[Row]:
+    """The word problems of GSM8K, with their calculator calls and the result at the end."""
+    for row in _json_rows(path):
+        answer = clean(row["answer"]).replace("\n#### ", "\nThe answer is ")
+        if len(answer) <= _LONGEST_ANSWER:
+            yield chat([clean(row["question"]), answer])
 
 
 def personality(folder: Path) -> list[Pair]:
@@ -152,13 +142,6 @@ def personality(folder: Path) -> list[Pair]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     return [(clean(row["Question"]), clean(row["Answer"])) for row in rows]
-
-
-# Facts that cannot be learned in talking, which this model should admit not to know, are left out.
-_LEFT_OUT = set(
-    "botprofile coding gossip history literature money movies politics psychology sports "
-    "tech_support trivia".split()
-)
 
 
 def chatterbot(folder: Path) -> list[Pair]:
@@ -174,44 +157,109 @@ def chatterbot(folder: Path) -> list[Pair]:
     return pairs
 
 
-def grade_school(path: Path) -> Iterator[dict[str, Any]]:
-    """The word problems of GSM8K, with their calculator calls and the result at the end."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        answer = clean(row["answer"]).replace("\n#### ", "\nThe answer is ")
-        if len(answer) <= 400:
-            yield chat([clean(row["question"]), answer])
+def talks(path: Path, names: Sequence[str], seed: int, *, kept_out: bool = False) -> Iterator[Row]:
+    """Talks of two people, the second as the assistant: those for training, or the held-out ones.
+
+    Turns are texts, or pairs of a speaker and a text. names: fill the places for speakers' names; a
+    talk ends before a turn with a place for something else.
+    """
+    draw = random.Random(seed)
+    for row in _json_rows(path):
+        turns = [turn if isinstance(turn, str) else turn[1] for turn in row["turns"]]
+        if not turns or is_first_message_kept_out(turns[0]) != kept_out:
+            continue
+        both = draw.sample(names, 2)
+        texts = (
+            written_out(with_names(clean(turn), both, number % 2))
+            for number, turn in enumerate(turns)
+        )
+        whole = list(takewhile(lambda text: text and not _PLACE.search(text), texts))
+        if len(whole) > 1:
+            yield chat(whole)
+
+
+def is_first_message_kept_out(text: str) -> bool:
+    """Whether talks that begin with this message are held out, in any spelling."""
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    return is_kept_out(["first message", words], KEPT_OUT_TALKS)
+
+
+_PLACE = re.compile(r"[\[(][^\])]*[\])]")
+_NAME_PLACE = re.compile(
+    r"[\[(](?:user ?(?P<number>[12])(?:'s)?(?: name)?|(?:your |insert )?name|username)[\])]", re.I
+)
+_OWN = re.compile(r"(?:I'm|I am|name is|name's|call me|this is)\s*$", re.I)
+
+
+def with_names(text: str, names: Sequence[str], speaker: int) -> str:
+    """Fill the places for the two speakers' names in a text.
+
+    names: of both speakers. speaker: 0 or 1, the one who speaks. A place without a speaker is the
+    speaker's own after words such as "I'm", else the other's.
+    """
+
+    def name(match: re.Match[str]) -> str:
+        if match["number"]:
+            return names[int(match["number"]) - 1]
+        own = _OWN.search(text[: match.start()])
+        return names[speaker if own else 1 - speaker]
+
+    return _NAME_PLACE.sub(name, text)
+
+
+def written_out(text: str) -> str:
+    """Turn a hastily typed text into sentences: capitals at the beginning, a mark at the end."""
+    text = re.sub(r"\bi\b(?=[ ',.?!]|$)", "I", text)
+    text = re.sub(r"(^|[.!?] +)([a-z])", lambda match: match[1] + match[2].upper(), text)
+    return text + "." if text and text[-1].isalnum() else text
+
+
+# --- sentences in groups -----------------------------------------------------------------
 
 
 def groupings(data: Path) -> dict[str, Groups]:
     """Ways to group the sentences of the allowed texts."""
-    stories = [row["text"] for row in books(data / "books")]
-    services = by_service(data / "dialogue" / "sgd_train.jsonl.gz")
-    first_messages = [row["messages"][0]["content"] for row in instructions(data / "instruct")]
-    problems = [row["messages"][0]["content"] for row in grade_school(data / "gsm8k/train.jsonl")]
+    services = _by_service(data / "dialogue" / "sgd_train.jsonl.gz")
+    asked = (instructions(data / "instruct"), grade_school(data / "gsm8k" / "train.jsonl"))
+    first, problems = ([row["messages"][0]["content"] for row in rows] for rows in asked)
     source = {
-        "books": _sentences(stories),
+        "books": _sentences(row["text"] for row in books(data / "books")),
         "services": [sentence for group in services.values() for sentence in group],
-        "instructions": _sentences(first_messages),
+        "instructions": _sentences(first),
         "problems": _sentences(problems),
     }
-    everything = (sentence for group in source.values() for sentence in group)
-    return {
-        "service": services,
-        "source": source,
-        "opening": by_opening(everything),
-    }
+    openings: defaultdict[str, list[str]] = defaultdict(list)
+    for sentence in dict.fromkeys(each for group in source.values() for each in group):
+        words = sentence.lower()
+        opening = next((start for start in _OPENINGS if words.startswith(start + " ")), None)
+        if opening:
+            openings[opening].append(sentence)
+    return {"service": services, "source": source, "opening": dict(openings)}
+
+
+def _by_service(path: Path) -> Groups:
+    """The users' messages in the task dialogues of SGD, by the only service of a dialogue."""
+    groups: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for row in _json_rows(path):
+        services = {service.partition("_")[0] for service in row["services"]}
+        for speaker, text in row["turns"] if len(services) == 1 else ():
+            if speaker == "U" and 5 <= len(text.split()) <= _LONGEST:
+                groups[min(services)][text] = None
+    return {name: list(texts) for name, texts in groups.items()}
+
+
+def _sentences(texts: Iterable[str]) -> list[str]:
+    """The sentences of texts which are neither long nor short, without repetitions."""
+    found: dict[str, None] = {}
+    for line in (line for text in texts for line in text.split("\n")):
+        for sentence in re.split(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]*[A-Z])", line):
+            if _SHORTEST <= len(sentence.strip(" \"'\n").split()) <= _LONGEST:
+                found[sentence.strip(" \"'\n")] = None
+    return list(found)
 
 
 def common_words(texts: Iterable[str], count: int) -> list[str]:
     """The most frequent words of three to nine lower-case letters, the most frequent first."""
     counts = Counter(word for text in texts for word in re.findall(r"\b[a-z]{3,9}\b", text))
-    return [
-        word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:count]
-    ]
-
-
-def _sentences(texts: Iterable[str]) -> list[str]:
-    """The sentences of texts, without repetitions."""
-    lines = (line for text in texts for line in text.split("\n"))
-    return list(dict.fromkeys(part for line in lines for part in split(line)))
+    by_count = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [word for word, _ in by_count[:count]]

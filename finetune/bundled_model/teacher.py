@@ -1,6 +1,6 @@
 """A larger model answers short questions on common things, in a sentence each.
 
-The questions stand in `generators/tables/questions.toml`; reading the model needs the package gguf.
+The questions stand in `tables/questions.toml`; reading the model needs the package gguf.
 A file of answers has one line a question: question, answer, the thing it tells what it is ("" for
 other questions), and the mean log-probability of the reply's tokens under the model. Answers are
 greedy, so the same model gives the same file.
@@ -11,16 +11,15 @@ question is asked twice.
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from chatapp.tasks.evaluation.journal import Journal, read_rows
-from finetune.bundled_model.generators.dialogues import Turns, chat_row, typed
-from finetune.bundled_model.generators.tasks import filled
-from finetune.bundled_model.generators.words import table
+from finetune.bundled_model.chats import Turns, typed
 from finetune.bundled_model.sources import clean
+from finetune.bundled_model.tables import entries, filled, table
 
 _INSTRUCTION = "Answer in one short, simple sentence."
 _BATCH, _MOST_TOKENS = 16, 48
@@ -49,9 +48,8 @@ class TeacherAnswer:
 def questions() -> list[tuple[str, str]]:
     """Each question and the thing that it asks about, or ""."""
     rows = table("questions")
-    things = [" ".join(part.split()) for part in rows["things"].split("|")]
-    questions_and_things = [(filled(rows["ask"][0], {"x": thing}), thing) for thing in things]
-    return [*questions_and_things, *((question, "") for question in rows["whole"])]
+    things = [(filled(rows["ask"][0], {"x": x}), x) for x in entries(rows["things"])]
+    return [*things, *((question, "") for question in rows["whole"])]
 
 
 def first_good_sentence(reply: str, logprob: float) -> str:
@@ -115,19 +113,6 @@ class Teacher:
         return replies
 
 
-def teach(
-    teacher: Teacher, questions_and_things: Sequence[tuple[str, str]]
-) -> Iterator[list[TeacherAnswer]]:
-    """Yield a batch of answers after the other. questions_and_things: pairs."""
-    for start in range(0, len(questions_and_things), _BATCH):
-        batch = questions_and_things[start : start + _BATCH]
-        replies = teacher.answers([question for question, _ in batch])
-        yield [
-            TeacherAnswer(question, first_good_sentence(reply, logprob), thing, round(logprob, 3))
-            for (question, thing), (reply, logprob) in zip(batch, replies, strict=True)
-        ]
-
-
 def ask_teacher(model: Path, out: Path) -> None:
     """Append the answers to the questions that a file of answers does not contain yet, batch by
     batch. model: a chat model as a GGUF file. Raises PromptError when the file holds something
@@ -136,7 +121,14 @@ def ask_teacher(model: Path, out: Path) -> None:
     with Journal(out) as journal:
         known = {row["question"] for row in journal.rows()}
         missing = [question for question in questions() if question[0] not in known]
-        for answers in teach(Teacher(model), missing) if missing else ():
+        teacher = Teacher(model) if missing else None
+        for batch in (missing[at : at + _BATCH] for at in range(0, len(missing), _BATCH)):
+            assert teacher is not None
+            replies = teacher.answers([question for question, _ in batch])
+            answers = [
+                TeacherAnswer(asked, first_good_sentence(*reply), thing, round(reply[1], 3))
+                for (asked, thing), reply in zip(batch, replies, strict=True)
+            ]
             journal.append(map(asdict, answers))
     print(f"{out}: {len(read_answers(out)):,} good answers to {len(questions()):,} questions")
 
@@ -148,13 +140,10 @@ def read_answers(path: Path) -> list[TeacherAnswer]:
     return [answer for row in read_rows(path) if (answer := TeacherAnswer(**row)).answer]
 
 
-def chats(taught: Sequence[TeacherAnswer], count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield `count` chats of one to three of the questions, those on things in several wordings."""
-    draw = random.Random(seed)
-    ask = table("questions")["ask"]
-    for _ in range(count):
-        turns: Turns = []
-        for row in draw.sample(taught, min(len(taught), draw.choice((1, 1, 2, 3)))):
-            question = filled(draw.choice(ask), {"x": row.thing}) if row.thing else row.question
-            turns += [typed(draw, question), row.answer]
-        yield chat_row(turns)
+def taught_chat(draw: random.Random, answers: Sequence[TeacherAnswer]) -> Turns:
+    """A chat of one to three of the questions, those on things in several wordings."""
+    turns: Turns = []
+    for row in draw.sample(answers, min(len(answers), draw.choice((1, 1, 2, 3)))):
+        ask = draw.choice(table("questions")["ask"]) if row.thing else row.question
+        turns += [typed(draw, filled(ask, {"x": row.thing})), row.answer]
+    return turns

@@ -1,13 +1,15 @@
 """The documents of the bundled model, from small sources."""
 
 import gzip
+import hashlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from finetune.bundled_model.documents import build
+from finetune.bundled_model import sources as texts
+from finetune.bundled_model.build import build
 from finetune.config.sections import FinetuneConfig, PretrainConfig, load_config
 
 WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
@@ -63,19 +65,32 @@ def packed(path: Path, rows: list[dict[str, Any]]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
-    data = sources(tmp_path / "data")
-    for name in ("first", "second"):
-        build(data, tmp_path / name, seed=3, scale=0.001)
-    first = tmp_path / "first"
-    files = sorted(str(path.relative_to(first)) for path in first.rglob("*.jsonl"))
-    assert len(files) == 33
-    for name in files:
-        text = (tmp_path / "first" / name).read_text()
-        assert text == (tmp_path / "second" / name).read_text()
+def test_the_command_writes_these_bytes(tmp_path: Path) -> None:
+    data, out = sources(tmp_path / "data"), tmp_path / "out"
+    out.mkdir()
+    (out / "answers.jsonl").write_text(
+        "".join(
+            json.dumps({"question": q, "answer": f"{q} A.", "thing": thing, "logprob": -0.5}) + "\n"
+            for q, thing in [*((f"What is a {w}?", f"a {w}") for w in WORDS), ("Why is it?", "")]
+        )
+    )
+    command = [sys.executable, "-m", "finetune.bundled_model", str(data), str(out), "--seed", "3"]
+    done = subprocess.run(
+        [*command, "--scale", "0.01"], capture_output=True, text=True, cwd=Path(__file__).parents[3]
+    )
+    assert done.returncode == 0, done.stderr
+    written = sorted(out.rglob("*.jsonl"))
+    assert len(written) == 35
+    hashes = hashlib.sha256()
+    for path in written:
+        text = path.read_text(encoding="utf-8")
         for line in text.splitlines():
-            assert set(json.loads(line)) <= {"text", "messages", "parts"}
-    solved = json.loads((tmp_path / "first" / "grade_school.jsonl").read_text())
+            assert path.stem == "answers" or set(json.loads(line)) <= {"text", "messages", "parts"}
+        if "in_context" not in path.name:  # which texts are nearest may hang on a last decimal
+            hashes.update(text.encode())
+    # The weights are fixed, and this is how they were made: a change here is one of the recipe.
+    assert hashes.hexdigest() == "d430dd1a3f352a9bf5d179f35e6d75fca76e3f7aa522545c55c9e4d5bca0c0f7"
+    solved = json.loads((out / "grade_school.jsonl").read_text())
     assert solved["messages"][1]["content"] == "<<1+1=2>>2\nThe answer is 2"
 
 
@@ -107,16 +122,35 @@ def test_both_stages_are_valid_and_learn_from_all_that_is_written(tmp_path: Path
     assert len(list(recipe.iterdir())) <= 20
 
 
-def test_the_documents_are_built_by_the_package(tmp_path: Path) -> None:
-    data = sources(tmp_path / "data")
-    command = [sys.executable, "-m", "finetune.bundled_model", str(data), str(tmp_path / "out")]
-    done = subprocess.run(
-        [*command, "--scale", "0.001"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[3],
-    )
-    assert done.returncode == 0, done.stderr
-    build(data, tmp_path / "expected", seed=0, scale=0.001)
-    for path in (tmp_path / "expected").glob("*.jsonl"):
-        assert (tmp_path / "out" / path.name).read_text() == path.read_text()
+def test_talks_with_the_same_first_message_are_on_the_same_side(tmp_path: Path) -> None:
+    rows = [
+        {"turns": [form.format(number), "Yes."]}
+        for number in range(200)
+        for form in ("Do you like {}?", "do you like {}")
+    ]
+    path = tmp_path / "a.gz"
+    packed(path, rows)
+    asked = {
+        kept_out: [
+            row["messages"][0]["content"].rstrip("?.")
+            for row in texts.talks(path, ["Ida", "Leo"], seed=0, kept_out=kept_out)
+        ]
+        for kept_out in (True, False)
+    }
+    assert len(asked[True]) + len(asked[False]) == 400
+    assert not set(asked[True]) & set(asked[False])
+    assert 40 <= len(asked[True]) <= 80
+
+
+def test_stories_are_cut_at_sentences_and_kept_out_by_their_title(tmp_path: Path) -> None:
+    text = "A fox ran over a hill and far away. " * 200
+    rows = [{"title": f"Fox {number}", "text": text} for number in range(60)]
+    path = tmp_path / "a.gz"
+    packed(path, rows)
+    used, kept = (list(texts.stories(path, kept_out=side)) for side in (False, True))
+    assert len(used) + len(kept) == 60 * 3
+    assert 0 < len(kept) < 30
+    for row in used:
+        assert row["text"].startswith("A fox")
+        assert row["text"].endswith("away.")
+        assert len(row["text"]) < 3200

@@ -11,19 +11,15 @@ from chatapp.rows.examples import Pool
 from chatapp.tasks.evaluation.gpt3_tasks import generate, own_words
 from chatapp.tasks.files.layout import continuation, render
 from chatapp.tasks.files.promptfile import PromptFile
-from finetune.bundled_model.generators import (
-    abstention,
-    arithmetic,
-    dialogues,
-    incontext,
-)
-from finetune.bundled_model.generators.fewshot import draw_layout, few_shot_row
-from finetune.bundled_model.generators.tasks import (
+from finetune.bundled_model import chats, demonstrations, last_look
+from finetune.bundled_model.demonstrations import LABELS_KEPT_OUT, draw_layout, few_shot_row
+from finetune.bundled_model.questions import (
     QuestionTask,
     all_tasks,
     in_more_words,
+    in_most_words,
 )
-from finetune.bundled_model.generators.words import KEPT_OUT, is_kept_out, table
+from finetune.bundled_model.tables import is_kept_out, table
 
 TASKS = {task.name: task for task in all_tasks()}
 WORDS = own_words()
@@ -99,10 +95,10 @@ def test_calculator_calls_hold_their_result() -> None:
 
 
 def test_no_row_has_a_problem_of_an_evaluation() -> None:
-    text = "".join("".join(row["parts"]) for row in arithmetic.rows(1000, 0))
+    text = "".join("".join(row["parts"]) for row in demonstrations.arithmetic_rows(1000, 0))
     taught = set(re.findall(r"Q: [^?]*\?\n\nA:", text))
     assert len(taught) > 5000
-    for name in arithmetic.SHARES:
+    for name in demonstrations.SHARES:
         assert not taught & {item.input for item in generate(name, 500, 0)}
 
 
@@ -137,14 +133,14 @@ def test_a_row_is_the_prompt_that_is_asked_later() -> None:
 
 
 def test_training_rows_hold_no_held_out_label_topic_or_sentence() -> None:
-    rows = list(incontext.training_rows(GROUPINGS, WORDS, 150, seed=0, most=8))
-    assert rows == list(incontext.training_rows(GROUPINGS, WORDS, 150, seed=0, most=8))
+    rows = list(demonstrations.training_rows(GROUPINGS, WORDS, 150, seed=0, most=8))
+    assert rows == list(demonstrations.training_rows(GROUPINGS, WORDS, 150, seed=0, most=8))
     text = "\n".join("".join(row["parts"]) for row in rows)
     labels = {part.strip() for row in rows for part in row["parts"][1::2]}
     never = set(table("layouts")["evaluation_labels"].split())
     assert len(labels) > 100
     assert not {label.lower() for label in labels} & never
-    assert not [each for each in labels if each.islower() and is_kept_out(each, KEPT_OUT)]
+    assert not [each for each in labels if each.islower() and is_kept_out(each, LABELS_KEPT_OUT)]
     sentences = [each for group in GROUPINGS["animal"].values() for each in group]
     assert sum(each in text for each in sentences) > 50
     assert not [each for each in sentences if is_kept_out(each, 0.1) and f" {each}\n" in text]
@@ -154,26 +150,27 @@ def test_training_rows_hold_no_held_out_label_topic_or_sentence() -> None:
 
 
 def test_twenty_tasks_are_for_measuring() -> None:
-    tasks = incontext.held_out_tasks(GROUPINGS, WORDS, items=10, seed=0)
+    tasks = demonstrations.held_out_tasks(GROUPINGS, WORDS, items=10, seed=0)
     assert len(tasks) == 20
     for task in tasks:
         labels = set(task.prompt.labels)
         assert labels == set(task.prompt.pool.outputs)
-        assert {label for _, label in task.items} <= labels
-        assert all(is_kept_out(label, KEPT_OUT) for label in labels)
-        assert len(task.prompt.pool) > incontext.MOST_SHOTS
+        assert {item.output for item in task.items} <= labels
+        assert all(is_kept_out(label, LABELS_KEPT_OUT) for label in labels)
+        assert len(task.prompt.pool) > demonstrations.MOST_SHOTS
         assert "{x}" not in "".join(task.prompt.pool.inputs)
     texts = [text for task in tasks[15:] for text in task.prompt.pool.inputs]
-    assert all(is_kept_out(text, incontext.KEPT_OUT) for text in texts)
+    assert all(is_kept_out(text, demonstrations.SENTENCES_KEPT_OUT) for text in texts)
 
 
 # --- chats and repetitions ---------------------------------------------------------------
 
 
 def test_follow_ups_ask_for_nothing_that_is_kept_out() -> None:
-    rows = [*dialogues.rows([(("Hello",), ("Hi!",))], list(TASKS.values()), 400, seed=0)]
-    rows += dialogues.close_rows(400, seed=0)
-    texts = {message["content"] for row in rows for message in row["messages"]}
+    draw = random.Random(0)
+    asides = chats.Asides([(("Hello",), ("Hi!",))], list(TASKS.values()))
+    texts = {text for _ in range(400) for text in chats.follow_ups(draw, asides)}
+    texts |= {text for _ in range(400) for text in chats.close_talk(draw)}
     measured = {
         name: TASKS[name].held_out(400, seed=0, unseen=False)
         for name in ("spell", "reverse", "upper", "capital", "sum")
@@ -194,8 +191,42 @@ def test_wordings_kept_for_measuring_are_not_taught() -> None:
     taught = {wording.lower() for kind in kinds for wording in kind["ask"]}
     kept = {wording.lower() for kind in kinds for wording in kind["unseen"]}
     assert not taught & kept
-    questions = abstention.held_out_questions(150, seed=0)
+    questions = chats.held_out_questions(150, seed=0)
     assert len(set(questions)) == 150
     draw = random.Random(1)
-    said = {abstention.declined(draw)[0].lower().rstrip("?.") for _ in range(5000)}
+    said = {chats.declined(draw)[0].lower().rstrip("?.") for _ in range(5000)}
     assert not said & {question.lower().rstrip("?.") for question in questions}
+
+
+def test_an_opener_gets_a_reply_that_fits_it() -> None:
+    fitting = chats.replies_to("I was out. Do you like old trains? Hm.")
+    assert fitting
+    assert any("old trains" in reply for reply in fitting)
+    assert chats.replies_to("Hello!") == []
+    draw = random.Random(0)
+    answered = [(("I love old trains.",), ["So do I."])]
+    turns = [
+        chats.openers(draw, answered, [(("Who are you?",), ("A program.",))]) for _ in range(50)
+    ]
+    assert all(turn[:2] == ["I love old trains.", "So do I."] for turn in turns)
+    assert any(turn[-1] == "A program." for turn in turns)
+
+
+# --- the last look -----------------------------------------------------------------------
+
+
+def test_the_last_look_has_wordings_and_subjects_of_its_own() -> None:
+    taught = {subject for names in chats.subjects().values() for subject in names}
+    look = table("last_look")
+    assert not taught & set(look["stories"]["subjects"])
+    assert not set(look["stories"]["ask"]) & {
+        *table("subjects")["ask"],
+        *table("subjects")["again"],
+    }
+    for measured, task, wide in zip(
+        last_look.tasks(), all_tasks(), in_most_words(all_tasks()), strict=True
+    ):
+        assert not set(measured.unseen) & {*task.unseen, *wide.ask}
+        assert not set(task.unseen) & set(wide.ask)
+        assert measured.held_out(5, 1, unseen=True)
+    assert not set(look["openers"]) & set(table("first_messages")["said"])

@@ -1,32 +1,33 @@
 """Single questions with one correct answer, by task: facts, spelling, counting, grammar, …
 
-A task draws its problems; `tables/tasks.toml` and `tables/facts.toml` contain the wordings for
-training and the held-out ones, `tables/wordings.toml` more for training.
+A task draws its problems; tables/tasks.toml and tables/facts.toml contain the wordings for training
+and the held-out ones, tables/wordings.toml and tables/phrasings.toml more for training.
 
 Invariant: a problem that is held out, by its content or by its wording, is in no training row.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 
 from chatapp.tasks.evaluation.gpt3_tasks import own_words
-from finetune.bundled_model.generators import grammar
-from finetune.bundled_model.generators.arithmetic import calculator, difference, product, sum_of_two
-from finetune.bundled_model.generators.words import is_kept_out, made_up_word, table
-
-Fields = dict[str, str]
-"""The values inserted into a wording, by name."""
+from finetune.bundled_model.tables import (
+    Fields,
+    filled,
+    is_kept_out,
+    made_up_word,
+    persons,
+    table,
+)
 
 Make = Callable[[random.Random], tuple[Fields, str]]
 """Draws a problem: its fields and the answer."""
 
-# The fraction of held-out problems.
-KEPT_OUT = 0.1
-# Draws of a held-out problem after which there are assumed to be no more.
+KEPT_OUT = 0.1  # of the problems
 _PATIENCE = 60
+"""Draws of a held-out problem after which there are assumed to be no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +85,59 @@ class QuestionTask:
         return is_kept_out([*content, wording] if self.taught else content, KEPT_OUT)
 
 
-def filled(wording: str, fields: Fields) -> str:
-    """Insert fields into a wording, each once; inserted text is not parsed again."""
-    pieces = [wording]
-    for name, value in fields.items():
-        pieces = [
-            part
-            for piece in pieces
-            for part in (_split(piece, f"{{{name}}}", value) if "{" in piece else [piece])
-        ]
-    return "".join(pieces)
+def all_tasks() -> list[QuestionTask]:
+    """Every task, facts first."""
+    return [*_facts(), *_tasks(_MAKERS)]
 
 
-def _split(piece: str, mark: str, value: str) -> list[str]:
-    first, *others = piece.split(mark)
-    return [first, *(part for other in others for part in (value, other))]
+def letter_tasks(words: Sequence[str]) -> list[QuestionTask]:
+    """Spelling, reversing and capitals of other words than those of `word`."""
+    return _tasks(_letter_makers(words))
+
+
+def in_more_words(tasks: Sequence[QuestionTask]) -> list[QuestionTask]:
+    """The tasks with their further wordings."""
+    more = table("wordings")
+    return [replace(task, ask=(*task.ask, *more[task.name])) for task in tasks]
+
+
+def in_most_words(tasks: Sequence[QuestionTask]) -> list[QuestionTask]:
+    """The tasks with all their wordings, each three times alone and once in one of the frames."""
+    more, frames = table("phrasings")["tasks"], table("phrasings")["frames"]
+    made = []
+    for task in in_more_words(tasks):
+        ask = (*task.ask, *more[task.name])
+        pairs = zip(ask, cycle(frames), strict=False)
+        framed = (filled(frame, {"q": wording}) for wording, frame in pairs)
+        made.append(replace(task, ask=(*(ask * 3), *framed)))
+    return made
+
+
+def _tasks(makers: Mapping[str, Make]) -> list[QuestionTask]:
+    wordings = table("tasks")
+    return [
+        QuestionTask(name, tuple(wordings[name]["ask"]), tuple(wordings[name]["unseen"]), make)
+        for name, make in makers.items()
+    ]
+
+
+def _facts() -> list[QuestionTask]:
+    return [
+        QuestionTask(
+            name,
+            tuple(relation["ask"]),
+            tuple(relation["unseen"]),
+            partial(_fact, pairs=list(relation["pairs"].items()), reply=relation["reply"]),
+            taught=True,
+        )
+        for name, relation in table("facts").items()
+    ]
+
+
+def _fact(draw: random.Random, pairs: Sequence[tuple[str, str]], reply: str) -> tuple[Fields, str]:
+    known, item = draw.choice(pairs)
+    answer = filled(reply, {"x": known, "y": item})
+    return {"x": known}, answer[0].upper() + answer[1:]
 
 
 # --- words and letters -------------------------------------------------------------------
@@ -148,13 +187,9 @@ def _unscramble(draw: random.Random) -> tuple[Fields, str]:
             return {"x": mixed}, whole
 
 
-def _phrase(draw: random.Random, least: int = 2, most: int = 8) -> list[str]:
-    return [word(draw) for _ in range(draw.randint(least, most))]
-
-
 def _of_phrase(answer: Callable[[list[str]], str]) -> Make:
     def make(draw: random.Random) -> tuple[Fields, str]:
-        words = _phrase(draw)
+        words = [word(draw) for _ in range(draw.randint(2, 8))]
         return {"x": " ".join(words)}, answer(words)
 
     return make
@@ -165,6 +200,9 @@ def _count_things(draw: random.Random) -> tuple[Fields, str]:
     things = [draw.choice(kinds) for _ in range(draw.randint(3, 9))]
     item = draw.choice(things)
     return {"y": item, "x": ", ".join(things)}, str(things.count(item))
+
+
+# --- numbers -----------------------------------------------------------------------------
 
 
 def _count_on(draw: random.Random) -> tuple[Fields, str]:
@@ -183,28 +221,63 @@ def _larger(draw: random.Random) -> tuple[Fields, str]:
     return {"x": str(first), "y": str(second)}, str(max(first, second))
 
 
-# --- facts -------------------------------------------------------------------------------
-
-
-def _fact(pairs: Sequence[tuple[str, str]], reply: str) -> Make:
+def _of_two(answer: Callable[[int, int], int]) -> Make:
     def make(draw: random.Random) -> tuple[Fields, str]:
-        known, item = draw.choice(pairs)
-        answer = filled(reply, {"x": known, "y": item})
-        return {"x": known}, answer[0].upper() + answer[1:]
+        a, b = (draw.randrange(10 ** draw.randint(1, 3)) for _ in range(2))
+        return {"x": str(a), "y": str(b)}, str(answer(a, b))
 
     return make
 
 
-def _facts() -> Iterator[QuestionTask]:
-    for name, relation in table("facts").items():
-        pairs = list(relation["pairs"].items())
-        make = _fact(pairs, relation["reply"])
-        yield QuestionTask(
-            name, tuple(relation["ask"]), tuple(relation["unseen"]), make, taught=True
-        )
+def _product(draw: random.Random) -> tuple[Fields, str]:
+    a, b = draw.randrange(13), draw.randrange(10 ** draw.randint(1, 2))
+    if draw.random() < 0.5:
+        a, b = b, a
+    return {"x": str(a), "y": str(b)}, str(a * b)
+
+
+KINDS = ("add", "subtract", "multiply", "divide")
+
+
+def calculator_call(kind: str, a: int, b: int) -> str:
+    """A call of the calculator, as in GSM8K, and its result: <<48+76=124>>124."""
+    result = {"add": a + b, "subtract": a - b, "multiply": a * b, "divide": a // b}[kind]
+    return f"<<{a}{'+-*/'[KINDS.index(kind)]}{b}={result}>>{result}"
+
+
+def _calculator(draw: random.Random) -> tuple[Fields, str]:
+    """A short story with a sum in it."""
+    stories = table("language")["stories"]
+    a, b = draw.randrange(2, 100), draw.randrange(2, 100)
+    who, what = draw.choice(persons()), draw.choice(stories["things"]) + "s"
+    kind = draw.choice(KINDS[:3])
+    if kind == "subtract":
+        a, b = max(a, b), min(a, b)
+    elif kind == "multiply":
+        a = a % 9 + 2
+    # The first of the wordings with numbers of any size, with the question at its end.
+    wording = table("calls")[kind]["story"][0]
+    question = filled(wording, {"who": who, "what": what, "a": str(a), "b": str(b)})
+    return {"x": question}, f"{who} has {calculator_call(kind, a, b)} {what}."
 
 
 # --- sentences ---------------------------------------------------------------------------
+
+
+def wrong_and_right(draw: random.Random) -> tuple[str, str]:
+    """A sentence with a mistake of the kind in the GPT-3 paper, occasionally with none, and the
+    correct one.
+    """
+    language = table("language")
+    verb = draw.choice(sorted(language["verbs"]))
+    past, participle, third, eated = language["verbs"][verb]
+    one, many = draw.choice(language["people"]["one"]), draw.choice(language["people"]["many"])
+    rest = draw.choice(language["objects"][verb])
+    bare = "a " + rest.removeprefix("an ") if rest.startswith("an ") else rest
+    fields = {"one": one, "many": many, "rest": rest, "bare": bare, "verb": verb, "past": past}
+    fields |= {"participle": participle, "third": third, "eated": eated}
+    wrong, right = draw.choice(language["mistakes"]["pairs"])
+    return filled(wrong, fields), filled(right, fields)
 
 
 def _sentiment(draw: random.Random) -> tuple[Fields, str]:
@@ -215,22 +288,14 @@ def _sentiment(draw: random.Random) -> tuple[Fields, str]:
     return {"x": text + draw.choice(rows[f"{feeling}_tails"])}, feeling.capitalize()
 
 
-_DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-
-
-def _persons() -> list[str]:
-    stories = table("language")["stories"]
-    return [*stories["he"], *stories["she"]]
-
-
 def _spam(draw: random.Random) -> tuple[Fields, str]:
     rows = table("language")["spam"]
     kind = draw.choice(("spam", "ham"))
     fields = {
         "p": draw.choice(rows["prizes"]),
-        "n": str(draw.choice((5, 10, 20, 50, 90, 100, 500, 1000))),
-        "m": draw.choice(_persons()),
-        "d": draw.choice(_DAYS),
+        "n": draw.choice(rows["numbers"]),
+        "m": draw.choice(persons()),
+        "d": draw.choice(rows["days"]),
         "h": str(draw.randint(1, 12)),
     }
     return {"x": filled(draw.choice(rows[kind]), fields)}, kind.capitalize()
@@ -240,24 +305,17 @@ def _question_kind(draw: random.Random) -> tuple[Fields, str]:
     language = table("language")
     kind = draw.choice(sorted(language["questions"]))
     question = draw.choice(language["questions"][kind])
-    place = draw.choice(language["people"]["places"])
-    answer = f"It asks for {kind}."
-    return {"x": filled(question, {"p": place, "m": draw.choice(_persons())})}, answer
+    fields = {"p": draw.choice(language["people"]["places"]), "m": draw.choice(persons())}
+    return {"x": filled(question, fields)}, f"It asks for {kind}."
 
 
-def _made_up(draw: random.Random) -> tuple[Fields, str]:
-    language = table("language")
-    meaning = draw.choice(sorted(language["made_up"]))
-    new = made_up_word(draw, 2)
+def _of_made_up_word(draw: random.Random, answer: str = "") -> tuple[Fields, str]:
+    """A made-up word with its meaning. answer: "" is the sentence of that meaning in the table."""
+    meanings = table("language")["made_up"]
+    meaning = draw.choice(sorted(meanings))
+    fields = {"x": made_up_word(draw, 2), "y": meaning}
     # One sentence per meaning, so that there is one correct answer.
-    sentence = language["made_up"][meaning][-1]
-    return {"x": new, "y": meaning}, filled(sentence, {"w": new})
-
-
-def _recall(draw: random.Random) -> tuple[Fields, str]:
-    meaning = draw.choice(sorted(table("language")["made_up"]))
-    new = made_up_word(draw, 2)
-    return {"x": new, "y": meaning}, f"A {new} is {meaning}."
+    return fields, filled(answer or meanings[meaning][-1], {**fields, "w": fields["x"]})
 
 
 def _summary(draw: random.Random) -> tuple[Fields, str]:
@@ -275,23 +333,21 @@ def _summary(draw: random.Random) -> tuple[Fields, str]:
     return {"x": filled(text, fields)}, filled(short, fields)
 
 
-def _sentence(draw: random.Random) -> str:
-    return grammar.sentence(draw).right
-
-
 def _copy(draw: random.Random) -> tuple[Fields, str]:
-    text = _sentence(draw) if draw.random() < 0.5 else " ".join(_phrase(draw))
-    return {"x": text}, text
+    if draw.random() < 0.5:
+        text = wrong_and_right(draw)[1]
+        return {"x": text}, text
+    return _of_phrase(" ".join)(draw)
 
 
 def _quote(draw: random.Random) -> tuple[Fields, str]:
-    text = _sentence(draw)
+    text = wrong_and_right(draw)[1]
     return {"x": text}, f'"{text}"'
 
 
 def _grammar(draw: random.Random) -> tuple[Fields, str]:
-    pair = grammar.sentence(draw)
-    return {"x": pair.wrong}, pair.right
+    wrong, right = wrong_and_right(draw)
+    return {"x": wrong}, right
 
 
 def _unknown(draw: random.Random) -> tuple[Fields, str]:
@@ -323,50 +379,11 @@ _MAKERS: dict[str, Make] = {
     "sentiment": _sentiment,
     "spam": _spam,
     "question_kind": _question_kind,
-    "made_up": _made_up,
-    "recall": _recall,
-    "sum": sum_of_two,
-    "difference": difference,
-    "product": product,
-    "calculator": calculator,
+    "made_up": _of_made_up_word,
+    "recall": partial(_of_made_up_word, answer="A {x} is {y}."),
+    "sum": _of_two(int.__add__),
+    "difference": _of_two(int.__sub__),
+    "product": _product,
+    "calculator": _calculator,
     "unknown": _unknown,
 }
-
-
-def all_tasks() -> list[QuestionTask]:
-    """Every task, facts first."""
-    return [*_facts(), *_tasks(_MAKERS)]
-
-
-def letter_tasks(words: Sequence[str]) -> list[QuestionTask]:
-    """Spelling, reversing and capitals of other words than those of `word`."""
-    return _tasks(_letter_makers(words))
-
-
-def in_more_words(tasks: Sequence[QuestionTask]) -> list[QuestionTask]:
-    """The tasks with their further wordings."""
-    more = table("wordings")
-    return [replace(task, ask=(*task.ask, *more[task.name])) for task in tasks]
-
-
-def in_most_words(tasks: Sequence[QuestionTask]) -> list[QuestionTask]:
-    """The tasks with all their wordings, each of which may stand in a frame."""
-    more, frames = table("phrasings")["tasks"], table("phrasings")["frames"]
-    return [
-        replace(task, ask=_framed((*task.ask, *more[task.name]), frames))
-        for task in in_more_words(tasks)
-    ]
-
-
-def _framed(wordings: tuple[str, ...], frames: Sequence[str]) -> tuple[str, ...]:
-    """The wordings, each three times alone and once in one of the frames."""
-    pairs = zip(wordings, cycle(frames), strict=False)
-    return (*(wordings * 3), *(filled(frame, {"q": wording}) for wording, frame in pairs))
-
-
-def _tasks(makers: Mapping[str, Make]) -> list[QuestionTask]:
-    wordings = table("tasks")
-    return [
-        QuestionTask(name, tuple(wordings[name]["ask"]), tuple(wordings[name]["unseen"]), make)
-        for name, make in makers.items()
-    ]
