@@ -91,7 +91,7 @@ class CompletionsServer:
         server = self
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
             def do_GET(self) -> None:
                 server.keys.append(self.headers["Authorization"])

@@ -324,18 +324,19 @@ def ask_served(question: ServedQuestion, settings: "Settings", *, as_json: bool)
     if not background_path().exists():
         return False
     from chatapp.dialogue.events import Options
+    from chatapp.engine.backends.remote.http import Client
     from chatapp.engine.models.running import find, reply_events
 
     match = find(settings.model, settings.precision, settings.device)
     if match is None or match[1].asked_template != question.template:
         return False
-    server, model = match
+    client, model = Client(match[0]), match[1]
     if model.remark:
         complain(model.remark)
 
     def answer(options: "Options") -> "Iterator[Event]":
         rest = options.sampling, options.cancel, tokens_in
-        return reply_events(server, "chat/completions", question.body, *rest)
+        return reply_events(client, "chat/completions", question.body, *rest)
 
     choices = settings.choices(model.sampling)
     named = settings.model, choices, model.template

@@ -15,7 +15,7 @@ from chatapp.common.paths import presets_path, settings_path
 from chatapp.common.presets import read_presets, save_preset
 from chatapp.common.settings import load_settings
 from chatapp.dialogue.variants import Variant
-from chatapp.engine.backends.remote.http import Server
+from chatapp.engine.backends.remote.http import Client, Server
 from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.files.model_files import ModelFiles, read_generation_config
 from chatapp.tasks.answering import sampling_of
@@ -76,7 +76,7 @@ def test_a_parameter_appears_everywhere(
 def test_a_server_is_asked_for_it_or_the_user_is_told(name: str) -> None:
     of = PARAMETERS[name]
     value = of.kind(3) if of.kind is int else 0.25
-    remote = RemoteModel(Server("http://here/v1"), name="x", context=99)
+    remote = RemoteModel(Client(Server("http://here/v1")), name="x", context=99)
     changed = Sampling(**{name: value})
     body = remote._options(changed, changed.max_tokens)
     assert {body[field] for field in of.request_fields} == ({value} if of.request_fields else set())

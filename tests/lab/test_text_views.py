@@ -8,7 +8,7 @@ import pytest
 from glass import random_gpt2
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.backends.remote.protocol import TextPieces
+from chatapp.engine.backends.remote.protocol import RemoteTokenizer
 from chatapp.engine.events import Alternative, Token
 from chatapp.lab.inspectable import Inspectable, inspectable
 from chatapp.lab.traces import Trace
@@ -89,9 +89,9 @@ def test_layers_know_what_followed(trace: Trace) -> None:
 
 
 def test_a_server_tells_of_the_tokens_of_its_reply_alone() -> None:
-    tokenizer = TextPieces()
+    tokenizer = RemoteTokenizer()
     prompt = tokenizer.encode("Where? ")
-    paris, lyon, end = (tokenizer.token(text) for text in ("Paris", "Lyon", "!"))
+    paris, lyon, end = (tokenizer.number(text) for text in ("Paris", "Lyon", "!"))
     others = tuple(Alternative(id, "", math.log(p)) for id, p in ((lyon, 0.5), (paris, 0.25)))
     drawn = [Token(paris, "", "Paris", math.log(0.25), others), Token(end, "", "!", math.nan)]
     start = len(prompt)

@@ -20,6 +20,7 @@ from chatapp.common.parameters import PARAMETERS, Choices
 from chatapp.common.paths import background_path
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.remote.http import Client as ServerClient
 from chatapp.engine.backends.remote.http import RefusedError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.interventions import Part, switched_off
@@ -238,8 +239,8 @@ def test_the_model_goes_on_after_forced_tokens_here(
 
 def events_of_ask(address: str, question: ServedQuestion, sampling: Sampling) -> list[Event]:
     """What `ask` gets from a server."""
-    server = OwnServer(f"{address}/v1", model="tiny")
-    return list(reply_events(server, "chat/completions", question.body, sampling, None, tokens_in))
+    client = ServerClient(OwnServer(f"{address}/v1", model="tiny"))
+    return list(reply_events(client, "chat/completions", question.body, sampling, None, tokens_in))
 
 
 def test_ask_gets_thoughts_and_the_switch_for_them(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from chatapp.common.paths import SERVERS
 from chatapp.common.shading import size_in_words
+from chatapp.engine.backends.remote.http import Client
 from chatapp.engine.backends.remote.remote_model import served_models
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models import resolving
@@ -99,7 +100,7 @@ def on_servers() -> Iterator[ListedModel]:
         return
     for name, server in named.items():
         try:
-            models = served_models(server)
+            models = served_models(Client(server))
         except ModelError as error:
             yield ListedModel(name, "server", remark=str(error))
             continue

@@ -28,14 +28,12 @@ from chatapp.common.paths import background_path
 from chatapp.common.userfiles import UserError, make_private, open_regular, parse_json_object
 from chatapp.engine.backends.remote.http import (
     SILENCE_SECONDS,
-    BlockingStream,
     Body,
     Cancelled,
-    JSONClient,
+    Client,
     ManyAtOnce,
     RefusedError,
     Server,
-    post,
     reason_of,
 )
 from chatapp.engine.errors import ModelError
@@ -236,7 +234,7 @@ class RunningModel(ManyAtOnce):
 
         self.name, self.files = served.name, find_local_model(name)
         self.context, self.start = served.context, list(served.start)
-        self._server, self._served, self._known_as, self._load = server, served, name, load
+        self._client, self._served, self._known_as, self._load = Client(server), served, name, load
 
     @property
     def precision(self) -> str:
@@ -290,7 +288,7 @@ class RunningModel(ManyAtOnce):
             body["structured_outputs"] = form
         rest = request.sampling, request.cancel, self._tokens_in
         try:
-            yield from reply_events(self._server, "completions", body, *rest)
+            yield from reply_events(self._client, "completions", body, *rest)
         except RefusedError as refusal:
             yield Finished("error", message=str(refusal))
 
@@ -318,11 +316,11 @@ class RunningModel(ManyAtOnce):
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """See `LanguageModel.score`."""
         self.check_pairs(pairs)
-        client, scores = JSONClient(self._server), list[list[float]]()
+        scores: list[list[float]] = []
         for start in range(0, len(pairs), _AT_ONCE):
             prompts = [[*context, *rest] for context, rest in pairs[start : start + _AT_ONCE]]
             body = {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}
-            answer = client.post("/v1/completions", body, SILENCE_SECONDS)
+            answer = self._client.post("completions", body, SILENCE_SECONDS)
             scores += [choice["logprobs"]["token_logprobs"] for choice in answer["choices"]]
         return [row[len(context) :] for row, (context, _) in zip(scores, pairs, strict=True)]
 
@@ -341,7 +339,7 @@ def _id(name: str) -> int:
 
 
 def reply_events(
-    server: OwnServer,
+    client: Client,
     path: str,
     body: Body,
     sampling: Sampling,
@@ -354,17 +352,19 @@ def reply_events(
     RefusedError for a request that the server refuses.
     """
     values = {name: value for name, value in asdict(seeded(sampling)).items() if value is not None}
-    options = {"stream": True, "stream_options": {"include_usage": True}, "model": server.model}
+    options = {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "model": client.server.model,
+    }
     cancel, started, first = cancel or threading.Event(), time.perf_counter(), 0.0
-    events = BlockingStream(server, post(server, path, body | values | options, _refused))
+    events = client.events(path, body | values | options, _read, cancel)
     end, text, last, usage, fit = "", "", list[Token](), dict[str, Any](), dict[str, Any]()
     message = "the running server has broken off the reply"
     try:
-        while (data := events.next(cancel)) not in (None, "[DONE]"):
-            events.hear_reply()
-            document = parse_json(data or "")
+        for document in events:
             if "error" in document:
-                raise ModelError(reason_of(server, document))
+                raise ModelError(reason_of(client.server, document))
             usage = document.get("usage") or usage
             for choice in document["choices"]:
                 tokens = tokens_in(choice)
@@ -378,8 +378,8 @@ def reply_events(
                     message = choice.get("misfit", "")
     except Cancelled:
         end, message = "cancelled", ""
-    except RefusedError:
-        raise
+    except RefusedError as refusal:
+        raise RefusedError(refusal.reason or str(refusal)) from None
     except (ModelError, ValueError, KeyError, TypeError) as error:
         message = "" if end else f"{message}: {error}"  # errors after the end do not matter
     finally:
@@ -399,10 +399,12 @@ def reply_events(
     )
 
 
-def _refused(body: Body, status: int, text: str) -> None:
-    """Raise RefusedError with what the server says of a request that it refuses."""
-    with suppress(ValueError):
-        raise RefusedError(reason_of(Server(""), parse_json(text)))
+def _read(data: str) -> dict[str, Any]:
+    """The data of an event; that of the last one has nothing. Raises ValueError."""
+    document = {"choices": []} if data == "[DONE]" else parse_json(data)
+    if not isinstance(document, dict):
+        raise ValueError("one of its events is not a JSON object")
+    return document
 
 
 def stamps(paths: Iterable[str]) -> dict[str, tuple[int, int]]:

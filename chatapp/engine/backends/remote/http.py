@@ -22,12 +22,22 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+import weakref
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -84,12 +94,9 @@ class Server:
         """
         key = os.environ.get(self.key, "").strip() if self.key else ""
         for spelling in (key, key[::-1]) if key else ():
-            in_base64 = "|".join(map(re.escape, _in_base64(spelling)))
-            by_per_cent = "".join(
-                f"(?:{re.escape(letter)}|%{ord(letter):02x})" for letter in spelling
-            )
-            pattern = f"{by_per_cent}|{in_base64}" if in_base64 else by_per_cent
-            text = re.sub(pattern, self.key, text, flags=re.IGNORECASE)
+            by_per_cent = (f"(?:{re.escape(letter)}|%{ord(letter):02x})" for letter in spelling)
+            patterns = ["".join(by_per_cent), *map(re.escape, _in_base64(spelling))]
+            text = re.sub("|".join(patterns), self.key, text, flags=re.IGNORECASE)
         return text
 
 
@@ -162,20 +169,22 @@ Body = dict[str, Any]
 # empty events and headers that arrive byte by byte are no sign of life.
 _CONNECT_SECONDS, _ANSWER_SECONDS, SILENCE_SECONDS = 5.0, 10.0, 300.0
 
-_POLL_SECONDS = 0.05
-"""Interval at which the cancel event is checked while nothing arrives."""
+_IDLE_SECONDS = 2.0
+"""How long an unused connection is kept; one that the server is about to close fails a request."""
+
+_POLL_SECONDS, _PAUSE_SECONDS = 0.05, 0.002
+"""Intervals at which the cancel event is checked while nothing arrives, and whether there is room
+for more of what has arrived."""
 
 _AHEAD = 64
 """Items that have arrived and wait to be read; then nothing more is read from the server."""
 
-_MOST_ANSWER_BYTES = 64 * 2**20
-"""Of the tokens of a text, and of their log-probabilities."""
+_MOST_BYTES, _MOST_REFUSAL_BYTES = 64 * 2**20, 2**20
+"""Of an answer, as it is after decompression: of tokens and their log-probabilities, and of an
+error."""
 
 _BUSY, _MOST_TRIES, _RETRY_SECONDS = 503, 30, 1.0
 """A server whose queue is full is asked again."""
-
-_MOST_BYTES = 2**20
-"""Of a response that is no stream: a list of models, or an error."""
 
 NO_PATH = (404, 405, 501)
 """Statuses of a server that does not know a path."""
@@ -183,214 +192,169 @@ NO_PATH = (404, 405, 501)
 _NO_WAY = (ValueError, ImportError, OSError)
 """What httpx2 raises for an invalid host name, a proxy, and certificates."""
 
-
-async def post(
-    server: Server, path: str, body: Body, simpler: Callable[[Body, int, str], Body | None]
-) -> AsyncGenerator[str]:
-    """Post a request and yield the data of its server-sent events. Raises ModelError.
-
-    simpler: maps a refused body, the status and the server's words to the body of another attempt,
-    or to None.
-    """
-    import httpx2
-
-    try:
-        async with (
-            httpx2.AsyncClient(**_client_options(server, SILENCE_SECONDS)) as client,
-            _accepted(client, server, path, body, simpler) as response,
-        ):
-            async for event in httpx2.EventSource(response):
-                if event.data:  # other fields are irrelevant to a client of one stream
-                    yield event.data
-    except httpx2.SSEError:
-        raise nonsense(server, "its response is not an event stream") from None
-    except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
-        raise _unreachable(server, error) from None
-
-
-@asynccontextmanager
-async def _accepted(
-    client: "httpx2.AsyncClient",
-    server: Server,
-    path: str,
-    body: Body,
-    simpler: Callable[[Body, int, str], Body | None],
-) -> "AsyncIterator[httpx2.Response]":
-    """The response to a request that the server accepts. Raises ModelError."""
-    attempt: Body | None = body
-    while attempt is not None:
-        async with client.stream("POST", f"{server.url}/{path}", json=attempt) as response:
-            if response.status_code == 200:
-                yield response
-                return
-            text = await _beginning(response)
-            attempt = simpler(attempt, response.status_code, text)
-            if attempt is None:
-                raise _refusal(server, response, text)
+Item = TypeVar("Item")
 
 
 class Cancelled(Exception):
     """The caller's cancel event was set while waiting for the server."""
 
 
-class BlockingStream:
-    """The items of an asynchronous stream, one at a time, for a synchronous caller.
-
-    Its event loop runs only while an item is awaited, so no thread is needed, and cancelling closes
-    the connection at once.
-    """
-
-    def __init__(self, server: Server, stream: AsyncGenerator[str]) -> None:
-        self._server = server
-        self._loop = asyncio.new_event_loop()
-        self._items: asyncio.Queue[str | Exception | None] = asyncio.Queue(_AHEAD)
-        self._task = self._loop.create_task(self._pump(stream))
-        self._silence = 0.0
-
-    def next(self, cancel: threading.Event) -> str | None:
-        """The next item; None after the last. Raises Cancelled, an exception of the stream, and
-        ModelError when items have arrived for too long without text of the reply.
-        """
-        started = time.monotonic()
-        item = self._loop.run_until_complete(self._next(cancel, started))
-        self._silence += time.monotonic() - started
-        return item
-
-    def hear_reply(self) -> None:
-        """Record that the last item contained text of the reply: other items are no
-        sign of life."""
-        self._silence = 0.0
-
-    def close(self) -> None:
-        """End the stream and its connection."""
-        self._task.cancel()
-        self._loop.run_until_complete(asyncio.gather(self._task, return_exceptions=True))
-        self._loop.close()
-
-    async def _pump(self, stream: AsyncGenerator[str]) -> None:
-        try:
-            async with aclosing(stream):
-                async for item in stream:
-                    await self._items.put(item)
-            await self._items.put(None)
-        except Exception as error:
-            await self._items.put(error)
-
-    async def _next(self, cancel: threading.Event, started: float) -> str | None:
-        while not cancel.is_set():
-            if self._silence + time.monotonic() - started > SILENCE_SECONDS:
-                raise _silent(self._server)
-            with suppress(TimeoutError):
-                item = await asyncio.wait_for(self._items.get(), _POLL_SECONDS)
-                if isinstance(item, Exception):
-                    raise item
-                return item
-        raise Cancelled
-
-
-def _client_options(server: Server, silence: float) -> dict[str, Any]:
-    """Options of the HTTP client for this server. silence: seconds without data that it allows."""
-    import httpx2
-
-    key = server.secret()
-    return {
-        "headers": {"Authorization": f"Bearer {key}"} if key else {},
-        "timeout": httpx2.Timeout(silence, connect=_CONNECT_SECONDS),
-        "follow_redirects": False,  # the key is for this address only
-        "trust_env": not server.is_here,  # a proxy cannot reach this machine
-        "verify": server.url.startswith("https:"),  # loading certificates takes a while
-    }
-
-
-def _answer(
-    server: Server, method: str, url: str, body: object = None
-) -> "tuple[httpx2.Response, str]":
-    """Send a short request; return the response and the beginning of its body. Raises
-    ModelError."""
-
-    async def ask() -> "tuple[httpx2.Response, str]":
-        async with (
-            httpx2.AsyncClient(**_client_options(server, _ANSWER_SECONDS)) as client,
-            client.stream(method, url, json=body) as response,
-        ):
-            return response, await _beginning(response)
-
-    import httpx2
-
-    try:
-        return asyncio.run(asyncio.wait_for(ask(), _ANSWER_SECONDS))
-    except TimeoutError:
-        raise _silent(server) from None
-    except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
-        raise _unreachable(server, error) from None
-
-
-def has_path(server: Server, path: str, body: Body) -> bool:
-    """Whether a server knows a path. Raises ModelError when it cannot be reached.
-
-    body: a request that no server can fulfil, so that the probe costs nothing.
-    """
-    response, _ = _answer(server, "POST", f"{server.url}/{path}", body)
-    return response.status_code not in NO_PATH
-
-
-def get_json(server: Server, url: str) -> Any:
-    """Get a JSON document from the server. Raises ModelError."""
-    response, text = _answer(server, "GET", url)
-    if len(text) > _MOST_BYTES:
-        raise nonsense(server, "its response is too long")
-    if response.status_code != 200:
-        raise _refusal(server, response, text)
-    try:
-        return parse_json(text)
-    except ValueError:
-        raise nonsense(server, "its list of models is not JSON") from None
-
-
 class RefusedError(ModelError):
-    """The server can be reached, but does not do what was requested."""
+    """The server can be reached, but does not do what was requested.
+
+    status: of its answer. reason: its own words; often none.
+    """
+
+    def __init__(self, sentence: str, status: int = 200, reason: str = "") -> None:
+        super().__init__(sentence)
+        self.status, self.reason = status, reason
 
 
-class JSONClient:
-    """Requests to a server whose answers are whole JSON objects, over connections that are kept.
+class Client:
+    """Requests to a server, from any thread, over connections that are kept for a moment.
 
-    It may be used from any thread. seconds: how long the server may be silent.
+    A thread of its own serves them, so that each can be left at any time: a request that is left
+    closes its connection. A path that begins with a slash is from the server's root, any other one
+    from its address.
     """
 
     def __init__(self, server: Server) -> None:
-        self.server = server
-
-    @cached_property
-    def _client(self) -> "httpx2.Client":
+        """Raises ModelError where no connection is possible, as for want of certificates."""
         import httpx2
 
-        return httpx2.Client(**_client_options(self.server, SILENCE_SECONDS))
+        self.server = server
+        try:
+            self._http = httpx2.AsyncClient(
+                timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
+                limits=httpx2.Limits(keepalive_expiry=_IDLE_SECONDS),
+                follow_redirects=False,  # the key is for this address only
+                trust_env=not server.is_here,  # a proxy cannot reach this machine
+                verify=server.url.startswith("https:"),  # loading certificates takes a while
+            )
+        except _NO_WAY as error:
+            raise _unreachable(server, error) from None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=_serve, args=(self._loop, self._http), daemon=True).start()
+        weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
 
-    def get(self, path: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
-        """Ask the server. path: from its root. Raises ModelError, RefusedError if it refuses."""
-        return self._document("GET", path, None, seconds)
+    def has_path(self, path: str, body: Body) -> bool:
+        """Whether the server knows a path. Raises ModelError when it cannot be reached.
+
+        body: a request that no server can fulfil, so that the probe costs nothing.
+        """
+        try:
+            self._document("POST", path, body, _ANSWER_SECONDS)
+        except RefusedError as refusal:
+            return refusal.status not in NO_PATH
+        return True
+
+    def get(self, path: str) -> dict[str, Any]:
+        """A JSON object of the server. Raises ModelError, RefusedError if it refuses."""
+        return self._document("GET", path, None, _ANSWER_SECONDS)
 
     def post(self, path: str, body: Body, seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
-        """Ask the model. path: from the root. Raises ModelError, RefusedError if it refuses."""
-        return self._document("POST", path, {"model": self.server.model} | body, seconds)
+        """What the model answers, a JSON object. A busy server is asked again.
+
+        seconds: until the whole answer has arrived. Raises ModelError, RefusedError if it refuses.
+        """
+        body = {"model": self.server.model} | body
+        for _ in range(_MOST_TRIES - 1):
+            try:
+                return self._document("POST", path, body, seconds)
+            except RefusedError as refusal:
+                if refusal.status != _BUSY:
+                    raise
+            time.sleep(_RETRY_SECONDS)
+        return self._document("POST", path, body, seconds)
+
+    def events(
+        self,
+        path: str,
+        body: Body,
+        read: Callable[[str], Item],
+        cancel: threading.Event,
+        simpler: Callable[[Body, int, str], Body | None] = lambda body, status, text: None,
+    ) -> Generator[Item]:
+        """Post a request and yield its server-sent events; closing the iterator ends the request.
+
+        read: converts the data of an event; a false result is no sign of life. simpler: maps a
+        refused body, the status and the server's words to the body of another attempt, or to None.
+        Raises Cancelled, ModelError, and what `read` and `simpler` raise.
+        """
+        arrived: Queue[str | Exception | None] = Queue(_AHEAD)
+        request = self._start(self._stream(arrived, path, body, simpler))
+        silence = 0.0
+        try:
+            while not cancel.is_set():
+                started = time.monotonic()
+                try:
+                    data = arrived.get(timeout=_POLL_SECONDS)
+                except Empty:
+                    data = ""
+                silence += time.monotonic() - started
+                if data is None:
+                    return
+                if isinstance(data, Exception):
+                    raise data
+                if data:
+                    item = read(data)
+                    silence = 0.0 if item else silence
+                    yield item
+                if silence > SILENCE_SECONDS:
+                    raise _silent(self.server)
+            raise Cancelled
+        finally:
+            request.cancel()
+
+    async def _stream(
+        self,
+        arrived: "Queue[str | Exception | None]",
+        path: str,
+        body: Body,
+        simpler: Callable[[Body, int, str], Body | None],
+    ) -> None:
+        """Put the data of each event into a queue, then None or what went wrong."""
+        import httpx2
+
+        async def put(item: str | Exception | None) -> None:
+            while arrived.full():
+                await asyncio.sleep(_PAUSE_SECONDS)
+            arrived.put_nowait(item)
+
+        attempt: Body | None = body
+        try:
+            while attempt is not None:
+                async with self._response("POST", path, attempt) as response:
+                    if response.status_code == 200:
+                        async for event in httpx2.EventSource(response):
+                            if event.data:  # other fields do not matter in a single stream
+                                await put(event.data)
+                        break
+                    text = await _text(response, _MOST_REFUSAL_BYTES)
+                attempt = simpler(attempt, response.status_code, text)
+                if attempt is None:
+                    raise _refusal(self.server, response, text)
+            await put(None)
+        except Exception as error:
+            await put(error)
 
     def _document(
         self, method: str, path: str, body: Body | None, seconds: float
     ) -> dict[str, Any]:
-        import httpx2
-
-        url = self.server.url.removesuffix("/v1") + path
+        """The JSON object that answers a request."""
+        request = self._start(asyncio.wait_for(self._whole(method, path, body), seconds))
         try:
-            for _ in range(_MOST_TRIES):
-                with self._client.stream(method, url, json=body, timeout=seconds) as response:
-                    text = self._text_of(response)
-                if response.status_code != _BUSY:
-                    break
-                time.sleep(_RETRY_SECONDS)
-        except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
-            raise _unreachable(self.server, error) from None
-        if response.status_code != 200:
-            raise RefusedError(str(_refusal(self.server, response, text)))
+            return request.result()
+        except TimeoutError:
+            raise _silent(self.server) from None
+        finally:
+            request.cancel()
+
+    async def _whole(self, method: str, path: str, body: Body | None) -> dict[str, Any]:
+        async with self._response(method, path, body) as response:
+            if response.status_code != 200:
+                raise _refusal(self.server, response, await _text(response, _MOST_REFUSAL_BYTES))
+            text = await _text(response, _MOST_BYTES)
         try:
             document = parse_json(text)
         except ValueError:
@@ -399,53 +363,68 @@ class JSONClient:
             raise RefusedError(str(nonsense(self.server, "its answer is not a JSON object")))
         return document
 
-    def _text_of(self, response: "httpx2.Response") -> str:
-        """The body of an answer. Raises ModelError for one without an end."""
-        body = b""
-        for part in response.iter_bytes():
-            body += part
-            if len(body) > _MOST_ANSWER_BYTES:
-                raise nonsense(self.server, "its response is too long")
-        return body.decode("utf-8", "replace")
+    @asynccontextmanager
+    async def _response(
+        self, method: str, path: str, body: Body | None
+    ) -> "AsyncIterator[httpx2.Response]":
+        """A response while it arrives. Raises ModelError."""
+        import httpx2
+
+        server, key = self.server, self.server.secret()
+        root = server.url.removesuffix("/v1") if path.startswith("/") else f"{server.url}/"
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            async with self._http.stream(
+                method, root + path, json=body, headers=headers
+            ) as response:
+                yield response
+        except httpx2.SSEError:
+            raise nonsense(server, "its response is not an event stream") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
+            raise _unreachable(server, error) from None
+
+    def _start(self, request: Coroutine[Any, Any, Item]) -> "Future[Item]":
+        return asyncio.run_coroutine_threadsafe(request, self._loop)
 
 
-async def _beginning(response: "httpx2.Response") -> str:
-    """The body of a response that is no stream, up to the length that a message can use."""
+def _serve(loop: asyncio.AbstractEventLoop, http: "httpx2.AsyncClient") -> None:
+    """Run the requests of a client until it is no longer used."""
+    loop.run_forever()
+    loop.run_until_complete(http.aclose())
+    loop.close()
+
+
+async def _text(response: "httpx2.Response", most: int) -> str:
+    """The body of a response up to a number of bytes, with what is above cut off."""
     body = b""
     async for part in response.aiter_bytes():
         body += part
-        if len(body) > _MOST_BYTES:
+        if len(body) > most:
             break
     return body.decode("utf-8", "replace")
 
 
-def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelError:
+def _refusal(server: Server, response: "httpx2.Response", text: str) -> RefusedError:
     """The sentence that a server refused a request. text: the body of its response."""
-    status = response.status_code
-    if status in (401, 403):
-        if server.key:
-            return ModelError(f"{server.url}: the server rejected the key in {server.key}")
-        return ModelError(
-            f"{server.url}: the server requires a key; name the environment variable that "
-            f"holds it in {SERVERS}"
-        )
-    if 300 <= status < 400:
-        target = server.masked(response.headers.get("location", "elsewhere"))
-        return ModelError(
-            f"{server.url}: the server redirects to {target[:200]}; if that is right, use "
-            "that address"
-        )
-    try:
+    status, reason = response.status_code, ""
+    with suppress(ValueError):
         reason = reason_of(server, parse_json(text))
-    except ValueError:
-        reason = ""
-    if status == 404 and not reason:
-        return ModelError(
-            f"{server.url}: the server has no such address; expected one like "
-            "http://localhost:8000/v1"
+    if status in (401, 403) and server.key:
+        words = f"the server rejected the key in {server.key}"
+    elif status in (401, 403):
+        words = (
+            f"the server requires a key; name the environment variable that holds it in {SERVERS}"
         )
-    what = f": {reason}" if reason else " without a message."
-    return ModelError(f"{server.url}: the server returned HTTP {status}{what}")
+    elif 300 <= status < 400:
+        target = server.masked(response.headers.get("location", "elsewhere"))
+        words = f"the server redirects to {target[:200]}; if that is right, use that address"
+    elif status == 404 and not reason:
+        words = "the server has no such address; expected one like http://localhost:8000/v1"
+    else:
+        words = f"the server returned HTTP {status}" + (
+            f": {reason}" if reason else " without a message."
+        )
+    return RefusedError(f"{server.url}: {words}", status, reason)
 
 
 def reason_of(server: Server, document: object) -> str:
@@ -491,7 +470,6 @@ def nonsense(server: Server, what: str) -> ModelError:
 MOST_AT_ONCE = 4
 """Parallel requests: as many as a small server computes side by side; other requests wait."""
 
-Item = TypeVar("Item")
 Begin = Callable[[threading.Event], Iterator[Item]]
 """Requests an answer. Setting the event ends it."""
 

@@ -23,30 +23,23 @@ from chatapp.common.paths import SERVERS
 from chatapp.engine.backends.remote.http import (
     NO_PATH,
     Begin,
-    BlockingStream,
     Body,
     Cancelled,
-    JSONClient,
+    Client,
     ManyAtOnce,
     Server,
     at_once,
-    get_json,
-    has_path,
     nonsense,
-    post,
 )
 from chatapp.engine.backends.remote.protocol import (
     DONE,
-    Calls,
     Chunk,
+    EventReader,
+    RemoteTokenizer,
     ServedToken,
-    ServedTokens,
-    TextPieces,
-    Thoughts,
     Usage,
     checked,
     ending_with_constraint,
-    read_chunk,
     response_format,
     score_continuation,
     token_count,
@@ -54,7 +47,7 @@ from chatapp.engine.backends.remote.protocol import (
 from chatapp.engine.decoder.interventions import check_changeable
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
-from chatapp.engine.model import Request, Sampling, Tokenizer
+from chatapp.engine.model import Request, Sampling
 from chatapp.engine.stopping import RepetitionFilter, StopFilter
 
 if TYPE_CHECKING:
@@ -88,27 +81,39 @@ _BAD_REQUEST = (400, 422, 500)
 _MOST_STOPS = 4
 """The protocol's limit of stop strings; this program checks the rest."""
 
+_AROUND = 4
+"""Approximate number of tokens of a template around a message."""
+
 
 class RemoteModel(ManyAtOnce):
     """A `LanguageModel` on a server.
 
-    server: its address, and the model's name there. remark: what the user should know, in whole
+    client: requests to the server and its model. takes_messages: whether it replies to chats; it
+    completes texts if the server can do that, too. remark: what the user should know, in whole
     sentences; often empty.
     """
 
     files: "ModelFiles | None" = None
     start: Sequence[int] = ()
     precision = ""
-    takes_messages = False
 
-    def __init__(self, server: Server, *, name: str, context: int, remark: str = "") -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        name: str,
+        context: int,
+        takes_messages: bool = False,
+        remark: str = "",
+    ) -> None:
         self.name = name
         self.context = context
-        self._client = JSONClient(server)
-        self._text = _tokens_of(self._client)
-        self.tokenizer: Tokenizer = self._text
+        self.takes_messages = takes_messages
         self.remark = remark
-        self.server = server
+        self.server = client.server
+        self.tokenizer = RemoteTokenizer(client)
+        self._client = client
+        self._completes = not takes_messages or self.server.protocol != "chat"
         self._refused: set[str] = set()
         self._mentioned: set[str] = set()
         self._mentioning = threading.Lock()
@@ -118,24 +123,52 @@ class RemoteModel(ManyAtOnce):
         """Whether counts of prompt tokens are estimates: the server cuts no texts, or renders chats
         itself.
         """
-        return self.takes_messages or not isinstance(self._text, ServedTokens)
+        return self.takes_messages or not self.tokenizer.is_served
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """See `LanguageModel.generate`. Without `top`, log-probabilities are not requested."""
+        """See `LanguageModel.generate`. Without `top`, log-probabilities are not requested.
+
+        A text ends as an error if the server supports only chats. Raises InterventionError because
+        a server's model cannot be changed.
+        """
+        check_changeable(self.name, request.interventions, is_changeable=False)
+        request = ending_with_constraint(self.name, request)
+        if request.messages:
+            return self._reply(request)
+        if not self._completes:
+            return iter([Finished("error", message=str(self._no_completions()))])
+        return self._complete(request)
+
+    def _complete(self, request: Request) -> Iterator[Event]:
+        """The continuation of a text."""
         if not request.ids:
             raise ValueError("there are no tokens to continue; expected at least one")
         ids = [*request.ids, *request.forced]
-        request = ending_with_constraint(self.name, request)
-        reply = self._open_reply(
-            lambda: self._text.decode(ids), len(ids), request, StopFilter(request.stop)
-        )
-        body = self._options(request.sampling, reply.most) | response_format(request.constraint)
-        body["prompt"] = self._as_prompt(ids)
-        if request.stop:
-            body["stop"] = list(request.stop[:_MOST_STOPS])
+        reply = _Reply(self, request, lambda: self.tokenizer.decode(ids), len(ids))
+        body: Body = {"stop": list(request.stop[:_MOST_STOPS])} if request.stop else {}
         if request.top:
             body["logprobs"] = request.top
+        # The server's own tokens are sent as numbers, anything else as text.
+        is_known = all(map(self.tokenizer.knows, ids))
+        body["prompt"] = ids if is_known else without_surrogates(self.tokenizer.decode(ids))
         return self._run("completions", body, reply, request)
+
+    def _reply(self, request: Request) -> Iterator[Event]:
+        """The reply to messages."""
+        sent = [_writable(message) for message in request.messages]
+        calls = [message["tool_calls"] for message in sent if "tool_calls" in message]
+        texts = [message["content"] for message in sent]
+        texts += [json.dumps(part) for part in (*request.tools, *calls)]
+        count = _AROUND * len(sent) + sum(len(self.tokenizer.encode(text)) for text in texts)
+        reply = _Reply(
+            self, replace(request, stop=()), lambda: "\n".join(texts[: len(sent)]), count
+        )
+        body: Body = {"messages": sent}
+        if request.tools:
+            body["tools"] = _writable(request.tools)
+        if request.top:
+            body |= {"logprobs": True, "top_logprobs": request.top}
+        return self._run("chat/completions", body, reply, request)
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """See `LanguageModel.score` and `score_continuation`. Raises ModelError."""
@@ -143,44 +176,13 @@ class RemoteModel(ManyAtOnce):
         return list(dict(sorted(at_once(map(self._scoring, pairs), self.concurrency))).values())
 
     def _scoring(self, pair: tuple[Sequence[int], Sequence[int]]) -> Begin[list[float]]:
-        return lambda given_up: iter([score_continuation(self._client, self._text, *pair)])
+        return lambda given_up: iter([score_continuation(self._client, self.tokenizer, *pair)])
 
     def embed(self, ids: Sequence[int], layer: int = -1) -> "NDArray[np.float32]":
         """Raises ModelError: the protocol gives no hidden states."""
         raise ModelError(
             f"{self.name}: a server does not show a model's hidden states; they need a model on "
             "this machine"
-        )
-
-    def _as_prompt(self, ids: list[int]) -> str | list[int]:
-        """What is sent: the server's own tokens as numbers, anything else as text."""
-        if isinstance(self._text, ServedTokens) and all(map(self._text.is_served, ids)):
-            return ids
-        return without_surrogates(self._text.decode(ids))
-
-    def _open_reply(
-        self,
-        prompt: Callable[[], str],
-        prompt_tokens: int,
-        request: Request,
-        stops: StopFilter,
-    ) -> "_Reply":
-        """A reply to a prompt of about this length, forced tokens included.
-
-        Raises ContextOverflow, and InterventionError because a server's model cannot be changed.
-        """
-        check_changeable(self.name, request.interventions, is_changeable=False)
-        sampling = request.sampling
-        self.check_room(prompt_tokens, about="about ")
-        room = self.context - prompt_tokens
-        return _Reply(
-            self._text,
-            stops,
-            RepetitionFilter(prompt, sampling.max_repeats),
-            forced=request.forced,
-            prompt_tokens=prompt_tokens,
-            most=min(sampling.max_tokens, room),
-            at_most="length" if sampling.max_tokens <= room else "context",
         )
 
     def _run(self, path: str, body: Body, reply: "_Reply", request: Request) -> Iterator[Event]:
@@ -190,17 +192,18 @@ class RemoteModel(ManyAtOnce):
             yield reply.finished("")
             return
         cancel = request.cancel or threading.Event()
-        body = {name: value for name, value in body.items() if name not in self._refused}
-        events = BlockingStream(self.server, post(self.server, path, body, self._simpler))
+        options = self._options(request.sampling, reply.most) | response_format(request.constraint)
+        options = {name: value for name, value in options.items() if name not in self._refused}
+        body = options | {name: part for name, part in body.items() if name not in self._refused}
+        events = self._client.events(path, body, reply.read, cancel, self._simpler)
         failure = text = ""
         try:
-            while not reply.over and (data := events.next(cancel)) is not None:
-                chunk = read_chunk(self.server, data)
-                if chunk.has_words:
-                    events.hear_reply()
+            for chunk in events:
                 for token in reply.take(chunk):
                     text += token.text
                     yield token
+                if reply.over:
+                    break
         except Cancelled:
             reply.reason = "cancelled"
         except ModelError as error:
@@ -231,6 +234,9 @@ class RemoteModel(ManyAtOnce):
 
     def _simpler(self, body: Body, status: int, text: str) -> Body | None:
         """The same request without an optional part that the server's refusal names, or None."""
+        if "prompt" in body and self.takes_messages and status in NO_PATH:
+            self._completes = False
+            raise self._no_completions()
         if status not in _BAD_REQUEST:
             return None
         refused: set[str] = set()
@@ -239,6 +245,12 @@ class RemoteModel(ManyAtOnce):
                 refused |= group
         self._refused |= refused
         return {name: body[name] for name in body if name not in refused} if refused else None
+
+    def _no_completions(self) -> ModelError:
+        return ModelError(
+            f"{self.server.url}: this server offers chats only; continuing a text needs a "
+            "server with OpenAI's completions API"
+        )
 
     def _options_in_words(self, sampling: Sampling) -> str:
         """The options that the server may have ignored, each named once per model."""
@@ -264,14 +276,6 @@ class RemoteModel(ManyAtOnce):
         return " ".join(sentences)
 
 
-def _tokens_of(client: JSONClient) -> ServedTokens | TextPieces:
-    """The tokens of a server's model; pieces of text where it cuts none."""
-    try:
-        return ServedTokens(client)
-    except ModelError:
-        return TextPieces()
-
-
 class _Reply:
     """A reply as it arrives.
 
@@ -279,28 +283,23 @@ class _Reply:
     """
 
     def __init__(
-        self,
-        text: TextPieces | ServedTokens,
-        stops: StopFilter,
-        repeats: RepetitionFilter,
-        *,
-        forced: Sequence[int],
-        prompt_tokens: int,
-        most: int,
-        at_most: FinishReason,
+        self, model: RemoteModel, request: Request, prompt: Callable[[], str], count: int
     ) -> None:
-        """at_most: the reason to end after `most` tokens."""
-        self.most = most
+        """prompt: its text. count: about its tokens, forced ones included. Raises
+        ContextOverflow."""
+        model.check_room(count, about="about ")
+        sampling, room = request.sampling, model.context - count
+        self.most = min(sampling.max_tokens, room)
         self.over = False
         self.reason: FinishReason | None = None
-        self._text = text
-        self._stops = stops
-        self._repeats = repeats
-        self._forced = forced
-        self._at_most = at_most
-        self._calls = Calls()
-        self._thoughts = Thoughts()
-        self._usage = Usage(prompt_tokens)
+        self._at_most: FinishReason = "length" if sampling.max_tokens <= room else "context"
+        self._tokenizer = model.tokenizer
+        self._stops = StopFilter(request.stop)
+        self._repeats = RepetitionFilter(prompt, sampling.max_repeats)
+        self._forced = request.forced
+        self._events = EventReader(model.server)
+        self.read = self._events.read
+        self._usage = Usage(count)
         self._tokens = 0
         self._started = time.perf_counter()
         self._time_to_first_token = 0.0
@@ -308,17 +307,16 @@ class _Reply:
     def begin(self) -> Iterator[Token]:
         """The forced tokens. One that ends a reply ends it here."""
         for id in self._forced:
-            if id == self._text.end_id:
+            if id == self._tokenizer.end_id:
                 self.reason, self.over = "stop", True
                 return
-            text = self._text.decode([id])
+            text = self._tokenizer.decode([id])
             yield Token(id, text, text, math.nan)
 
     def take(self, chunk: Chunk) -> Iterator[Token]:
         """The wanted tokens of a chunk. Raises ModelError for an unknown finish reason."""
         self._usage = chunk.usage or self._usage
-        chunk = replace(chunk, tokens=chunk.tokens + self._calls.into_text(chunk))
-        tokens = self._thoughts.into_text(chunk)
+        tokens = chunk.tokens
         if tokens and self._tokens == self.most:  # the server sent more than the request allowed
             self.over = True
             return
@@ -341,7 +339,7 @@ class _Reply:
         if self._stops.hit:
             self.reason = "stop"
         broken_off = self.reason is None
-        forced = sum(id != self._text.end_id for id in self._forced)
+        forced = sum(id != self._tokenizer.end_id for id in self._forced)
         return Finished(
             self.reason or "error",
             text=rest,
@@ -356,7 +354,7 @@ class _Reply:
 
     def _take_reason(self, word: str) -> None:
         """word: the server's finish reason, "" for none."""
-        ends = ("stop", "tool_calls") if self._calls.have_come else ("stop",)
+        ends = ("stop", "tool_calls") if self._events.has_called else ("stop",)
         if word not in ("", *ends, "length", DONE):
             raise ModelError(f"the server ended the reply: {word[:100]}")
         if word in ends:
@@ -369,63 +367,12 @@ class _Reply:
 
     def _token(self, token: ServedToken) -> Token:
         alternatives = tuple(
-            Alternative(self._text.token(text), text, logprob)
+            Alternative(self._tokenizer.number(text), text, logprob)
             for text, logprob in token.alternatives
         )
-        id = self._text.token(token.text)
+        id = self._tokenizer.number(token.text)
         text = self._repeats.push(id, self._stops.push(token.text))
         return Token(id, text, token.text, token.logprob, alternatives)
-
-
-_AROUND = 4
-"""Approximate number of tokens of a template around a message."""
-
-
-class RemoteChatModel(RemoteModel):
-    """A `RemoteModel` that takes messages; it completes texts if the server can do that, too."""
-
-    takes_messages = True
-    _completes = True
-
-    def generate(self, request: Request) -> Iterator[Event]:
-        """See `LanguageModel.generate`. Without `top`, log-probabilities are not requested.
-
-        A text ends as an error if the server supports only chats.
-        """
-        if request.messages:
-            return self._reply(request)
-        if not self._completes or self.server.protocol == "chat":
-            return iter([Finished("error", message=str(self._no_completions()))])
-        return super().generate(request)
-
-    def _reply(self, request: Request) -> Iterator[Event]:
-        """The reply to messages."""
-        sent = [_writable(message) for message in request.messages]
-        count = sum(_AROUND + len(self._text.encode(message["content"])) for message in sent)
-        calls = [message["tool_calls"] for message in sent if "tool_calls" in message]
-        count += sum(len(self._text.encode(json.dumps(part))) for part in (*request.tools, *calls))
-        prompt = "\n".join(message["content"] for message in sent)
-        request = ending_with_constraint(self.name, request)
-        reply = self._open_reply(lambda: prompt, count, request, StopFilter(()))
-        body = self._options(request.sampling, reply.most) | {"messages": sent}
-        body |= response_format(request.constraint)
-        if request.tools:
-            body["tools"] = _writable(request.tools)
-        if request.top:
-            body |= {"logprobs": True, "top_logprobs": request.top}
-        return self._run("chat/completions", body, reply, request)
-
-    def _simpler(self, body: Body, status: int, text: str) -> Body | None:
-        if "prompt" in body and status in NO_PATH:
-            self._completes = False
-            raise self._no_completions()
-        return super()._simpler(body, status, text)
-
-    def _no_completions(self) -> ModelError:
-        return ModelError(
-            f"{self.server.url}: this server offers chats only; continuing a text needs a "
-            "server with OpenAI's completions API"
-        )
 
 
 def _writable(value: Any) -> Any:
@@ -447,12 +394,11 @@ class ServedModel:
     context: int = 0
 
 
-def served_models(server: Server) -> list[ServedModel]:
+def served_models(client: Client) -> list[ServedModel]:
     """The models on a server, in its order. Raises ModelError."""
-    document = get_json(server, f"{server.url}/models")
-    rows = document.get("data") if isinstance(document, dict) else None
+    rows = client.get("models").get("data")
     if not isinstance(rows, list):
-        raise nonsense(server, "its list of models is not a list")
+        raise nonsense(client.server, "its list of models is not a list")
     return [
         ServedModel(row["id"], _context(row))
         for row in rows
@@ -460,13 +406,12 @@ def served_models(server: Server) -> list[ServedModel]:
     ]
 
 
-def context_of_llama_cpp(server: Server) -> int:
+def _context_of_llama_cpp(client: Client) -> int:
     """The window that llama.cpp's own server reports at its own path; 0 for other servers."""
     try:
-        document = get_json(server, f"{server.url.removesuffix('/v1')}/props")
+        settings = client.get("/props").get("default_generation_settings")
     except ModelError:
         return 0
-    settings = document.get("default_generation_settings") if isinstance(document, dict) else None
     return token_count(settings.get("n_ctx")) if isinstance(settings, dict) else 0
 
 
@@ -491,23 +436,29 @@ def connect(server: Server, *, name: str) -> RemoteModel:
         remarks.append(
             f"The key is sent to {urlsplit(server.url).hostname} unencrypted; use https."
         )
-    served = _chosen(server)
-    context = server.context or served.context or context_of_llama_cpp(server)
+    client = Client(server)
+    served = _chosen(client)
+    context = server.context or served.context or _context_of_llama_cpp(client)
     if not context:
         context = _ASSUMED_CONTEXT
         remarks.append(
             f"The server does not report its context window; {context:,} tokens are "
             f"assumed unless {SERVERS} says otherwise."
         )
-    chosen = replace(server, model=served.name, context=context)
-    kind = RemoteChatModel if _converses(chosen) else RemoteModel
-    full = name if "#" in name else f"{name}#{served.name}"
-    return kind(chosen, name=full, context=context, remark=" ".join(remarks))
+    client.server = replace(server, model=served.name, context=context)
+    return RemoteModel(
+        client,
+        name=name if "#" in name else f"{name}#{served.name}",
+        context=context,
+        takes_messages=_converses(client),
+        remark=" ".join(remarks),
+    )
 
 
-def _chosen(server: Server) -> ServedModel:
+def _chosen(client: Client) -> ServedModel:
     """The model that the server address selects. Raises ModelError."""
-    models = {model.name: model for model in served_models(server)}
+    server = client.server
+    models = {model.name: model for model in served_models(client)}
     names = ", ".join(models)
     if not models:
         raise ModelError(f"{server.url}: the server has no model")
@@ -520,18 +471,19 @@ def _chosen(server: Server) -> ServedModel:
     return models[server.model or names]
 
 
-def _converses(server: Server) -> bool:
+def _converses(client: Client) -> bool:
     """Whether to use the chat protocol. Raises ModelError where that is the only choice but absent.
 
     The probe is a request that no server can fulfil, a reply to a number: llama-cpp-python replies
     to an empty one, at length.
     """
+    server = client.server
     if server.protocol != "auto":
         return server.protocol == "chat"
     body = {"model": server.model, "max_tokens": 1}
-    if has_path(server, "chat/completions", body | {"messages": 0}):
+    if client.has_path("chat/completions", body | {"messages": 0}):
         return True
-    if not has_path(server, "completions", body | {"prompt": 0}):
+    if not client.has_path("completions", body | {"prompt": 0}):
         raise ModelError(
             f"{server.url}: the server offers neither chat nor completions of OpenAI's API"
         )

@@ -5,7 +5,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.engine.backends.remote import http
-from chatapp.engine.backends.remote.http import Server
-from chatapp.engine.backends.remote.protocol import TextPieces
+from chatapp.engine.backends.remote.http import Client, Server
+from chatapp.engine.backends.remote.protocol import RemoteTokenizer
 from chatapp.engine.backends.remote.remote_model import (
     RemoteModel,
     connect,
@@ -374,21 +374,18 @@ def test_a_server_that_sends_no_words_is_given_up(
     assert finished.message == f"{server.url}: the server has stopped answering"
 
 
-def test_what_a_server_sends_is_not_read_before_it_is_wanted() -> None:
-    """The queue between a connection and its reader has a bound, however fast events come."""
-    sent = 0
-
-    async def flood() -> AsyncGenerator[str]:
-        nonlocal sent
-        while True:
-            sent += 1
-            yield "{}"
-
-    stream = http.BlockingStream(Server("http://localhost/v1"), flood())
+def test_what_a_server_sends_is_not_read_before_it_is_wanted(server: CompletionsServer) -> None:
+    """What waits to be read has a bound, however fast events come."""
+    event = f"data: {json.dumps({'choices': [], 'filler': 'x' * 10_000})}\n\n".encode()
+    sent: list[int] = []
+    server.stream = [part for _ in range(5_000) for part in (event, lambda: sent.append(1))]
+    client = http.Client(Server(server.url))
+    events = client.events("completions", {"prompt": "a"}, json.loads, threading.Event())
     for _ in range(10):
-        assert stream.next(threading.Event()) == "{}"
-    stream.close()
-    assert sent <= 10 + http._AHEAD + 2
+        next(events)
+    time.sleep(0.5)
+    assert 10 <= len(sent) < 4_000  # the rest waits in the server
+    events.close()
 
 
 def test_a_server_that_writes_spaces_alone_is_given_up(
@@ -418,7 +415,7 @@ def test_a_list_that_comes_byte_by_byte_is_given_up(
         threading.Thread(target=drip, daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         with pytest.raises(ModelError, match="the server has stopped answering"):
-            served_models(Server(url))
+            served_models(Client(Server(url)))
 
 
 REFUSALS = [
@@ -486,7 +483,7 @@ def test_nobody_listens(server: CompletionsServer, model: RemoteModel) -> None:
     url = f"http://127.0.0.1:{closed_port()}/v1"
     with pytest.raises(ModelError, match=f"{url}: the server cannot be reached"):
         load_model(url)
-    gone = RemoteModel(Server(url), name="gone", context=64)
+    gone = RemoteModel(Client(Server(url)), name="gone", context=64)
     finished = run(gone)[1]
     assert finished.reason == "error"
     assert "cannot be reached" in finished.message
@@ -508,12 +505,8 @@ def test_there_is_no_way_to_it(
 ) -> None:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    server = Server(url)
-    with pytest.raises(ModelError, match="the server cannot be reached: "):
-        served_models(server)
-    finished = run(RemoteModel(server, name="away", context=64))[1]
-    assert finished.reason == "error"
-    assert finished.message.startswith(f"{url}: the server cannot be reached: ")
+    with pytest.raises(ModelError, match=f"{url}: the server cannot be reached: "):
+        served_models(Client(Server(url)))
 
 
 # Which model
@@ -599,11 +592,12 @@ def test_what_needs_the_model_itself(model: RemoteModel) -> None:
 
 @given(st.text(st.characters(codec=None)))
 def test_pieces_are_the_text(text: str) -> None:
-    pieces = TextPieces()
+    pieces = RemoteTokenizer()
     ids = pieces.encode(text)
-    assert pieces.decode(ids) == "".join(map(pieces.stream().push, ids)) == text
+    stream = pieces.stream()
+    assert pieces.decode(ids) == "".join(map(stream.push, ids)) + stream.flush() == text
     assert pieces.end_id not in ids
-    assert pieces.size == len({*ids}) + 1
+    assert pieces.decode([pieces.end_id]) == ""
 
 
 # A chat

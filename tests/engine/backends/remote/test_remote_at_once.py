@@ -9,7 +9,7 @@ import pytest
 from completions_server import CompletionsServer, Item, piece, replied, said
 
 from chatapp.engine.backends.remote.http import MOST_AT_ONCE
-from chatapp.engine.backends.remote.remote_model import RemoteChatModel, RemoteModel
+from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Request, Sampling, whole_replies
 from chatapp.engine.models.loading import load_model
@@ -31,9 +31,9 @@ def server() -> Iterator[CompletionsServer]:
 
 
 @pytest.fixture
-def model(server: CompletionsServer) -> RemoteChatModel:
+def model(server: CompletionsServer) -> RemoteModel:
     loaded = load_model(server.url)
-    assert isinstance(loaded, RemoteChatModel)
+    assert isinstance(loaded, RemoteModel)
     return loaded
 
 
@@ -60,7 +60,7 @@ class SideBySide:
         return said(*words) if "prompt" in request else replied(*words)
 
 
-def test_completions(server: CompletionsServer, model: RemoteChatModel) -> None:
+def test_completions(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = side_by_side = SideBySide(MOST_AT_ONCE)
     texts = [f"n{number}" for number in range(11)]
     replies = list(whole_replies(model.generate_many(asked(model, *texts))))
@@ -68,7 +68,7 @@ def test_completions(server: CompletionsServer, model: RemoteChatModel) -> None:
     assert side_by_side.most == MOST_AT_ONCE
 
 
-def test_chats(server: CompletionsServer, model: RemoteChatModel) -> None:
+def test_chats(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = side_by_side = SideBySide(MOST_AT_ONCE)
     texts = [f"n{number}" for number in range(6)]
     chats = (Request((), SHORT, messages=[{"role": "user", "content": text}]) for text in texts)
@@ -78,7 +78,7 @@ def test_chats(server: CompletionsServer, model: RemoteChatModel) -> None:
 
 
 def test_a_request_is_taken_when_there_is_room(
-    server: CompletionsServer, model: RemoteChatModel
+    server: CompletionsServer, model: RemoteModel
 ) -> None:
     taken: list[int] = []
 
@@ -95,7 +95,7 @@ def test_a_request_is_taken_when_there_is_room(
 
 
 def test_one_that_cannot_be_met_leaves_the_others(
-    server: CompletionsServer, model: RemoteChatModel
+    server: CompletionsServer, model: RemoteModel
 ) -> None:
     requests = asked(model, "one", "word " * 70, "two")
     first, bad, last = whole_replies(model.generate_many(requests))
@@ -104,7 +104,7 @@ def test_one_that_cannot_be_met_leaves_the_others(
     assert "the model's window of 64" in bad[1].message
 
 
-def test_one_cancelled_leaves_the_others(server: CompletionsServer, model: RemoteChatModel) -> None:
+def test_one_cancelled_leaves_the_others(server: CompletionsServer, model: RemoteModel) -> None:
     cancel, released = threading.Event(), threading.Event()
     server.stream = lambda request: (
         [piece(" Well"), lambda: released.wait(120)]
@@ -122,7 +122,7 @@ def test_one_cancelled_leaves_the_others(server: CompletionsServer, model: Remot
     assert reasons == {0: "cancelled", 1: "stop", 2: "stop"}
 
 
-def test_who_leaves_hangs_up(server: CompletionsServer, model: RemoteChatModel) -> None:
+def test_who_leaves_hangs_up(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = [piece(" Well"), server.hang]
     events = model.generate_many(asked(model, "one", "two"))
     next(events)

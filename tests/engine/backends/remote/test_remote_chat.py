@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from completions_server import CompletionsServer, break_off, delta, replied, said, usage
 
-from chatapp.engine.backends.remote.remote_model import RemoteChatModel
+from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import Request, Sampling
@@ -29,9 +29,9 @@ def server() -> Iterator[CompletionsServer]:
 
 
 @pytest.fixture
-def model(server: CompletionsServer) -> RemoteChatModel:
+def model(server: CompletionsServer) -> RemoteModel:
     loaded = load_model(server.url)
-    assert isinstance(loaded, RemoteChatModel)
+    assert isinstance(loaded, RemoteModel)
     server.probes.clear()
     return loaded
 
@@ -52,7 +52,7 @@ def replied_to(
 
 
 def run(
-    model: RemoteChatModel, sampling: Sampling | None = None, **options: Any
+    model: RemoteModel, sampling: Sampling | None = None, **options: Any
 ) -> tuple[list[Token], Finished]:
     *tokens, finished = model.generate(replied_to(HELLO, sampling, **options))
     assert isinstance(finished, Finished)
@@ -112,7 +112,7 @@ def test_a_protocol_that_there_is_not(server: CompletionsServer, tmp_path: Path)
 # What is asked, and what comes
 
 
-def test_a_reply(server: CompletionsServer, model: RemoteChatModel) -> None:
+def test_a_reply(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = [*replied("It", " is", " [b]so[/b]")[:-1], usage(12, 4, cached=8), "[DONE]"]
     sampling = Sampling(
         temperature=0.5, top_p=0.8, top_k=7, min_p=0.1, repetition_penalty=1.2, seed=3, max_tokens=9
@@ -160,7 +160,7 @@ LOGPROBS = {
 }
 
 
-def test_log_probabilities(server: CompletionsServer, model: RemoteChatModel) -> None:
+def test_log_probabilities(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = [delta(content="Yes", logprobs=LOGPROBS), *replied("!")]
     (first, second), _ = run(model, top=2)
     assert (server.requests[0]["logprobs"], server.requests[0]["top_logprobs"]) == (True, 2)
@@ -175,7 +175,7 @@ def test_log_probabilities(server: CompletionsServer, model: RemoteChatModel) ->
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_what_was_thought_stands_between_marks(
-    server: CompletionsServer, model: RemoteChatModel, name: str
+    server: CompletionsServer, model: RemoteModel, name: str
 ) -> None:
     thoughts = [delta(**{name: "They", "content": None}), delta(**{name: " ask.", "content": ""})]
     server.stream = [*thoughts, *replied("Yes", ".")]
@@ -184,18 +184,14 @@ def test_what_was_thought_stands_between_marks(
     assert (finished.reason, finished.reply_tokens) == ("stop", 4)
 
 
-def test_a_thought_and_a_reply_in_one_event(
-    server: CompletionsServer, model: RemoteChatModel
-) -> None:
+def test_a_thought_and_a_reply_in_one_event(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = [delta(reasoning="Hm.", content="Yes", logprobs=LOGPROBS), *replied()]
     tokens, _ = run(model, top=2)
     assert [token.text for token in tokens] == ["<think>\nHm.", "\n</think>\n\nYes"]
     assert all(math.isnan(token.logprob) for token in tokens)
 
 
-def test_a_thought_that_takes_all_there_is(
-    server: CompletionsServer, model: RemoteChatModel
-) -> None:
+def test_a_thought_that_takes_all_there_is(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = [delta(reasoning="Hm"), delta("length", reasoning=" hm"), "[DONE]"]
     events = run(model, Sampling(max_tokens=2))
     assert (text_of(events), events[1].reason) == ("<think>\nHm hm", "length")
@@ -203,7 +199,7 @@ def test_a_thought_that_takes_all_there_is(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_data_that_is_split_anywhere(
-    server: CompletionsServer, model: RemoteChatModel, seed: int
+    server: CompletionsServer, model: RemoteModel, seed: int
 ) -> None:
     events = [delta(content="Größe 日本 🙂\u2028!"), delta("stop"), usage(5, 6), "[DONE]"]
     parts = [b": keep-alive\r\n\r\n", b"retry: 3000\n\n"]
@@ -219,9 +215,7 @@ def test_data_that_is_split_anywhere(
 # Ends before the end
 
 
-def test_cancelling_before_the_first_token(
-    server: CompletionsServer, model: RemoteChatModel
-) -> None:
+def test_cancelling_before_the_first_token(server: CompletionsServer, model: RemoteModel) -> None:
     cancel = threading.Event()
     server.stream = [b": still loading the model\n\n", cancel.set, server.hang]
     assert run(model, cancel=cancel)[1].reason == "cancelled"
@@ -229,7 +223,7 @@ def test_cancelling_before_the_first_token(
 
 
 def test_a_message_that_may_have_been_accepted_is_not_sent_again(
-    server: CompletionsServer, model: RemoteChatModel
+    server: CompletionsServer, model: RemoteModel
 ) -> None:
     server.stream = [break_off]
     assert run(model)[1].reason == "error"
@@ -262,7 +256,7 @@ def refusing(name: str, status: int, words: str) -> Any:
 )
 def test_what_a_server_refuses_is_left_out(
     server: CompletionsServer,
-    model: RemoteChatModel,
+    model: RemoteModel,
     name: str,
     status: int,
     words: str,
@@ -278,7 +272,7 @@ def test_what_a_server_refuses_is_left_out(
 
 
 def test_several_refusals_one_after_the_other(
-    server: CompletionsServer, model: RemoteChatModel
+    server: CompletionsServer, model: RemoteModel
 ) -> None:
     refusals = [refusing(name, 400, f"no {name}") for name in ("seed", "logprobs", "top_k")]
 
@@ -295,7 +289,7 @@ def test_several_refusals_one_after_the_other(
 
 @pytest.mark.parametrize("words", ["temperature is too high", "bad seedling"])
 def test_a_refusal_of_what_is_needed_is_told(
-    server: CompletionsServer, model: RemoteChatModel, words: str
+    server: CompletionsServer, model: RemoteModel, words: str
 ) -> None:
     server.stream = refusing("temperature", 400, words)
     finished = run(model, Sampling(seed=1))[1]
@@ -306,16 +300,14 @@ def test_a_refusal_of_what_is_needed_is_told(
 # Text that goes on as it stands
 
 
-def test_text_goes_through_completions(server: CompletionsServer, model: RemoteChatModel) -> None:
+def test_text_goes_through_completions(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = said(" Hello")
     *_, finished = model.generate(Request(model.tokenizer.encode("Once"), Sampling()))
     assert isinstance(finished, Finished)
     assert (finished.reason, server.requests[0]["prompt"]) == ("stop", "Once")
 
 
-def test_text_where_there_are_chats_alone(
-    server: CompletionsServer, model: RemoteChatModel
-) -> None:
+def test_text_where_there_are_chats_alone(server: CompletionsServer, model: RemoteModel) -> None:
     server.protocols = ("chat/completions",)
     for _ in range(2):
         (finished,) = model.generate(Request(model.tokenizer.encode("Once"), Sampling()))
