@@ -192,9 +192,8 @@ class RemoteModel(ManyAtOnce):
             yield reply.finished("")
             return
         cancel = request.cancel or threading.Event()
-        options = self._options(request.sampling, reply.most) | response_format(request.constraint)
-        options = {name: value for name, value in options.items() if name not in self._refused}
-        body = options | {name: part for name, part in body.items() if name not in self._refused}
+        body |= self._options(request.sampling, reply.most) | response_format(request.constraint)
+        body = {name: part for name, part in body.items() if name not in self._refused}
         events = self._client.events(path, body, reply.read, cancel, self._simpler)
         failure = text = ""
         try:
