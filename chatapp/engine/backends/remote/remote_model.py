@@ -188,7 +188,7 @@ class RemoteModel(ManyAtOnce):
     def _run(self, path: str, body: Body, reply: "_Reply", request: Request) -> Iterator[Event]:
         """Send a request and yield the events of the reply."""
         yield from reply.begin()
-        if reply.over:
+        if reply.reason is not None:  # one of the forced tokens ends it
             yield reply.finished("")
             return
         cancel = request.cancel or threading.Event()
@@ -307,7 +307,7 @@ class _Reply:
         """The forced tokens. One that ends a reply ends it here."""
         for id in self._forced:
             if id == self._tokenizer.end_id:
-                self.reason, self.over = "stop", True
+                self.reason = "stop"
                 return
             text = self._tokenizer.decode([id])
             yield Token(id, text, text, math.nan)
