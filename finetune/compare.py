@@ -21,7 +21,14 @@ from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object, whole_file
 from finetune.config.sections import ConfigError
 from finetune.training.display import Points, draw_curves
-from finetune.training.record import LOG_FILE, LOSSES_FILE, PRETRAIN_RECORD, RESULT_FILE, read_log
+from finetune.training.record import (
+    LOG_FILE,
+    LOSSES_FILE,
+    PRETRAIN_RECORD,
+    RESULT_FILE,
+    read_log,
+    read_record,
+)
 
 FIGURES = {
     "loss": "loss",
@@ -86,14 +93,13 @@ def read_course(run: Path) -> Course:
     """The course of a run, from its folder. Raises ConfigError."""
     for record, log in ((PRETRAIN_RECORD, LOSSES_FILE), (RUN_RECORD, LOG_FILE)):
         if (run / record).exists() and (run / log).exists():
-            data = read_json_object(run / record, ConfigError)
+            config = read_record(run, record)["config"]
             rows = read_log(run / log)
             curves = {
                 key: [(row["step"], row[key]) for row in rows if row.get(key) is not None]
                 for key in ("l3", *FIGURES, *COSTS)
             }
             curves["loss"] = curves["loss"] or curves.pop("l3")
-            config = data.get("config", data)
             if _is_masked(config):
                 curves |= {own: curves.pop(key) or curves[own] for key, own in _MASKED.items()}
             end = run / RESULT_FILE

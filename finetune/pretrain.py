@@ -2,13 +2,13 @@
 
 The objective is L1 of Radford et al. (2018): the mean negative log-likelihood of every token given
 those before it, over windows packed from all documents; of BERT, the masked loss. The run folder is
-a complete model in Hugging Face layout, with the template of its dialogues. pretrain.json in it
-identifies the run: the configuration without keys that change no step, and under `digests` the
-digest (SHA-256) of each source's documents.
+a complete model in Hugging Face layout, with the template of its dialogues; pretrain.json in it
+identifies the run.
 """
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch.utils.data import default_collate
 from transformers import set_seed
 
-from chatapp.common.userfiles import read_json_object, whole_file
+from chatapp.common.userfiles import whole_file
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import DialogueTemplate, named
 from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
@@ -50,9 +50,7 @@ from finetune.training.answers import read_tasks
 from finetune.training.architectures import Segments, build_network, parameter_formula
 from finetune.training.building import RunDisplay, check_trackers, quiet_transformers, steps_of_run
 from finetune.training.checkpoints import (
-    check_whole,
     claim,
-    last_checkpoint,
     whole_model,
     write_pretrained,
 )
@@ -62,8 +60,12 @@ from finetune.training.record import (
     PRETRAIN_RECORD,
     RESULT_FILE,
     RunLog,
-    check_same_data,
+    check_same_configuration,
+    check_unchanged,
+    read_record,
+    without_places,
     write_json,
+    write_record,
 )
 from finetune.training.setup import (
     is_first_process,
@@ -96,14 +98,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
         quiet_transformers()
         set_seed(config.seed)
         model = build_network(config.shape, tokenizer.get_vocab_size(), end_id(tokenizer))
-        console.print(
-            f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
-            f"{windows.shape[1]} tokens an epoch; products in {precision}"
-        )
         loop = _loop(config, model, tokenizer, windows, held_out)
-        if checkpoint := last_checkpoint(output):
-            check_whole(checkpoint)
-            console.print(f"resuming from {checkpoint.name}", style="dim")
         save = partial(_save, config, loop, tokenizer, template)
         display = RunDisplay(
             console,
@@ -113,10 +108,12 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
             ("loss",),
             watch=_watch(config, save, held_out),
         )
-        loop.observers.append(display)
         loop.answers = [*loop.answers, *_task_figures(config, save, template, held_out)]
-        again = "finetune pretrain, the same configuration"
-        take_steps(loop, checkpoint, display, console, again)
+        size = (
+            f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
+            f"{windows.shape[1]} tokens an epoch; products in {precision}"
+        )
+        take_steps(loop, display, [size], "finetune pretrain, the same configuration")
         _finish(output, config, loop, template)
         return output
 
@@ -165,31 +162,33 @@ def _digest(documents: Sequence[Document]) -> str:
     return digest.hexdigest()
 
 
+_FREE_KEYS = (
+    *("output", "samples"),
+    *("train.save_every", "train.log_every", "train.report_to", "train.early_stop", "train.watch"),
+)
+"""Keys that may change in a run that is continued: none of them affects a step already taken."""
+
+
 def _claim(output: Path, config: PretrainConfig, digests: Mapping[str, str]) -> None:
     """Create the run folder, or check that the run in it is this one."""
-    free: dict[str, Any] = {
-        "samples": True,
-        "train": {"save_every", "log_every", "report_to", "early_stop", "watch"},
-    }
+    free = _FREE_KEYS
     if config.train.schedule in ("wsd", "constant"):
-        free["train"] |= {"epochs", "max_steps"}  # the steps before the decay stay as they were
-    wanted = config.model_dump(exclude=free)
-    record = output / PRETRAIN_RECORD
-    if record.exists():
-        saved = read_json_object(record, ConfigError)
+        free += ("train.epochs", "train.max_steps")  # the steps before the decay stay as they were
+    record = {
+        "config": config.model_dump(mode="json"),
+        "folder": os.getcwd(),
+        "data": dict(digests),
+        "precision": config.train.precision,
+        "processes": processes(),
+    }
+    if (output / PRETRAIN_RECORD).exists():
+        before = read_record(output, PRETRAIN_RECORD, untouched=True)
         # Validated, so that keys younger than the run have their default.
-        keys = {key: saved[key] for key in wanted if key in saved}
-        begun = validated(PretrainConfig, keys, str(record)).model_dump(exclude=free)
-        for key in wanted:
-            if begun[key] != wanted[key]:
-                raise ConfigError(
-                    f"{output} holds a run with another [{key}]: {begun[key]!r}; "
-                    "choose another output folder or remove it"
-                )
-        if "digests" in saved:  # not recorded by the first versions
-            check_same_data(output, saved["digests"], dict(digests))
+        begun = validated(PretrainConfig, before["config"], str(output / PRETRAIN_RECORD))
+        check_same_configuration(output, without_places(begun), without_places(config), free)
+        check_unchanged(output, before, record)
     output.mkdir(parents=True, exist_ok=True)
-    write_json(record, {**wanted, "digests": digests})
+    write_record(output, PRETRAIN_RECORD, record)
 
 
 def _tokenizer(path: Path, config: PretrainConfig, sources: Sources, console: Console) -> Tokenizer:

@@ -56,13 +56,13 @@ from finetune.training.record import (
     RESULT_FILE,
     RunLog,
     begun_on,
+    check_same_configuration,
     check_unchanged,
     configuration_of,
-    differences,
-    digest_of,
     read_record,
     without_places,
     write_json,
+    write_record,
 )
 from finetune.training.setup import (
     RunSetup,
@@ -140,8 +140,6 @@ def _run(
         if objective.needs_reference:
             keep_reference(setup, output, console)
         loop = build_loop(setup, output)
-        if checkpoint := last_checkpoint(output):
-            check_whole(checkpoint)
         display = RunDisplay(
             console,
             RunLog(output / LOG_FILE, (*objective.names, *objective.settings(0.0))),
@@ -154,13 +152,10 @@ def _run(
         )
         if is_first_process():
             (output / RESULT_FILE).unlink(missing_ok=True)
-            write_json(output / RUN_RECORD, setup.record | {"digest": digest_of(setup.record)})
+            write_record(output, RUN_RECORD, setup.record)
             note_model(output)  # the chat lists its folder from now on
-        resuming = [f"resuming from {checkpoint.name}"] if checkpoint else []
-        _print(console, [*header(setup), *resuming])
-        loop.observers.append(display)
         try:
-            take_steps(loop, checkpoint, display, console, f"finetune resume {output}")
+            take_steps(loop, display, header(setup), f"finetune resume {output}")
         except NotFinite as error:
             _write_bad_batch(output / BAD_BATCH_FILE, setup, error)
             command = f"finetune resume {output} train.learning_rate=RATE"
@@ -191,10 +186,7 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
     config = configuration_of(folder, record)
     wanted = lay_over(config, overrides)
     free = FREE_KEYS + (GENTLER_KEYS if (folder / BAD_BATCH_FILE).exists() else ())
-    for key, old, new in differences(without_places(config), without_places(wanted), free):
-        raise ConfigError(
-            f"{folder} began with {key} = {old!r}, not {new!r}; start a new run for that"
-        )
+    check_same_configuration(folder, without_places(config), without_places(wanted), free)
     if not _is_longer(folder, wanted.train, config.train):
         key = "max_steps" if config.train.max_steps > 0 else "epochs"
         raise ConfigError(f"{folder}: the run is finished; set train.{key} higher to continue")
@@ -226,14 +218,18 @@ def _print(console: Console, lines: Sequence[str]) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def take_steps(
-    loop: Loop, checkpoint: Path | None, display: RunDisplay, console: Console, command: str
-) -> None:
-    """Train to the end, from a checkpoint if there is one. command: continues the run.
+def take_steps(loop: Loop, display: RunDisplay, lines: Sequence[str], command: str) -> None:
+    """Train to the end, from the last checkpoint if there is one, and show it.
 
-    Raises NotFinite, and RewardError and Interrupted, which say how to continue.
+    lines: the words above the display. command: continues the run. Raises SaveError for a broken
+    checkpoint, NotFinite, and RewardError and Interrupted, which say how to continue.
     """
-    output = loop.plan.output
+    output, console = loop.plan.output, display.console
+    if checkpoint := last_checkpoint(output):
+        check_whole(checkpoint)
+        lines = [*lines, f"resuming from {checkpoint.name}"]
+    _print(console, lines)
+    loop.observers.append(display)
     try:
         with _stops_on_signal(loop, console):
             loop.train(checkpoint)

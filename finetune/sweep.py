@@ -7,14 +7,26 @@ from pathlib import Path
 from rich.console import Console
 
 from chatapp.common.paths import RUN_RECORD
-from chatapp.common.userfiles import parse_toml, read_json_object, read_required
-from finetune.config.sections import ConfigError, FinetuneConfig, PretrainConfig, load_config
+from chatapp.common.userfiles import parse_toml, read_required
+from finetune.config.sections import (
+    ConfigError,
+    FinetuneConfig,
+    PretrainConfig,
+    load_config,
+    validated,
+)
 from finetune.pretrain import pretrain
 from finetune.run import FREE_KEYS, resume, train
 from finetune.training.display import restart_peak_memory
-from finetune.training.record import PRETRAIN_RECORD, RESULT_FILE, differences
+from finetune.training.record import (
+    PRETRAIN_RECORD,
+    RESULT_FILE,
+    check_same_configuration,
+    read_record,
+)
 
-_FREE = (*FREE_KEYS, "output", "train.precision")  # "auto" is recorded as what it is
+# The precision "auto" is recorded as what it is.
+_FREE = (*FREE_KEYS, "output", "train.log_every", "train.watch", "train.precision")
 
 
 def sweep(path: Path, overrides: Sequence[str], console: Console, device: str) -> list[Path]:
@@ -74,17 +86,10 @@ def _choices(override: str) -> list[str]:
 
 def _is_finished(config: FinetuneConfig | PretrainConfig, folder: Path) -> bool:
     """Whether there is a finished run of a configuration. Raises ConfigError for another one."""
-    records = [path for name in (RUN_RECORD, PRETRAIN_RECORD) if (path := folder / name).exists()]
-    if not records:
+    name = PRETRAIN_RECORD if isinstance(config, PretrainConfig) else RUN_RECORD
+    if not (folder / name).exists():
         return False
-    record = read_json_object(records[0], ConfigError)
-    begun = record.get("config", record)
-    wanted = config.model_dump(mode="json")
-    shared = {key: value for key, value in begun.items() if key in wanted}
-    for key, old, new in differences(shared, {key: wanted[key] for key in shared}, _FREE):
-        if old is not None:
-            raise ConfigError(
-                f"{folder} holds a run with {key} = {old!r}, not {new!r}; remove it, or choose "
-                "another output"
-            )
+    record = read_record(folder, name)
+    begun = validated(type(config), record["config"], str(folder))
+    check_same_configuration(folder, *(c.model_dump(mode="json") for c in (begun, config)), _FREE)
     return (folder / RESULT_FILE).exists()

@@ -24,7 +24,6 @@ from rich.table import Table
 from rich.text import Text
 
 from chatapp.common.foreign import parse_json, printable
-from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object, read_regular
 from chatapp.engine.models.loading import load_model
 from chatapp.rows.reading import BadRow, renamed, tables
@@ -178,20 +177,16 @@ def _index(run: Path) -> Path:
 def _sources(run: Path) -> tuple[Iterator[TrainingExample], dict[str, Any]]:
     """The rows of a run's training files, and what identifies them. Raises ConfigError."""
     bad_rows: BadRows = "raise"
-    if (run / RUN_RECORD).exists():
-        record = read_record(run)
-        config = configuration_of(run, record)
-        files, bad_rows, digests = config.data.train, config.data.bad_rows, record["data"]
-    elif (run / PRETRAIN_RECORD).exists():
-        record = read_json_object(run / PRETRAIN_RECORD, ConfigError)
-        files = [
-            TrainSource.model_validate({"path": source["path"]})
-            for source in record["data"]["train"]
-        ]
-        digests = record.get("digests", {})
+    if (run / PRETRAIN_RECORD).exists():
+        record = read_record(run, PRETRAIN_RECORD)
+        rows = record["config"]["data"]["train"]
+        files = [TrainSource.model_validate({"path": row["path"]}) for row in rows]
     else:
-        raise ConfigError(f"{run}: expected the folder of a run")
-    return _examples(files, bad_rows), {"files": [file.path for file in files], "data": digests}
+        record = read_record(run)
+        data = configuration_of(run, record).data
+        files, bad_rows = data.train, data.bad_rows
+    identity = {"files": [file.path for file in files], "data": record["data"]}
+    return _examples(files, bad_rows), identity
 
 
 def _examples(files: Iterable[TrainSource], bad_rows: BadRows) -> Iterator[TrainingExample]:

@@ -1,17 +1,23 @@
-"""The files of a run: run.json identifies it, result.json ends it, log.jsonl is its log.
+"""The files of a run: run.json (pretrain.json of `pretrain`) identifies it, result.json ends it,
+log.jsonl is its log.
 
-run.json is an object with these keys:
+A record is an object with these keys; pretrain.json has neither begun, template, weights nor
+versions:
 
 - config: the whole configuration, defaults included. folder: the one that its relative paths
   are read from.
 - begun: the day for chat templates that write a date; absent in older runs.
 - template: the dialogue template as chatapp_template.json has it; null for a head.
-- data: name of a source -> digest (SHA-256) of the tokens and spans made of its rows.
+- data: name of a source -> digest (SHA-256) of the tokens and spans made of its rows, or of its
+  documents.
 - weights: digest of the weights that training starts from.
 - precision: of the products, "float32" or "bfloat16".
 - processes: how many take part in a step.
 - versions: of Python, of this program and of the packages that numbers depend on; for the
   report alone.
+- digest: of all that; absent in older runs.
+
+Older versions wrote the keys of a pretraining's configuration and `digests` in place of data.
 
 result.json of a finished run: steps taken; best_step, whose weights are kept; eval_* of those as in
 log.jsonl; seconds of all sessions; peak_memory_bytes. That of `pretrain` has steps, best_step,
@@ -51,7 +57,13 @@ from chatapp.common.foreign import parse_json
 from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object, read_regular, reason, write_whole
 from chatapp.engine.models.resolving import BUNDLED
-from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, validated
+from finetune.config.sections import (
+    ConfigError,
+    FinetuneConfig,
+    PretrainConfig,
+    TrainSource,
+    validated,
+)
 
 RESULT_FILE = "result.json"
 CARD_FILE = "README.md"
@@ -59,7 +71,10 @@ CARD_FILE = "README.md"
 
 PRETRAIN_RECORD = "pretrain.json"
 LOSSES_FILE = "losses.jsonl"
-_KEYS = ("config", "template", "data", "weights", "precision", "processes")
+_KEYS = {
+    RUN_RECORD: ("config", "template", "data", "weights", "precision", "processes"),
+    PRETRAIN_RECORD: ("config", "data"),
+}
 
 
 def digest_of(record: dict[str, Any]) -> str:
@@ -68,24 +83,34 @@ def digest_of(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def read_record(folder: Path, *, untouched: bool = False) -> dict[str, Any]:
-    """The record of a run. untouched: as it was written. Raises ConfigError."""
-    path = folder / RUN_RECORD
+def write_record(folder: Path, name: str, record: dict[str, Any]) -> None:
+    """Write the record of a run with its digest. name: one of `RECORDS`. Raises OSError."""
+    write_json(folder / name, record | {"digest": digest_of(record)})
+
+
+def read_record(folder: Path, name: str = RUN_RECORD, *, untouched: bool = False) -> dict[str, Any]:
+    """The record of a run, or of a pretraining by its name. untouched: as it was written.
+
+    Raises ConfigError.
+    """
+    path = folder / name
     try:
         record = read_json_object(path, ConfigError)
     except FileNotFoundError:
-        raise ConfigError(
-            f"{folder}: there is no {RUN_RECORD}; expected the folder of a run"
-        ) from None
-    if any(key not in record for key in _KEYS):
-        raise ConfigError(f"{path}: expected a run's record with the keys {', '.join(_KEYS)}")
+        raise ConfigError(f"{folder}: there is no {name}; expected the folder of a run") from None
+    if name == PRETRAIN_RECORD and "config" not in record:
+        config = {key: value for key, value in record.items() if key != "digests"}
+        record = {"config": config, "data": record.get("digests", {})}
+    if any(key not in record for key in _KEYS[name]):
+        raise ConfigError(f"{path}: expected a run's record with the keys {', '.join(_KEYS[name])}")
     if untouched and record.get("digest", "") not in ("", digest_of(record)):
         raise ConfigError(
             f"{path}: was changed since the run began, so a step would not be the run's own; "
             "start a new run for other settings"
         )
-    if isinstance(record["config"], dict) and isinstance(record["config"].get("train"), dict):
-        record["config"]["train"].pop("watch", None)  # a key of older versions
+    config = record["config"]
+    if name == RUN_RECORD and isinstance(config, dict) and isinstance(config.get("train"), dict):
+        config["train"].pop("watch", None)  # a key of older versions
     return record
 
 
@@ -130,15 +155,29 @@ def begun_on(record: dict[str, Any] | None) -> date | None:
     return date.fromisoformat(record["begun"]) if record and "begun" in record else None
 
 
-def without_places(config: FinetuneConfig) -> dict[str, Any]:
+def without_places(config: FinetuneConfig | PretrainConfig) -> dict[str, Any]:
     """A configuration without where its model and files are, which digests identify."""
     plain = config.model_dump(mode="json", exclude={"model": True, "objective": {"teacher"}})
     sources = plain["data"]["train"], plain["data"]["held_out"]
     for source in (
         source for entries in sources if isinstance(entries, list) for source in entries
     ):
-        del source["path"], source["template"]
+        del source["path"]
+        source.pop("template", None)
     return plain
+
+
+def check_same_configuration(
+    folder: Path, begun: Mapping[str, Any], wanted: Mapping[str, Any], free: tuple[str, ...]
+) -> None:
+    """Raises ConfigError that names a key whose value a run was not begun with. free: how keys
+    begin that may differ.
+    """
+    for key, old, new in differences(begun, wanted, free):
+        raise ConfigError(
+            f"{folder} holds a run with {key} = {old!r}, not {new!r}; start a new run for that, "
+            "with another output"
+        )
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
@@ -147,32 +186,31 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises ConfigError that names what of a run's record is another now."""
-    if before["template"] != now["template"]:
+    """Raises ConfigError that names what of a run's record is another now; what older versions did
+    not record is not compared.
+    """
+    changed = {key for key in before.keys() & now.keys() if before[key] != now[key]}
+    if "template" in changed:
         old, new = ((record["template"] or {}).get("name") for record in (before, now))
         another = "another one of that name" if old == new else new
         raise ConfigError(
             f"{folder}: the template changed: the run was begun in {old}, now it is {another}"
         )
-    check_same_data(folder, before["data"], now["data"])
-    if before["weights"] != now["weights"]:
-        raise ConfigError(
-            f"{folder}: the model {now['config']['model']} has other weights than the run was "
-            "begun with"
-        )
-    if before["precision"] != now["precision"]:
-        raise ConfigError(
-            f"{folder}: the run was begun with products in {before['precision']}, this machine "
-            f"would use {now['precision']}"
-        )
-    if before["processes"] != now["processes"]:
-        raise ConfigError(
-            f"{folder}: the run was begun with {before['processes']} processes, now there are "
-            f"{now['processes']}; a step would hold other rows"
-        )
+    if before["data"]:
+        _check_same_data(folder, before["data"], now["data"])
+    reasons = {
+        "weights": f"the model {now['config'].get('model')} has other weights than the run was "
+        "begun with",
+        "precision": f"the run was begun with products in {before.get('precision')}, this machine "
+        f"would use {now['precision']}",
+        "processes": f"the run was begun with {before.get('processes')} processes, now there are "
+        f"{now['processes']}; a step would hold other rows",
+    }
+    for key in reasons.keys() & changed:
+        raise ConfigError(f"{folder}: {reasons[key]}")
 
 
-def check_same_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> None:
+def _check_same_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> None:
     """Raises ConfigError that names a source whose digest is another now."""
     if list(before.values()) == list(now.values()):
         return  # wherever the files lie now
