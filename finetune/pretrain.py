@@ -171,7 +171,7 @@ _FREE_KEYS = (
 
 def _claim(output: Path, config: PretrainConfig, digests: Mapping[str, str]) -> None:
     """Create the run folder, or check that the run in it is this one."""
-    free = _FREE_KEYS
+    free: tuple[str, ...] = _FREE_KEYS
     if config.train.schedule in ("wsd", "constant"):
         free += ("train.epochs", "train.max_steps")  # the steps before the decay stay as they were
     record = {

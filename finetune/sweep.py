@@ -90,6 +90,6 @@ def _is_finished(config: FinetuneConfig | PretrainConfig, folder: Path) -> bool:
     if not (folder / name).exists():
         return False
     record = read_record(folder, name)
-    begun = validated(type(config), record["config"], str(folder))
-    check_same_configuration(folder, *(c.model_dump(mode="json") for c in (begun, config)), _FREE)
+    begun = validated(type(config), record["config"], str(folder)).model_dump(mode="json")
+    check_same_configuration(folder, begun, config.model_dump(mode="json"), _FREE)
     return (folder / RESULT_FILE).exists()
