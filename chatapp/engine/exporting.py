@@ -112,6 +112,7 @@ def write_adapter(files: ModelFiles, path: Path, kind: str, progress: Progress) 
     rsLoRA, is in the tensors. Raises ModelError for another kind of adapter, and OSError.
     """
     from peft import PeftConfig
+    from peft.utils.other import get_pattern_key
 
     with one_sentence(f"{files.config_file}: peft cannot read it"):
         settings: Any = PeftConfig.from_pretrained(files.path)
@@ -137,7 +138,8 @@ def write_adapter(files: ModelFiles, path: Path, kind: str, progress: Progress) 
         first, second = (kept[layer + ending].float() for ending in _LOW_RANK)
         rank = len(first)
         scale = 1 / math.sqrt(rank) if settings.use_rslora else 1 / rank
-        alpha = _of_layer(settings.alpha_pattern, layer, settings.lora_alpha)
+        own = get_pattern_key(settings.alpha_pattern, layer.removeprefix("base_model.model."))
+        alpha = settings.alpha_pattern.get(own, settings.lora_alpha)
         change = family.gguf.change(values, names[weight])
         if not change.is_transposed:
             second = change.apply(second)
@@ -155,11 +157,6 @@ def write_adapter(files: ModelFiles, path: Path, kind: str, progress: Progress) 
 
 
 _LOW_RANK = (".lora_A.weight", ".lora_B.weight")
-
-
-def _of_layer(pattern: Mapping[str, float], layer: str, default: float) -> float:
-    """The value of a layer, where some have their own by the ends of their names."""
-    return next((v for end, v in pattern.items() if layer.endswith(f".{end}")), default)
 
 
 def _tokenizer_metadata(tokenizer: Any, network: Any, rows: int, origin: str) -> Metadata:

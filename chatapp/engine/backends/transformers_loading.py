@@ -222,9 +222,21 @@ def _merge_adapter(model: Any, files: ModelFiles) -> Any:
             adapted = peft.PeftModel.from_pretrained(model, files.path)
             expected = {*peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)}
         _check_names(files, expected)
+        _untie(adapted.get_base_model())
         merged = adapted.merge_and_unload()
     _check_finite(merged, files)
     return merged
+
+
+def _untie(model: Any) -> None:
+    """Give the output a matrix of its own where an adapter changes only one of two that are tied:
+    merging would change both.
+    """
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    layers = [getattr(end, "base_layer", end) for end in ends]
+    if list(ends) != layers and layers[0].weight is layers[1].weight:
+        layers[1].weight = torch.nn.Parameter(layers[1].weight.detach().clone())
+        model.config.get_text_config().tie_word_embeddings = False
 
 
 def _check_names(files: ModelFiles, expected: set[str]) -> None:

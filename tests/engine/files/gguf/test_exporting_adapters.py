@@ -1,4 +1,4 @@
-"""LoRA adapters written as GGUF without their base: what they add is what merging adds."""
+"""Adapters have PEFT's logits in a chat, merged into a GGUF file and a folder, and alone."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.exporting import write_adapter, write_gguf
+from chatapp.engine.exporting import write_adapter, write_folder, write_gguf
 from chatapp.engine.files.gguf.reader import GGUFFile
+from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import find_model
 
 GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64}
@@ -22,22 +23,39 @@ LLAMA = {
 }  # fmt: skip
 
 
-def adapter(folder: Path, bpe: Tokenizer, family: str, **changes: Any) -> Path:
+IDS = [5, 9, 33, 70, 200, 4]
+
+
+def adapter(
+    folder: Path, bpe: Tokenizer, family: str, *, is_tied: bool = False, **changes: Any
+) -> Path:
     """A base model in `folder`, and a random adapter of it."""
-    save_random(folder, family, bpe, **(GPT2 if family == "gpt2" else LLAMA))
+    sizes = GPT2 if family == "gpt2" else LLAMA | {"tie_word_embeddings": is_tied}
+    save_random(folder, family, bpe, **sizes)
     model = AutoModelForCausalLM.from_pretrained(folder)
     settings = {"r": 4, "lora_alpha": 6, "fan_in_fan_out": family == "gpt2"}
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", target_modules="all-linear", **(settings | changes)
-    )
+    settings |= {"target_modules": "all-linear", **changes}
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **settings)
     wrapped = peft.get_peft_model(model, config)
     torch.manual_seed(1)
     for name, weight in wrapped.named_parameters():
-        if "lora_B" in name:
+        if "lora_B" in name or "lora_embedding" in name or "modules_to_save" in name:
             torch.nn.init.normal_(weight, std=0.3)
     wrapped.peft_config["default"].base_model_name_or_path = str(folder)
     wrapped.save_pretrained(folder.parent / "adapter")
     return folder.parent / "adapter"
+
+
+def check_logits(base: Path, made: Path) -> None:
+    """Compare an adapter in a chat, merged as GGUF and merged as a folder with PEFT's own."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with torch.inference_mode():
+        logits = peft.PeftModel.from_pretrained(model, made).eval()(torch.tensor([IDS])).logits
+    written(made, base.parent / "merged.gguf")
+    write_folder(find_model(str(made)), base.parent / "merged", "f32")
+    for name in (made, base.parent / "merged.gguf", base.parent / "merged"):
+        found = load_model(str(name)).logits(IDS)
+        torch.testing.assert_close(found, logits[0, -1, : len(found)], rtol=0, atol=1e-4)
 
 
 def written(name: Path, path: Path) -> GGUFFile:
@@ -52,6 +70,9 @@ def written(name: Path, path: Path) -> GGUFFile:
         ("llama", {}),
         ("llama", {"use_rslora": True}),
         ("llama", {"alpha_pattern": {"q_proj": 3}, "rank_pattern": {"q_proj": 2}}),
+        ("llama", {"alpha_pattern": {r"layers\.0\..*q_proj": 3, "proj": 9, "up_proj": 2}}),
+        ("llama", {"alpha_pattern": {"^model.layers.1.self_attn.k_proj": 5}, "use_rslora": True}),
+        ("llama", {"rank_pattern": {r"model.layers.\d.mlp.(up|gate)_proj": 2}}),
     ],
 )
 def test_it_adds_to_each_matrix_what_merging_adds(
@@ -62,8 +83,9 @@ def test_it_adds_to_each_matrix_what_merging_adds(
     file = GGUFFile(tmp_path / "alone.gguf")
     assert (file.metadata["general.type"], file.metadata["adapter.type"]) == ("adapter", "lora")
     assert file.metadata["general.architecture"] == family
+    check_logits(tmp_path / "base", made)
     base = written(tmp_path / "base", tmp_path / "base.gguf")
-    merged = written(made, tmp_path / "merged.gguf")
+    merged = GGUFFile(tmp_path / "merged.gguf")
     changed = {name.rpartition(".")[0] for name in file.names}
     for name in base.names:
         expected = torch.tensor(merged.array(name) - base.array(name))
@@ -87,3 +109,32 @@ def test_another_adapter_is_refused(
     with pytest.raises(ModelError, match=f"{problem}.* does not belong to LoRA; export it merged"):
         write_adapter(find_model(str(made)), tmp_path / "alone.gguf", "f32", lambda *_: None)
     assert not (tmp_path / "alone.gguf").exists()
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["q_proj", "lm_head"]},
+    ],
+    ids=["both saved", "head saved", "embedding", "head"],
+)
+def test_an_adapter_of_the_embedding_keeps_its_logits(
+    tmp_path: Path, bpe: Tokenizer, is_tied: bool, changes: dict[str, Any]
+) -> None:
+    made = adapter(tmp_path / "base", bpe, "llama", is_tied=is_tied, **changes)
+    check_logits(tmp_path / "base", made)
+    assert find_model(str(tmp_path / "merged")).config["tie_word_embeddings"] is False
+
+
+def test_each_of_several_adapters_is_found_by_its_folder(tmp_path: Path, bpe: Tokenizer) -> None:
+    first = adapter(tmp_path / "base", bpe, "llama")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    both = peft.PeftModel.from_pretrained(model, first)
+    both.add_adapter("second", peft.LoraConfig(target_modules=["up_proj"], init_lora_weights=False))
+    both.peft_config["second"].base_model_name_or_path = str(tmp_path / "base")
+    both.save_pretrained(tmp_path / "both")
+    check_logits(tmp_path / "base", tmp_path / "both" / "second")
