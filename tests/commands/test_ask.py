@@ -21,22 +21,10 @@ from chatapp.engine.models import loading
 from chatapp.prompting.template import CHAT, save_template
 
 ROOT = Path(__file__).parent.parent.parent
-
-KEYS = [
-    "reply",
-    "finish_reason",
-    "model",
-    "template",
-    "seed",
-    "prompt_tokens",
-    "reused_tokens",
-    "reply_tokens",
-    "time_to_first_token",
-    "tokens_per_second",
-    "thoughts",
-    "thought_tokens",
-    "sampling",
-]
+KEYS = (
+    "reply finish_reason model template seed prompt_tokens reused_tokens "
+    "reply_tokens time_to_first_token tokens_per_second thoughts thought_tokens sampling"
+).split()
 
 
 def test_the_answer_alone_is_on_standard_output(run, use_model: UseModel) -> None:

@@ -104,6 +104,7 @@ CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 GENERATION_CONFIG = "generation_config.json"
 GGUF_SUFFIX = ".gguf"
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 COMPANIONS = (
     "tokenizer*",
@@ -164,12 +165,12 @@ class TokenizerFiles:
 class ModelFiles:
     """A whole model, or a PEFT adapter and its base model.
 
-    path: the folder, or the GGUF file. config: the contents of its config.json or
-    adapter_config.json, or the metadata of a GGUF file with the keys of a config.json. base: the
-    whole model that an adapter was trained on; None for a whole model. tokenizer: possibly the
-    base's. template: the file of the dialogue template that it was trained with; None when there is
-    none. An adapter with the base's tokenizer has its template too, unless it has its own. gguf:
-    the file, open; None for a folder.
+    path: the folder, or the GGUF file, of several parts the first. config: the contents of its
+    config.json or adapter_config.json, or the metadata of a GGUF file with the keys of a
+    config.json. base: the whole model that an adapter was trained on; None for a whole model.
+    tokenizer: possibly the base's. template: the file of the dialogue template that it was trained
+    with; None when there is none. An adapter with the base's tokenizer has its template too, unless
+    it has its own. gguf: the file, open; None for a folder.
     """
 
     path: Path
@@ -285,7 +286,7 @@ class ModelFiles:
             digest.update(self.base.digest().encode())
         patterns = (self.config_file.name, "*.safetensors", "*.safetensors.index.json", *COMPANIONS)
         matches = {file for pattern in patterns for file in self.path.glob(pattern)}
-        for file in [self.path] if self.is_gguf else sorted(matches):
+        for file in gguf_parts(self.path) if self.is_gguf else sorted(matches):
             if file.is_file():
                 digest.update(file.name.encode("utf-8", "surrogateescape") + b"\0")
                 with open_regular(file) as content:
@@ -326,7 +327,8 @@ def _gguf_file(path: Path) -> Path | None:
     """
     if not _holds_gguf(path):
         return None
-    files = sorted(path.glob(f"*{GGUF_SUFFIX}")) if path.is_dir() else [path]
+    found = path.glob(f"*{GGUF_SUFFIX}") if path.is_dir() else [path]
+    files = sorted({next(gguf_parts(file)) for file in found})
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ModelError(f"{path}: there are {len(files)} GGUF files, {names}; name one of them")
@@ -336,7 +338,31 @@ def _gguf_file(path: Path) -> Path | None:
 def _open_gguf(file: Path) -> "GGUFFile":
     from chatapp.engine.files.gguf.reader import GGUFFile
 
-    return GGUFFile(file)
+    parts = list[Path]()
+    for part in gguf_parts(file):
+        check_files(part)
+        if parts and not part.is_file():
+            raise ModelError(f"{file}: its part {part.name} is missing; all have to be beside it")
+        parts.append(part)
+    return GGUFFile(*parts)
+
+
+def gguf_parts(path: Path) -> Iterator[Path]:
+    """The files of a GGUF model that is in parts, by the path of any of them, the first one first;
+    of another file, itself.
+    """
+    match = _PART.fullmatch(path.name)
+    if match is None or not 1 <= int(match[2]) <= int(match[3]):
+        yield path
+        return
+    for number in range(1, int(match[3]) + 1):
+        yield path.with_name(f"{match[1]}-{number:05}-of-{match[3]}{GGUF_SUFFIX}")
+
+
+def gguf_stem(path: Path) -> str:
+    """The name of a GGUF file without its suffix, and without the number of its part."""
+    match = _PART.fullmatch(path.name)
+    return match[1] if match else path.stem
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -374,9 +400,11 @@ def _base_of(path: Path, config: dict[str, Any], find: Callable[[str], Path]) ->
 
 
 def has_model(path: Path) -> bool:
-    """Whether a path is a GGUF file, or a folder that contains any kind of model."""
+    """Whether a path is a GGUF file, of several parts the first, or a folder that contains any kind
+    of model.
+    """
     if path.is_file():
-        return path.suffix == GGUF_SUFFIX
+        return path.suffix == GGUF_SUFFIX and next(gguf_parts(path)) == path
     return (
         os.path.isfile(path / CONFIG)
         or os.path.isfile(path / ADAPTER_CONFIG)

@@ -21,7 +21,7 @@ from chatapp.engine.decoder.families import checkpoint_of
 from chatapp.engine.decoder.families.architecture import Architecture, Part
 from chatapp.engine.decoder.families.family import Checkpoint
 from chatapp.engine.errors import ModelError
-from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.model_files import ModelFiles, gguf_parts
 from chatapp.engine.files.safetensors import (
     TensorHeader,
     is_buffer,
@@ -195,7 +195,7 @@ def stored_tensors(
 
 def weight_sources(files: ModelFiles) -> list[Path]:
     """The files that contain the tensors. Raises ModelError when there are none."""
-    return [files.path] if files.is_gguf else weight_files(files.path)
+    return list(gguf_parts(files.path)) if files.is_gguf else weight_files(files.path)
 
 
 # To be raised when the contents of the files change.

@@ -15,7 +15,7 @@ from chatapp.common.userfiles import open_regular, parse_json_object, read_json_
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.summary import parameter_formula, parts
 from chatapp.engine.errors import ModelError, NoDecoder
-from chatapp.engine.files.model_files import ModelFiles, architectures
+from chatapp.engine.files.model_files import ModelFiles, architectures, gguf_parts
 from chatapp.engine.files.safetensors import TensorHeader, is_buffer
 from chatapp.engine.kernels.machine import machine_memory
 
@@ -267,9 +267,9 @@ def _dtype(files: ModelFiles) -> str:
 
 
 def bytes_on_disk(path: Path) -> int:
-    """The bytes of a model's folder, or of its one file. Raises OSError."""
+    """The bytes of a model's folder, or of its GGUF file with all its parts. Raises OSError."""
     if path.is_file():
-        return path.stat().st_size
+        return sum(part.stat().st_size for part in gguf_parts(path) if part.is_file())
     return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 

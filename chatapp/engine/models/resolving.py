@@ -34,6 +34,8 @@ from chatapp.engine.files.model_files import (
     SEQ_TO_SEQ,
     ModelFiles,
     architectures,
+    gguf_parts,
+    gguf_stem,
     has_model,
     is_encoder_decoder,
     read_config,
@@ -49,7 +51,7 @@ def note_model(name: str | Path) -> None:
     """Remember the location of a model, if the name is a folder or a file, but no step of a run."""
     path = os.path.expanduser(name)  # unlike Path, accepts any text without an error
     if os.path.exists(path) and step_of(path) is None:
-        place = os.path.abspath(path)
+        place = str(next(gguf_parts(Path(os.path.abspath(path)))))
         known = [str(path) for path in used_models()]
         if place not in known:
             with suppress(OSError, UnicodeError):
@@ -189,13 +191,14 @@ def local_models() -> list[str]:
     before, including unfinished runs, language models in the hub's cache, and GGUF files of other
     programs.
     """
-    names = [BUNDLED] if has_bundled() else []
-    names += _kept_models()
+    kept = _kept_models()
+    names = [BUNDLED, *kept] if has_bundled() else kept
+    known = {(models_dir() / name).resolve() for name in kept}
     by_place: dict[Path, Path] = {}
     for place in (*sorted(Path("runs").glob("*")), *used_models()):
         if has_model(place) or (place / RUN_RECORD).is_file():
             by_place.setdefault(place.resolve(), place)
-    names += map(_short, by_place.values())
+    names += [_short(path) for place, path in by_place.items() if place not in known]
     return [*names, *cached_hub_models(_writes_text), *files_of_other_programs()]
 
 
@@ -243,8 +246,8 @@ _DEFAULT_TAG = ":latest"
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
-# One of several parts of a model is not a whole file, and a projector turns images into vectors.
-_NO_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$|mmproj", re.IGNORECASE)
+_PROJECTOR = "mmproj"
+"""In the name of a file that turns images into vectors, and is no model."""
 
 
 def is_of_other_program(name: str) -> bool:
@@ -301,10 +304,10 @@ def _lm_studio() -> Iterator[tuple[str, Path]]:
     taken = set()
     for models in (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"):
         for file in _matches(models, "*/*/*.gguf"):
-            if not _NO_MODEL.search(file.name) and os.path.isfile(file):
-                name = file.stem
+            if _PROJECTOR not in file.name.lower() and has_model(file):
+                name = gguf_stem(file)
                 if name in taken:
-                    name = file.relative_to(models).with_suffix("").as_posix()
+                    name = file.relative_to(models).with_name(name).as_posix()
                 taken.add(name)
                 yield LM_STUDIO + name, file
 

@@ -103,6 +103,7 @@ def test_files_of_lm_studio(user: Path) -> None:
         new / "pub" / "repo" / "tiny.Q4_1.gguf",
         new / "pub" / "repo" / "mmproj-tiny.gguf",
         new / "pub" / "repo" / "large-00001-of-00002.gguf",
+        new / "pub" / "repo" / "large-00002-of-00002.gguf",
         new / "pub" / "repo" / "notes.txt",
         old / "pub" / "other" / "tiny.Q4_1.gguf",
         old / "pub" / "other" / "second.gguf",
@@ -112,8 +113,9 @@ def test_files_of_lm_studio(user: Path) -> None:
         file.touch()
     assert files_of_other_programs() == {
         "lmstudio:tiny.Q4_1": files[0],
-        "lmstudio:pub/other/tiny.Q4_1": files[4],
-        "lmstudio:second": files[5],
+        "lmstudio:large": files[2],
+        "lmstudio:pub/other/tiny.Q4_1": files[5],
+        "lmstudio:second": files[6],
     }
-    assert model_folder("lmstudio:second") == files[5]
+    assert model_folder("lmstudio:second") == files[6]
     assert "lmstudio:second" in local_models()

@@ -12,7 +12,7 @@ from gguf.gguf_reader import ReaderField
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from chatapp.common.userfiles import did_you_mean, reason
+from chatapp.common.userfiles import did_you_mean, reason, shown
 from chatapp.engine.decoder.families.gguf_row import FACTORS
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.safetensors import TensorHeader
@@ -49,15 +49,29 @@ class _Reader(GGUFReader):
 
 
 class GGUFFile:
-    """An open GGUF file.
+    """An open GGUF file, or one in several parts, whose metadata are in the first.
 
-    Raises ModelError when it is invalid or truncated.
+    Raises ModelError when it is invalid or truncated, and when parts are missing or of another
+    model.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *others: Path) -> None:
         self.path = path
+        self._reader = self._open(path)
+        readers = [self._reader, *map(self._open, others)]
+        self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        parts = self.metadata.get("split.count") or 1
+        count = self.metadata.get("split.tensors.count", len(self._tensors))
+        if parts != len(readers) or count != len(self._tensors):
+            raise ModelError(
+                f"{path}: is one of {shown(parts)} parts with {shown(count)} tensors, and there "
+                f"are {len(readers)} with {len(self._tensors)}; expected all beside each other, "
+                "with names like NAME-00001-of-00002.gguf"
+            )
+
+    def _open(self, path: Path) -> "_Reader":
         try:
-            self._reader = _Reader(path)
+            return _Reader(path)
         except OSError as error:
             raise ModelError(f"{path}: cannot be read: {reason(error)}") from None
         except (ValueError, KeyError, IndexError, struct.error, OverflowError) as error:
@@ -70,7 +84,6 @@ class GGUFFile:
             raise ModelError(
                 f"{path}: is not a GGUF file, or is truncated; download it again ({reason(error)})"
             ) from None
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
 
     @property
     def metadata(self) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+Keys = Mapping[str, Any]
 Tensors = Mapping[str, Tensor]
 More = Callable[[GGUFWriter], None]
 
@@ -23,13 +24,13 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% 
 
 
 def write_file(
-    path: Path, keys: Mapping[str, Any], tensors: Tensors, kind: str = "F32", *, more: More
+    path: Path, keys: Keys, tensors: Tensors, kind: str = "F32", *, more: More, of_part: int = 0
 ) -> Path:
     """A file with these keys and tensors, of which matrices are stored as `kind`.
 
-    keys: `general.architecture` among them.
+    keys: `general.architecture` among them. of_part: the most tensors of a part, if in several.
     """
-    writer = GGUFWriter(path, keys["general.architecture"])
+    writer = GGUFWriter(path, keys["general.architecture"], split_max_tensors=of_part)
     for key, value in keys.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)

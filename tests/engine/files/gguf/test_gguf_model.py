@@ -21,12 +21,14 @@ from gguf_files import (
 from random_models import logits_of
 from tokenizers import Tokenizer
 
+from chatapp.common.paths import models_dir
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.models.catalogue import on_this_machine
 from chatapp.engine.models.loading import load_model
-from chatapp.engine.models.resolving import find_model, model_identity
+from chatapp.engine.models.resolving import find_model, model_identity, note_model
 from chatapp.prompting.messages import Message, text_of
 
 KINDS = ("F32", "F16", "Q8_0", "Q4_1")
@@ -116,6 +118,39 @@ def test_a_folder_that_holds_one_file_is_that_model(llama_file: Path) -> None:
     assert files.digest() == ModelFiles.read(llama_file).digest()
     model = load_model(str(llama_file.parent))
     assert model_identity(model) == f"{files.digest()}-float32"
+
+
+def test_a_model_in_parts_is_read_from_any_of_them_and_listed_once(
+    tmp_path: Path, llama: Any, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
+    folder = models_dir() / "big"
+    folder.mkdir(parents=True)
+    tensors, more = dict(llama_tensors(llama)), vocabulary(bpe)
+    write_file(folder / "big.gguf", LLAMA_KEYS, tensors, more=more, of_part=8)
+    parts = sorted(folder.iterdir())
+    for name in (*parts, folder, "big"):
+        model = load_model(str(name))
+        assert torch.allclose(model.logits(IDS), logits_of(llama, IDS)[-1], atol=1e-4)
+        assert find_model(str(name)).path == parts[0]
+        note_model(name)
+    for path in parts:
+        path.rename(folder.parent / path.name)
+        note_model(folder.parent / path.name)
+    first, second, third = parts = sorted(folder.parent.glob("*.gguf"))
+    (listed,) = (model for model in on_this_machine() if "big" in model.name)
+    assert listed.bytes == sum(path.stat().st_size for path in parts)
+    before = find_model(str(first)).digest()
+    third.write_bytes(third.read_bytes() + b"\0")
+    assert find_model(str(third)).digest() != before
+    second.rename(folder.parent / "aside")
+    with pytest.raises(ModelError, match=r"its part big-00002-of-00003\.gguf is missing"):
+        find_model(str(third))
+    second.write_bytes(third.read_bytes())
+    with pytest.raises(ModelError, match=r"3 parts with the number 21 tensors, and there are 3"):
+        find_model(str(third))
+    with pytest.raises(ModelError, match=r"one of the number 3 parts"):
+        find_model(str(first.rename(tmp_path / "alone.gguf")))
 
 
 def test_several_files_in_a_folder_are_named(llama_file: Path) -> None:
