@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatapp import __version__
+from chatapp.commands import options as shared
 from chatapp.commands.console import complain
-from chatapp.commands.options import (
-    McpServersOption,
-    ModelOption,
-    NoServerOption,
-    PrecisionOption,
-    TemplateOption,
-    name_mcp_servers,
-)
 from chatapp.common.command_groups import DailyFirst
 from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen, prepare_streams
 from chatapp.common.userfiles import DISK_FULL, UserError, invalid_path, reason
@@ -102,10 +95,10 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def chat(
     context: typer.Context,
-    model: ModelOption = None,
-    template: TemplateOption = None,
-    precision: PrecisionOption = None,
-    last: Annotated[bool, typer.Option("--continue", "-c", help="Continue the last chat.")] = False,
+    model: shared.ModelOption = None,
+    template: shared.TemplateOption = None,
+    precision: shared.PrecisionOption = None,
+    last: shared.LastOption = False,
     inline: Annotated[
         bool,
         typer.Option(
@@ -115,8 +108,8 @@ def chat(
     unsaved: Annotated[
         bool, typer.Option("--unsaved", help="Save nothing: the chat is gone when you quit.")
     ] = False,
-    mcp_servers: McpServersOption = None,
-    no_server: NoServerOption = False,
+    mcp_servers: shared.McpServersOption = None,
+    no_server: shared.NoServerOption = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     """A GPT you can open: without a command, a chat in the terminal."""
@@ -127,7 +120,7 @@ def chat(
         if any(context.params.values()):
             raise UserError("put options after the command: chatapp ask --model …")
         return
-    name_mcp_servers(mcp_servers)
+    shared.name_mcp_servers(mcp_servers)
     if unsaved and last:
         raise UserError(
             "--continue and --unsaved cannot be used together; an unsaved chat is always new"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.common.command_groups import DailyFirst
+from chatapp.common.command_groups import DailyFirst, number_option
 from chatapp.common.foreign import printable
 from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen, prepare_streams
 from chatapp.common.userfiles import reason
@@ -184,9 +184,7 @@ def evaluate(
     replies: Annotated[
         int, typer.Option(min=0, help="number of greedy replies per set of rows")
     ] = 100,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="maximum length of a reply, in tokens")
-    ] = 128,
+    max_tokens: Annotated[int, number_option("max_tokens", in_sentence=False)] = 128,
     shown: Annotated[int, typer.Option(min=0, help="number of replies to print")] = 5,
     as_json: AsJson = False,
 ) -> None:
@@ -387,7 +385,10 @@ def filter_documents(
     pareto: Annotated[
         bool, typer.Option("--pareto", help="keep by chance, the likelier the more alike: GPT-3")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="of the classifier and of --pareto")] = 0,
+    seed: Annotated[
+        int,
+        number_option("seed", in_sentence=False, meaning="of the classifier and of --pareto"),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Keep the pretraining documents that are most like a good text, by a linear classifier."""

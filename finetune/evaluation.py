@@ -19,7 +19,7 @@ from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import find_model, model_folder
 from chatapp.engine.tokenizers import chat_tokenizer
-from chatapp.tasks.evaluation.metrics import estimate
+from chatapp.tasks.metrics import estimate
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.preparation import LONGEST, choose_template, on_day
 from finetune.measuring.results import SCORES, Answer, Evaluation, SetResult

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from chatapp.commands import options
+from chatapp.commands import options as shared
 from chatapp.commands.answers import (
     AblateOption,
     ServedQuestion,
@@ -36,18 +36,6 @@ from chatapp.commands.console import (
     status,
 )
 from chatapp.commands.loading import choices_for, load, open_store
-from chatapp.commands.options import (
-    METHOD_HELP,
-    JsonOption,
-    McpServersOption,
-    ModelOption,
-    NoServerOption,
-    PrecisionOption,
-    TemplateOption,
-    name_mcp_servers,
-    sampling_options,
-    settings_of,
-)
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import (
     UserError,
@@ -84,14 +72,14 @@ SystemOption = Annotated[
     typer.Option(help="Instructions, or a file of them, that replace the template's own."),
 ]
 PersonaOption = Annotated[
-    str | None, typer.Option(help="Use a persona's instructions.", autocompletion=options.personas)
+    str | None, typer.Option(help="Use a persona's instructions.", autocompletion=shared.personas)
 ]
 LastOption = Annotated[
     bool, typer.Option("--continue", "-c", help="Continue the last chat and save the answer in it.")
 ]
 ChatOption = Annotated[
     int | None,
-    typer.Option("--chat", help="Continue the chat with this id.", autocompletion=options.chats),
+    typer.Option("--chat", help="Continue the chat with this id.", autocompletion=shared.chats),
 ]
 ThinkOption = Annotated[
     bool | None,
@@ -153,7 +141,7 @@ GrammarOption = Annotated[
 ]
 
 
-@sampling_options()
+@shared.sampling_options()
 def ask(
     context: typer.Context,
     question: QuestionArgument = None,
@@ -162,37 +150,37 @@ def ask(
     persona: PersonaOption = None,
     last: LastOption = False,
     chat_id: ChatOption = None,
-    model: ModelOption = None,
-    template: TemplateOption = None,
-    precision: PrecisionOption = None,
+    model: shared.ModelOption = None,
+    template: shared.TemplateOption = None,
+    precision: shared.PrecisionOption = None,
     think: ThinkOption = None,
     best_of: BestOfOption = 1,
     reward: RewardOption = "",
     docs: DocsOption = None,
-    docs_method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
+    docs_method: shared.MethodOption = "bm25",
     tools: ToolsOption = "",
     yes_tools: YesToolsOption = "",
-    mcp_servers: McpServersOption = None,
+    mcp_servers: shared.McpServersOption = None,
     tool_choice: ToolChoiceOption = None,
     schema: SchemaOption = None,
     pattern: PatternOption = None,
     grammar: GrammarOption = None,
     ablate: AblateOption = None,
     steer: SteerOption = None,
-    no_server: NoServerOption = False,
-    as_json: JsonOption = False,
+    no_server: shared.NoServerOption = False,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Answer one question on standard output.
 
     Nothing is stored, unless a chat is continued.
     """
-    name_mcp_servers(mcp_servers)
+    shared.name_mcp_servers(mcp_servers)
     chat = _chat_to_go_on_with(last, chat_id)
     _check_together(chat, system, persona, best_of, reward, tools)
     constraint = _constraint_of(schema, pattern, grammar, tools)
     wanted = _names_in(tools)
     allowed = _allowed_names(_names_in(yes_tools), wanted)
-    settings = settings_of(context, model=None if chat is None else chat.model)
+    settings = shared.settings_of(context, model=None if chat is None else chat.model)
     text = _message_of(question, files or ())
     own_system, asked_template = _instructions(system, persona, chat)
     may_be_served = not (no_server or ablate or steer)

@@ -5,33 +5,27 @@ from typing import Annotated
 
 import typer
 
+from chatapp.commands import options as shared
 from chatapp.commands.answers import AblateOption, SteerOption, changes_of, print_answer
 from chatapp.commands.console import standard_input
 from chatapp.commands.loading import choices_for, load
-from chatapp.commands.options import (
-    JsonOption,
-    ModelOption,
-    PrecisionOption,
-    sampling_options,
-    settings_of,
-)
 from chatapp.common.userfiles import UserError
 
 
-@sampling_options()
+@shared.sampling_options()
 def complete(
     context: typer.Context,
     text: Annotated[
         str | None, typer.Argument(help="The text to continue. Standard input is appended to it.")
     ] = None,
-    model: ModelOption = None,
-    precision: PrecisionOption = None,
+    model: shared.ModelOption = None,
+    precision: shared.PrecisionOption = None,
     ablate: AblateOption = None,
     steer: SteerOption = None,
-    as_json: JsonOption = False,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Continue a text, without a dialogue."""
-    settings = settings_of(context)
+    settings = shared.settings_of(context)
     prompt = (text or "") + standard_input().removesuffix("\n")
     if not prompt.strip():
         raise UserError("there is no text to continue; pass it in quotes or on standard input")

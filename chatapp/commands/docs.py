@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from chatapp.commands.console import complain, show_reading, status, write, write_json
-from chatapp.commands.options import METHOD_HELP, JsonOption
+from chatapp.commands.options import JsonOption, MethodOption
+from chatapp.common.command_groups import number_option
+from chatapp.tasks.files.documents import LIMIT, PASSAGES, DocumentSet
 
 app = typer.Typer(no_args_is_help=True, help="Search documents, without a model.")
 
@@ -19,13 +21,12 @@ def docs() -> None:
 def search(
     query: Annotated[str, typer.Argument(help="What to look for.")],
     paths: Annotated[list[str], typer.Argument(help="Files, folders and patterns.")],
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of passages.")] = 5,
-    method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
+    limit: Annotated[int, number_option(LIMIT)] = PASSAGES,
+    method: MethodOption = "bm25",
     as_json: JsonOption = False,
 ) -> None:
     """Find the passages of documents that are nearest to a query, the nearest first."""
     from chatapp.dialogue.documents.search import Documents
-    from chatapp.tasks.files.documents import DocumentSet
 
     documents = Documents(DocumentSet(tuple(paths), method, limit))
     try:

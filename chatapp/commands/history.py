@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chatapp.commands import options
+from chatapp.commands import options as shared
 from chatapp.commands.console import (
     FAILED,
     complain,
@@ -21,7 +21,6 @@ from chatapp.commands.console import (
     write_output,
 )
 from chatapp.commands.loading import open_store
-from chatapp.commands.options import ForceOption, JsonOption
 from chatapp.common.foreign import local_time, printable
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows, rows_of_model
@@ -42,7 +41,7 @@ _PIPED_WIDTH = 160  # columns of a table outside of a terminal
 
 ChatArgument = Annotated[
     int,
-    typer.Argument(help="The chat's id, as `history list` shows it.", autocompletion=options.chats),
+    typer.Argument(help="The chat's id, as `history list` shows it.", autocompletion=shared.chats),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="Show at most this many.")]
 
@@ -57,7 +56,7 @@ class Format(StrEnum):
 
 
 @app.command("list")
-def list_chats(limit: Limit = 50, as_json: JsonOption = False) -> None:
+def list_chats(limit: Limit = 50, as_json: shared.JsonOption = False) -> None:
     """List chats, the last changed first."""
     with open_store() as store:
         chats = store.chats(limit=limit)
@@ -95,7 +94,7 @@ def list_chats(limit: Limit = 50, as_json: JsonOption = False) -> None:
 def search(
     query: Annotated[str, typer.Argument(help="Words that a message must contain.")],
     limit: Limit = 50,
-    as_json: JsonOption = False,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Find messages that hold all words of QUERY, the newest first."""
     with open_store() as store:
@@ -117,7 +116,7 @@ def search(
 
 
 @app.command()
-def show(chat_id: ChatArgument, as_json: JsonOption = False) -> None:
+def show(chat_id: ChatArgument, as_json: shared.JsonOption = False) -> None:
     """Show a chat."""
     from chatapp.dialogue.export import to_json, to_markdown
 
@@ -132,7 +131,7 @@ def show(chat_id: ChatArgument, as_json: JsonOption = False) -> None:
 @app.command()
 def export(
     chat_id: Annotated[
-        int | None, typer.Argument(help="The chat's id.", autocompletion=options.chats)
+        int | None, typer.Argument(help="The chat's id.", autocompletion=shared.chats)
     ] = None,
     export_all: Annotated[bool, typer.Option("--all", help="Export all chats.")] = False,
     format: Annotated[
@@ -148,7 +147,7 @@ def export(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Only feedback on the replies of this model.", autocompletion=options.models
+            help="Only feedback on the replies of this model.", autocompletion=shared.models
         ),
     ] = None,
     output: Annotated[
@@ -158,7 +157,7 @@ def export(
     thinking: Annotated[
         bool, typer.Option("--thinking", help="Include the model's thinking, in jsonl.")
     ] = False,
-    force: ForceOption = False,
+    force: shared.ForceOption = False,
 ) -> None:
     """Export a chat, or all of them."""
     if (chat_id is None) != export_all and not (feedback and chat_id is None):
@@ -197,7 +196,7 @@ def import_chats(
             "or conversations.json of a ChatGPT data export."
         ),
     ],
-    as_json: JsonOption = False,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Import the chats of a file, all of them or none."""
     from chatapp.dialogue.importing import read_chats, store_chats
@@ -219,7 +218,7 @@ def import_chats(
 @app.command()
 def delete(
     chat_id: ChatArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: shared.YesOption = False,
 ) -> None:
     """Delete a chat with all its messages, for good."""
     with open_store() as store:
@@ -240,7 +239,7 @@ def restore(
         Path | None,
         typer.Option("--from", help="The copy. [default: the newest of those made each day]"),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Put a copy of all chats in the place of their file, which is moved aside."""
     from chatapp.common.paths import database_path

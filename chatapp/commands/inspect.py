@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from chatapp.commands import options as shared
 from chatapp.commands.console import (
     interruptible,
     progress,
@@ -19,14 +20,6 @@ from chatapp.commands.console import (
     write_output,
 )
 from chatapp.commands.loading import choices_for, load
-from chatapp.commands.options import (
-    ForceOption,
-    JsonOption,
-    ModelOption,
-    grouped_options,
-    sampling_options,
-    settings_of,
-)
 from chatapp.common.userfiles import UserError
 from chatapp.lab.view import Option, Subject, View
 from chatapp.lab.views import FIRST, VIEWS
@@ -44,12 +37,12 @@ _DEFAULT = "text"  # the command for a text without a view before it
 class Target:
     """Where the views go."""
 
-    model: ModelOption = None
+    model: shared.ModelOption = None
     output: Annotated[
         Path | None, typer.Option(help="Write a self-contained file: .html or .svg.")
     ] = None
-    force: ForceOption = False
-    as_json: JsonOption = False
+    force: shared.ForceOption = False
+    as_json: shared.JsonOption = False
 
     def check(self) -> None:
         """Raises UserError for a file that cannot be written."""
@@ -117,7 +110,7 @@ def _run(
     target.check()
     if not content and "always" in takes_text:
         raise UserError("there is no text to inspect; pass it in quotes or on standard input")
-    settings = settings_of(context)
+    settings = shared.settings_of(context)
     with interruptible("interrupted"):
         subject = _masked_subject(settings, content, options, views)
         if subject is None:
@@ -243,9 +236,9 @@ def _command(views: Sequence[type[View]], options: type[Any]) -> Callable[..., N
             own[1].replace(annotation=Target),
         ]
     )
-    command = grouped_options(command)
+    command = shared.grouped_options(command)
     if any(view.samples for view in views):
-        command = sampling_options("temperature", "top_k", "top_p", "min_p")(command)
+        command = shared.sampling_options("temperature", "top_k", "top_p", "min_p")(command)
     return command
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from chatapp.commands.loading import open_store
-from chatapp.common.parameters import PARAMETERS, Parameter
+from chatapp.common.command_groups import sentence
+from chatapp.common.parameters import PARAMETERS, PRECISIONS, Parameter
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -97,8 +98,6 @@ def templates() -> Iterable[str]:
 @_offered
 def precisions() -> Iterable[str]:
     """Precisions of a model."""
-    from chatapp.common.parameters import PRECISIONS
-
     return PRECISIONS
 
 
@@ -151,8 +150,6 @@ def chats() -> Iterable[tuple[str, str]]:
     return [(str(chat.id), " ".join(printable(chat.title).split())[:_TITLE]) for chat in latest]
 
 
-METHOD_HELP = "How to search: bm25, encoder or both; an encoder may follow, such as both:minilm."
-
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Refuse a pool in which an input has two labels.")
 ]
@@ -176,7 +173,7 @@ TemplateOption = Annotated[
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        help="Number format for computing: auto, float32, bfloat16, int8 or int4.",
+        help=f"Number format for computing: {', '.join(PRECISIONS)}.",
         autocompletion=precisions,
     ),
 ]
@@ -195,6 +192,16 @@ McpServersOption = Annotated[
         help="A JSON file with the mcpServers block of another program.",
     ),
 ]
+MethodOption = Annotated[
+    str,
+    typer.Option(
+        help="How to search: bm25, encoder or both; an encoder may follow, such as both:minilm."
+    ),
+]
+HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
+PortOption = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")]
+LastOption = Annotated[bool, typer.Option("--continue", "-c", help="Continue the last chat.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -279,10 +286,9 @@ def prompt_options(
 
     options = []
     for name, setting in SETTINGS.items():
-        kind: Any = str
         extra: dict[str, Any] = {}
         if name == "shots":
-            kind, extra = (str, {}) if several else (int, {"min": 0})
+            extra = {"metavar": "<integers>" if several else "<integer>"}
             more = ", such as 0,1,8" if several else ""
         elif name == "select":
             extra = {"autocompletion": lists_of_methods if several else methods}
@@ -290,7 +296,7 @@ def prompt_options(
         else:
             more = f" ({', '.join(setting.values or ())})"
         help = f"{setting.help}{more}".removesuffix(".") + "."
-        option = Annotated[kind | None, typer.Option(help=help, show_default=False, **extra)]
+        option = Annotated[str | None, typer.Option(help=help, show_default=False, **extra)]
         options.append(_keyword(name, option))
     return _with_options(options)
 
@@ -313,9 +319,10 @@ _KINDS: Mapping[type, str] = {float: "<float>", int: "<integer>"}
 
 
 def _flag(parameter: Parameter) -> inspect.Parameter:
-    help = f"{parameter.help[0].upper()}{parameter.help[1:]}."
     # As text: the settings check all values alike, and refuse them in their own words.
-    option = typer.Option(help=help, metavar=_KINDS[parameter.kind], show_default=False)
+    option = typer.Option(
+        help=sentence(parameter.help), metavar=_KINDS[parameter.kind], show_default=False
+    )
     return _keyword(parameter.name, Annotated[str | None, option])
 
 

@@ -7,14 +7,9 @@ from typing import Annotated
 
 import typer
 
+from chatapp.commands import options as shared
 from chatapp.commands.console import interruptible, progress, write, write_json
 from chatapp.commands.loading import load
-from chatapp.commands.options import (
-    ConcurrencyOption,
-    JsonOption,
-    ModelOption,
-    PrecisionOption,
-)
 from chatapp.common.userfiles import UserError, read_required
 
 
@@ -24,10 +19,10 @@ def perplexity(
         int | None,
         typer.Option(min=1, help="Tokens scored in each window; default: half the model's window."),
     ] = None,
-    model: ModelOption = None,
-    precision: PrecisionOption = None,
-    concurrency: ConcurrencyOption = None,
-    as_json: JsonOption = False,
+    model: shared.ModelOption = None,
+    precision: shared.PrecisionOption = None,
+    concurrency: shared.ConcurrencyOption = None,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Measure the perplexity of a text over a sliding window."""
     from chatapp.common.settings import load_settings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chatapp.commands import options as completion
+from chatapp.commands import options as shared
 from chatapp.commands.console import (
     complain,
     interruptible,
@@ -21,15 +21,7 @@ from chatapp.commands.console import (
     write_json,
 )
 from chatapp.commands.loading import choices_for, load, prompt_path, report_pool, template_for
-from chatapp.commands.options import (
-    ConcurrencyOption,
-    JsonOption,
-    ModelOption,
-    NoServerOption,
-    StrictOption,
-    grouped_options,
-    prompt_options,
-)
+from chatapp.common.command_groups import number_option
 from chatapp.common.userfiles import UserError
 from chatapp.tasks.settings import SETTINGS
 
@@ -59,7 +51,7 @@ FileArgument = Annotated[
         help="Prompt file (.toml, .txt), pool (.jsonl, .csv), or library name; "
         "without it, the library is listed.",
         show_default=False,
-        autocompletion=completion.prompts,
+        autocompletion=shared.prompts,
     ),
 ]
 
@@ -91,11 +83,13 @@ class RunOptions:
             help="File for the answers to --inputs (JSON Lines); an existing one is continued."
         ),
     ] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of selection and sampling.")] = None
-    strict: StrictOption = False
-    model: ModelOption = None
-    concurrency: ConcurrencyOption = None
-    no_server: NoServerOption = False
+    seed: Annotated[int | None, number_option("seed", meaning="seed of selection and sampling")] = (
+        None
+    )
+    strict: shared.StrictOption = False
+    model: shared.ModelOption = None
+    concurrency: shared.ConcurrencyOption = None
+    no_server: shared.NoServerOption = False
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Show the exact prompt on standard error.")
     ] = False
@@ -105,11 +99,11 @@ class RunOptions:
             "--parts", help="Show which example, passage or other part decided the answer."
         ),
     ] = False
-    as_json: JsonOption = False
+    as_json: shared.JsonOption = False
 
 
-@prompt_options()
-@grouped_options
+@shared.prompt_options()
+@shared.grouped_options
 def run(context: typer.Context, options: RunOptions, file: FileArgument = None) -> None:
     """Answer inputs as a prompt file says: by a label, or by generated text."""
     from chatapp.tasks.options import changed
@@ -121,8 +115,9 @@ def run(context: typer.Context, options: RunOptions, file: FileArgument = None) 
         return
     if (prompt := _prompt_of(file, options)) is None:
         return
-    keys = {name: context.params[name] for name in SETTINGS}
-    given = [f"--{name}" for name, value in keys.items() if value is not None]
+    texts = {name: text for name in SETTINGS if (text := context.params[name]) is not None}
+    keys = {name: SETTINGS[name].read(name, text) for name, text in texts.items()}
+    given = [f"--{name}" for name in keys]
     _refuse(prompt, options, given)
     prompt = changed(prompt, **keys, seed=options.seed)
     report_pool(prompt.pool, strict=options.strict)

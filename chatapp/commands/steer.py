@@ -10,6 +10,7 @@ import typer
 from chatapp.commands.console import complain, interruptible, progress, write, write_json
 from chatapp.commands.loading import load
 from chatapp.commands.options import ForceOption, JsonOption, ModelOption
+from chatapp.common.command_groups import number_option
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError, reason
 
@@ -84,7 +85,7 @@ def sweep(
     strengths: Annotated[
         str, typer.Option(help="Strengths, separated by commas; 0 is the model itself.")
     ] = _STRENGTHS,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Length of each reply.")] = 40,
+    max_tokens: Annotated[int, number_option("max_tokens")] = 40,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import options as completion
+from chatapp.commands import options as shared
 from chatapp.commands.console import complain, interruptible, progress, write, write_json
 from chatapp.commands.loading import load, prompt_path, template_for
-from chatapp.commands.options import JsonOption, ModelOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -34,12 +33,10 @@ def summarize(
     file: Annotated[Path, typer.Argument(help="A document: text, Markdown, HTML or PDF.")],
     prompt: Annotated[
         str,
-        typer.Option(
-            help="The prompt file that summarizes a text.", autocompletion=completion.prompts
-        ),
+        typer.Option(help="The prompt file that summarizes a text.", autocompletion=shared.prompts),
     ] = "summary",
-    model: ModelOption = None,
-    as_json: JsonOption = False,
+    model: shared.ModelOption = None,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Summarize a document longer than the window: its passages, then the summaries."""
     from chatapp.common.settings import load_settings

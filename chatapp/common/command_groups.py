@@ -1,8 +1,39 @@
-"""The help of a program with many commands: those of every day first."""
+"""What the command lines of both programs share: the help of a program with many commands, those
+of every day first, and the range of a number.
+"""
 
+from dataclasses import replace
 from typing import Any
 
+import typer
 from typer.core import TyperGroup
+
+from chatapp.common.parameters import PARAMETERS, Parameter
+
+
+def number_option(name: str | Parameter, *, in_sentence: bool = True, **differing: Any) -> Any:
+    """The option of a number that is accepted elsewhere, too, with its range and meaning.
+
+    name: of a sampling parameter, or any other. in_sentence: whether its help is a sentence.
+    differing: fields of `Parameter` that are others here.
+    """
+    parameter = replace(PARAMETERS[name] if isinstance(name, str) else name, **differing)
+
+    def in_range(value: float | None) -> float | None:
+        try:
+            if value is not None:
+                parameter.check_range(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        return value
+
+    help = sentence(parameter.help) if in_sentence else parameter.help
+    return typer.Option(help=help, callback=in_range)
+
+
+def sentence(words: str) -> str:
+    """Words with a capital letter and a full stop."""
+    return f"{words[0].upper()}{words[1:]}."
 
 
 class DailyFirst(TyperGroup):

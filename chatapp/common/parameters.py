@@ -1,9 +1,11 @@
-"""The sampling parameters: how the next token is drawn from the logits.
+"""What is accepted in more than one place is described here once: its type, range and meaning.
 
-`PARAMETERS` is the only description of them. Settings, environment variables, flags, the fields of
-F2, /set, /compare, the table [generate] of prompt files, presets, requests to servers and model
-defaults are all derived from it, so a new field of `Sampling` appears everywhere. `Choices` alone
-decides whose value wins.
+`PARAMETERS` are the sampling parameters: how the next token is drawn from the logits. Settings,
+environment variables, flags, the fields of F2, /set, /compare, the table [generate] of prompt
+files, presets, requests to servers, the server's own requests and model defaults are all derived
+from it, so a new field of `Sampling` appears everywhere. `Choices` alone decides whose value wins.
+`validation.key_of` makes a key of a file from a parameter, `command_groups.number_option` an
+option.
 """
 
 import math
@@ -18,7 +20,7 @@ from chatapp.common.userfiles import suggestion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One sampling parameter.
+    """A number that is accepted in several places, such as a sampling parameter.
 
     kind: the type of its values. default: None where the parameter may stay unset. low, high: the
     bounds; above_low, below_high: the bound itself is excluded. off: the value without effect, or
@@ -80,21 +82,29 @@ class Parameter:
     @property
     def range_in_words(self) -> str:
         """For example "from 0 (off) to below 1"."""
-        low, high = (
-            f"{bound} (off)" if bound == self.off else bound for bound in (self.low, self.high)
-        )
-        if self.high == math.inf:
-            words = f"{low} or more"
-        elif self.above_low:
-            words = f"above {low} and {'below' if self.below_high else 'at most'} {high}"
-        else:
-            words = f"from {low} to {'below ' if self.below_high else ''}{high}"
-        is_named = self.off in (None, self.low, self.high)
-        return words if is_named else f"{words}; {self.off} is off"
+        return range_in_words(self.low, self.high, self.above_low, self.below_high, self.off)
 
     def _wrong_kind(self, value: object) -> ValueError:
         expected = "a number" if self.kind is float else "a whole number"
         return ValueError(f"{self.name} is {value!r}; expected {expected}")
+
+
+def range_in_words(
+    low: float, high: float, above_low: bool, below_high: bool, off: float | None = None
+) -> str:
+    """The numbers between two bounds, of which an infinite one is not named. The rest is as in
+    `Parameter`.
+    """
+    lowest, highest = (f"{bound} (off)" if bound == off else bound for bound in (low, high))
+    if math.isinf(low):
+        words = f"{'below' if below_high else 'at most'} {highest}"
+    elif math.isinf(high):
+        words = f"above {lowest}" if above_low else f"{lowest} or more"
+    elif above_low:
+        words = f"above {lowest} and {'below' if below_high else 'at most'} {highest}"
+    else:
+        words = f"from {lowest} to {'below ' if below_high else ''}{highest}"
+    return words if off in (None, low, high) else f"{words}; {off} is off"
 
 
 def _described(default: float | int | None, **description: Any) -> Any:
@@ -301,6 +311,19 @@ class Choices:
 
 PRECISIONS = ("auto", "float32", "bfloat16", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "precision": PRECISIONS,
+    "device": DEVICES,
+    "chat_list": ("shown", "hidden"),
+    "markdown": ("on", "off"),
+}
+"""The possible values of what is one of a few words, by name."""
+
+
+def check_choice(name: str, value: str) -> None:
+    """Raise ValueError, with one sentence, for a value that is none of `CHOICES`."""
+    if value not in CHOICES.get(name, (value,)):
+        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(CHOICES[name])}")
 
 
 def seeded(sampling: Sampling) -> Sampling:

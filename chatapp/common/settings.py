@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from chatapp.common.parameters import (
-    DEVICES,
     GREEDY,
     PARAMETERS,
-    PRECISIONS,
     Choices,
     Origin,
     Sampling,
     Values,
+    check_choice,
 )
 from chatapp.common.paths import settings_path
 from chatapp.common.userfiles import (
@@ -87,12 +86,6 @@ class Settings:
 
 
 _TEXTS = tuple(item.name for item in fields(Settings) if item.type is str)
-_CHOICES = {
-    "precision": PRECISIONS,
-    "device": DEVICES,
-    "chat_list": ("shown", "hidden"),
-    "markdown": ("on", "off"),
-}
 _NAMES = (*_TEXTS, *PARAMETERS, "keys")
 
 
@@ -201,19 +194,14 @@ def _checked(name: str, value: Any, origin: str) -> Any:
         raise SettingsError(f"{origin}: there is no setting {name!r}{suggestion(name, _NAMES)}")
     if name == "keys":
         _check_keys(value, origin)
-    elif name in _TEXTS:
-        known = _CHOICES.get(name)
-        if not isinstance(value, str):
-            raise SettingsError(f"{origin}: {name} is {value!r}; expected text in quotes")
-        if known and value not in known:
-            raise SettingsError(
-                f"{origin}: {name} is {value!r}; expected one of {', '.join(known)}"
-            )
-    else:
-        try:
+    elif name in _TEXTS and not isinstance(value, str):
+        raise SettingsError(f"{origin}: {name} is {value!r}; expected text in quotes")
+    try:
+        if name in PARAMETERS:
             return PARAMETERS[name].checked(value)
-        except ValueError as error:
-            raise SettingsError(f"{origin}: {error}") from None
+        check_choice(name, value)
+    except ValueError as error:
+        raise SettingsError(f"{origin}: {error}") from None
     return value
 
 

@@ -4,14 +4,17 @@ Invariant: errors have the same wording for every file: place, key, value, expec
 imports pydantic, so import it only after a file was read, never before the first frame.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Tag, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError, create_model
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from chatapp.common.parameters import PARAMETERS, Parameter, range_in_words
 from chatapp.common.userfiles import (
     Location,
     UserError,
@@ -35,7 +38,12 @@ _EXPECTED = {
     "int_type": "a whole number",
     "float_type": "a number",
 }
-_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+_BOUNDS = {
+    "greater_than": "gt",
+    "greater_than_equal": "ge",
+    "less_than": "lt",
+    "less_than_equal": "le",
+}
 
 
 def validated(
@@ -56,13 +64,78 @@ def validated(
     try:
         return model.model_validate(data)
     except ValidationError as problem:
-        details = problem.errors()
-    # An unknown key is the likely reason why another one is missing, so it comes first.
-    first = min(details, key=lambda detail: not _is_unknown(detail))
-    location, table = _resolved(model, first["loc"])
-    sentence = _sentence(first, what, table, location)
+        location, sentence = first_fault(model, problem, what)
     where = located(origin, source, location) if location else f"{origin}:"
     raise error(f"{where} {sentence}")
+
+
+def first_fault(
+    model: type[BaseModel], problem: ValidationError, what: str
+) -> tuple[Location, str]:
+    """Where the first fault is, and the words that follow its place. what: as in `validated`."""
+    # An unknown key is the likely reason why another one is missing, so it comes first.
+    first = min(problem.errors(), key=lambda detail: not _is_unknown(detail))
+    location, table = _resolved(model, first["loc"])
+    return location, _sentence(first, what, table, location)
+
+
+def key_of(name: str | Parameter, default: Any = None, **differing: Any) -> Any:
+    """A key of a file, or of a request, with the range and the meaning of a parameter.
+
+    name: of a sampling parameter, or any other. differing: fields of `Parameter` that are others
+    here.
+    """
+    here = replace(PARAMETERS[name] if isinstance(name, str) else name, **differing)
+    bounds: dict[str, Any] = {"gt" if here.above_low else "ge": here.low}
+    if here.high != math.inf:
+        bounds["lt" if here.below_high else "le"] = here.high
+    return Field(default, description=here.help, **bounds)
+
+
+def sampling_model(*but: str) -> type[BaseModel]:
+    """A pydantic model of all sampling parameters, each None where it is not set.
+
+    but: the names of those that it leaves out.
+    """
+    definitions: dict[str, Any] = {
+        name: (parameter.kind | None, key_of(name))
+        for name, parameter in PARAMETERS.items()
+        if name not in but
+    }
+    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return create_model("Sampling", __config__=config, **definitions)
+
+
+def bounds_in_words(annotated: object, *, name: str = "", **known: Any) -> str:
+    """The range of a pydantic field or annotation, as `Parameter.range_in_words` says it; "" if it
+    has none.
+
+    name: of the key. known: a bound that need not be looked for.
+    """
+    bounds = known | {
+        bound: value
+        for part in _constraints(annotated)
+        for bound in ("ge", "gt", "le", "lt")
+        if (value := getattr(part, bound, None)) is not None
+    }
+    if not bounds:
+        return ""
+    low = bounds.get("gt", bounds.get("ge", -math.inf))
+    high = bounds.get("lt", bounds.get("le", math.inf))
+    off = PARAMETERS[name].off if name in PARAMETERS else None
+    return range_in_words(low, high, "gt" in bounds, "lt" in bounds, off)
+
+
+def _constraints(annotated: Any) -> Iterator[object]:
+    """What a field or an annotation demands of its value, at any depth."""
+    if isinstance(annotated, FieldInfo):
+        yield from annotated.metadata
+        yield from _constraints(annotated.annotation)
+    for part in getattr(annotated, "__metadata__", ()):
+        yield part
+        yield from _constraints(part)
+    for inner in get_args(annotated):
+        yield from _constraints(inner)
 
 
 def strict_model(schema: type) -> type[BaseModel]:
@@ -103,8 +176,13 @@ def _sentence(details: ErrorDetails, what: str, table: type[BaseModel], location
         return f"has the kind {quoted(context['tag'])}{suggestion(context['tag'], known)}"
     if kind == "too_short":
         return f"holds {context['actual_length']}, expected {context['min_length']} or more"
-    expected = _EXPECTED.get(kind) or details["msg"].removeprefix("Input should be ")
-    expected = f"a number {expected}" if kind in _BOUNDS else expected.replace("a valid ", "a ")
+    if (bound := _BOUNDS.get(kind)) is not None:
+        name = str(location[-1]) if location else ""
+        broken = {bound: context[bound]}
+        expected = bounds_in_words(table.model_fields.get(name), name=name, **broken)
+    else:
+        expected = _EXPECTED.get(kind) or details["msg"].removeprefix("Input should be ")
+        expected = expected.replace("a valid ", "a ")
     return f"is {shown(details['input'])}, expected {expected}"
 
 

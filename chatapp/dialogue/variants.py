@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from chatapp.common.foreign import without_surrogates
-from chatapp.common.parameters import PARAMETERS, PRECISIONS
+from chatapp.common.parameters import PARAMETERS, check_choice
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.events import Options, SessionEvent, Started
 from chatapp.dialogue.session import Session
@@ -51,8 +51,7 @@ class Variant:
             name, equals, value = part.partition("=")
             if not equals:
                 raise ValueError(f"{part!r} is not of the form NAME=VALUE, such as temperature=0")
-            if name == "precision" and value not in PRECISIONS:
-                raise ValueError(f"precision is {value!r}; expected one of {', '.join(PRECISIONS)}")
+            check_choice(name, value)
             if name == "model" and not value:
                 raise ValueError("model is empty; expected a name, a folder or a hub id")
             if name in _TEXTS:

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import models_json_schema
 
 from chatapp import __version__
+from chatapp.common.validation import key_of, sampling_model
 
-Count = Annotated[int, Field(ge=1)]
 MOST_CHOICES = 16
 MOST_ALTERNATIVES = 20
 
@@ -42,11 +42,14 @@ class StructuredOutputs(BaseModel):
     spaced: bool = False
 
 
-class Writing(Body):
+class Writing(sampling_model("max_tokens"), Body):  # type: ignore[misc]  # made of a table
     """The fields that completions and chat have in common.
 
-    What is not set is as the user's settings and the model's authors have it.
+    What is not set is as the user's settings and the model's authors have it. top_k: -1 is off, as
+    in vLLM. seed: may be negative.
     """
+
+    model_config = ConfigDict(extra="ignore")
 
     structured_outputs: StructuredOutputs | None = None
 
@@ -54,13 +57,7 @@ class Writing(Body):
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram: int | None = None
-    max_repeats: int | None = None
+    top_k: int | None = key_of("top_k", low=-1, off=None)
     seed: int | None = None
 
     @property
@@ -78,7 +75,7 @@ class CompletionBody(Writing):
     """
 
     prompt: str | list[str] | list[int] | list[list[int]] = ""
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: int | None = key_of("max_tokens", low=0)
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -167,8 +164,8 @@ class ChatBody(Writing):
     """A chat to be replied to. chat_template_kwargs: as in vLLM."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1)]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: int | None = key_of("max_tokens")
+    max_completion_tokens: int | None = key_of("max_tokens")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     tools: list[ToolDefinition] | None = None

@@ -16,6 +16,7 @@ from chatapp import __version__
 from chatapp.common.foreign import parse_json
 from chatapp.common.unforeseen import describe_unforeseen
 from chatapp.common.userfiles import UserError
+from chatapp.common.validation import first_fault
 from chatapp.engine.backends.remote.http import host_of
 from chatapp.server import bodies
 from chatapp.server.prompts import BadRequestError
@@ -245,9 +246,9 @@ def _body_of(data: bytes, kind: type[_Body]) -> _Body:
     try:
         return kind.model_validate(document)
     except ValidationError as problem:
-        first = problem.errors(include_url=False, include_input=False)[0]
-        param = ".".join(str(part) for part in first["loc"])
-        raise BadRequestError(f"{param or 'the body'}: {first['msg']}", param or None) from None
+        location, sentence = first_fault(kind, problem, "request")
+        param = ".".join(map(str, location))
+        raise BadRequestError(f"{param or 'the body'} {sentence}", param or None) from None
 
 
 def _encoded(document: Document) -> str:

@@ -470,16 +470,7 @@ def constraint_of(prompt: PromptFile) -> Constraint | None:
 
 
 def sampling_of(prompt: PromptFile, base: Sampling | None = None) -> Sampling:
-    """The sampling of a prompt file; parameters that it leaves out are `base`'s.
-
-    Raises PromptError that names the key with a value out of range.
-    """
-    for key, value in prompt.generate.items():
-        try:
-            Sampling(**{key: value})  # type: ignore[arg-type]
-        except ValueError as error:
-            message = str(error).removeprefix(f"{key} ")
-            raise prompt.error(f"generate.{key}", message) from None
+    """The sampling of a prompt file; parameters that it leaves out are `base`'s."""
     return replace(base or Sampling(), **prompt.generate)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.selection.encoders import load_encoder
 from chatapp.tasks.selection.methods import METHODS, Selector, with_encoder
 from chatapp.tasks.selection.select import build_selector
-from chatapp.tasks.settings import SETTINGS, Scoring, Style
+from chatapp.tasks.settings import Scoring, Style
 
 
 def method_and_encoder(value: str) -> tuple[str, str | None]:
@@ -52,18 +52,9 @@ def changed(
 ) -> PromptFile:
     """A copy of the prompt file with changed keys; None leaves one unchanged.
 
-    seed: of the selection, and of sampling. instruction: whether it is there. Raises PromptError.
+    The values are those that `Setting.read` gives. seed: of the selection, and of sampling. select:
+    a method, and perhaps an encoder. instruction: whether it is there. Raises PromptError.
     """
-    given = {
-        "select": select,
-        "order": order,
-        "score": score,
-        "style": style,
-        "instruction": instruction,
-    }
-    for name, value in given.items():
-        if value is not None:
-            SETTINGS[name].check(name, value)
     keys: dict[str, object] = {"k": shots, "seed": seed, "order": order}
     if select is not None:
         # The file's encoder applies unless the option names one.

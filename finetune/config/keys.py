@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from chatapp.common.userfiles import suggestion
+from chatapp.common.validation import bounds_in_words
 from finetune.config.objectives import Check, Objectives
 from finetune.config.sections import (
     ConfigError,
@@ -21,7 +22,6 @@ from finetune.config.sections import (
 )
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true | false"}
-_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
             continue
         inner = _section_in(field.annotation)
         if inner is None or inner in _LISTED:
-            values = _values(field.annotation) + _bounds(field)
+            bounds = bounds_in_words(field, name=name)
+            values = _values(field.annotation) + (f", {bounds}" if bounds else "")
             yield Key(prefix + name, values, _default(field), field.description or "")
         if inner is not None and name != "held_out":  # its tables are those of train
             yield from _keys(inner, f"{prefix}{name}." + ("N." if inner in _LISTED else ""))
@@ -145,16 +146,6 @@ def _values(annotation: Any) -> str:
     if annotation is Task:
         return "tables"
     return "paths and tables" if annotation in _LISTED else _WORDS[annotation]
-
-
-def _bounds(field: FieldInfo) -> str:
-    bounds = [
-        f"{sign} {getattr(bound, name):,}"
-        for bound in field.metadata
-        for name, sign in _BOUNDS.items()
-        if hasattr(bound, name)
-    ]
-    return f" {', '.join(bounds)}" if bounds else ""
 
 
 def _default(field: FieldInfo) -> str:

@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from chatapp.common.validation import key_of
+
 AuxSpan = Literal["prompt", "prompt-without-template", "full"]
 SupervisedSpan = Literal["response", "prompt", "prompt-without-template", "full"]
 
@@ -288,13 +290,15 @@ class GrpoSettings(ObjectiveSettings):
     replies: int = Field(
         8, ge=2, le=1024, description="number of replies sampled per prompt (the group)"
     )
-    max_tokens: int = Field(512, ge=1, description="maximum tokens of a reply")
+    max_tokens: int = key_of("max_tokens", 512)
     stop: list[str] = Field(
         [], description="strings that end a reply, in addition to the template's"
     )
-    temperature: float = Field(1.0, gt=0, le=100, description="sampling temperature of the replies")
-    top_p: float = Field(1.0, gt=0, le=1, description="top-p of the replies; 1 is off")
-    top_k: int = Field(0, ge=0, description="top-k of the replies; 0 is off")
+    temperature: float = key_of(
+        "temperature", 1.0, above_low=True, meaning="higher varies the replies more"
+    )
+    top_p: float = key_of("top_p", 1.0)
+    top_k: int = key_of("top_k", 0)
     beta: float = Field(
         0.0,
         ge=0,
@@ -352,7 +356,7 @@ class DistillationSettings(ObjectiveSettings):
         description="share of the replies that the student draws itself in each step, in place "
         "of the row's last one",
     )
-    max_tokens: int = Field(128, ge=1, description="maximum tokens of a reply of its own")
+    max_tokens: int = key_of("max_tokens", 128)
 
     def relocated(self, there: Callable[[str], str]) -> Self:
         teacher = self.teacher if self.teacher == "bundled" else there(self.teacher)

@@ -17,6 +17,7 @@ from pydantic import (
 
 from chatapp.common import validation
 from chatapp.common.userfiles import parse_toml, quoted, read_required, shown
+from chatapp.common.validation import key_of
 from chatapp.rows.reading import RowsError
 from finetune.config.objectives import Head, L3Settings, Metric, Objectives, Section
 
@@ -34,6 +35,10 @@ def _checked_name(name: str) -> str:
             f"is {shown(name)}, expected small letters, digits and _, beginning with a letter"
         )
     return name
+
+
+MOST_SEED = 2**32 - 1
+"""As torch and numpy take it."""
 
 
 class Task(Section):
@@ -125,6 +130,16 @@ class Shape(Section):
 OptimizerName = Literal["adamw", "muon"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
+LastRate = Annotated[
+    float, Field(ge=0, le=1, description="the last learning rate, as a fraction of the peak")
+]
+Warmup = Annotated[
+    float, Field(ge=0, lt=1, description="fraction of the steps in which the learning rate rises")
+]
+Decay = Annotated[
+    float,
+    Field(ge=0, description="weights shrink by this factor times the learning rate in each step"),
+]
 
 
 class Steps(Section):
@@ -150,15 +165,9 @@ class Steps(Section):
         description="how the learning rate changes after the warmup: it falls to min_rate, stays "
         "constant, or, with wsd, stays and falls linearly over the last fifth of the steps",
     )
-    min_rate: float = Field(
-        0.0, ge=0, le=1, description="the last learning rate, as a fraction of the peak"
-    )
-    warmup: float = Field(
-        0.03, ge=0, lt=1, description="fraction of the steps in which the learning rate rises"
-    )
-    weight_decay: float = Field(
-        0.0, ge=0, description="weights shrink by this factor times the learning rate in each step"
-    )
+    min_rate: LastRate = 0.0
+    warmup: Warmup = 0.03
+    weight_decay: Decay = 0.0
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
@@ -193,15 +202,9 @@ class PretrainTrain(Steps):
     )
     batch_size: int = Field(4, ge=1, description="windows per micro-batch")
     learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
-    min_rate: float = Field(
-        0.05, ge=0, le=1, description="the last learning rate, as a fraction of the peak"
-    )
-    warmup: float = Field(
-        0.02, ge=0, lt=1, description="fraction of the steps in which the learning rate rises"
-    )
-    weight_decay: float = Field(
-        0.1, ge=0, description="weights shrink by this factor times the learning rate in each step"
-    )
+    min_rate: LastRate = 0.05
+    warmup: Warmup = 0.02
+    weight_decay: Decay = 0.1
     ema: float = Field(
         0.0,
         ge=0,
@@ -231,14 +234,14 @@ class PretrainSamples(Section):
     prompts: list[str] = Field(
         [], description="texts to continue; default: the beginning of a held-out window"
     )
-    max_tokens: int = Field(48, ge=1, description="maximum tokens of a continuation")
+    max_tokens: int = key_of("max_tokens", 48)
 
 
 class PretrainConfig(Section):
     """`finetune pretrain`: the language-model objective over packed windows of text."""
 
     output: str = Field(description="the run folder")
-    seed: int = Field(0, ge=0, lt=2**32, description="seed of the first weights and of the order")
+    seed: int = key_of("seed", 0, high=MOST_SEED, meaning="of the first weights and of the order")
     data: PretrainData
     shape: Shape = Shape.model_validate({})
     train: PretrainTrain = PretrainTrain.model_validate({})
@@ -366,7 +369,7 @@ class Samples(Section):
         2, ge=0, description="number of held-out rows to reply to if prompts is empty"
     )
     every: int = Field(0, ge=0, description="steps between samples; 0: with each measurement")
-    max_tokens: int = Field(48, ge=1, description="maximum tokens of a reply")
+    max_tokens: int = key_of("max_tokens", 48)
 
 
 def _without_nul(path: str) -> str:
@@ -384,7 +387,7 @@ class FinetuneConfig(Section):
     output: Annotated[str, AfterValidator(_without_nul)] = Field(
         min_length=1, description="the run folder"
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="seed of the rows' order and of new weights")
+    seed: int = key_of("seed", 0, high=MOST_SEED, meaning="of the rows' order and of new weights")
     data: Data
     objective: Objectives = L3Settings.model_validate({})
     train: Train = Train.model_validate({})

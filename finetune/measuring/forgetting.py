@@ -22,7 +22,7 @@ from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.lab.heads import sample_texts
-from chatapp.tasks.evaluation.metrics import mcnemar
+from chatapp.tasks.metrics import mcnemar
 from finetune.training.answers import greedy_replies
 
 ITEMS = Path(__file__).with_name("general.jsonl")

@@ -10,12 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from chatapp.common.foreign import one_line
-from chatapp.tasks.evaluation.metrics import difference
-from chatapp.tasks.files.keys import Measure
+from chatapp.tasks.metrics import difference
 from finetune.training.answers import Reply
 
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
-SCORES: tuple[Measure, ...] = ("exact_match", "rouge_l")
+SCORES = ("exact_match", "rouge_l")
 """The scores of replies."""
 
 NAMES = {"loss_per_byte": "loss a byte", "rouge_l": "ROUGE-L"}
@@ -105,7 +104,7 @@ def differences(name: str, evaluations: Sequence[Evaluation]) -> list[dict[str, 
 
 def _scored_alike(
     first: SetResult, second: SetResult
-) -> Iterator[tuple[Measure, list[str], list[str], list[str]]]:
+) -> Iterator[tuple[str, list[str], list[str], list[str]]]:
     """Measures with both models' answers and the right ones, row by row."""
     if first.predictions and "output" in first.predictions[0]:
         rights = [

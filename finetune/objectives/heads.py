@@ -47,7 +47,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.lab.prompt_parts import rank_correlation
 from chatapp.rows.reading import BadRow
-from chatapp.tasks.evaluation.metrics import macro_f1
+from chatapp.tasks.metrics import macro_f1
 from finetune.config.objectives import Head, L3Settings, Metric
 from finetune.config.sections import ConfigError, Data, FinetuneConfig, TooLong, TrainSource
 from finetune.data.batches import Tensors, TrainingRows, collate

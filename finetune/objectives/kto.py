@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from chatapp.engine.model import PieceTokenizer
 from chatapp.rows.reading import Row
-from chatapp.tasks.evaluation.metrics import wilson
+from chatapp.tasks.metrics import wilson
 from finetune.config.objectives import KtoSettings
 from finetune.data.batches import Tensors
 from finetune.data.encoding import Encoded, Span

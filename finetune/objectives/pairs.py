@@ -24,7 +24,7 @@ from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.models.resolving import find_model
 from chatapp.rows.reading import Row
-from chatapp.tasks.evaluation.metrics import wilson
+from chatapp.tasks.metrics import wilson
 from finetune.config.objectives import SupervisedSpan
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors, collate

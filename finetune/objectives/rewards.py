@@ -23,7 +23,7 @@ from chatapp.common.limited_process import LimitPassedError, Lines, Program, Sup
 from chatapp.common.paths import trusted_folders_path
 from chatapp.common.userfiles import UserError, quoted, read_text
 from chatapp.dialogue.reply_scores import ReplyScorer
-from chatapp.tasks.evaluation.metrics import exact_match
+from chatapp.tasks.metrics import exact_match
 from finetune.config.objectives import (
     Check,
     ExactMatch,

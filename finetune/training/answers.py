@@ -21,9 +21,9 @@ from chatapp.tasks.evaluation.evaluate import Grid, Selectors, evaluate, plan, s
 from chatapp.tasks.evaluation.evaluate import Task as Evaluated
 from chatapp.tasks.evaluation.inputs import read_test
 from chatapp.tasks.evaluation.language_modelling import lambada, read_passages
-from chatapp.tasks.evaluation.metrics import exact_match
 from chatapp.tasks.evaluation.report import results
 from chatapp.tasks.files.promptfile import load_prompt
+from chatapp.tasks.metrics import exact_match
 from finetune.config.sections import ConfigError, Task
 from finetune.config.sections import Samples as SampleSettings
 from finetune.data.batches import TrainingRows

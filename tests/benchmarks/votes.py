@@ -121,7 +121,7 @@ def sentences() -> Iterator[Row]:
 def votes_table() -> Table:
     """Accuracy of the model, of the vote, of both, and what the model adds to the vote."""
     from chatapp.engine.models.loading import load_model
-    from chatapp.tasks.evaluation.metrics import accuracy, difference
+    from chatapp.tasks.metrics import accuracy, difference
 
     head = ("set, model", "n", "model alone", "vote", "both", "both less vote (95 %)")
     rows: list[tuple[str, ...]] = []

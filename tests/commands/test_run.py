@@ -285,15 +285,6 @@ def test_what_the_user_can_put_right(
     assert result.out == ""
 
 
-def test_a_prompt_file_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "bad.toml"
-    file.write_text("labells = ['a']\n")
-    result = run("run", str(file), "--input", "x")
-    assert result.status == 2
-    assert "line 1" in result.err
-    assert "did you mean 'labels'?" in result.err
-
-
 def test_a_file_of_inputs(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
     inputs, output = tmp_path / "in.csv", tmp_path / "out.jsonl"
     inputs.write_text('text\n"one\nprize"\ntwo\n')

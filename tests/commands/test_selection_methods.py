@@ -63,11 +63,8 @@ def shown(run: Run, *command: str) -> list[int]:
     return [example["index"] for example in made["examples"]]
 
 
-def test_a_prompt_file_may_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
+def test_a_prompt_file_or_an_option_may_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
     assert shown(run, str(task)) == [1, 0]
-
-
-def test_an_option_may_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
     task.write_text(TASK.replace("shortest", "fixed"))
     assert shown(run, str(task)) == [0, 1]
     assert shown(run, str(task), "--select", "shortest") == [1, 0]

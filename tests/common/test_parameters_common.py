@@ -1,7 +1,11 @@
 """A sampling parameter is described once, and everything else follows from that."""
 
 import json
+import math
+import os
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,18 +14,29 @@ import pytest
 from typer.testing import CliRunner
 
 from chatapp.cli import app
-from chatapp.common.parameters import PARAMETERS, Sampling, parameter
+from chatapp.common.parameters import PARAMETERS, Choices, Parameter, Sampling, parameter
 from chatapp.common.paths import presets_path, settings_path
 from chatapp.common.presets import read_presets, save_preset
 from chatapp.common.settings import load_settings
+from chatapp.common.userfiles import UserError
 from chatapp.dialogue.variants import Variant
 from chatapp.engine.backends.remote.http import Client, Server
 from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.files.model_files import ModelFiles, read_generation_config
+from chatapp.rows.examples import PromptError
+from chatapp.server.bodies import ChatBody
+from chatapp.server.prompts import BadRequestError
+from chatapp.server.prompts import sampling_of as sampling_of_request
+from chatapp.server.server import _body_of
 from chatapp.tasks.answering import sampling_of
+from chatapp.tasks.files.documents import LIMIT
 from chatapp.tasks.files.promptfile import load_prompt
+from chatapp.tasks.settings import SHOTS
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.screens.parameters import HINTS, _texts
+from finetune.cli import app as finetune_app
+from finetune.config.objectives import GrpoSettings
+from finetune.config.sections import FinetuneConfig, load_config
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +56,10 @@ def test_a_parameter_appears_everywhere(
     assert getattr(changed, name) == value != of.default
     assert re.search(rf"--{name.replace('_', '-')} <\w+> {of.help}\.", help_of_ask, re.IGNORECASE)
 
-    settings_path().parent.mkdir(parents=True)
-    settings_path().write_text(f"{name} = {value}")
-    assert load_settings().sampling == changed
-    settings_path().unlink()
-    monkeypatch.setenv(f"CHATAPP_{name.upper()}", str(value))
-    assert load_settings().sampling == changed
-    monkeypatch.delenv(f"CHATAPP_{name.upper()}")
-    assert load_settings({name: value}).sampling == changed
+    monkeypatch.setenv(f"CHATAPP_{name.upper()}", "")  # and is as before in the end
+    for place in ("flag", "settings file", "environment"):
+        assert PLACES[place](name, value, tmp_path).sampling == changed  # type: ignore[attr-defined]
+        settings_path().unlink(missing_ok=True)
 
     no_models: Any = SimpleNamespace(controls=SimpleNamespace(models=SimpleNamespace(names=list)))
     (command,) = [entry for entry in ChatScreen.ACTIONS if entry.command == "set"]
@@ -72,6 +83,105 @@ def test_a_parameter_appears_everywhere(
         assert makers.sampling.get(name) == value
 
 
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+GRPO = """
+output = "run"
+data.train = "x"
+objective = {{kind = "grpo", rewards = [{{kind = "exact_match"}}], {} = {}}}
+"""
+
+
+def _body(name: str, value: object) -> ChatBody:
+    body = {"messages": [{"role": "user", "content": "Hi"}], name: value}
+    return _body_of(json.dumps(body).encode(), ChatBody)
+
+
+PLACES: dict[str, Callable[[str, Any, Path], object]] = {
+    "/set, /compare, F2, lessons": lambda name, value, _: Sampling().changed(name, str(value)),
+    "settings file": lambda name, value, _: (
+        write(settings_path(), f"{name} = {value}") and load_settings()
+    ),
+    "environment": lambda name, value, _: (
+        os.environ.update({f"CHATAPP_{name.upper()}": str(value)}) or load_settings()
+    ),
+    "flag": lambda name, value, _: load_settings({name: str(value)}),
+    "preset": lambda name, value, file: read_presets(
+        write(file, json.dumps({"mine": {name: value}}))
+    ),
+    "prompt file": lambda name, value, file: load_prompt(
+        write(file, f"[generate]\n{name} = {value}")
+    ),
+    "request": lambda name, value, _: sampling_of_request(_body(name, value), Choices(), 9),
+    "finetune": lambda name, value, file: load_config(
+        FinetuneConfig, write(file, GRPO.format(name, value)), []
+    ),
+}
+ELSEWHERE = {
+    "request": ["top_k", "seed"],  # -1 is off, and is a seed
+    "finetune": sorted(PARAMETERS.keys() - GrpoSettings.model_fields.keys()),
+}
+"""Parameters that a place has with another range, or not at all."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_bad_value_is_refused_with_the_same_range_everywhere(
+    place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in ELSEWHERE.get(place, []):
+        return
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+    monkeypatch.setenv(f"CHATAPP_{name.upper()}", "")  # and is as before in the end
+    of = PARAMETERS[name]
+    if (place, name) == ("finetune", "temperature"):  # greedy replies to a prompt are all the same
+        of = replace(of, above_low=True)
+    low = of.low if of.above_low else of.low - 1
+    high = of.high if of.below_high else of.high + 1
+    for value in (low, *([] if math.isinf(high) else [high])):
+        with pytest.raises((ValueError, UserError, BadRequestError)) as error:
+            PLACES[place](name, value, tmp_path / "it.toml")
+        assert name in str(error.value)
+        assert f"expected {of.range_in_words}" in str(error.value)
+    kind = "a number" if of.kind is float else "a whole number"
+    if place in ("flag", "environment"):
+        with pytest.raises(UserError, match=f"{name} is 'hot'; expected {kind}"):
+            PLACES[place](name, "hot", tmp_path)
+
+
+OPTIONS: dict[str, Parameter] = {
+    "run a --seed": PARAMETERS["seed"],
+    "eval a --seed": PARAMETERS["seed"],
+    "experiment labels a --test b --seed": PARAMETERS["seed"],
+    "steer sweep a b --max-tokens": PARAMETERS["max_tokens"],
+    "docs search a b --limit": LIMIT,
+    "[select]\nk =": SHOTS,
+    "[select]\nseed =": PARAMETERS["seed"],
+    '[documents]\npaths = ["a.txt"]\nlimit =': LIMIT,
+    "experiment order a --test b --shots": replace(SHOTS, low=1),
+    "finetune eval a --max-tokens": PARAMETERS["max_tokens"],
+    "finetune filter a --like b --output c --seed": PARAMETERS["seed"],
+}
+
+
+@pytest.mark.parametrize("place", OPTIONS)
+def test_an_option_or_key_has_the_range_of_its_parameter(place: str, tmp_path: Path) -> None:
+    of, words = OPTIONS[place], place.split()
+    if place.startswith("["):
+        with pytest.raises(PromptError, match=f"expected {re.escape(of.range_in_words)}"):
+            load_prompt(write(tmp_path / "it.toml", f"{place} {of.low - 1}"))
+        return
+    program = finetune_app if words[0] == "finetune" else app
+    words = words[words[0] == "finetune" :]
+    done = CliRunner().invoke(program, [*words, str(of.low - 1)], env={"COLUMNS": "400"})
+    assert done.exit_code == 2
+    assert f"{of.name} is {of.low - 1}; expected {of.range_in_words}" in done.output
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_server_is_asked_for_it_or_the_user_is_told(name: str) -> None:
     of = PARAMETERS[name]
@@ -89,30 +199,16 @@ def test_a_server_is_asked_for_it_or_the_user_is_told(name: str) -> None:
         assert told == f"The server does not support {name}."
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("temperature", "from 0 to 100"),
-        ("top_k", "0 (off) or more"),
-        ("top_p", "above 0 and at most 1 (off)"),
-        ("min_p", "from 0 (off) to below 1"),
-        ("repetition_penalty", "above 0 and at most 100; 1 is off"),
-        ("seed", "from 0 to 9223372036854775807"),
-        ("max_tokens", "1 or more"),
-    ],
-)
-def test_a_range_is_said_in_words_and_kept(name: str, words: str) -> None:
-    assert PARAMETERS[name].range_in_words == words
-    for value in (-1, float("nan")):
-        with pytest.raises(ValueError, match=re.escape(f"{name} is {value}; expected {words}")):
-            PARAMETERS[name].check_range(value)
-
-
-def test_bounds_belong_to_a_range_or_not() -> None:
+def test_a_range_is_said_in_words_and_kept() -> None:
+    words = {name: each.range_in_words for name, each in PARAMETERS.items()}
+    assert words["temperature"] == "from 0 to 100"
+    assert words["top_k"] == "0 (off) or more"
+    assert words["top_p"] == "above 0 and at most 1 (off)"
+    assert words["min_p"] == "from 0 (off) to below 1"
+    assert words["repetition_penalty"] == "above 0 and at most 100; 1 is off"
     Sampling(temperature=100, top_p=1, min_p=0, repetition_penalty=100, seed=2**63 - 1)
-    for name, bound in (("top_p", 0), ("min_p", 1), ("repetition_penalty", 0), ("seed", 2**63)):
-        with pytest.raises(ValueError, match=f"^{name} is {bound}; expected"):
-            Sampling(**{name: bound})
+    with pytest.raises(ValueError, match="temperature is nan; expected from 0 to 100"):
+        Sampling(temperature=math.nan)
 
 
 def test_only_the_seed_may_be_left_open() -> None:
@@ -126,12 +222,5 @@ def test_only_the_seed_may_be_left_open() -> None:
 
 def test_what_switches_a_parameter_off_is_in_its_range() -> None:
     off = {name: each.off for name, each in PARAMETERS.items() if each.off is not None}
-    assert off == {
-        "top_k": 0,
-        "top_p": 1,
-        "min_p": 0,
-        "repetition_penalty": 1,
-        "no_repeat_ngram": 0,
-        "max_repeats": 0,
-    }
+    assert len(off) == 6
     Sampling.of(off)

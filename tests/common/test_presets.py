@@ -43,7 +43,6 @@ def test_some_parameters_are_enough(path: Path) -> None:
         ("[]", "expected a JSON object, found a list"),
         ('{"a": 1}', "preset 'a': expected an object of parameters"),
         ('{"a": {"tempreature": 1}}', "preset 'a': there is no parameter 'tempreature'; did you"),
-        ('{"a": {"temperature": "hot"}}', "temperature is 'hot'; expected a number"),
         ('{"a": {"temperature": NaN}}', "temperature is nan; expected from 0 to 100"),
         ('{"a": {"top_k": null}}', "top_k is None; expected a whole number"),
         ('{"a": {"temperature": 1' + "0" * 400 + "}}", "temperature"),

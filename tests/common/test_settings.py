@@ -82,14 +82,8 @@ def test_a_key_unlike_any_other_lists_the_keys_there_are() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ('temperature = "hot"', "temperature is 'hot'; expected a number"),
-        ("top_k = 1.5", "top_k is 1.5; expected a whole number"),
         ("seed = true", "seed is True; expected a whole number"),
-        ("temperature = true", "temperature is True; expected a number"),
         ("model = 3", "model is 3; expected text in quotes"),
-        ("top_p = 0", "top_p is 0.0; expected above 0 and at most 1"),
-        ("temperature = nan", "temperature is nan; expected from 0 to 100"),
-        ("max_tokens = -1", "max_tokens is -1; expected 1 or more"),
         (f"temperature = 1{'0' * 400}", "too large"),
         ("model =", "is not valid TOML"),
         ('device = "gpu"', "device is 'gpu'; expected one of auto, cpu, cuda, mps"),

@@ -66,8 +66,7 @@ REFUSALS = {
     "[[table.rows]]\npath = 'a'\n[[table.rows]]\npath = 2": "x.toml, line 4: 'table.rows[2].path' "
     "is the number 2, expected a string",
     "table.pairs = 3": "x.toml, line 1: 'table.pairs' is 3, which is odd",
-    "table.share = 2.0": "x.toml, line 1: 'table.share' is the number 2.0, expected a number less "
-    "than 1",
+    "table.share = 2.0": "x.toml, line 1: 'table.share' is the number 2.0, expected below 1",
     "table.share = ['a', true]": "x.toml, line 1: 'table.share[2]' is true, expected a string",
     "table.names = ['a', 2]": "x.toml, line 1: 'table.names[2]' is the number 2, expected a string",
     "size = true": "x.toml, line 1: 'size' is true, expected a whole number",
@@ -77,10 +76,6 @@ REFUSALS = {
 @pytest.mark.parametrize("source", REFUSALS)
 def test_what_is_wrong_is_one_sentence(source: str) -> None:
     assert refusal(source) == REFUSALS[source]
-
-
-def test_a_misspelt_key_is_told_before_the_one_it_leaves_missing() -> None:
-    assert "'table.rows[1].paht' is not a key" in refusal("[[table.rows]]\npaht = 'a'")
 
 
 @dataclass(frozen=True, slots=True)

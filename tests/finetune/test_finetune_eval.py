@@ -14,7 +14,7 @@ from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import LanguageModel, Request, one_after_another
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import ALPACA, CHAT
-from chatapp.tasks.evaluation.metrics import rouge_l
+from chatapp.tasks.metrics import rouge_l
 from finetune.cli import app
 from finetune.config.sections import ConfigError
 from finetune.evaluation import compare, evaluate

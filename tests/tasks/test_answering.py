@@ -160,11 +160,6 @@ def test_a_full_window_drops_the_furthest(gpt2: LocalModel, scoring: str) -> Non
     assert ranked == build_selector(POOL, prompt.select).select("x" * size, 4)
 
 
-def test_an_input_that_does_not_fit(gpt2: LocalModel) -> None:
-    with pytest.raises(PromptError, match="alone take"):
-        answerer(gpt2, make()).prepare("x" * 300)
-
-
 def test_nothing_but_the_label_is_scored_where_there_is_no_prompt(
     gpt2: LocalModel, log_probs: LogProbs
 ) -> None:
@@ -272,24 +267,7 @@ def test_room_is_kept_for_a_generated_answer() -> None:
     assert 30 < tokens <= 45
 
 
-def test_a_text_is_completed_as_it_stands(tmp_path: Path) -> None:
-    file = tmp_path / "story.txt"
-    file.write_text("Once upon a time,\n\n")
-    model = ScriptedModel([" there was.\n"])
-    asking = Answerer(model, load_prompt(file), None, sampling=Sampling(max_tokens=5))
-    (answer,) = asking.answer([asking.prepare("")])
-    assert model.prompts == ["Once upon a time,"]
-    assert answer.output == " there was.\n"
-
-
 def test_sampling_comes_from_the_file_and_then_from_the_user() -> None:
     prompt = PromptFile(path=Path("p"), generate={"temperature": 0.5})
     found = sampling_of(prompt, Sampling(temperature=2.0, top_k=7))
     assert (found.temperature, found.top_k) == (0.5, 7)
-    source = "[generate]\ntemperature = -1\n"
-    with pytest.raises(
-        PromptError, match=r"p.toml, line 2: 'generate.temperature' is -1; expected from 0"
-    ):
-        sampling_of(
-            replace(prompt, path=Path("p.toml"), generate={"temperature": -1}, source=source)
-        )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import options as completion
+from chatapp.commands import options as shared
 from chatapp.commands.console import FAILED, complain, interruptible, progress, write, write_json
 from chatapp.commands.loading import load
 from chatapp.commands.measuring.tasks import TEST_HELP, measure_model, print_table, read_tasks
-from chatapp.commands.options import ConcurrencyOption, JsonOption, StrictOption, prompt_options
+from chatapp.common.command_groups import number_option
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError, reason, write_whole
 
@@ -39,7 +39,7 @@ FilesArgument = Annotated[
     typer.Argument(
         help="Prompt files, pools, or names of the library.",
         show_default=False,
-        autocompletion=completion.prompts,
+        autocompletion=shared.prompts,
     ),
 ]
 TestOption = Annotated[Path | None, typer.Option(help=TEST_HELP)]
@@ -47,7 +47,7 @@ TaskOption = Annotated[
     str | None,
     typer.Option(
         help="Tasks of the GPT-3 paper, such as 2D+,RW; a wrong name lists them all.",
-        autocompletion=completion.paper_tasks,
+        autocompletion=shared.paper_tasks,
     ),
 ]
 WordsOption = Annotated[Path | None, typer.Option(help="Words for --task to scramble.")]
@@ -65,7 +65,7 @@ ModelsOption = Annotated[
     str | None,
     typer.Option(
         help="One model, or several to compare, such as bundled,smollm2-135m.",
-        autocompletion=completion.models,
+        autocompletion=shared.models,
     ),
 ]
 LimitOption = Annotated[
@@ -76,7 +76,7 @@ ReportOption = Annotated[
 ]
 
 
-@prompt_options(several=True)
+@shared.prompt_options(several=True)
 def evaluate(
     context: typer.Context,
     files: FilesArgument = None,
@@ -86,16 +86,16 @@ def evaluate(
     generate: GenerateOption = None,
     lambada: LambadaOption = None,
     seeds: SeedsOption = 1,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed, also used by --limit.")] = 0,
+    seed: Annotated[int, number_option("seed", meaning="the first seed, also used by --limit")] = 0,
     limit: LimitOption = None,
     report: ReportOption = None,
-    strict: StrictOption = False,
+    strict: shared.StrictOption = False,
     model: ModelsOption = None,
-    concurrency: ConcurrencyOption = None,
+    concurrency: shared.ConcurrencyOption = None,
     all_columns: Annotated[
         bool, typer.Option("--all-columns", help="Show the least used columns of the table, too.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Measure prompt files in many settings, or a model by standard tasks."""
     from chatapp.common.settings import load_settings
@@ -161,11 +161,10 @@ def _grid(options: dict[str, Any]) -> "Grid":
     for selection in _split_list(options["select"]):
         method_of(selection)
     values: dict[str, Any] = {
-        name: tuple(setting.check(name, value) for value in _split_list(options[name]))
+        name: tuple(setting.read(name, text) for text in _split_list(options[name]))
         for name, setting in SETTINGS.items()
     }
     return Grid(
-        shots=tuple(map(_number, values.pop("shots"))),
         scoring=values.pop("score"),
         seeds=options["seeds"],
         seed=options["seed"],
@@ -178,12 +177,6 @@ def _split_list(value: str | None) -> tuple[str, ...]:
     if value is None:
         return ()
     return tuple(dict.fromkeys(part.strip() for part in value.split(",")))
-
-
-def _number(value: str) -> int:
-    if not (value.isascii() and value.isdigit()):
-        raise UserError(f"--shots holds {value!r}; expected whole numbers, as in 0,1,8")
-    return int(value)
 
 
 def _generated(names: Sequence[str], words: Path | None, n: int, seed: int) -> "list[Task]":

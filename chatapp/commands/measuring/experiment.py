@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chatapp.commands import options as completion
+from chatapp.commands import options as shared
 from chatapp.commands.console import interruptible, progress, write, write_json
 from chatapp.commands.loading import load
 from chatapp.commands.measuring.tasks import TEST_HELP, measure_model, print_table, read_tasks
-from chatapp.commands.options import JsonOption, ModelOption
+from chatapp.common.command_groups import number_option
+from chatapp.tasks.settings import SHOTS
 
 if TYPE_CHECKING:
     from chatapp.tasks.evaluation.evaluate import Task
@@ -23,14 +24,14 @@ app = typer.Typer(no_args_is_help=True, help="Find what the answers to a prompt 
 
 FileArgument = Annotated[
     str,
-    typer.Argument(
-        help="A prompt file, or a name of the library.", autocompletion=completion.prompts
-    ),
+    typer.Argument(help="A prompt file, or a name of the library.", autocompletion=shared.prompts),
 ]
 TestOption = Annotated[Path, typer.Option(help=TEST_HELP)]
-ShotsOption = Annotated[int, typer.Option(min=1, help="Examples to show, the same to all items.")]
+ShotsOption = Annotated[
+    int, number_option(SHOTS, low=1, meaning="examples to show, the same to all items")
+]
 LimitOption = Annotated[int, typer.Option(min=1, help="Use at most this many test items.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Draws the examples and the test items.")]
+SeedOption = Annotated[int, number_option("seed", meaning="draws the examples and the test items")]
 
 
 @app.command()
@@ -41,8 +42,8 @@ def order(
     orders: Annotated[int, typer.Option(min=2, help="How many orders to try.")] = 10,
     limit: LimitOption = 100,
     seed: SeedOption = 0,
-    model: ModelOption = None,
-    as_json: JsonOption = False,
+    model: shared.ModelOption = None,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Show the same examples in different orders: how much do the measures vary?"""
     from chatapp.tasks.evaluation.experiments import order_variants
@@ -69,8 +70,8 @@ def labels(
     shots: ShotsOption = 8,
     limit: LimitOption = 100,
     seed: SeedOption = 0,
-    model: ModelOption = None,
-    as_json: JsonOption = False,
+    model: shared.ModelOption = None,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Give the examples random, wrong or renamed labels: does the model learn from them?"""
     from chatapp.tasks.evaluation.experiments import label_variants
@@ -111,8 +112,8 @@ def pairs(
             "(.jsonl, .csv, CrowS-Pairs)."
         ),
     ],
-    model: ModelOption = None,
-    as_json: JsonOption = False,
+    model: shared.ModelOption = None,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Compare texts that differ in a word: which does the model find more likely?"""
     from chatapp.common.settings import load_settings

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from chatapp.commands import options
+from chatapp.commands import options as shared
 from chatapp.commands.console import complain, progress
-from chatapp.commands.options import ForceOption
 from chatapp.common.userfiles import UserError, reason
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def export(
         str,
         typer.Argument(
             help="bundled, a folder, a GGUF file, a fine-tuned run, or a hub id.",
-            autocompletion=options.models,
+            autocompletion=shared.models,
         ),
     ],
     output: Annotated[
@@ -38,7 +37,7 @@ def export(
         bool,
         typer.Option("--unmerged", help="Write a LoRA adapter alone, to be applied to its base."),
     ] = False,
-    force: ForceOption = False,
+    force: shared.ForceOption = False,
 ) -> None:
     """Write a model as a GGUF file, which llama.cpp, Ollama and LM Studio load, or as a Hugging
     Face folder, which transformers loads."""

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chatapp.commands import options
+from chatapp.commands import options as shared
 from chatapp.commands.console import complain, interruptible, write, write_json
-from chatapp.commands.options import JsonOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -24,10 +23,10 @@ def get(
         typer.Argument(
             help="A short name or a hub id; without it, the short names are listed.",
             show_default=False,
-            autocompletion=options.known,
+            autocompletion=shared.known,
         ),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Download a model, or what is missing of it."""
     from chatapp.engine.models.fetching import fetch
@@ -51,10 +50,10 @@ def remove(
         str,
         typer.Argument(
             help="The name of a model that `models get` downloaded.",
-            autocompletion=options.fetched,
+            autocompletion=shared.fetched,
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: shared.YesOption = False,
 ) -> None:
     """Delete a model that `models get` has downloaded, and nothing else."""
     from chatapp.common.shading import size_in_words

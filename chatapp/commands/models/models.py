@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import options
+from chatapp.commands import options as shared
 from chatapp.commands.console import complain, write, write_json
 from chatapp.commands.models.export import export
 from chatapp.commands.models.get import get, remove
-from chatapp.commands.options import JsonOption
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ app.command()(export)
 
 
 @app.command("list")
-def list_models(as_json: JsonOption = False) -> None:
+def list_models(as_json: shared.JsonOption = False) -> None:
     """List the models on this machine, and the servers that have a name."""
     from chatapp.common.settings import load_settings
     from chatapp.engine.models import catalogue
@@ -67,7 +66,7 @@ def info(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="bundled, a folder, a hub id, or a server.", autocompletion=options.models
+            help="bundled, a folder, a hub id, or a server.", autocompletion=shared.models
         ),
     ] = None,
     shape: Annotated[
@@ -77,7 +76,7 @@ def info(
             help="Count the parameters of a GPT with L layers, width H, V tokens and context n.",
         ),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: shared.JsonOption = False,
 ) -> None:
     """Show what a model consists of."""
     if (name is None) == (shape is None):

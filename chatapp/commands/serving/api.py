@@ -24,7 +24,7 @@ import typer
 
 from chatapp.commands.console import complain, status
 from chatapp.commands.loading import choices_for, load
-from chatapp.commands.options import PrecisionOption, TemplateOption
+from chatapp.commands.options import HostOption, PortOption, PrecisionOption, TemplateOption
 from chatapp.common.userfiles import UserError, make_private, open_own, read_regular
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def api(
         list[str] | None,
         typer.Option("--model", help="A model to serve; repeat it for several."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8080,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8080,
     expose: Annotated[
         bool,
         typer.Option(

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from chatapp.commands import options as shared
 from chatapp.commands.console import complain
-from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
 from chatapp.common.userfiles import UserError
 
 _FAILED = 1
@@ -17,8 +17,8 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    host: shared.HostOption = "localhost",
+    port: shared.PortOption = 8000,
     expose: Annotated[
         bool, typer.Option("--expose", help="Allow an address that other machines can reach.")
     ] = False,
@@ -26,10 +26,10 @@ def serve(
         list[str] | None,
         typer.Option("--name", help="Another host name that browsers use for this machine."),
     ] = None,
-    model: ModelOption = None,
-    template: TemplateOption = None,
-    precision: PrecisionOption = None,
-    last: Annotated[bool, typer.Option("--continue", "-c", help="Continue the last chat.")] = False,
+    model: shared.ModelOption = None,
+    template: shared.TemplateOption = None,
+    precision: shared.PrecisionOption = None,
+    last: shared.LastOption = False,
 ) -> None:
     """Serve the chat to a browser on this machine; each tab is a chat of its own."""
     from chatapp.common.settings import load_settings

@@ -4,7 +4,7 @@ tokenizer.
 
 from collections.abc import Callable
 
-from chatapp.common.parameters import DEVICES, PRECISIONS
+from chatapp.common.parameters import check_choice
 from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec, RewardModel
 from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.errors import ModelError, NoDecoder, one_sentence
@@ -36,12 +36,11 @@ def load_model(
     one. say: gets a warning, before loading, if it needs more memory than is free, and a note
     if a folder here has its name.
     """
-    if precision not in PRECISIONS:
-        raise ModelError(
-            f"precision {precision!r} is unknown; expected one of {', '.join(PRECISIONS)}"
-        )
-    if device not in DEVICES:
-        raise ModelError(f"device {device!r} is unknown; expected one of {', '.join(DEVICES)}")
+    try:
+        check_choice("precision", precision)
+        check_choice("device", device)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
     if name != BUNDLED and (server := server_of(name)) is not None:
         from chatapp.engine.backends.remote.remote_model import connect
 

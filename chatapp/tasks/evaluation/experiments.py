@@ -18,7 +18,7 @@ from chatapp.rows.examples import Columns, Pool, PromptError, normalise, read_ro
 from chatapp.rows.reading import BadRow
 from chatapp.tasks.evaluation.evaluate import Task
 from chatapp.tasks.evaluation.gpt3_tasks import own_words
-from chatapp.tasks.evaluation.metrics import t_quantile, wilson
+from chatapp.tasks.metrics import t_quantile, wilson
 from chatapp.tasks.selection.methods import Balanced, Fixed
 from chatapp.tasks.selection.select import Select
 

@@ -19,11 +19,9 @@ from chatapp.rows.examples import (
     read_rows,
 )
 from chatapp.rows.reading import BadRow, RowsError, suffix
+from chatapp.tasks.metrics import Gold
 
 _BOM = b"\xef\xbb\xbf"
-
-Gold = str | tuple[str, ...]
-"""A correct answer, or several of them."""
 
 Inputs = Iterator[tuple[int, Query | RowsError]]
 """Line numbers, and on each line an input or its error."""

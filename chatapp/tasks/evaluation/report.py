@@ -3,23 +3,22 @@
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, replace
 from importlib.metadata import version
-from itertools import combinations
+from itertools import chain, combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from chatapp import __version__
 from chatapp.tasks.evaluation.evaluate import Task
 from chatapp.tasks.evaluation.journal import Cell, JournalRow, cell_of, decided
-from chatapp.tasks.evaluation.metrics import (
+from chatapp.tasks.files.keys import CHOICE_SCORINGS
+from chatapp.tasks.metrics import (
     MEASURES,
     Difference,
-    IntervalMethod,
     difference,
     estimate,
 )
-from chatapp.tasks.files.keys import CHOICE_SCORINGS, Measure
 from chatapp.tasks.settings import Scoring
 
 if TYPE_CHECKING:
@@ -29,57 +28,159 @@ Vote = Callable[[Cell], list[str] | None]
 """The majority of the k nearest examples for each item."""
 
 
-SETTING = ("task", "shots", "selection", "order", "style", "instruction")
-"""What a result has of a `Cell`."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the figures of a result are computed from.
+
+    rows: the answers in one setting. voted, by_head: the answers of the vote and of the model's
+    head to the items; None where there is none.
+    """
+
+    task: Task
+    rows: Sequence[JournalRow]
+    metric: str
+    mean: float
+    voted: Sequence[str] | None
+    by_head: Sequence[str] | None
+
+    def score(self, answers: Sequence[str] | None) -> float | None:
+        """The metric of other answers to the items; None for none."""
+        golds = [item.gold for item in self.task.items]
+        return None if answers is None else MEASURES[self.metric].score(answers, golds)
+
+    @property
+    def majority(self) -> float:
+        """The metric of the most common gold answer; with choices, of a random one."""
+        if chances := [1 / len(item.choices) for item in self.task.items if item.choices]:
+            return fmean(chances)
+        commonest = Counter(item.output for item in self.task.items).most_common(1)[0][0]
+        return cast(float, self.score([commonest] * len(self.task.items)))
+
+    def golden(self) -> list[list[bool]]:
+        """Of each demonstration of each answer, whether it has the item's gold answer."""
+        outputs = self.task.prompt.pool.outputs
+        shown = [[outputs[i] == row["gold"] for i in row["examples"]] for row in self.rows]
+        return shown if any(shown) else []
+
+    def mean_of(self, name: Literal["dropped", "tokens", "seconds"]) -> float:
+        """The mean of a field of the rows."""
+        return fmean(row[name] for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One measure in one setting.
+class Column:
+    """A column of the printed table, and a key of the report.
 
-    task, shots, selection, order, style, instruction, scoring: the setting; selection and
-        order are "none" where there are no demonstrations, style is for a vote. scoring: also
-        "text" (generated) and "vote".
-    mean, spread, interval, interval_of: over seeds, see `metrics.Estimate`.
-    n: items. seeds: runs, one where nothing is drawn.
-    majority: the measure of always giving the most common gold answer of these items; with choices,
-        of a random choice.
-    vote: the measure of the vote of the k nearest examples; None without
-        demonstrations or labels.
-    head: the measure of the answers of the model's head; None where it has none for the task.
-    gold_label_share: of the demonstrations, how many have the item's gold answer; None
-        without demonstrations. gold_in_demonstrations: of the items, how many have a
-        demonstration with their gold answer.
-    dropped: demonstrations an item that did not fit the window. tokens: of a prompt, the
-        mean. seconds_per_item: the mean.
-    model, parameters: where several models are compared; parameters is None for a server's. runs:
-        the answers of each seed.
+    name: above it. meaning: what an unclear name means, printed below the table. form: how a value
+    is written; None is blank. compute: the figure; None for what the setting or the estimate says.
+    is_text: set at the left, not at the right. narrow: when a narrow terminal leaves it out, the
+    lowest first; None for one that always stays. optional: left out where it is blank in all rows.
     """
 
-    task: str
-    shots: int
-    selection: str
-    order: str
-    style: str
-    instruction: str
-    scoring: str
-    metric: Measure
-    mean: float
-    spread: float | None
-    interval: tuple[float, float]
-    interval_of: IntervalMethod
-    n: int
-    seeds: int
-    majority: float
-    vote: float | None
-    head: float | None
-    gold_label_share: float | None
-    gold_in_demonstrations: float | None
-    dropped: float
-    tokens: float
-    seconds_per_item: float
-    model: str = ""
-    parameters: int | None = None
+    name: str
+    meaning: str = ""
+    form: str = "{}"
+    compute: Callable[[Measured], float | None] | None = None
+    is_text: bool = False
+    narrow: float | None = None
+    optional: bool = False
+    field: str = ""
+
+    def show(self, result: "Result") -> str:
+        """The text of a result in it."""
+        value = getattr(result, self.field)
+        return "" if value is None else self.form.format(value)
+
+
+def _column(name: str, meaning: str = "", **declared: Any) -> Any:
+    """A field of `Result` with its column. declared: the rest of `Column`, and a `default`."""
+    default = declared.pop("default", MISSING)
+    return field(default=default, metadata={"column": Column(name, meaning, **declared)})
+
+
+def _fraction(name: str, meaning: str, **declared: Any) -> Any:
+    return _column(name, meaning, **{"form": "{:.3f}", **declared})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One measure in one setting; each field is a column of the table, in this order.
+
+    selection, order: "none" where there are no demonstrations, as the style of a vote. scoring:
+    also "text" (generated) and "vote". mean, spread, interval, interval_of: see `metrics.Estimate`.
+    seeds: one where nothing is drawn. model, parameters: where several models are compared;
+    parameters is None for a server's. runs: the answers of each seed.
+    """
+
+    model: str = _column("model", is_text=True, optional=True, default="")
+    parameters: int | None = _column("parameters", form="{:,}", optional=True, default=None)
+    task: str = _column("task", is_text=True)
+    metric: str = _column("measure", is_text=True)
+    shots: int = _column("shots")
+    selection: str = _column("selection", is_text=True)
+    order: str = _column("order", is_text=True, narrow=9)
+    scoring: str = _column("scoring", is_text=True)
+    style: str = _column("style", is_text=True)
+    instruction: str = _column("instruction", is_text=True)
+    mean: float = _fraction("mean", "mean of the metric over seeds")
+    spread: float | None = _fraction("spread", "standard deviation over seeds", narrow=8)
+    interval: tuple[float, float] = _column(
+        "95 %", "95 % confidence interval of the metric", form="{0[0]:.3f}–{0[1]:.3f}"
+    )
+    interval_of: str = _column("95 % by", "how the interval is computed", is_text=True, narrow=5)
+    seeds: int = _column("seeds", narrow=7)
+    n: int = _column("n", "items", narrow=6)
+    majority: float = _fraction(
+        "majority",
+        "what always giving the most common answer, or a random choice, scores",
+        compute=lambda of: of.majority,
+    )
+    vote: float | None = _fraction(
+        "vote",
+        "what a vote of the nearest examples scores, without the model",
+        compute=lambda of: of.score(of.voted),
+    )
+    over_vote: float | None = _column(
+        "over vote",
+        "mean less vote: what the model adds to the nearest examples",
+        form="{:+.3f}",
+        compute=lambda of: None if of.voted is None else of.mean - (of.score(of.voted) or 0.0),
+    )
+    head: float | None = _fraction(
+        "head",
+        "what the model's head scores, without examples",
+        compute=lambda of: of.score(of.by_head),
+        optional=True,
+    )
+    gold_label_share: float | None = _fraction(
+        "gold share",
+        "share of the examples shown that have the item's right answer",
+        compute=lambda of: fmean(chain(*of.golden())) if of.golden() else None,
+        narrow=4,
+    )
+    gold_in_demonstrations: float | None = _fraction(
+        "gold shown",
+        "share of items for which an example shown has the right answer",
+        compute=lambda of: fmean(map(any, of.golden())) if of.golden() else None,
+        narrow=3,
+    )
+    dropped: float = _column(
+        "dropped",
+        "examples of an item that did not fit the window",
+        form="{:.1f}",
+        compute=lambda of: of.mean_of("dropped"),
+        narrow=2,
+    )
+    tokens: float = _column(
+        "tokens",
+        "mean length of a prompt",
+        form="{:.0f}",
+        compute=lambda of: of.mean_of("tokens"),
+        narrow=1,
+    )
+    seconds_per_item: float = _fraction(
+        "s/item", "seconds per item", compute=lambda of: of.mean_of("seconds"), narrow=0
+    )
     runs: Sequence[Sequence[str]] = field(default=(), repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,6 +191,20 @@ class Result:
     def setting(self) -> tuple[Any, ...]:
         """What models are compared in, the measure last."""
         return tuple(getattr(self, name) for name in (*SETTING, "scoring", "metric"))
+
+
+SETTING = ("task", "shots", "selection", "order", "style", "instruction")
+"""What a result has of a `Cell`."""
+
+COLUMNS: tuple[Column, ...] = tuple(
+    replace(declared, field=name)
+    for name, item in Result.__dataclass_fields__.items()
+    if (declared := item.metadata.get("column")) is not None
+)
+"""The setting, the measure and the baselines stay in a narrow terminal."""
+
+_LEAST_USED = 5
+"""How many of the columns that a narrow terminal leaves out are shown on request alone."""
 
 
 def results(
@@ -111,29 +226,18 @@ def results(
     rows_of_report = []
     for setting, group in settings.items():
         name, task = setting.task, by_name[setting.task]
-        beside = _beside(task, group, votes[name](cell_of(group[0])), (heads or {}).get(name))
+        given: dict[str, Any] = {key: getattr(setting, key) for key in SETTING}
+        voted, by_head = votes[name](cell_of(group[0])), (heads or {}).get(name)
+        golds = [item.gold for item in task.items]
         for scoring in _deciding(setting.layout, scorings or (task.prompt.scoring,)):
             runs = _runs(group, scoring)
             for metric in task.prompt.metrics:
-                golds = [item.gold for item in task.items]
                 estimated = estimate(metric, runs, golds)
-                rows_of_report.append(
-                    Result(
-                        setting.task,
-                        setting.shots,
-                        setting.selection,
-                        setting.order,
-                        setting.style,
-                        setting.instruction,
-                        scoring,
-                        metric,
-                        **asdict(estimated),
-                        n=len(golds),
-                        seeds=len(runs),
-                        runs=runs,
-                        **beside(metric),
-                    )
-                )
+                measured = Measured(task, group, metric, estimated.mean, voted, by_head)
+                given |= {"scoring": scoring, "metric": metric, **asdict(estimated)}
+                given |= {"n": len(golds), "seeds": len(runs), "runs": runs}
+                given |= {it.field: it.compute(measured) for it in COLUMNS if it.compute}
+                rows_of_report.append(Result(**given))
     return rows_of_report
 
 
@@ -170,38 +274,6 @@ def _runs(group: Sequence[JournalRow], scoring: str) -> list[list[str]]:
     return [[run[item] for item in sorted(run)] for _, run in sorted(answers.items())]
 
 
-def _beside(
-    task: Task,
-    group: Sequence[JournalRow],
-    voted: Sequence[str] | None,
-    by_head: Sequence[str] | None,
-) -> Callable[[Measure], dict[str, Any]]:
-    """Computes the baselines of a measure of these answers."""
-    golds = [item.gold for item in task.items]
-    commonest = Counter(item.output for item in task.items).most_common(1)[0][0]
-    chances = [1 / len(item.choices) for item in task.items if item.choices]
-    shown = [
-        [task.prompt.pool.outputs[index] == row["gold"] for index in row["examples"]]
-        for row in group
-    ]
-    rights = [right for golden in shown for right in golden]
-
-    def beside(metric: Measure) -> dict[str, Any]:
-        score = MEASURES[metric]
-        return {
-            "majority": fmean(chances) if chances else score([commonest] * len(golds), golds),
-            "vote": None if voted is None else score(voted, golds),
-            "head": None if by_head is None else score(by_head, golds),
-            "gold_label_share": fmean(rights) if rights else None,
-            "gold_in_demonstrations": fmean(map(any, shown)) if rights else None,
-            "dropped": fmean(row["dropped"] for row in group),
-            "tokens": fmean(row["tokens"] for row in group),
-            "seconds_per_item": fmean(row["seconds"] for row in group),
-        }
-
-    return beside
-
-
 def document(config: dict[str, Any], results: Iterable[Result]) -> dict[str, Any]:
     """The report as plain data, for report.json."""
     packages = ("torch", "transformers", "tokenizers", "numpy", "bm25s", "sacrebleu")
@@ -211,101 +283,6 @@ def document(config: dict[str, Any], results: Iterable[Result]) -> dict[str, Any
         "versions": own | {package: version(package) for package in packages},
         "results": [result.to_json() for result in results],
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the printed table.
-
-    show: the text of a result in it, "" for none. meaning: what an unclear name means, printed
-    below the table. is_text: set at the left, not at the right. narrow: its place among the columns
-    that a narrow terminal leaves out, the lowest first; None for one that always stays. optional:
-    left out where it is blank in all rows.
-    """
-
-    name: str
-    show: Callable[[Result], str]
-    meaning: str = ""
-    is_text: bool = False
-    narrow: int | None = None
-    optional: bool = False
-
-
-def _fraction(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-COLUMNS = (
-    Column("model", lambda r: r.model, is_text=True, optional=True),
-    Column(
-        "parameters", lambda r: "" if r.parameters is None else f"{r.parameters:,}", optional=True
-    ),
-    Column("task", lambda r: r.task, is_text=True),
-    Column("measure", lambda r: r.metric, is_text=True),
-    Column("shots", lambda r: str(r.shots)),
-    Column("selection", lambda r: r.selection, is_text=True),
-    Column("order", lambda r: r.order, is_text=True, narrow=9),
-    Column("scoring", lambda r: r.scoring, is_text=True),
-    Column("style", lambda r: r.style, is_text=True),
-    Column("instruction", lambda r: r.instruction, is_text=True),
-    Column("mean", lambda r: _fraction(r.mean), "mean of the metric over seeds"),
-    Column("spread", lambda r: _fraction(r.spread), "standard deviation over seeds", narrow=8),
-    Column(
-        "95 %",
-        lambda r: f"{r.interval[0]:.3f}–{r.interval[1]:.3f}",
-        "95 % confidence interval of the metric",
-    ),
-    Column(
-        "95 % by", lambda r: r.interval_of, "how the interval is computed", is_text=True, narrow=5
-    ),
-    Column("seeds", lambda r: str(r.seeds), narrow=7),
-    Column("n", lambda r: str(r.n), "items", narrow=6),
-    Column(
-        "majority",
-        lambda r: _fraction(r.majority),
-        "what always giving the most common answer, or a random choice, scores",
-    ),
-    Column(
-        "vote",
-        lambda r: _fraction(r.vote),
-        "what a vote of the nearest examples scores, without the model",
-    ),
-    Column(
-        "over vote",
-        lambda r: "" if r.vote is None else f"{r.mean - r.vote:+.3f}",
-        "mean less vote: what the model adds to the nearest examples",
-    ),
-    Column(
-        "head",
-        lambda r: _fraction(r.head),
-        "what the model's head scores, without examples",
-        optional=True,
-    ),
-    Column(
-        "gold share",
-        lambda r: _fraction(r.gold_label_share),
-        "share of the examples shown that have the item's right answer",
-        narrow=4,
-    ),
-    Column(
-        "gold shown",
-        lambda r: _fraction(r.gold_in_demonstrations),
-        "share of items for which an example shown has the right answer",
-        narrow=3,
-    ),
-    Column(
-        "dropped",
-        lambda r: f"{r.dropped:.1f}",
-        "examples of an item that did not fit the window",
-        narrow=2,
-    ),
-    Column("tokens", lambda r: f"{r.tokens:.0f}", "mean length of a prompt", narrow=1),
-    Column("s/item", lambda r: _fraction(r.seconds_per_item), "seconds per item", narrow=0),
-)
-"""The setting, the measure and the baselines stay in a narrow terminal."""
-
-_LEAST_USED = 5
-"""How many of the columns that a narrow terminal leaves out are shown on request alone."""
 
 
 def explanation(shown: "Table") -> str:

@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from chatapp.common.parameters import Parameter
 from chatapp.common.userfiles import UserError, quoted, suggestion
 from chatapp.prompting.messages import Segment
 
 Method = Literal["bm25", "encoder", "both"]
 PASSAGES = 5
+LIMIT = Parameter(
+    name="limit", kind=int, default=PASSAGES, low=1, meaning="maximum number of passages"
+)
 PASSAGE_SIZE = 600
 """Characters: about 100 English words or 150 tokens; half a window of 1,024 has room for three."""
 

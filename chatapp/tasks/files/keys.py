@@ -4,29 +4,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from chatapp.common.parameters import Sampling
-from chatapp.common.validation import strict_model
+from chatapp.common.validation import key_of, sampling_model
 from chatapp.prompting.calls import CALCULATOR
 from chatapp.rows.examples import BadRows
 from chatapp.rows.published import FORMATS
-from chatapp.tasks.files.documents import PASSAGE_SIZE, PASSAGES
+from chatapp.tasks.files.documents import LIMIT, PASSAGE_SIZE, PASSAGES
+from chatapp.tasks.metrics import MEASURES
 from chatapp.tasks.selection.select import Select
 from chatapp.tasks.settings import Scoring, Style
 
-Measure = Literal[
-    "accuracy",
-    "macro_f1",
-    "exact_match",
-    "squad_match",
-    "token_f1",
-    "numeric_match",
-    "bleu",
-    "rouge_l",
-]
-
 LABEL_SCORINGS: tuple[Scoring, ...] = ("direct", "calibrated", "channel")
-LABEL_MEASURES: tuple[Measure, ...] = ("accuracy", "macro_f1")
-TEXT_MEASURES: tuple[Measure, ...] = ("exact_match", "token_f1")
+LABEL_MEASURES = ("accuracy", "macro_f1")
+TEXT_MEASURES = ("exact_match", "token_f1")
+"""What is measured where a prompt file does not say."""
+
 CHOICE_SCORINGS: tuple[Scoring, ...] = ("direct", "per_token", "unconditional")
 
 
@@ -49,7 +40,7 @@ class _Chat(_Strict):
 class DocumentKeys(_Strict):
     paths: list[_Path] = Field(min_length=1)
     method: str = "bm25"
-    limit: int = Field(PASSAGES, ge=1)
+    limit: int = key_of(LIMIT, PASSAGES)
     size: int = Field(PASSAGE_SIZE, ge=50)
 
 
@@ -67,7 +58,7 @@ class OutputKeys(_Strict):
     grammar: _Path | None = None
 
 
-class GenerateKeys(strict_model(Sampling)):  # type: ignore[misc]  # a class made of another
+class GenerateKeys(sampling_model()):  # type: ignore[misc]  # a class made of another
     """The sampling parameters; only those set in the file count."""
 
 
@@ -102,7 +93,7 @@ class PromptKeys(DescribedKeys):
     format: Literal[tuple(FORMATS)] | None = None  # type: ignore[valid-type]
     columns: dict[str, str] = {}
     bad_rows: BadRows = "raise"
-    metrics: list[Measure] | None = None
+    metrics: list[Literal[tuple(MEASURES)]] | None = None  # type: ignore[valid-type]
     examples_file: str | None = None
     examples: list[Any] | None = None
     select: Select = Select()

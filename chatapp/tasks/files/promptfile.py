@@ -34,10 +34,10 @@ from chatapp.tasks.files.keys import (
     TEXT_MEASURES,
     DescribedKeys,
     DocumentKeys,
-    Measure,
     PersonaKeys,
     PromptKeys,
 )
+from chatapp.tasks.metrics import MEASURES
 from chatapp.tasks.selection.select import Select
 from chatapp.tasks.settings import Scoring, Style
 
@@ -104,7 +104,7 @@ class PromptFile:
     separator: str = "\n\n"
     stop: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    metrics: tuple[Measure, ...] = TEXT_MEASURES
+    metrics: tuple[str, ...] = TEXT_MEASURES
     pool: Pool = field(default_factory=lambda: Pool([], []), repr=False)
     select: Select = field(default_factory=Select)
     scoring: Scoring = "direct"
@@ -157,7 +157,7 @@ class PromptFile:
         if self.scoring != "direct":
             needed = "choices" if self.scoring in CHOICE_SCORINGS else "labels"
             raise self.error("score.method", f"is {self.scoring!r}, which needs {needed}")
-        if needy := [metric for metric in self.metrics if metric in LABEL_MEASURES]:
+        if needy := [name for name in self.metrics if MEASURES[name].needs_labels]:
             raise self.error("metrics", f"holds {needy[0]!r}, which needs labels")
 
     @property
@@ -312,7 +312,7 @@ def _keys_of(source: str) -> Set[str]:
 
 def _from_toml(path: Path, source: str) -> PromptFile:
     file = _parsed(path, source, PromptKeys)
-    measures = LABEL_MEASURES if file.labels else TEXT_MEASURES
+    measures: tuple[str, ...] = LABEL_MEASURES if file.labels else TEXT_MEASURES
     if file.choices:
         measures = ("accuracy",)
     if file.example or file.query:

@@ -5,10 +5,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from chatapp.common.validation import key_of
 from chatapp.rows.examples import Pool
 from chatapp.tasks.selection.methods import METHODS, Fixed, Selector
 from chatapp.tasks.selection.similarity import Encoder, Metric
-from chatapp.tasks.settings import ShotOrder
+from chatapp.tasks.settings import SHOTS, ShotOrder
 
 Pooling = Literal["mean", "cls"]
 
@@ -37,15 +38,15 @@ class Select(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     method: Annotated[str, PlainValidator(_known)] = Fixed.name
-    k: Annotated[int, Field(ge=0)] = 8
+    k: int = key_of(SHOTS, SHOTS.default)
     order: ShotOrder | None = None
-    seed: int = 0
+    seed: int = key_of("seed", 0)
     encoder: str | None = None
     pooling: Pooling | None = None
     layer: int = -1
     metric: Metric = "cosine"
     relevance: Annotated[float, Field(ge=0, le=1)] = 0.5
-    nearest: Annotated[int, Field(ge=0)] = 4
+    nearest: int = key_of(SHOTS, 4)
 
     @property
     def selector(self) -> type[Selector]:

@@ -12,7 +12,7 @@ from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
 from chatapp.common.foreign import printable
-from chatapp.common.parameters import PARAMETERS, PRECISIONS, Origin, Sampling
+from chatapp.common.parameters import PARAMETERS, PRECISIONS, Origin, Sampling, check_choice
 from chatapp.common.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
 from chatapp.common.userfiles import UserError
 from chatapp.tui.platform.actions import Action
@@ -123,8 +123,7 @@ class ParametersScreen(Dialog[None]):
             template, precision = self._text("template"), self._text("precision")
             if precision not in PRECISIONS:
                 self._field("precision").focus()
-                known = ", ".join(PRECISIONS)
-                raise ValueError(f"precision is {precision!r}; expected one of {known}")
+            check_choice("precision", precision)
             self._use(Parameters(sampling, template, precision), for_all)
         except (ValueError, UserError) as problem:
             self._tell(str(problem))

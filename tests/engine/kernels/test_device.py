@@ -57,7 +57,7 @@ def test_a_gpu_that_is_not_there_is_not_replaced_in_silence(
     for name in ("cuda", "mps"):
         with pytest.raises(ModelError, match=f"device is '{name}'.*choose cpu"):
             load_model(str(gpt2[0]), device=name)
-    with pytest.raises(ModelError, match="'tpu' is unknown; expected one of auto, cpu"):
+    with pytest.raises(ModelError, match="device is 'tpu'; expected one of auto, cpu"):
         load_model(str(gpt2[0]), device="tpu")
     pretend(monkeypatch, "cuda")
     with pytest.raises(ModelError, match="int8 is multiplied on the CPU"):

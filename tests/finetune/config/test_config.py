@@ -34,16 +34,10 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
         (GOOD, ["train.epoch=2"], ["config.toml", "'train.epoch'", "'train.epochs'"]),
         (GOOD, ["train.epochs=two"], ["train.epochs", "'two'"]),
         (GOOD, ["train.epochs"], ["key=value"]),
-        (GOOD, ["=2"], ["key=value"]),
         (GOOD, ["output.x=2"], ["'output' is not a section"]),
-        (GOOD, ["train.batch_size=0"], ["train.batch_size", "greater than or equal to 1"]),
-        (GOOD, ["train.batch_size=1.5"], ["train.batch_size", "1.5"]),
-        (GOOD, ["train.precision=int3"], ["train.precision", "int3"]),
+        (GOOD, ["train.batch_size=0"], ["train.batch_size", "expected 1 or more"]),
         (GOOD + "epoch = 2", [], ["config.toml, line 7: 'train.epoch'", "'train.epochs'"]),
-        (GOOD.replace('output = "run"', ""), [], ["'output' is missing"]),
         ("output = \nseed = 1", [], ["not valid TOML", "line 1"]),
-        ("output = 'x'\n[data]\ntrain = []", [], ["data.train", "holds 0, expected 1 or more"]),
-        (GOOD.replace("path", "paht"), [], ["data.train[1].paht", "did you mean 'path'"]),
         (b"\xff\xfe", [], ["line 1", "not valid UTF-8"]),
     ],
 )
@@ -56,11 +50,6 @@ def test_what_is_wrong_is_named(
     assert "\n" not in message
     for word in words:
         assert word in message
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere"):
-        load_config(PretrainConfig, tmp_path / "nowhere.toml", [])
 
 
 def test_the_recipe_of_the_bundled_model_is_valid() -> None:

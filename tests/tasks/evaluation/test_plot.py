@@ -27,6 +27,7 @@ ONE = Result(
     seeds=1,
     majority=0.3,
     vote=0.7,
+    over_vote=-0.2,
     head=None,
     gold_label_share=0.5,
     gold_in_demonstrations=0.9,

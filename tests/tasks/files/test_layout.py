@@ -1,4 +1,3 @@
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -285,9 +284,3 @@ def test_no_text_is_counted_twice() -> None:
     assert len(counted) == len(set(counted))
     # Nor is anything counted of what lies far beyond the window.
     assert len(counted) < len(fitted.kept) + 20
-
-
-def test_segments_are_plain_data() -> None:
-    """Segments can be written as JSON, for `--show-prompt --json`."""
-    segments = render(SPAM, [0], 'a "{quote}" \ud800')
-    assert json.loads(json.dumps([segment.text for segment in segments]))

@@ -15,22 +15,54 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from chatapp.tasks.evaluation.inputs import Gold
-from chatapp.tasks.files.keys import Measure
+Gold = str | tuple[str, ...]
+"""A correct answer, or several of them."""
 
 Score = Callable[[Sequence[str], Sequence[Gold]], float]
-"""Maps answers and gold answers, equally many and at least one, to a number."""
+"""Maps answers and gold answers, equally many and at least one, to a number from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A measure of answers.
+
+    kind: "proportion" where each answer is right or wrong, "mean" of a number for each answer, or
+    "whole" of all answers at once. needs_labels: it only compares labels or choices.
+    """
+
+    score: Score
+    kind: Literal["proportion", "mean", "whole"]
+    needs_labels: bool = False
+
+
+MEASURES: dict[str, Metric] = {}
+"""By the name that prompt files give them in `metrics`: that of the function."""
+
+
+def _metric(
+    kind: Literal["proportion", "mean", "whole"], *, needs_labels: bool = False
+) -> Callable[[Score], Score]:
+    """Add a function to the metrics. The arguments are the fields of `Metric`."""
+
+    def added(score: Score) -> Score:
+        MEASURES[score.__name__] = Metric(score, kind, needs_labels)
+        return score
+
+    return added
+
 
 _RESAMPLES = 1000
 
 Scores = NDArray[np.float64]
 
 
+@_metric("proportion", needs_labels=True)
 def accuracy(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The fraction of answers that are the gold label or choice."""
     return _mean_best(lambda answer, gold: float(answer == gold), answers, golds)
 
 
+@_metric("whole", needs_labels=True)
 def macro_f1(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The unweighted mean of each label's F1, as scikit-learn's `f1_score(average="macro")`.
 
@@ -46,6 +78,7 @@ def macro_f1(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     )
 
 
+@_metric("proportion")
 def exact_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The fraction of answers equal to the gold answer, ignoring white space.
 
@@ -54,6 +87,7 @@ def exact_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     return _mean_best(lambda answer, gold: answer.split() == gold.split(), answers, golds)
 
 
+@_metric("proportion")
 def squad_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The fraction of answers equal to the gold answer after SQuAD's normalization (see
     `token_f1`)."""
@@ -62,6 +96,7 @@ def squad_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     )
 
 
+@_metric("proportion")
 def numeric_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The fraction of answers whose last number is that of the gold answer.
 
@@ -70,6 +105,7 @@ def numeric_match(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     return _mean_best(_same_number, answers, golds)
 
 
+@_metric("mean")
 def token_f1(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The mean F1 of the words of answer and gold as bags (SQuAD, Rajpurkar et al. 2016).
 
@@ -78,6 +114,7 @@ def token_f1(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     return _mean_best(_token_f1, answers, golds)
 
 
+@_metric("whole")
 def bleu(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """BLEU of the whole corpus (Papineni et al. 2002) by sacrebleu's defaults (Post 2018).
 
@@ -89,6 +126,7 @@ def bleu(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     return float(BLEU().corpus_score(list(answers), [firsts]).score) / 100
 
 
+@_metric("mean")
 def rouge_l(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     """The mean ROUGE-L F1 (Lin 2004): the longest common subsequence of words.
 
@@ -97,21 +135,7 @@ def rouge_l(answers: Sequence[str], golds: Sequence[Gold]) -> float:
     return _mean_best(_rouge_l, answers, golds)
 
 
-MEASURES: dict[Measure, Score] = {
-    "accuracy": accuracy,
-    "macro_f1": macro_f1,
-    "exact_match": exact_match,
-    "squad_match": squad_match,
-    "numeric_match": numeric_match,
-    "token_f1": token_f1,
-    "bleu": bleu,
-    "rouge_l": rouge_l,
-}
-
 IntervalMethod = Literal["wilson", "bootstrap", "items-seeds"]
-
-_PROPORTIONS = ("accuracy", "exact_match", "squad_match", "numeric_match")
-_OF_THE_WHOLE = ("macro_f1", "bleu")
 
 
 def _alternatives(gold: Gold) -> tuple[str, ...]:
@@ -185,17 +209,17 @@ class Estimate:
     interval_of: IntervalMethod
 
 
-def estimate(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Gold]) -> Estimate:
+def estimate(measure: str, runs: Sequence[Sequence[str]], golds: Sequence[Gold]) -> Estimate:
     """Estimate a measure from runs over the same items.
 
     runs: the answers of each seed; at least one seed and one item.
     """
-    values = [MEASURES[measure](answers, golds) for answers in runs]
+    values = [MEASURES[measure].score(answers, golds) for answers in runs]
     if len(values) > 1:
         return Estimate(
             fmean(values), stdev(values), crossed_interval(measure, runs, golds), "items-seeds"
         )
-    if measure in _PROPORTIONS:
+    if MEASURES[measure].kind == "proportion":
         interval = wilson(round(values[0] * len(golds)), len(golds))
         return Estimate(values[0], None, interval, "wilson")
     return Estimate(values[0], None, bootstrap(measure, runs[0], golds), "bootstrap")
@@ -212,7 +236,7 @@ def wilson(successes: float, n: int) -> tuple[float, float]:
 
 
 def crossed_interval(
-    measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Gold]
+    measure: str, runs: Sequence[Sequence[str]], golds: Sequence[Gold]
 ) -> tuple[float, float]:
     """The 95 % interval of the mean of two or more runs over the same items; from 0 to 1.
 
@@ -229,12 +253,12 @@ def crossed_interval(
     over items take V_items and V_rest from resampled items.
     """
     n, seeds = len(golds), len(runs)
-    means = [MEASURES[measure](answers, golds) for answers in runs]
+    means = [MEASURES[measure].score(answers, golds) for answers in runs]
     mean = fmean(means)
     if n < 2 or not 0 < mean < 1:
         return wilson(round(mean * n), n)
     of_seeds = variance(means) / seeds
-    if measure in _OF_THE_WHOLE:
+    if MEASURES[measure].kind == "whole":
         of_items, rest = _resampled_variances(measure, runs, golds)
     else:
         of_items, rest = _variances(_table(measure, runs, golds))
@@ -247,9 +271,9 @@ def crossed_interval(
     return low / (1 + low), 1 / (1 + 1 / high)
 
 
-def _table(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Gold]) -> Scores:
+def _table(measure: str, runs: Sequence[Sequence[str]], golds: Sequence[Gold]) -> Scores:
     """The score of each run and item, (runs, items), of a measure that is a mean over items."""
-    score = MEASURES[measure]
+    score = MEASURES[measure].score
     return np.array([[score([a], [g]) for a, g in zip(run, golds, strict=True)] for run in runs])
 
 
@@ -300,18 +324,18 @@ class Difference:
 
 
 def difference(
-    measure: Measure,
+    measure: str,
     first: Sequence[Sequence[str]],
     second: Sequence[Sequence[str]],
     golds: Sequence[Gold],
 ) -> Difference:
     """Compare the answers of two models to the same items, each with as many runs."""
     n, seeds = len(golds), len(first)
-    score = MEASURES[measure]
+    score = MEASURES[measure].score
     pairs = list(zip(first, second, strict=True))
     by_run = [score(one, golds) - score(other, golds) for one, other in pairs]
     mean = fmean(by_run)
-    if seeds > 1 and n > 1 and measure not in _OF_THE_WHOLE:
+    if seeds > 1 and n > 1 and MEASURES[measure].kind != "whole":
         of_items, rest = _variances(_table(measure, first, golds) - _table(measure, second, golds))
         half = _half_width(of_items, max(0.0, variance(by_run) / seeds - rest), n, seeds)
         half = half or wilson(0, n)[1]  # they never differ here, and may elsewhere
@@ -322,7 +346,7 @@ def difference(
     )
     if interval == (0.0, 0.0):
         interval = (-wilson(0, n)[1], wilson(0, n)[1])
-    if seeds > 1 or measure not in _PROPORTIONS:
+    if seeds > 1 or MEASURES[measure].kind != "proportion":
         return Difference(mean, interval)
     ones, others = (_table(measure, runs, golds)[0] > 0 for runs in (first, second))
     only = int((ones & ~others).sum()), int((others & ~ones).sum())
@@ -338,7 +362,7 @@ def mcnemar(first: int, second: int) -> float:
 
 
 def _resampled_variances(
-    measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[Gold]
+    measure: str, runs: Sequence[Sequence[str]], golds: Sequence[Gold]
 ) -> tuple[float, float]:
     """V_items and V_rest of `crossed_interval` by resampling the items (Efron 1979): the variance
     of the mean over the runs, and what a single run varies beyond it.
@@ -353,9 +377,7 @@ def _resampled_variances(
     return of_mean, max(0.0, of_one - of_mean) / (seeds - 1)
 
 
-def bootstrap(
-    measure: Measure, answers: Sequence[str], golds: Sequence[Gold]
-) -> tuple[float, float]:
+def bootstrap(measure: str, answers: Sequence[str], golds: Sequence[Gold]) -> tuple[float, float]:
     """The 95 % percentile interval of a measure over resampled items (Efron 1979)."""
     return _percentiles(len(golds), _over_items(measure, answers, golds))
 
@@ -368,14 +390,14 @@ def _percentiles(n: int, score: Callable[[Sequence[int]], float]) -> tuple[float
 
 
 def _over_items(
-    measure: Measure, answers: Sequence[str], golds: Sequence[Gold]
+    measure: str, answers: Sequence[str], golds: Sequence[Gold]
 ) -> Callable[[Sequence[int]], float]:
     """The measure as a function of the item indices, which may repeat."""
     if measure == "macro_f1":
         return lambda items: macro_f1([answers[i] for i in items], [golds[i] for i in items])
     if measure == "bleu":
         return _bleu_over_items(answers, golds)
-    single = [MEASURES[measure]([a], [g]) for a, g in zip(answers, golds, strict=True)]
+    single = [MEASURES[measure].score([a], [g]) for a, g in zip(answers, golds, strict=True)]
     return lambda items: fmean(single[i] for i in items)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from pathlib import Path
 from statistics import NormalDist, variance
 
 import pytest
@@ -9,15 +10,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 
-from chatapp.tasks.evaluation import metrics
-from chatapp.tasks.evaluation.inputs import Gold
-from chatapp.tasks.evaluation.metrics import (
+from chatapp.tasks import metrics
+from chatapp.tasks.files.promptfile import load_prompt
+from chatapp.tasks.metrics import (
     MEASURES,
+    Gold,
     estimate,
     t_quantile,
     wilson,
 )
-from chatapp.tasks.files.keys import Measure
+
+GUIDE = Path(metrics.__file__).parents[1] / "docs" / "prompt-files.md"
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_metric_measures_as_it_says(name: str, tmp_path: Path) -> None:
+    metric, golds = MEASURES[name], ["7 b c d e", "8 f g h i", ("9 k l m n", "no 9")]
+    right, wrong = ["7 b c d e", "8 f g h i", "9 k l m n"], ["10 x", "11 y", "12 z"]
+    assert metric.score.__doc__, f"{name}: a docstring says what it is, and its source"
+    assert metric.score(right, golds) == pytest.approx(1)
+    assert metric.score(wrong, golds) < 0.1
+    alone = [
+        metric.score([answer], [gold])
+        for answer, gold in zip(right + wrong, golds * 2, strict=True)
+    ]
+    if metric.kind == "proportion":
+        assert {*alone} == {0, 1}, f"{name}: it is no proportion; its kind is mean"
+    if metric.kind != "whole":
+        mixed = metric.score([*right[:2], wrong[2]], golds)
+        assert mixed == pytest.approx(2 / 3), f"{name}: it is no mean over items; its kind is whole"
+    low, high = estimate(name, [right, wrong], golds).interval
+    assert low < 0.5 < high
+    labels = 'labels = ["a", "b"]\n' if metric.needs_labels else ""
+    (tmp_path / "it.toml").write_text(f'{labels}metrics = ["{name}"]\n')
+    assert load_prompt(tmp_path / "it.toml").metrics == (name,)
+    assert f"`{name}`" in GUIDE.read_text(encoding="utf-8"), f"name `{name}` in {GUIDE.name}"
 
 
 def test_accuracy() -> None:
@@ -142,7 +169,7 @@ def test_equal_runs_still_leave_the_chance_of_the_items() -> None:
 )
 @settings(max_examples=40, deadline=None)
 def test_an_interval_holds_its_mean_and_leaves_no_share(
-    runs: list[list[str]], measure: Measure
+    runs: list[list[str]], measure: str
 ) -> None:
     found = estimate(measure, runs, list("aabb"))
     low, high = found.interval
@@ -166,7 +193,7 @@ def test_bootstrap_intervals(measure: str) -> None:
     low, high = found.interval
     assert found.interval_of == "bootstrap"
     assert low < found.mean < high
-    assert found.mean == MEASURES[measure](answers, golds)
+    assert found.mean == MEASURES[measure].score(answers, golds)
     # Four times the items, half the width.
     wide = estimate(measure, [answers * 4], golds * 4).interval
     assert 0.35 < (wide[1] - wide[0]) / (high - low) < 0.7
