@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from chatapp.cli import app
 from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.errors import ModelError
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.tasks.evaluation.language_modelling import lambada, perplexity
@@ -56,22 +57,65 @@ def test_its_scores(remote: LanguageModel, local: LanguageModel) -> None:
         remote.score([(whole, whole)])
 
 
-def test_its_replies(remote: LanguageModel, local: LanguageModel) -> None:
-    sampling = Sampling(temperature=0, max_tokens=8, max_repeats=0)
+GREEDY = Sampling(temperature=0, max_tokens=8, max_repeats=0)
 
-    def written(model: LanguageModel, ids: list[int]) -> tuple[str, list[int]]:
-        *tokens, end = model.generate(Request(ids, sampling))
-        text = "".join(event.text for event in (*tokens, end))
-        return text, [token.id for token in tokens]
 
+def written(model: LanguageModel, ids: list[int], **options: Any) -> tuple[list[Token], Finished]:
+    """The tokens and the end of a reply."""
+    *tokens, end = model.generate(Request(ids, **{"sampling": GREEDY} | options))
+    assert isinstance(end, Finished)
+    return [token for token in tokens if isinstance(token, Token)], end
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top": 2},
+        {"forced": "cat"},
+        {"forced": "cat", "is_ended": True},
+        {"stop": 5},
+        {"sampling": Sampling(temperature=0, max_tokens=300, max_repeats=0)},
+        {"sampling": Sampling(temperature=0, max_tokens=300)},
+        {"sampling": Sampling(temperature=0.9, seed=3, max_tokens=9)},
+    ],
+    ids=["plain", "top", "forced", "forced end", "stop", "window", "repetition", "seed"],
+)
+def test_its_replies(remote: LanguageModel, local: LanguageModel, options: dict[str, Any]) -> None:
+    ids, options = local.tokenizer.encode("To be"), dict(options)
+    if "forced" in options:
+        end_id = [local.tokenizer.end_id] if options.pop("is_ended", False) else []
+        options["forced"] = [*local.tokenizer.encode(options["forced"]), *end_id]
+    if "stop" in options:  # the fifth is heeded here alone
+        text = "".join(token.text for token in written(local, ids)[0])
+        options["stop"] = ["\0", "\1", "\2", "\3", text[2 : options["stop"]]]
+    (tokens, end), (expected, expected_end) = (written(m, ids, **options) for m in (remote, local))
+    assert [token.piece for token in tokens] == [token.piece for token in expected]
+    texts = [
+        "".join(event.text for event in (*every, last))
+        for every, last in ((tokens, end), (expected, expected_end))
+    ]
+    assert texts[0] == texts[1]
+    for name in ("reason", "prompt_tokens", "reply_tokens"):
+        assert getattr(end, name) == getattr(expected_end, name)
+    assert 0 <= end.time_to_first_token <= end.seconds
+    for token, other in zip(tokens, expected, strict=True):
+        assert len(token.alternatives) == options.get("top", 0)
+        if token.alternatives:
+            assert token.logprob == pytest.approx(other.logprob, abs=1e-4)
+            best = [(it.text, pytest.approx(it.logprob, abs=1e-4)) for it in other.alternatives]
+            assert [(it.text, it.logprob) for it in token.alternatives] == best
+
+
+def test_what_it_has_written_can_be_continued(remote: LanguageModel, local: LanguageModel) -> None:
+    """What it drew is text for this program."""
     ids = local.tokenizer.encode("To be")
-    expected, _ = written(local, ids)
-    reply, drawn = written(remote, ids)
-    assert reply == expected
-    # What it drew is text for this program, and can be continued.
-    assert remote.tokenizer.decode([*ids, *drawn]) == f"To be{expected}"
-    again = local.tokenizer.encode(f"To be{expected}")
-    assert written(remote, [*ids, *drawn])[0] == written(local, again)[0]
+    tokens, _ = written(remote, ids)
+    text = "To be" + "".join(token.text for token in tokens)
+    drawn = [token.id for token in tokens]
+    assert remote.tokenizer.decode([*ids, *drawn]) == text
+    again, _ = written(local, local.tokenizer.encode(text))
+    assert [t.text for t in written(remote, [*ids, *drawn])[0]] == [t.text for t in again]
 
 
 def test_labels_by_a_server(

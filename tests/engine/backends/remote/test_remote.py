@@ -71,29 +71,6 @@ def text_of(events: tuple[list[Token], Finished]) -> str:
 # What is asked, and what comes
 
 
-def test_a_forced_start_is_sent_with_the_prompt(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
-    server.stream = [*said(" two", " three")[:-1], usage(12, 2), "[DONE]"]
-    forced = model.tokenizer.encode(" one,")
-    tokens, finished = run(model, "Count:", forced=forced)
-    assert server.requests[0]["prompt"] == "Count: one,"
-    assert [token.id for token in tokens[: len(forced)]] == forced
-    assert text_of((tokens, finished)) == " one, two three"
-    counts = (finished.prompt_tokens, finished.reply_tokens)
-    assert counts == (12 - len(forced), 2 + len(forced))
-
-
-def test_a_server_is_not_asked_after_a_forced_end(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
-    forced = model.tokenizer.encode(" one,")
-    tokens, finished = run(model, "Count:", forced=[*forced, model.tokenizer.end_id])
-    assert [token.id for token in tokens] == forced
-    assert (finished.reason, finished.reply_tokens) == ("stop", len(forced))
-    assert server.requests == []
-
-
 def test_a_reply(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = [*said(" It", " is", " [b]so[/b]")[:-1], usage(12, 4, cached=8), "[DONE]"]
     sampling = Sampling(
@@ -162,13 +139,6 @@ def test_a_stop_string_is_cut_and_ends_the_connection(
     assert server.gone.wait(120)
 
 
-@pytest.mark.parametrize("reason", ["length", "stop"])
-def test_the_longest_reply(server: CompletionsServer, model: RemoteModel, reason: str) -> None:
-    server.stream = [piece(" a"), piece(" b", reason), usage(9, 2), "[DONE]"]
-    tokens, finished = run(model, sampling=Sampling(max_tokens=2))
-    assert (finished.reason, finished.prompt_tokens, len(tokens)) == (reason, 9, 2)
-
-
 def test_a_server_that_does_not_stop(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = [*[piece(" a")] * 4, server.hang]
     events = run(model, sampling=Sampling(max_tokens=3))
@@ -178,9 +148,6 @@ def test_a_server_that_does_not_stop(server: CompletionsServer, model: RemoteMod
 
 def test_the_window(server: CompletionsServer, model: RemoteModel) -> None:
     assert model.context == 64
-    server.stream = said(" a", reason="length")
-    assert run(model, " a" * 60)[1].reason == "context"
-    assert server.requests[0]["max_tokens"] == 4
     with pytest.raises(ContextOverflow, match="about 64 tokens"):
         run(model, " a" * 64)
     with pytest.raises(ValueError, match="no tokens"):
@@ -361,8 +328,11 @@ def keep_sending(data: bytes) -> list[Any]:
 
 @pytest.mark.parametrize(
     "data",
-    [b": waiting\n\n", b"data:\n\n", b"\n", b"   \n\n", b'data: {"choices": []}\n\n'],
-    ids=["comments", "empty events", "lines", "spaces", "no choices"],
+    [
+        *(b": waiting\n\n", b"data:\n\n", b"\n", b"   \n\n", b'data: {"choices": []}\n\n'),
+        f"data: {piece(' ')}\n\n".encode(),
+    ],
+    ids=["comments", "empty events", "lines", "spaces", "no choices", "spaces as words"],
 )
 def test_a_server_that_sends_no_words_is_given_up(
     data: bytes, server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
@@ -370,7 +340,7 @@ def test_a_server_that_sends_no_words_is_given_up(
     monkeypatch.setattr(http, "SILENCE_SECONDS", 0.3)
     server.stream = [piece(" Yes"), *keep_sending(data)]
     tokens, finished = run(model)
-    assert [token.text for token in tokens] == [" Yes"]
+    assert "".join(token.text for token in tokens).rstrip() == " Yes"
     assert finished.message == f"{server.url}: the server has stopped answering"
 
 
@@ -386,15 +356,6 @@ def test_what_a_server_sends_is_not_read_before_it_is_wanted(server: Completions
     time.sleep(0.5)
     assert 10 <= len(sent) < 4_000  # the rest waits in the server
     events.close()
-
-
-def test_a_server_that_writes_spaces_alone_is_given_up(
-    server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "SILENCE_SECONDS", 0.3)
-    event = f"data: {piece(' ')}\n\n".encode()
-    server.stream = keep_sending(event)
-    assert run(model)[1].message.endswith("the server has stopped answering")
 
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from completions_server import CompletionsServer, Item, piece, replied, said
+from completions_server import CompletionsServer, Item, piece, said
 
 from chatapp.engine.backends.remote.http import MOST_AT_ONCE
 from chatapp.engine.backends.remote.remote_model import RemoteModel
@@ -49,31 +49,20 @@ class SideBySide:
         self.changed = threading.Condition()
 
     def __call__(self, request: dict[str, Any]) -> list[Item]:
-        text = request.get("prompt") or request["messages"][-1]["content"]
         with self.changed:
             self.here += 1
             self.most = max(self.most, self.here)
             self.changed.notify_all()
             assert self.changed.wait_for(lambda: self.most >= self.count, 120)
             self.here -= 1
-        words = (f" {text}", " indeed")
-        return said(*words) if "prompt" in request else replied(*words)
+        return said(f" {request['prompt']}", " indeed")
 
 
-def test_completions(server: CompletionsServer, model: RemoteModel) -> None:
+def test_each_is_answered_as_it_is_alone(server: CompletionsServer, model: RemoteModel) -> None:
     server.stream = side_by_side = SideBySide(MOST_AT_ONCE)
     texts = [f"n{number}" for number in range(11)]
     replies = list(whole_replies(model.generate_many(asked(model, *texts))))
     assert [text for text, _ in replies] == [f" {text} indeed" for text in texts]
-    assert side_by_side.most == MOST_AT_ONCE
-
-
-def test_chats(server: CompletionsServer, model: RemoteModel) -> None:
-    server.stream = side_by_side = SideBySide(MOST_AT_ONCE)
-    texts = [f"n{number}" for number in range(6)]
-    chats = (Request((), SHORT, messages=[{"role": "user", "content": text}]) for text in texts)
-    replies = list(whole_replies(model.generate_many(chats)))
-    assert [text.strip() for text, _ in replies] == [f"{text} indeed" for text in texts]
     assert side_by_side.most == MOST_AT_ONCE
 
 

@@ -3,13 +3,12 @@
 import json
 import math
 import random
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from completions_server import CompletionsServer, break_off, delta, replied, said, usage
+from completions_server import CompletionsServer, break_off, delta, replied, usage
 
 from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.errors import ModelError
@@ -215,13 +214,6 @@ def test_data_that_is_split_anywhere(
 # Ends before the end
 
 
-def test_cancelling_before_the_first_token(server: CompletionsServer, model: RemoteModel) -> None:
-    cancel = threading.Event()
-    server.stream = [b": still loading the model\n\n", cancel.set, server.hang]
-    assert run(model, cancel=cancel)[1].reason == "cancelled"
-    assert server.gone.wait(120)
-
-
 def test_a_message_that_may_have_been_accepted_is_not_sent_again(
     server: CompletionsServer, model: RemoteModel
 ) -> None:
@@ -298,13 +290,6 @@ def test_a_refusal_of_what_is_needed_is_told(
 
 
 # Text that goes on as it stands
-
-
-def test_text_goes_through_completions(server: CompletionsServer, model: RemoteModel) -> None:
-    server.stream = said(" Hello")
-    *_, finished = model.generate(Request(model.tokenizer.encode("Once"), Sampling()))
-    assert isinstance(finished, Finished)
-    assert (finished.reason, server.requests[0]["prompt"]) == ("stop", "Once")
 
 
 def test_text_where_there_are_chats_alone(server: CompletionsServer, model: RemoteModel) -> None:
