@@ -1,10 +1,10 @@
 """The functions that run for one thing a user does: `python tests/walks.py WALK [--calls]`.
 
 WALK: ask (`chatapp ask hello`), message (one in the chat, from its key to its reply), api (one
-request for a chat) or row (`chatapp run` of one row). It prints how many functions in how many
-files of chatapp and finetune run, of how many that are loaded, and with --calls also each of them,
-in the order of their first call. Bodies of modules and classes, and lambdas and comprehensions, are
-not counted.
+request for a chat), row (`chatapp run` of one row) or step (`finetune train` of one row and one
+step). It prints how many functions in how many files of chatapp and finetune run, of how many that
+are loaded, and with --calls also each of them, in the order of their first call. Bodies of modules
+and classes, and lambdas and comprehensions, are not counted.
 """
 
 import asyncio
@@ -100,6 +100,26 @@ def walk_api(calls: Calls) -> None:
     asyncio.run(play())
 
 
+def walk_step(calls: Calls, folder: Path) -> None:
+    """One row and one step of a training, from its configuration to the finished run."""
+    from rich.console import Console
+
+    from finetune.config.sections import FinetuneConfig
+    from finetune.run import train
+
+    rows = folder / "rows.jsonl"
+    rows.write_text('{"prompt": "hello", "completion": "Hello! How are you?"}\n')
+    config = FinetuneConfig.model_validate(
+        {
+            "output": str(folder / "run"),
+            "data": {"train": str(rows), "held_out": 0.0},
+            "train": {"max_steps": 1, "general_questions": 0},
+        }
+    )
+    with recording(calls):
+        train(config, Console(file=StringIO()), "cpu")
+
+
 def main(arguments: list[str]) -> int:
     """Print the counts of a walk."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -111,6 +131,8 @@ def main(arguments: list[str]) -> int:
             walk_message(calls)
         elif walk == "api":
             walk_api(calls)
+        elif walk == "step":
+            walk_step(calls, Path(folder))
         elif walk == "row":
             prompt = str(ROOT / "prompts" / "sentiment.toml")
             walk_command(calls, "run", prompt, "--input", "A fine film", "--model", "bundled")
