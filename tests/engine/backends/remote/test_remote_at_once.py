@@ -2,39 +2,16 @@
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from completions_server import CompletionsServer, Item, piece, said
 
 from chatapp.engine.backends.remote.http import MOST_AT_ONCE
 from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Request, Sampling, whole_replies
-from chatapp.engine.models.loading import load_model
 
 SHORT = Sampling(max_tokens=8)
-
-
-@pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
-
-
-@pytest.fixture
-def server() -> Iterator[CompletionsServer]:
-    with CompletionsServer().running() as server:
-        server.protocols = ("chat/completions", "completions")
-        server.models = [{"id": "tiny", "max_model_len": 64}]
-        yield server
-
-
-@pytest.fixture
-def model(server: CompletionsServer) -> RemoteModel:
-    loaded = load_model(server.url)
-    assert isinstance(loaded, RemoteModel)
-    return loaded
 
 
 def asked(model: RemoteModel, *texts: str) -> list[Request]:

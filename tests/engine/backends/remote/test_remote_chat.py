@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,6 @@ from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 
 HELLO = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-def server() -> Iterator[CompletionsServer]:
-    with CompletionsServer().running() as server:
-        server.protocols = ("chat/completions", "completions")
-        server.models = [{"id": "tiny", "max_model_len": 64}]
-        yield server
-
-
-@pytest.fixture
-def model(server: CompletionsServer) -> RemoteModel:
-    loaded = load_model(server.url)
-    assert isinstance(loaded, RemoteModel)
-    server.probes.clear()
-    return loaded
 
 
 def named(server: CompletionsServer, tmp_path: Path, protocol: str) -> str:
