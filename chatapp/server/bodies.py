@@ -2,6 +2,7 @@
 description made of them.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -212,7 +213,6 @@ POSTS: dict[str, type[Body]] = {
 }
 """The requests by their paths."""
 
-_GETS = ("/models", "/tokenizer_info", "/health")
 _ANSWERS = {
     "200": {"description": "The answer"},
     "400": {"description": "A mistake in the request"},
@@ -224,8 +224,8 @@ _ANSWERS = {
 }
 
 
-def describe() -> dict[str, Any]:
-    """The description as JSON data."""
+def describe(gets: Iterable[str]) -> dict[str, Any]:
+    """The description as JSON data. gets: the paths without a body; one may end in {name}."""
     kinds = [(kind, "validation") for kind in POSTS.values()]
     names, schemas = models_json_schema(kinds, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     paths: dict[str, Any] = {}
@@ -233,10 +233,10 @@ def describe() -> dict[str, Any]:
         content = {"application/json": {"schema": names[kind, "validation"]}}
         body = {"required": True, "content": content}
         paths[f"/v1{path}"] = {"post": {"requestBody": body, "responses": _ANSWERS}}
-    for path in _GETS:
-        paths[f"/v1{path}"] = {"get": {"responses": _ANSWERS}}
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    paths["/v1/models/{name}"] = {"get": {"parameters": [name], "responses": _ANSWERS}}
+    for path in gets:
+        named = {"parameters": [name]} if path.endswith("{name}") else {}
+        paths[f"/v1{path}"] = {"get": {**named, "responses": _ANSWERS}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "chatapp", "version": __version__},

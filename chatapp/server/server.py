@@ -67,18 +67,21 @@ class Server:
     def __init__(self, models: dict[str, Service], access: Access) -> None:
         self._models, self._access = models, access
         self._started, self._bytes = int(time.time()), 0
-        self._description = json.dumps(bodies.describe())
+        self.gets: dict[str, _Handler] = {
+            "/models": self._list,
+            "/models/{name}": self._model,
+            "/tokenizer_info": self._tokenizer_info,
+            "/health": self._health,
+        }
+        self._description = json.dumps(bodies.describe(self.gets))
 
     def app(self) -> web.Application:
         """The application, with every path also without /v1."""
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[self._guard])
         app.on_response_prepare.append(self._let_page_read)
-        answers: list[tuple[str, str, _Handler]] = [
-            ("GET", "/models", self._list),
-            ("GET", "/models/{name:.+}", self._model),
+        answers = [
             *(("POST", path, self._answering(kind)) for path, kind in bodies.POSTS.items()),
-            ("GET", "/tokenizer_info", self._tokenizer_info),
-            ("GET", "/health", self._health),
+            *(("GET", path.replace("}", ":.+}"), get) for path, get in self.gets.items()),
             ("GET", "/openapi.json", self._openapi),
         ]
         for method, path, handler in answers:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from chatapp.engine.events import Finished
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import PLAIN
+from chatapp.server import service
 
 GREEDY = {"temperature": 0, "top_p": 1.0}
 
@@ -25,6 +27,28 @@ def alone(client: Client, text: str, most: int, **sampling: Any) -> str:
         **{"temperature": 0, "top_p": 1.0, "max_repeats": 0} | sampling, max_tokens=most
     )
     return "".join(event.text for event in client.model.generate(Request(ids, chosen)))
+
+
+GUIDE = Path(service.__file__).parents[1] / "docs" / "servers.md"
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/completions": {"prompt": "To be", "max_tokens": 1},
+    "/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+    "/embeddings": {"input": "To be"},
+    "/tokenize": {"prompt": "To be"},
+    "/detokenize": {"tokens": [1, 2]},
+}
+"""A request to each path that takes a body."""
+
+
+async def test_every_path_of_the_description_answers(client: Client) -> None:
+    guide = GUIDE.read_text(encoding="utf-8")
+    for described, methods in (await client.get("/openapi.json"))["paths"].items():
+        path = described.removeprefix("/v1")
+        assert path.replace("{name}", "NAME") in guide, f"name {path} in {GUIDE.name}"
+        assert "post" not in methods or path in REQUESTS, f"give {path} a request in REQUESTS"
+        for place in (path.replace("{name}", "tiny"), described.replace("{name}", "tiny")):
+            ask = client.post(place, REQUESTS[path]) if "post" in methods else client.get(place)
+            assert "error" not in await ask, place
 
 
 async def test_a_completion_is_what_the_model_writes(client: Client) -> None:

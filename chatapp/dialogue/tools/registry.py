@@ -110,8 +110,7 @@ def find_tools(documents: DocumentSet | None = None, running: Servers | None = N
     running servers.
     """
     running = running or Servers()
-    own = (*_built_in(documents), *_asking())
-    tools = {tool.name: with_examples(tool) for tool in own}
+    tools = {tool.name: with_examples(tool) for tool in _built_in(documents)}
     problems: dict[str, str] = {}
     servers: dict[str, user_tools.Server] = {}
     try:
@@ -178,6 +177,22 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
         _schema(query="string"),
         _search_manual,
     )
+    yield Tool(
+        "python",
+        "Runs Python code and returns what it prints and the value of its last line.",
+        _schema(code="string"),
+        run_python,
+        asks=True,
+        asks_each_time=True,
+    )
+    yield Tool(
+        "page",
+        "Fetches a page of the web as text. An address is as https://example.org/.",
+        _schema(url="string"),
+        _fetch_page,
+        asks=True,
+        asks_each_time=True,
+    )
     if documents is not None:
         yield Tool(
             "documents",
@@ -185,26 +200,6 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
             _schema(query="string"),
             _DocumentSearch(documents),
         )
-
-
-def _asking() -> Iterable[Tool]:
-    """Built-in tools that ask for every call."""
-    for name, description, argument, run in (
-        (
-            "python",
-            "Runs Python code and returns what it prints and the value of its last line.",
-            "code",
-            run_python,
-        ),
-        (
-            "page",
-            "Fetches a page of the web as text. An address is as https://example.org/.",
-            "url",
-            _fetch_page,
-        ),
-    ):
-        schema = _schema(**{argument: "string"})
-        yield Tool(name, description, schema, run, asks=True, asks_each_time=True)
 
 
 class _DocumentSearch:

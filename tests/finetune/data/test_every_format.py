@@ -59,7 +59,7 @@ def written(path: Path, rows: Rows) -> Path:
         case ".txt":
             path.write_text("What comes after the number?")
         case kind:
-            raise AssertionError(f"no file of the kind {kind} is written here")
+            raise AssertionError(f"say in `written` how a file of the kind {kind} is written")
     return path
 
 
@@ -99,4 +99,5 @@ def test_the_guide_names_every_layout() -> None:
     guide = (Path(__file__).parents[3] / "finetune" / "README.md").read_text(encoding="utf-8")
     table = [line.split("|")[1].strip() for line in guide.splitlines() if line.startswith("| ")]
     named = {name for cell in table for name in cell.split(", ")}
-    assert {layout.name for layout in LAYOUTS} <= named
+    missing = {layout.name for layout in LAYOUTS} - named
+    assert not missing, f"name {missing} in the table of finetune/README.md"
