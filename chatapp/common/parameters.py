@@ -95,6 +95,7 @@ def range_in_words(
     """The numbers between two bounds, of which an infinite one is not named. The rest is as in
     `Parameter`.
     """
+    low, high = (int(bound) if float(bound).is_integer() else bound for bound in (low, high))
     lowest, highest = (f"{bound} (off)" if bound == off else bound for bound in (low, high))
     if math.isinf(low):
         words = f"{'below' if below_high else 'at most'} {highest}"

@@ -106,36 +106,24 @@ def sampling_model(*but: str) -> type[BaseModel]:
     return create_model("Sampling", __config__=config, **definitions)
 
 
-def bounds_in_words(annotated: object, *, name: str = "", **known: Any) -> str:
-    """The range of a pydantic field or annotation, as `Parameter.range_in_words` says it; "" if it
-    has none.
+def bounds_in_words(field: FieldInfo | None, *, name: str, **known: Any) -> str:
+    """The range of a pydantic field, as `Parameter.range_in_words` says it; "" if it has none.
 
     name: of the key. known: a bound that need not be looked for.
     """
-    bounds = known | {
+    found = {
         bound: value
-        for part in _constraints(annotated)
+        for part in (field.metadata if field else ())
         for bound in ("ge", "gt", "le", "lt")
         if (value := getattr(part, bound, None)) is not None
     }
+    bounds = known | found
     if not bounds:
         return ""
     low = bounds.get("gt", bounds.get("ge", -math.inf))
     high = bounds.get("lt", bounds.get("le", math.inf))
     off = PARAMETERS[name].off if name in PARAMETERS else None
     return range_in_words(low, high, "gt" in bounds, "lt" in bounds, off)
-
-
-def _constraints(annotated: Any) -> Iterator[object]:
-    """What a field or an annotation demands of its value, at any depth."""
-    if isinstance(annotated, FieldInfo):
-        yield from annotated.metadata
-        yield from _constraints(annotated.annotation)
-    for part in getattr(annotated, "__metadata__", ()):
-        yield part
-        yield from _constraints(part)
-    for inner in get_args(annotated):
-        yield from _constraints(inner)
 
 
 def strict_model(schema: type) -> type[BaseModel]:

@@ -22,7 +22,6 @@ from chatapp.dialogue.writers.fewshot import FewShotWriter
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.model import Generate, LanguageModel, Sampling
 from chatapp.prompting.template import in_a_sentence
-from chatapp.tasks.answering import sampling_of
 from chatapp.tasks.files.promptfile import Persona, PromptFile
 
 _TEXTS = ("model", "precision", "template")
@@ -160,15 +159,11 @@ class Preview:
 
 
 def basis_of(name: str, chosen: PromptFile | Persona | None) -> Basis:
-    """The basis of a chat after this choice under this name; None is no choice.
-
-    Raises PromptError when the file has invalid sampling parameters.
-    """
+    """The basis of a chat after this choice under this name; None is no choice."""
     if chosen is None:
         return Basis()
     if isinstance(chosen, Persona):
         return Basis(chosen.system, asked_template=chosen.template)
-    sampling_of(chosen)
     return Basis(prompt=name)
 
 

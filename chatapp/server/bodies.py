@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import models_json_schema
 
 from chatapp import __version__
+from chatapp.common.parameters import PARAMETERS
 from chatapp.common.validation import key_of, sampling_model
 
 MOST_CHOICES = 16
@@ -54,12 +55,12 @@ class Writing(sampling_model("max_tokens"), Body):  # type: ignore[misc]  # made
 
     structured_outputs: StructuredOutputs | None = None
 
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: int | None = key_of("top_k", low=-1, off=None)
-    seed: int | None = None
+    seed: int | None = key_of("seed", low=-int(PARAMETERS["seed"].high))
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -78,7 +79,7 @@ class CompletionBody(Writing):
     prompt: str | list[str] | list[int] | list[list[int]] = ""
     max_tokens: int | None = key_of("max_tokens", low=0)
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
     return_tokens_as_token_ids: bool | None = None
 
 
@@ -168,7 +169,7 @@ class ChatBody(Writing):
     max_tokens: int | None = key_of("max_tokens")
     max_completion_tokens: int | None = key_of("max_tokens")
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None

@@ -32,8 +32,7 @@ class BadRequestError(Exception):
 def sampling_of(body: Writing, choices: Choices, max_tokens: int) -> Sampling:
     """The sampling of a request: the user's choices, and above them its own fields.
 
-    A temperature of 0 is greedy: without penalties, unless the request names them. Raises
-    BadRequestError.
+    A temperature of 0 is greedy: without penalties, unless the request names them.
     """
     values: dict[str, Any] = {
         name: value
@@ -46,11 +45,6 @@ def sampling_of(body: Writing, choices: Choices, max_tokens: int) -> Sampling:
         values["top_k"] = 0
     if values.get("seed", 0) < 0:
         values["seed"] += PARAMETERS["seed"].high
-    for name, value in values.items():
-        try:
-            values[name] = PARAMETERS[name].checked(value)
-        except ValueError as error:
-            raise BadRequestError(str(error), name) from None
     return replace(choices.sampling, **values, max_tokens=max_tokens)
 
 
@@ -59,7 +53,7 @@ def requests_for(
 ) -> list[Request]:
     """The requests for `n` replies to one prompt, each with a seed of its own.
 
-    request: all but its sampling. Raises BadRequestError.
+    request: all but its sampling.
     """
     sampling = sampling_of(body, choices, max_tokens)
     seed = sampling.seed

@@ -122,7 +122,7 @@ PLACES: dict[str, Callable[[str, Any, Path], object]] = {
     ),
 }
 ELSEWHERE = {
-    "request": ["top_k", "seed"],  # -1 is off, and is a seed
+    "request": ["top_k", "seed"],  # -1 is off there, and a seed
     "finetune": sorted(PARAMETERS.keys() - GrpoSettings.model_fields.keys()),
 }
 """Parameters that a place has with another range, or not at all."""

@@ -61,7 +61,6 @@ class FewShotWriter(Writer):
         method = prompt.select.selector
         self.goes_on = not (method.ranks or method.draws or prompt.labels)
         self.prefix, self.ends_anywhere = prompt.input_prefix, not prompt.output_prefix
-        sampling_of(prompt)
 
     @classmethod
     def open(cls, model: LanguageModel, name: str, template: Template = PLAIN) -> "FewShotWriter":
