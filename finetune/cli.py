@@ -422,8 +422,7 @@ def push(
 @app.command()
 def keys(
     section: Annotated[
-        str,
-        typer.Argument(help="a section, such as train, or pretrain; default: all of train"),
+        str, typer.Argument(help="a section, such as train, or pretrain; default: all of train")
     ] = "",
     as_json: AsJson = False,
 ) -> None:

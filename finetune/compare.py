@@ -47,10 +47,7 @@ FIGURES = {
 }
 """Keys of a log, and what they are called; see `finetune.training.record`."""
 
-COSTS = {
-    "tokens_per_second": ("tokens/s", 1),
-    "memory_bytes": ("peak memory, MiB", 2**20),
-}
+COSTS = {"tokens_per_second": ("tokens/s", 1), "memory_bytes": ("peak memory, MiB", 2**20)}
 """What a run costs by its log: what it is called, and the unit that it is divided by."""
 
 PANELS = (

@@ -23,12 +23,7 @@ from chatapp.tasks.metrics import estimate
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.preparation import LONGEST, choose_template, on_day
 from finetune.measuring.results import SCORES, Answer, Evaluation, SetResult
-from finetune.objectives.objective import (
-    Evaluator,
-    ModelText,
-    Question,
-    objective_class,
-)
+from finetune.objectives.objective import Evaluator, ModelText, Question, objective_class
 from finetune.training.answers import greedy_replies
 from finetune.training.record import begun_on, configuration_of, read_record
 
@@ -268,9 +263,7 @@ def _answers(
     return answers
 
 
-def _scores(
-    answers: Sequence[Answer],
-) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+def _scores(answers: Sequence[Answer]) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     """Exact match and ROUGE-L of the finished replies, and their intervals."""
     whole = [answer for answer in answers if not answer.reply.error]
     if not whole:

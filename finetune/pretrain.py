@@ -49,11 +49,7 @@ from finetune.run import take_steps
 from finetune.training.answers import read_tasks
 from finetune.training.architectures import Segments, build_network, parameter_formula
 from finetune.training.building import RunDisplay, check_trackers, quiet_transformers, steps_of_run
-from finetune.training.checkpoints import (
-    claim,
-    whole_model,
-    write_pretrained,
-)
+from finetune.training.checkpoints import claim, whole_model, write_pretrained
 from finetune.training.loop import Loop, Plan
 from finetune.training.record import (
     LOSSES_FILE,
@@ -67,12 +63,7 @@ from finetune.training.record import (
     write_json,
     write_record,
 )
-from finetune.training.setup import (
-    is_first_process,
-    processes,
-    products_precision,
-    training_device,
-)
+from finetune.training.setup import is_first_process, processes, products_precision, training_device
 
 
 def pretrain(config: PretrainConfig, console: Console) -> Path:
@@ -288,11 +279,7 @@ def _watch(config: PretrainConfig, save: Save, held_out: Ids) -> Watch | None:
 
 
 def _loop(
-    config: PretrainConfig,
-    model: Any,
-    tokenizer: Tokenizer,
-    windows: Ids,
-    held_out: Ids,
+    config: PretrainConfig, model: Any, tokenizer: Tokenizer, windows: Ids, held_out: Ids
 ) -> Loop:
     """The loop of the architecture. Raises ConfigError for too little text."""
     settings, seed = config.train, config.seed

@@ -203,11 +203,7 @@ def ask(
     if wanted and chat is None:
         toolbox = _toolbox_of(loaded, chosen, wanted, allowed, tool_choice)
     options = Options(
-        choices.sampling,
-        system=own_system,
-        constraint=constraint,
-        toolbox=toolbox,
-        changes=changes,
+        choices.sampling, system=own_system, constraint=constraint, toolbox=toolbox, changes=changes
     )
 
     def reply(options: Options) -> "Iterator[TurnEvent]":

@@ -10,9 +10,7 @@ from chatapp.common.userfiles import UserError
 
 
 def bench(
-    model: ModelOption = None,
-    precision: PrecisionOption = None,
-    as_json: JsonOption = False,
+    model: ModelOption = None, precision: PrecisionOption = None, as_json: JsonOption = False
 ) -> None:
     """Measure how fast a model loads, reads a prompt and writes, beside the memory's speed."""
     from chatapp.common.settings import load_settings

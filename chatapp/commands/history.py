@@ -250,11 +250,7 @@ def restore(
         count = len(_all_ids(store))
     if as_json:
         write_json(
-            {
-                "from": str(restored),
-                "chats": count,
-                "replaced": str(aside) if aside else None,
-            }
+            {"from": str(restored), "chats": count, "replaced": str(aside) if aside else None}
         )
         return
     complain(f"restored {_chats(count)} from {restored}")

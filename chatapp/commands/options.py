@@ -182,8 +182,7 @@ ConcurrencyOption = Annotated[
     typer.Option(min=1, max=256, help="Requests at a time, for a model on a server; 4 by default."),
 ]
 NoServerOption = Annotated[
-    bool,
-    typer.Option("--no-server", help="Load the model even if a running `chatapp api` has it."),
+    bool, typer.Option("--no-server", help="Load the model even if a running `chatapp api` has it.")
 ]
 McpServersOption = Annotated[
     str | None,

@@ -174,6 +174,23 @@ class Sampling:
         meaning="never repeat n tokens in a row",
         config_field="no_repeat_ngram_size",
     )
+    # Both lower the logits of tokens that the reply has, as OpenAI defines them.
+    frequency_penalty: float = _described(
+        0.0,
+        low=-2,
+        high=2,
+        off=0,
+        meaning="lowers tokens for each time they came",
+        request_fields=("frequency_penalty",),
+    )
+    presence_penalty: float = _described(
+        0.0,
+        low=-2,
+        high=2,
+        off=0,
+        meaning="lowers tokens that came, once",
+        request_fields=("presence_penalty",),
+    )
     seed: int | None = _described(
         None,
         low=0,
@@ -216,11 +233,7 @@ class Sampling:
 
 
 PARAMETERS: Mapping[str, Parameter] = {
-    item.name: Parameter(
-        name=item.name,
-        kind=float if item.type is float else int,
-        **item.metadata,
-    )
+    item.name: Parameter(name=item.name, kind=float if item.type is float else int, **item.metadata)
     for item in fields(Sampling)
 }
 
@@ -233,7 +246,12 @@ def parameter(name: str) -> Parameter:
         raise ValueError(f"there is no parameter {name!r}{suggestion(name, PARAMETERS)}") from None
 
 
-GREEDY: Mapping[str, float | int] = {"repetition_penalty": 1.0, "no_repeat_ngram": 0}
+GREEDY: Mapping[str, float | int] = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram": 0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+}
 """The penalties that a temperature of 0 for one answer switches off, unless they are named too."""
 
 Values = Mapping[str, float | int | None]

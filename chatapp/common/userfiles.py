@@ -375,11 +375,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 DISK_FULL = "the disk is full"
-_PLAIN = {
-    errno.ENOSPC: DISK_FULL,
-    errno.EDQUOT: DISK_FULL,
-    errno.EROFS: "the disk is read-only",
-}
+_PLAIN = {errno.ENOSPC: DISK_FULL, errno.EDQUOT: DISK_FULL, errno.EROFS: "the disk is read-only"}
 
 
 def invalid_path(problem: BaseException) -> str | None:

@@ -5,13 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chatapp.common.foreign import without_surrogates
-from chatapp.dialogue.session import (
-    Session,
-    exchange_of,
-    message_text,
-    messages_in,
-    up_to_call,
-)
+from chatapp.dialogue.session import Session, exchange_of, message_text, messages_in, up_to_call
 from chatapp.dialogue.store.rows import StoredMessage
 from chatapp.dialogue.writers.prompt import MessageTooLong, Prompt
 from chatapp.engine.events import Token

@@ -271,11 +271,7 @@ class Session:
             return None, beginning
         parent_id = plan.path[-1].id if plan.path else None
         user, reply = self.chat.add_messages(
-            parent_id,
-            plan.text,
-            prompt.sources,
-            template=self.template.name,
-            model=self.model.name,
+            parent_id, plan.text, prompt.sources, template=self.template.name, model=self.model.name
         )
         if beginning is not None:
             reply = replace(reply, text=beginning.text, calls=beginning.calls)

@@ -13,11 +13,7 @@ from chatapp.dialogue.events import Options, SessionEvent, Started
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.turn import write_prompt
-from chatapp.dialogue.writers.choosing import (
-    INSIST,
-    choose_template,
-    writer_for,
-)
+from chatapp.dialogue.writers.choosing import INSIST, choose_template, writer_for
 from chatapp.dialogue.writers.fewshot import FewShotWriter
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.model import Generate, LanguageModel, Sampling

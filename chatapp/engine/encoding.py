@@ -48,11 +48,7 @@ def in_order(
 
 
 def segment_ids(
-    segment: Segment,
-    tokenizer: Tokenizer,
-    encode: Encode | None = None,
-    *,
-    begins: bool = False,
+    segment: Segment, tokenizer: Tokenizer, encode: Encode | None = None, *, begins: bool = False
 ) -> list[int]:
     """The tokens of a segment. begins: see `Tokenizer.encode`."""
     if segment.kind == "end":

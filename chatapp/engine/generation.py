@@ -15,8 +15,8 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -48,10 +48,19 @@ _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
 class Sampler:
-    """Draws the tokens of one reply."""
+    """Draws the tokens of one reply.
 
-    def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
+    prompt: the tokens before it, which the penalties of frequency and presence do not count. bias:
+    added to the logits of the ids that it names.
+    """
+
+    def __init__(
+        self, sampling: Sampling, prompt: int = 0, bias: Mapping[int, float] | None = None
+    ) -> None:
+        self._sampling, self._prompt = sampling, prompt
+        self._counts: Counter[int] = Counter()
+        self._biased = torch.tensor(list(bias or ()), dtype=torch.long)
+        self._bias = torch.tensor(list((bias or {}).values()), dtype=torch.float32)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         self._generator = torch.Generator().manual_seed(seed)
         self._known = 0
@@ -92,17 +101,25 @@ class Sampler:
         return (logits - logits.max()) / max(self._sampling.temperature, _LEAST_TEMPERATURE)
 
     def _penalised(self, logits: Tensor, ids: Sequence[int]) -> Tensor:
-        """Logits after the repetition penalty and the ban of repeated n-grams."""
+        """Logits after the bias, the penalties and the ban of repeated n-grams."""
         options = self._sampling
         n = options.no_repeat_ngram
-        if options.repetition_penalty == 1.0 and n == 0:
+        frequency, presence = options.frequency_penalty, options.presence_penalty
+        counts = bool(frequency or presence)
+        if not (options.repetition_penalty != 1.0 or n or counts or len(self._bias)):
             return logits
         logits = logits.clone()
+        logits[self._biased] += self._bias
         if options.repetition_penalty != 1.0:
             self._seen.update(ids[self._known :])
             seen = torch.tensor(sorted(self._seen))
             values, penalty = logits[seen], options.repetition_penalty
             logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        if counts:
+            self._counts.update(ids[max(self._known, self._prompt) :])
+            drawn = torch.tensor(list(self._counts), dtype=torch.long)
+            times = torch.tensor(list(self._counts.values()), dtype=torch.float32)
+            logits[drawn] -= times * frequency + presence
         if n > 0:
             for end in range(max(self._known, n - 1), len(ids)):
                 self._following[tuple(ids[end - n + 1 : end])].add(ids[end])
@@ -211,7 +228,7 @@ class Continuation:
         self._top = request.top
         special = tokenizer.special
         self._ends = {*ends, *(special[text] for text in request.stop if text in special)}
-        self._sampler = Sampler(request.sampling)
+        self._sampler = Sampler(request.sampling, self._prompt_tokens, request.bias)
         self._piece = piece
         self._text = tokenizer.stream()
         self._matcher: Matcher | None = None

@@ -6,7 +6,7 @@ loaded.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from chatapp.common.parameters import Sampling as Sampling  # part of the protocol: a Request has it
@@ -30,7 +30,7 @@ class TextStream(Protocol):
         ...
 
     def flush(self) -> str:
-        """The rest at the end; incomplete bytes show as U+FFFD."""
+        """The rest at the end, without the bytes of an unfinished character."""
         ...
 
 
@@ -83,6 +83,7 @@ class Request:
     constraint: what the reply may look like. Then it ends where that ends: strings of `stop` that
         name no special token, and repetition, do not end it.
     checked: whether the end says if the reply fits a schema; to check that can take seconds.
+    bias: added to the logits of these ids; servers of other programs never see it.
     """
 
     ids: Sequence[int]
@@ -96,6 +97,7 @@ class Request:
     interventions: Interventions = UNCHANGED
     constraint: Constraint | None = None
     checked: bool = True
+    bias: Mapping[int, float] = field(default_factory=dict)
 
 
 Generate = Callable[[Request], Iterator[Event]]

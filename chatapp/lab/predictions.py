@@ -169,12 +169,13 @@ class Stepper:
         self._known: Tensor | None = None
         self._follow = follow
         self._matcher = follow(())
+        self._prompt = len(self._ids)
         self.draw_by(sampling)
 
     def draw_by(self, sampling: Sampling) -> None:
         """Draw the next tokens with other sampling parameters."""
         self.sampling = sampling
-        self._sampler = Sampler(sampling)
+        self._sampler = Sampler(sampling, self._prompt)
 
     @property
     def is_over(self) -> bool:
@@ -213,7 +214,7 @@ class Stepper:
         if allowed is not None and not allowed.mask[id]:
             raise ValueError("the reply's constraint does not allow this token here")
         self._add(id)
-        self._sampler = Sampler(self.sampling)
+        self._sampler = Sampler(self.sampling, self._prompt)
 
     def back(self) -> bool:
         """Take the last token back; False when there is none."""
@@ -222,7 +223,7 @@ class Stepper:
         del self._ids[-1], self.taken[-1]
         self._known = None
         self._matcher = self._follow([candidate.id for candidate in self.taken])
-        self._sampler = Sampler(self.sampling)
+        self._sampler = Sampler(self.sampling, self._prompt)
         return True
 
     def _check(self) -> None:

@@ -30,15 +30,7 @@ from chatapp.rows.reading import (
 INPUT_FIELDS = ("input", "context", "prompt", "question", "text")
 OUTPUT_FIELDS = ("output", "completion", "target", "answer", "label")
 OTHER_INPUTS = ("sentence", "review", "premise", "query", "problem", "title")
-OTHER_OUTPUTS = (
-    "sentiment",
-    "response",
-    "solution",
-    "labels",
-    "class",
-    "category",
-    "coarse_label",
-)
+OTHER_OUTPUTS = ("sentiment", "response", "solution", "labels", "class", "category", "coarse_label")
 POOL_SUFFIXES = tuple(name for name in READERS if name != ".txt")
 
 BadRows = Literal["raise", "drop"]

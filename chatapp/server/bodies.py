@@ -16,27 +16,94 @@ MOST_CHOICES = 16
 MOST_ALTERNATIVES = 20
 
 
-class Body(BaseModel):
+MOST_STOPS = 64
+
+Standing = Literal["supported", "ignored", "refused"]
+"""What becomes of a key: it acts, it cannot change the answer, or it would and is not supported."""
+
+_WRITING = (
+    "model frequency_penalty logit_bias max_tokens n presence_penalty seed stop stream "
+    "stream_options temperature top_p"
+)
+KEYS: dict[str, dict[Standing, str]] = {
+    "/completions": {
+        "supported": f"{_WRITING} echo logprobs prompt",
+        "ignored": "user",
+        "refused": "best_of suffix",
+    },
+    "/chat/completions": {
+        "supported": f"{_WRITING} logprobs max_completion_tokens messages response_format "
+        "tool_choice tools top_logprobs",
+        "ignored": "metadata parallel_tool_calls prediction prompt_cache_key "
+        "prompt_cache_retention safety_identifier service_tier store user",
+        "refused": "audio function_call functions modalities reasoning_effort verbosity "
+        "web_search_options",
+    },
+    "/embeddings": {
+        "supported": "encoding_format input model",
+        "ignored": "user",
+        "refused": "dimensions",
+    },
+}
+"""The keys of OpenAI's reference by their paths; the guide has the same table."""
+
+_OTHERS = (
+    "bad_words grammar guided_choice guided_grammar guided_json guided_regex ignore_eos "
+    "length_penalty min_tokens mirostat stop_token_ids typical_p use_beam_search"
+)
+"""Keys of other servers that would change a text."""
+
+_HARMLESS = {"modalities": ["text"], "function_call": "none", "length_penalty": 1, "typical_p": 1}
+"""Values of refused keys that change nothing, beside null, zero and what is empty."""
+
+
+def refused_key(path: str, document: dict[str, Any]) -> str | None:
+    """The first key of a request that would change the answer and is not supported."""
+    refused = f"{KEYS.get(path, {}).get('refused', '')} {_OTHERS}".split()
+    harmless = _HARMLESS | {"best_of": document.get("n") or 1}
+    return next(
+        (key for key in refused if document.get(key) and document[key] != harmless.get(key)), None
+    )
+
+
+def ignored_keys(body: BaseModel) -> list[str]:
+    """The keys of a request that nothing reads, also within its parts, such as `messages.name`."""
+    names = list(body.model_extra or ())
+    for field in type(body).model_fields:
+        value = getattr(body, field)
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, BaseModel):
+                names += [f"{field}.{name}" for name in ignored_keys(part)]
+    return sorted(set(names))
+
+
+class Known(BaseModel):
+    """A part of a request. It keeps keys that nothing reads, so that the answer can name them."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Body(Known):
     """The fields of every request."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Known):
     """include_usage: a last chunk with the numbers of tokens."""
 
     include_usage: bool | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Known):
     """The form of a reply, as vLLM has it: a schema, a regular expression, or a Lark grammar.
 
     spaced: a space or line breaks may precede it; a chat's reply loses them.
     """
 
-    model_config = ConfigDict(populate_by_name=True)
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
 
     document: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
@@ -51,15 +118,23 @@ class Writing(sampling_model("max_tokens"), Body):  # type: ignore[misc]  # made
     in vLLM. seed: may be negative.
     """
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     structured_outputs: StructuredOutputs | None = None
 
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
-    stop: str | list[str] | None = None
+    stop: str | list[str] | None = Field(
+        default=None, description=f"At most {MOST_STOPS}; OpenAI takes 4."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: int | None = key_of("top_k", low=-1, off=None)
+    temperature: float | None = key_of(
+        "temperature", meaning="0 is greedy; OpenAI takes up to 2, this server more"
+    )
+    logit_bias: dict[str, Any] | None = Field(
+        default=None, description="From -100 to 100 for each id of a token."
+    )
     seed: int | None = key_of("seed", low=-int(PARAMETERS["seed"].high))
 
     @property
@@ -83,28 +158,28 @@ class CompletionBody(Writing):
     return_tokens_as_token_ids: bool | None = None
 
 
-class Part(BaseModel):
+class Part(Known):
     """A part of a message; only texts can be read."""
 
     type: str
     text: str | None = None
 
 
-class Function(BaseModel):
-    """A call's function. arguments: a JSON object as text."""
+class Function(Known):
+    """A call's function, or the one to call. arguments: a JSON object as text."""
 
     name: str
     arguments: str = "{}"
 
 
-class ToolCall(BaseModel):
+class ToolCall(Known):
     """A call in an earlier message of the assistant."""
 
     id: str | None = None
     function: Function
 
 
-class MessageBody(BaseModel):
+class MessageBody(Known):
     """A message of the chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -113,7 +188,7 @@ class MessageBody(BaseModel):
     tool_call_id: str | None = None
 
 
-class FunctionDefinition(BaseModel):
+class FunctionDefinition(Known):
     """What a tool does, and the JSON schema of its arguments."""
 
     name: str
@@ -121,49 +196,47 @@ class FunctionDefinition(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class ToolDefinition(BaseModel):
+class ToolDefinition(Known):
     """A tool that the reply may call."""
 
     type: Literal["function"] = "function"
     function: FunctionDefinition
 
 
-class FunctionName(BaseModel):
-    """A function of the request's tools."""
-
-    name: str
-
-
-class NamedTool(BaseModel):
+class NamedTool(Known):
     """The tool that the reply has to call."""
 
     type: Literal["function"]
-    function: FunctionName
+    function: Function
 
 
-class JSONSchema(BaseModel):
+class JSONSchema(Known):
     """A schema in a request's `response_format`."""
 
-    model_config = ConfigDict(populate_by_name=True)
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
 
     document: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Known):
     """The form of the reply: text, any JSON object, or JSON that fits a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JSONSchema | None = None
 
 
-class TemplateSwitches(BaseModel):
+class TemplateSwitches(Known):
     """What a template may be told. enable_thinking: None for its own way."""
 
     enable_thinking: bool | None = None
 
 
 class ChatBody(Writing):
-    """A chat to be replied to. chat_template_kwargs: as in vLLM."""
+    """A chat to be replied to. chat_template_kwargs: as in vLLM.
+
+    A last message of the assistant is continued, as by vLLM's `continue_final_message`; the answer
+    has the rest alone.
+    """
 
     messages: Annotated[list[MessageBody], Field(min_length=1)]
     max_tokens: int | None = key_of("max_tokens")

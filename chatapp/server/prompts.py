@@ -18,7 +18,14 @@ from chatapp.engine.model import LanguageModel, Request
 from chatapp.prompting.calls import LLAMA
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import Call, CallPattern, JSONCalls
-from chatapp.server.bodies import ChatBody, MessageBody, NamedTool, ToolDefinition, Writing
+from chatapp.server.bodies import (
+    MOST_STOPS,
+    ChatBody,
+    MessageBody,
+    NamedTool,
+    ToolDefinition,
+    Writing,
+)
 
 
 class BadRequestError(Exception):
@@ -48,20 +55,40 @@ def sampling_of(body: Writing, choices: Choices, max_tokens: int) -> Sampling:
     return replace(choices.sampling, **values, max_tokens=max_tokens)
 
 
+def _bias(body: Writing, model: LanguageModel) -> dict[int, float]:
+    """What is added to the logits of ids. Raises BadRequestError."""
+    size = model.tokenizer.size
+    bias: dict[int, float] = {}
+    for key, value in (body.logit_bias or {}).items():
+        id = int(key) if key.isascii() and key.isdecimal() and len(key) < 10 else size
+        if id >= size or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise BadRequestError(
+                f"logit_bias: expected ids below {size}, each with a number from -100 to 100",
+                "logit_bias",
+            )
+        bias[id] = value
+    return bias
+
+
 def requests_for(
-    body: Writing, choices: Choices, max_tokens: int, request: Request
+    model: LanguageModel, body: Writing, choices: Choices, max_tokens: int, request: Request
 ) -> list[Request]:
     """The requests for `n` replies to one prompt, each with a seed of its own.
 
     request: all but its sampling.
     """
-    sampling = sampling_of(body, choices, max_tokens)
+    if len(body.stops) > MOST_STOPS:
+        raise BadRequestError(
+            f"stop has {len(body.stops):,} strings; expected at most {MOST_STOPS}", "stop"
+        )
+    sampling, bias = sampling_of(body, choices, max_tokens), _bias(body, model)
     seed = sampling.seed
     return [
         replace(
             request,
             sampling=replace(sampling, seed=None if seed is None else seed + which),
             checked=False,  # no answer says that, and the model's thread is everybody's
+            bias=bias,
         )
         for which in range(body.n or 1)
     ]
@@ -125,13 +152,14 @@ class ChatPrompt:
     """A chat as its model reads it.
 
     tools: the schemas of their arguments, by the names of those that the reply may call. calls: how
-    it calls them.
+    it calls them. is_continued: the reply has a beginning, which the answer does not repeat.
     """
 
     prompt: Prompt
     writer: Writer
     tools: Mapping[str, Mapping[str, Any]]
     calls: CallPattern
+    is_continued: bool
 
 
 def chat_prompt(
@@ -162,7 +190,7 @@ def chat_prompt(
     calls = writer.calls
     if body.is_call_required:  # the reply is a call from its first character on
         calls = replace(calls, bare=True) if isinstance(calls, JSONCalls) else LLAMA
-    return ChatPrompt(prompt, writer, tools, calls)
+    return ChatPrompt(prompt, writer, tools, calls, bool(exchanges[-1].rest))
 
 
 def constraint_of(model: LanguageModel, body: ChatBody, chat: ChatPrompt) -> Constraint | None:
@@ -261,12 +289,14 @@ def _exchanges(messages: Sequence[MessageBody]) -> tuple[str | None, list[Exchan
             exchanges[-1] = _with_result(exchanges[-1], text, number)
     if not exchanges:
         raise BadRequestError("the chat has no message of the user", "messages")
-    if messages[-1].role == "assistant":
-        raise BadRequestError("the last message has to be the user's or a tool's", "messages")
+    if messages[-1].tool_calls:
+        raise BadRequestError("the last message calls tools; expected their results", "messages")
     return "\n\n".join(system) if system else None, exchanges
 
 
 def _text(message: MessageBody, number: int) -> str:
+    if message.content is None and message.role != "assistant":
+        raise BadRequestError(f"messages.{number} has no content", f"messages.{number}.content")
     if not isinstance(message.content, list):
         return without_surrogates(message.content or "")
     for part in message.content:

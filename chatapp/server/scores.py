@@ -51,15 +51,16 @@ def ended(model: LanguageModel, end: Finished) -> list[ScoredToken]:
 class ShownTokens:
     """The tokens of a chat's reply whose text is visible: their joined bytes are the reply.
 
-    What is not visible belongs to no token: white space around the reply, a stop string.
+    What is not visible belongs to no token: white space around the reply, a stop string. begun:
+    the reply has a beginning already.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, *, begun: bool = False) -> None:
         self._model = model
         self._held: deque[ScoredToken] = deque()
         self._bytes = b""
         """The reply's bytes, without those of the tokens that have been returned."""
-        self._has_begun = False
+        self._has_begun = begun
 
     def push(self, token: ScoredToken | None, text: str, *, is_last: bool) -> list[ScoredToken]:
         """Add a token, if there is one, and the text that has become visible; return the tokens

@@ -4,13 +4,14 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from chatapp import __version__
 from chatapp.common.foreign import parse_json
@@ -38,6 +39,12 @@ unknown to the server, until their clients give up.
 MOST_BYTES = 64 * LARGEST_BODY
 """The bodies of all requests that are held at a time."""
 
+_IGNORED = "X-Ignored-Keys"
+"""The header that names the keys of a request that nothing has read."""
+
+_MOST_NAMES, _LONGEST_NAME = 20, 60
+"""Keys that it names, and characters of one."""
+
 _LEFT = 499
 """The status in the log of a request whose client has left."""
 
@@ -46,7 +53,6 @@ _INVALID = "invalid_request_error"
 _log = logging.getLogger("chatapp.server")
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_Body = TypeVar("_Body", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class Server:
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[self._guard])
         app.on_response_prepare.append(self._let_page_read)
         answers = [
-            *(("POST", path, self._answering(kind)) for path, kind in bodies.POSTS.items()),
+            *(("POST", path, self._answering(path)) for path in bodies.POSTS),
             *(("GET", path.replace("}", ":.+}"), get) for path, get in self.gets.items()),
             ("GET", "/openapi.json", self._openapi),
         ]
@@ -165,7 +171,7 @@ class Server:
         finally:
             self._bytes -= size
 
-    async def _read(self, request: web.Request, kind: type[_Body]) -> _Body:
+    async def _read(self, request: web.Request, path: str) -> bodies.Body:
         """The request's body, on a thread: a large one holds up no other reply.
 
         Raises BadRequestError, web.HTTPException.
@@ -177,7 +183,7 @@ class Server:
             raise web.HTTPRequestTimeout from None
         except web.RequestPayloadError:
             raise BadRequestError("the body is not what its headers say") from None
-        return await asyncio.to_thread(_body_of, data, kind)
+        return await asyncio.to_thread(_body_of, data, path)
 
     def _service(self, name: str | None) -> Service:
         """The model with a name; the first one if there is none in the request."""
@@ -192,16 +198,20 @@ class Server:
 
     # Answers
 
-    def _answering(self, kind: type[bodies.Body]) -> _Handler:
-        """Answers requests of a kind."""
+    def _answering(self, path: str) -> _Handler:
+        """Answers requests to a path."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            body = await self._read(request, kind)
+            body = await self._read(request, path)
+            headers = {}
+            if ignored := await asyncio.to_thread(_names, bodies.ignored_keys(body)):
+                headers[_IGNORED] = ignored
+                _log.info("%s: ignored keys: %s", path, ignored)
             answer = await self._service(body.model).answer(body)
             if isinstance(answer, AsyncGenerator):
-                return await _streamed(request, answer)
+                return await _streamed(request, answer, headers)
             text = await asyncio.to_thread(_encoded, answer)
-            return web.Response(text=text, content_type="application/json")
+            return web.Response(text=text, content_type="application/json", headers=headers)
 
         return answer
 
@@ -238,7 +248,14 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _body_of(data: bytes, kind: type[_Body]) -> _Body:
+def _names(keys: list[str]) -> str:
+    """Names of keys for a header and the log: foreign text, of which little is shown."""
+    shown = [re.sub(r"[^\w.-]", "?", key, flags=re.ASCII)[:_LONGEST_NAME] for key in keys]
+    more = [f"and {len(keys) - _MOST_NAMES} more"] if len(keys) > _MOST_NAMES else []
+    return ", ".join(shown[:_MOST_NAMES] + more)
+
+
+def _body_of(data: bytes, path: str) -> bodies.Body:
     """Raises BadRequestError."""
     try:
         document = parse_json(data.decode(), parse_constant=_refuse_constant)
@@ -246,11 +263,16 @@ def _body_of(data: bytes, kind: type[_Body]) -> _Body:
         raise BadRequestError("the body is not JSON in UTF-8") from None
     if not isinstance(document, dict):
         raise BadRequestError("the body is not a JSON object")
+    if refused := bodies.refused_key(path, document):
+        raise BadRequestError(f"{refused} is not supported here", refused, "unsupported_parameter")
     try:
-        return kind.model_validate(document)
+        return (kind := bodies.POSTS[path]).model_validate(document)
     except ValidationError as problem:
         location, sentence = first_fault(kind, problem, "request")
         param = ".".join(map(str, location))
+        # The value is a client's text, and the log has none.
+        _, is_wrong, expected = sentence.rpartition(", expected ")
+        sentence = f"is wrong: expected {expected}" if is_wrong else sentence
         raise BadRequestError(f"{param or 'the body'} {sentence}", param or None) from None
 
 
@@ -279,12 +301,14 @@ async def _write(request: web.Request, response: web.StreamResponse, data: bytes
         raise ConnectionResetError("the client reads no more") from None
 
 
-async def _streamed(request: web.Request, chunks: AsyncGenerator[Document]) -> web.StreamResponse:
+async def _streamed(
+    request: web.Request, chunks: AsyncGenerator[Document], headers: dict[str, str]
+) -> web.StreamResponse:
     """Server-sent events. A mistake found before the first one is an ordinary answer."""
     try:
         first = await anext(chunks)
         response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"} | headers
         )
         await response.prepare(request)
         await _write(request, response, _event(first))
@@ -324,6 +348,7 @@ def _cors(origin: str, wanted: str | None) -> dict[str, str]:
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Headers": wanted or "Authorization, Content-Type",
         "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+        "Access-Control-Expose-Headers": _IGNORED,
         "Vary": "Origin",
     }
 

@@ -303,7 +303,7 @@ class ChatReplies(Replies):
             top=(body.top_logprobs or 0) if body.logprobs else 0,
         )
         request = request_for(model, self._chat.writer, self._chat.prompt, options)
-        requests = requests_for(body, choices, most, request)
+        requests = requests_for(model, body, choices, most, request)
         super().__init__(model, requests, len(requests))
         self._begun: set[int] = set()
 
@@ -377,7 +377,8 @@ class _ChatReply:
         self.has_ended = False
         self._prompt_tokens, self._tokens = len(chat.prompt.ids), 0
         self._split = ReplyFilter(model, chat.prompt, chat.calls, chat.tools)
-        self._trimmer, self._shown = Trimmer(), ShownTokens(model)
+        self._trimmer = Trimmer(begun=chat.is_continued)
+        self._shown = ShownTokens(model, begun=chat.is_continued)
 
     def take(self, event: Event, place: int) -> Piece:
         """What an event adds to the reply, as a piece at a place.
@@ -463,7 +464,9 @@ class Completions(Replies):
             Request(ids, choices.sampling, body.stops, top=top, constraint=limits)
             for ids in self._prompts
         ]
-        return [one for request in requests for one in requests_for(body, choices, most, request)]
+        return [
+            one for request in requests for one in requests_for(model, body, choices, most, request)
+        ]
 
     async def _pieces(self, worker: Worker) -> AsyncGenerator[Piece]:
         if self._body.echo:

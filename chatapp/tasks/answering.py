@@ -496,8 +496,7 @@ class HeadAnswerer:
     def __init__(self, head: HeadModel, prompt: PromptFile) -> None:
         if set(head.spec.labels) != set(prompt.labels):
             raise prompt.error(
-                "labels",
-                f"are not those of the head of {head.name}: {', '.join(head.spec.labels)}",
+                "labels", f"are not those of the head of {head.name}: {', '.join(head.spec.labels)}"
             )
         self._head, self._prompt = head, prompt
 

@@ -24,11 +24,7 @@ CALM = Theme(
     background="#15181c",
     surface="#1c2026",
     panel="#1c2026",
-    variables={
-        "border": "#5fb3a1",
-        "border-blurred": "#39414a",
-        "footer-background": "#15181c",
-    },
+    variables={"border": "#5fb3a1", "border-blurred": "#39414a", "footer-background": "#15181c"},
 )
 FEW_COLORS = "ansi-dark"
 

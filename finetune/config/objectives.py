@@ -194,10 +194,7 @@ class DpoSettings(ObjectiveSettings):
         0.1, gt=0, le=100, description="β (τ for ipo): higher stays closer to the reference"
     )
     label_smoothing: float = Field(
-        0.0,
-        ge=0,
-        lt=0.5,
-        description="for sigmoid: assumed fraction of wrong preferences",
+        0.0, ge=0, lt=0.5, description="for sigmoid: assumed fraction of wrong preferences"
     )
     aux_weight: float = Field(
         0.0, ge=0, le=100, description="λ of the supervised term, which keeps chosen replies likely"

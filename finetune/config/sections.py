@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from chatapp.common import validation
 from chatapp.common.userfiles import parse_toml, quoted, read_required, shown

@@ -194,8 +194,7 @@ class ChatEncoder:
         chats stop."""
         special = self.tokenizer.special
         return next(
-            (special[text] for text in self.template.stop if text in special),
-            self.tokenizer.end_id,
+            (special[text] for text in self.template.stop if text in special), self.tokenizer.end_id
         )
 
     def reply_ids(self, text: str) -> list[int]:

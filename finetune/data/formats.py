@@ -91,10 +91,7 @@ def _optional_text(row: Row, name: str) -> str:
 
 
 def chat_example(
-    location: str,
-    messages: Sequence[Message],
-    tools: Tools = (),
-    place: str = "",
+    location: str, messages: Sequence[Message], tools: Tools = (), place: str = ""
 ) -> TrainingExample:
     """An example of a chat; last turns that nobody answers are left out.
 

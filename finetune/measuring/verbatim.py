@@ -31,12 +31,7 @@ from chatapp.tasks.evaluation.language_modelling import perplexity
 from finetune.config.sections import BadRows, ConfigError, TrainSource
 from finetune.data.formats import TrainingExample, detect
 from finetune.data.phrasings import load_phrasings
-from finetune.training.record import (
-    PRETRAIN_RECORD,
-    configuration_of,
-    read_record,
-    write_json,
-)
+from finetune.training.record import PRETRAIN_RECORD, configuration_of, read_record, write_json
 
 INDEX_FOLDER = "verbatim"
 SHORTEST = 4

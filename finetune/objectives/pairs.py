@@ -29,12 +29,7 @@ from finetune.config.objectives import SupervisedSpan
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors, collate
 from finetune.data.formats import Layout
-from finetune.data.preferences import (
-    EncodedFeedback,
-    EncodedPair,
-    FeedbackRow,
-    detect_preference,
-)
+from finetune.data.preferences import EncodedFeedback, EncodedPair, FeedbackRow, detect_preference
 from finetune.objectives.heads import WithHead
 from finetune.objectives.log_probs import reply_sums, side, token_log_probs
 from finetune.objectives.objective import (

@@ -38,15 +38,7 @@ from chatapp.engine.model import PieceTokenizer
 from chatapp.rows.reading import Row
 from finetune.config.objectives import AuxSpan, SupervisedSpan
 from finetune.config.sections import FinetuneConfig
-from finetune.data.batches import (
-    ByLength,
-    Collate,
-    Loader,
-    Tensors,
-    TrainingRows,
-    collate,
-    loader,
-)
+from finetune.data.batches import ByLength, Collate, Loader, Tensors, TrainingRows, collate, loader
 from finetune.data.encoding import Encoded, Span
 from finetune.data.formats import Layout
 from finetune.data.packing import Rows, aux_labels, pack, response_labels

@@ -80,9 +80,7 @@ def _progress(view: View) -> RenderableType:
     grid.add_column()
     left = "" if view.seconds_left is None else f"{duration(view.seconds_left)} left"
     grid.add_row(
-        Text(f"{view.step}/{view.steps}"),
-        ProgressBar(max(1, view.steps), view.step),
-        Text(left),
+        Text(f"{view.step}/{view.steps}"), ProgressBar(max(1, view.steps), view.step), Text(left)
     )
     return grid
 

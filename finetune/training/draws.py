@@ -58,11 +58,7 @@ def _local(setup: RunSetup) -> LocalModel:
         tensors=current_tensors(setup.model),
     )
     return LocalModel(
-        decoder,
-        setup.tokenizer,
-        name=setup.config.model,
-        files=files,
-        start=setup.start,
+        decoder, setup.tokenizer, name=setup.config.model, files=files, start=setup.start
     )
 
 

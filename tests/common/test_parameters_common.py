@@ -98,7 +98,7 @@ objective = {{kind = "grpo", rewards = [{{kind = "exact_match"}}], {} = {}}}
 
 def _body(name: str, value: object) -> ChatBody:
     body = {"messages": [{"role": "user", "content": "Hi"}], name: value}
-    return _body_of(json.dumps(body).encode(), ChatBody)
+    return _body_of(json.dumps(body).encode(), "/chat/completions")
 
 
 PLACES: dict[str, Callable[[str, Any, Path], object]] = {
@@ -222,5 +222,5 @@ def test_only_the_seed_may_be_left_open() -> None:
 
 def test_what_switches_a_parameter_off_is_in_its_range() -> None:
     off = {name: each.off for name, each in PARAMETERS.items() if each.off is not None}
-    assert len(off) == 6
+    assert len(off) == 8
     Sampling.of(off)

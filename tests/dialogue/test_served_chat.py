@@ -209,10 +209,7 @@ def test_a_server_calls_tools(
     assert shown == ["<tool_response>\n3648\n</tool_response>\n"]
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [['{"expression": '], ["no JSON"], ["[" * 5_000]],
-)
+@pytest.mark.parametrize("pieces", [['{"expression": '], ["no JSON"], ["[" * 5_000]])
 def test_a_call_of_a_server_that_is_no_json_is_text(
     server: CompletionsServer, session: Session, pieces: list[str]
 ) -> None:

@@ -416,9 +416,7 @@ def test_messages_of_others_are_refused(session_of: MakeSession) -> None:
             list(call())
 
 
-def test_an_unanswered_message_stays_in_the_prompt_without_a_reply(
-    session_of: MakeSession,
-) -> None:
+def test_an_unanswered_message_stays_in_the_prompt_without_a_reply(session_of: MakeSession) -> None:
     model = ScriptedModel([RuntimeError("no"), " Hello Bob"])
     session = session_of(model)
     list(session.say("I am Bob."))

@@ -201,22 +201,21 @@ def test_what_cannot_be_followed_is_refused_by_its_part(schema: Any, words: str)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("pattern", ["[", "(?=a)", r"(a)\1", "x{2,1}", r"a\b", "(" * 9999])
-def test_patterns_that_cannot_be_followed(pattern: str) -> None:
-    with pytest.raises(ConstraintError, match="the pattern cannot be used: "):
-        Constraint.of_pattern(pattern)
-
-
-@pytest.mark.parametrize("grammar", ["start: x", "a: b", "start: start", "start: %json {}}", ""])
-def test_grammars_that_cannot_be_followed(grammar: str) -> None:
-    with pytest.raises(ConstraintError, match="the grammar cannot be used: "):
-        Constraint.of_grammar(grammar)
-
-
-@pytest.mark.parametrize("named", ["<|endoftext|>", "<|im_end|>"])
-def test_a_grammar_names_no_special_token(named: str) -> None:
-    with pytest.raises(ConstraintError, match="unknown special token"):
-        Constraint.of_grammar(f'start: "a" {named} "b"')
+@pytest.mark.parametrize(
+    ("kind", "source", "words"),
+    [
+        *(("pattern", each, "") for each in ("[", "(?=a)", r"(a)\1", "x{2,1}", r"a\b", "(" * 9999)),
+        *(
+            ("grammar", each, "")
+            for each in ("start: x", "a: b", "start: start", "start: %json {}}")
+        ),
+        ("grammar", "", ""),
+        ("grammar", 'start: "a" <|endoftext|> "b"', ".*unknown special token"),
+    ],
+)
+def test_patterns_and_grammars_that_cannot_be_followed(kind: Any, source: str, words: str) -> None:
+    with pytest.raises(ConstraintError, match=f"the {kind} cannot be used: {words}"):
+        Constraint(kind, source)
 
 
 HOSTILE: list[tuple[str, str]] = [

@@ -1,6 +1,7 @@
 """Every sampling option against transformers' processors and a slow walk over all tokens."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -86,6 +87,26 @@ def test_draws_are_those_of_a_slow_reference(options: dict[str, Any]) -> None:
         assert Sampler(sampling).draw(logits, ids) == expected
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_penalties_of_openai_count_the_reply_alone(temperature: float) -> None:
+    """A logit falls by the frequency for each time, by the presence once; the bias is added."""
+    reply, seed, bias = [], 3, {2: -100.0, 5: 1.5}
+    named = Sampling(temperature=temperature, top_p=1.0, seed=seed)
+    sampling = replace(named, frequency_penalty=0.9, presence_penalty=-0.4)
+    sampler, plain = Sampler(sampling, 2, bias), Sampler(named)
+    for step in range(40):
+        logits = random_logits(step % 3, 12)
+        expected = logits.clone()
+        for id, times in Counter(reply).items():
+            expected[id] -= 0.9 * times - 0.4
+        for id, value in bias.items():
+            expected[id] += value
+        id = sampler.draw(logits, [7, 7, *reply])
+        assert id == plain.draw(expected, [7, 7, *reply])
+        reply.append(id)
+    assert len(set(reply) - {2}) == len(set(reply)) > 6
+
+
 def test_penalties_follow_a_growing_reply() -> None:
     sampling = Sampling(temperature=0, repetition_penalty=1.3, no_repeat_ngram=2)
     sampler, ids, again = Sampler(sampling), [3, 4], [3, 4]
@@ -153,7 +174,8 @@ def test_extreme_temperatures(temperature: float, scale: float) -> None:
 def test_logits_are_left_as_they_are() -> None:
     logits = random_logits(0)
     before = logits.clone()
-    Sampler(Sampling(repetition_penalty=2.0, no_repeat_ngram=1, min_p=0.3)).draw(logits, [1, 2])
+    sampling = Sampling(repetition_penalty=2.0, no_repeat_ngram=1, min_p=0.3, frequency_penalty=1)
+    Sampler(sampling, 0, {1: 1.0}).draw(logits, [1, 2])
     assert torch.equal(logits, before)
 
 

@@ -11,7 +11,9 @@ from api_server import Client, serving
 
 from chatapp.dialogue import turn
 from chatapp.dialogue.events import Options
-from chatapp.engine.events import Finished
+from chatapp.dialogue.writers.choosing import writer_for
+from chatapp.dialogue.writers.prompt import Exchange
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import PLAIN
@@ -233,6 +235,10 @@ async def test_a_character_of_several_tokens() -> None:
     async with serving(load_model("bundled", precision="float32", device="cpu")) as client:
         (whole,) = (await client.post("/v1/chat/completions", body))["choices"]
         *chunks, _ = await client.stream("/v1/chat/completions", body)
+        for most in range(1, 12):  # one that is unfinished at the end is left out
+            short = body | {"max_tokens": most}
+            (cut,) = (await client.post("/v1/chat/completions", short))["choices"]
+            assert '"a 🙂 猫"'.startswith(cut["message"]["content"])
     assert whole["message"]["content"] == '"a 🙂 猫"'
     content = whole["logprobs"]["content"]
     assert joined_bytes(content) == '"a 🙂 猫"'.encode()
@@ -242,6 +248,40 @@ async def test_a_character_of_several_tokens() -> None:
     assert "".join(piece["delta"].get("content", "") for piece in pieces) == '"a 🙂 猫"'
     for piece in filter(lambda piece: piece["logprobs"], pieces):
         assert joined_bytes(piece["logprobs"]["content"]).decode() == piece["delta"]["content"]
+
+
+async def test_a_last_message_of_the_assistant_is_continued(client: Client) -> None:
+    options = Options(Sampling(temperature=0, top_p=1.0, max_repeats=0, max_tokens=6))
+    writer, exchanges = writer_for(client.model, PLAIN), [Exchange("Hi", "Well")]
+    events = turn.turn(client.model, writer, exchanges, options)
+    expected = "".join(event.text for event in events if isinstance(event, Token | Finished))
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+    body = {"messages": messages, "max_tokens": 6, "logprobs": True, **GREEDY}
+    (choice,) = (await client.post("/v1/chat/completions", body))["choices"]
+    assert choice["message"]["content"] == expected
+    assert joined_bytes(choice["logprobs"]["content"]).decode() == expected
+
+
+async def test_bias_and_penalties_act_alone_and_in_a_batch(client: Client) -> None:
+    """Greedy, too: a token of -100 never comes, and one that is punished for coming comes less."""
+    path, fields = "/v1/completions", {"prompt": "To be", "max_tokens": 30, **GREEDY}
+    fields |= {"logprobs": 0, "return_tokens_as_token_ids": True}
+
+    async def ids(**more: Any) -> list[str]:
+        (choice,) = (await client.post(path, fields | more))["choices"]
+        return [name.removeprefix("token_id:") for name in choice["logprobs"]["tokens"]]
+
+    plain = await ids()
+    changes = [
+        {"logit_bias": {plain[0]: -100}},
+        {"frequency_penalty": 2, "presence_penalty": 2},
+        {"logit_bias": {plain[-1]: 100}},
+    ]
+    alone = [await ids(**change) for change in changes]
+    assert await asyncio.gather(*(ids(**change) for change in [*changes, {}])) == [*alone, plain]
+    assert plain[0] not in alone[0]
+    assert len(set(alone[1])) > len(set(plain))
+    assert set(alone[2]) == {plain[-1]}
 
 
 async def test_a_stop_string_has_no_log_probabilities(client: Client) -> None:
@@ -254,24 +294,6 @@ async def test_a_stop_string_has_no_log_probabilities(client: Client) -> None:
     assert joined_bytes(cut["logprobs"]["content"]).decode() == text
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}},
-    "required": ["n"],
-    "additionalProperties": False,
-}
-
-
-async def test_a_reply_fits_a_schema(client: Client) -> None:
-    body = {"messages": [{"role": "user", "content": "A number?"}], "max_tokens": 60, "seed": 1}
-    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA}}
-    answer = await client.post("/v1/chat/completions", body | {"response_format": form})
-    assert 10 <= json.loads(answer["choices"][0]["message"]["content"])["n"] <= 99
-    wrong = form | {"json_schema": {"schema": {"type": "no such type"}}}
-    refused = await client.post("/v1/chat/completions", body | {"response_format": wrong})
-    assert (refused["status"], refused["error"]["param"]) == (400, "response_format")
-
-
 TWO_DIGITS = {
     "type": "object",
     "properties": {"n": {"$ref": "#/$defs/digits"}},
@@ -279,6 +301,16 @@ TWO_DIGITS = {
     "additionalProperties": False,
     "$defs": {"digits": {"type": "integer", "minimum": 10, "maximum": 99}},
 }
+
+
+async def test_a_reply_fits_a_schema(client: Client) -> None:
+    body = {"messages": [{"role": "user", "content": "A number?"}], "max_tokens": 60, "seed": 1}
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": TWO_DIGITS}}
+    answer = await client.post("/v1/chat/completions", body | {"response_format": form})
+    assert 10 <= json.loads(answer["choices"][0]["message"]["content"])["n"] <= 99
+    wrong = form | {"json_schema": {"schema": {"type": "no such type"}}}
+    refused = await client.post("/v1/chat/completions", body | {"response_format": wrong})
+    assert (refused["status"], refused["error"]["param"]) == (400, "response_format")
 
 
 @pytest.mark.parametrize("name", ["", "dial"])

@@ -271,7 +271,7 @@ def test_ask_hears_why_a_reply_ended(local: LanguageModel) -> None:
 
 
 def test_every_parameter_reaches_the_server() -> None:
-    values = (0.0, 2, 0.5, 0.1, 1.5, 3, 4, 5, 6)
+    values = (0.0, 2, 0.5, 0.1, 1.5, 3, 0.5, -0.5, 4, 5, 6)
     sampling = Sampling.of(dict(zip(PARAMETERS, values, strict=True)))
     body = CompletionBody(**asdict(sampling))
     assert sampling_of(body, Choices(), sampling.max_tokens) == sampling

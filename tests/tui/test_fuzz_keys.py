@@ -57,31 +57,14 @@ PASTES = (
     "many lines of text\n" * 3_000,
     "\t\r\n \n\r",
     "",
-    "/set temperature 0",
-    "/set max_tokens 5",
-    "/set seed nonsense",
-    "/system [b]Be brief.[/b]",
-    "/system default",
-    "/title a [/b] title",
-    "/theme nord",
-    "/template plain",
-    "/template no-such-one",
-    "/model other",
-    "/model no-such-one",
-    "/prompt english_to_french",
-    "/prompt sentiment",
-    "/prompt pirate",
-    "/prompt no-such-one",
-    "/prompt none",
-    "/compare temperature=0 max_tokens=4",
-    "/compare model=other",
-    "/markdown on",
-    "/preset no-such-one",
-    "/export chat.md",
-    "/export chat.json",
-    "/chats",
-    "/new",
-    "/nonsense",
+    *(
+        "/set temperature 0|/set max_tokens 5|/set seed nonsense|/system [b]Be brief.[/b]"
+        "|/system default|/title a [/b] title|/theme nord|/template plain|/template no-such-one"
+        "|/model other|/model no-such-one|/prompt english_to_french|/prompt sentiment"
+        "|/prompt pirate|/prompt no-such-one|/prompt none|/compare temperature=0 max_tokens=4"
+        "|/compare model=other|/markdown on|/preset no-such-one|/export chat.md|/export chat.json"
+        "|/chats|/new|/nonsense"
+    ).split("|"),
 )
 
 

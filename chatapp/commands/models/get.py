@@ -129,10 +129,7 @@ def _bar(name: str) -> "Iterator[Progress]":
         TimeRemainingColumn(),
     )
     with Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
+        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as bar:
         task = bar.add_task(name, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)

@@ -20,12 +20,7 @@ from chatapp.common.userfiles import make_private
 from chatapp.dialogue.documents.files import SourceFile
 from chatapp.dialogue.documents.reader import DocumentReader
 from chatapp.dialogue.documents.reading import Piece, Unreadable
-from chatapp.tasks.files.documents import (
-    DocumentsError,
-    content_words,
-    least_covered,
-    rarity_of,
-)
+from chatapp.tasks.files.documents import DocumentsError, content_words, least_covered, rarity_of
 
 _BATCH = 200
 """Files between two commits."""

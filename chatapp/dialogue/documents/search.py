@@ -53,11 +53,7 @@ class Documents:
     document_set: which, and how to search. model: for the encoder "lm".
     """
 
-    def __init__(
-        self,
-        document_set: DocumentSet,
-        model: "LanguageModel | None" = None,
-    ) -> None:
+    def __init__(self, document_set: DocumentSet, model: "LanguageModel | None" = None) -> None:
         self.document_set = document_set
         self._method, self._encoder_name = document_set.method_and_encoder()
         self._model = model

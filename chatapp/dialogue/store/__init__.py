@@ -96,12 +96,7 @@ class Store:
         return self._database.read_one(StoredChat.of, "chats", queries.CHAT, chat_id)
 
     def chats(
-        self,
-        *,
-        limit: int = 100,
-        offset: int = 0,
-        matching: str = "",
-        archived: bool | None = None,
+        self, *, limit: int = 100, offset: int = 0, matching: str = "", archived: bool | None = None
     ) -> list[ChatSummary]:
         """Chats that are not in the bin, the last changed first.
 

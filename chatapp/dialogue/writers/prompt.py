@@ -219,12 +219,7 @@ class Writer(ABC):
         """
 
     def sources(
-        self,
-        system: str | None,
-        message: str,
-        passages: "Sequence[Passage]",
-        *,
-        max_tokens: int,
+        self, system: str | None, message: str, passages: "Sequence[Passage]", *, max_tokens: int
     ) -> tuple[Source, ...]:
         """Number the passages for a message that fit its prompt; return all.
 

@@ -128,13 +128,7 @@ class LocalModel(LocalGenerator):
                 f"{vocabulary}; they do not belong together"
             )
         decoder = load_decoder(files, vocabulary=tokenizer.size, precision=precision, device=device)
-        return cls(
-            decoder,
-            tokenizer,
-            name=name or str(files.path),
-            files=files,
-            start=start,
-        )
+        return cls(decoder, tokenizer, name=name or str(files.path), files=files, start=start)
 
     @property
     def device(self) -> torch.device:

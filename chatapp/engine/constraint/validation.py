@@ -15,11 +15,7 @@ from typing import Any
 
 from chatapp.common.foreign import parse_json
 from chatapp.common.userfiles import dotted_key
-from chatapp.engine.constraint.compiling import (
-    byte_tokenizer,
-    grammar_of,
-    matcher_of,
-)
+from chatapp.engine.constraint.compiling import byte_tokenizer, grammar_of, matcher_of
 
 MOST_STEPS, _SECONDS = 60_000, 5.0
 """Keywords that one check applies, which takes one to two seconds, and the most time for it."""

@@ -57,11 +57,7 @@ class Linear(ctypes.Structure):
 class Norm(ctypes.Structure):
     """`norm` in kernels.c."""
 
-    _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("epsilon", ctypes.c_float),
-    )
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("epsilon", ctypes.c_float))
 
 
 class Attention(ctypes.Structure):

@@ -74,7 +74,7 @@ class _ByteStream:
             return self._decoder.decode(self._tokenizer.token_bytes(id))
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return ""  # what the decoder holds is the beginning of a character
 
 
 class BPETokenizer:

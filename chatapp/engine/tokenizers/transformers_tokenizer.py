@@ -52,7 +52,7 @@ class _DecodingStream:
         return new
 
     def flush(self) -> str:
-        new = self._new()
+        new = self._new().rstrip("\ufffd")
         self._known = len(self._ids)
         return new
 

@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from chatapp.common.shading import percent, visible
 from chatapp.lab.drawing.blocks import Bar, Block, Cell, Number, Table
-from chatapp.lab.view import (
-    AtToken,
-    Subject,
-    Top,
-    View,
-    candidates_json,
-    named_token,
-    state_name,
-)
+from chatapp.lab.view import AtToken, Subject, Top, View, candidates_json, named_token, state_name
 from chatapp.lab.views.attention_views import check_in_full
 from chatapp.lab.views.text_views import pieces
 

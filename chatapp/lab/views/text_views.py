@@ -128,11 +128,7 @@ class Tokens(View):
 
     @classmethod
     def of_served(
-        cls,
-        ids: Sequence[int],
-        start: int,
-        drawn: "Sequence[Token]",
-        tokenizer: "Tokenizer",
+        cls, ids: Sequence[int], start: int, drawn: "Sequence[Token]", tokenizer: "Tokenizer"
     ) -> Self:
         """For a model on a server, which gives probabilities only with the tokens of a reply.
 

@@ -159,9 +159,7 @@ class LambadaResult:
 
 
 def lambada(
-    model: LanguageModel,
-    passages: Sequence[str],
-    progress: Progress | None = None,
+    model: LanguageModel, passages: Sequence[str], progress: Progress | None = None
 ) -> LambadaResult:
     """Both measures over passages of two words or more each (see `is_passage`).
 

@@ -168,8 +168,7 @@ class TokenText(Acting, ScrollView, can_focus=True):
             tone = self.background_colors[1].blend(self.colors[3], 0.12 if index % 2 else 0.05)
             return Style(bgcolor=tone.rich_color)
         return Style(
-            color=RichColor.from_rgb(*ink_on(paint.color)),
-            bgcolor=RichColor.from_rgb(*paint.color),
+            color=RichColor.from_rgb(*ink_on(paint.color)), bgcolor=RichColor.from_rgb(*paint.color)
         )
 
     def choose(self, position: int) -> None:

@@ -176,10 +176,7 @@ class CompareScreen(LeftOnce[Compared]):
     BINDING_GROUP_TITLE = "Comparing two replies"
 
     def __init__(
-        self,
-        conversation: Conversation,
-        message: "str | StoredMessage",
-        change: str = "",
+        self, conversation: Conversation, message: "str | StoredMessage", change: str = ""
     ) -> None:
         super().__init__()
         self._conversation = conversation

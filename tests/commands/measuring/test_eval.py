@@ -228,11 +228,7 @@ def test_killed_it_goes_on(task: str, tmp_path: Path) -> None:
         *(sys.executable, "-m", "chatapp", "eval", task, "--test", str(test), "--shots", "0,2"),
         *("--model", str(model), "--report", str(folder), "--json"),
     ]
-    environment = {
-        **os.environ,
-        "CHATAPP_HOME": str(tmp_path / "home"),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {**os.environ, "CHATAPP_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     answers = folder / "answers.jsonl"
     while not answers.exists() or answers.read_bytes().count(b"\n") < 100:

@@ -251,7 +251,6 @@ def test_streaming_ends_in_the_middle_of_a_character(tokenizer: TransformersToke
     stream = tokenizer.stream()
     *ids, _ = tokenizer.encode("dog😀")
     assert "".join(stream.push(id) for id in ids) == "dog"
-    assert set(stream.flush()) == {"\ufffd"}
     assert stream.flush() == ""
 
 

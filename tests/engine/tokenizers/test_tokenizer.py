@@ -53,7 +53,9 @@ def test_no_character_is_cut_in_two(tokenizer: BPETokenizer, text: str) -> None:
 def test_streaming_any_ids_gives_what_decoding_gives(
     tokenizer: BPETokenizer, ids: list[int]
 ) -> None:
-    assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
+    """Except for a character that is unfinished at the end, which is left out."""
+    text = "".join(streamed(tokenizer, ids))
+    assert tokenizer.decode(ids) in (text, f"{text}\ufffd")
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=[]) | st.just("\ud800")))

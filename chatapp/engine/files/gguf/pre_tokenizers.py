@@ -71,13 +71,7 @@ PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
         ),
         (_GPT2,),
     ),
-    **dict.fromkeys(
-        (
-            *_LLAMA3_NAMES,
-            *("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"),
-        ),
-        (_LLAMA3,),
-    ),
+    **dict.fromkeys((*_LLAMA3_NAMES, *("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")), (_LLAMA3,)),
     **dict.fromkeys(
         (
             *("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan", "kormo", "f2llmv2"),
@@ -97,11 +91,7 @@ PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     "deepseek-llm": (r"[\r\n]", rf"\s?{_CASED}+", rf"\s?{_SIGNS}+", r"\s+$", _CJK, r"\p{N}+"),
     **dict.fromkeys(
         ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
-        (
-            r"\p{N}{1,3}",
-            _HAN_AND_KANA,
-            rf"{_WORDS_WITH_MARKS}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}",
-        ),
+        (r"\p{N}{1,3}", _HAN_AND_KANA, rf"{_WORDS_WITH_MARKS}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}"),
     ),
     "spark2_5": (
         r"\p{N}{1,3}",
