@@ -29,7 +29,6 @@ from chatapp.common.userfiles import UserError, read_json_object, write_whole
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.models.resolving import find_model, note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
-from finetune.data.preparation import dropped_lines
 from finetune.measuring.forgetting import measure_forgetting
 from finetune.measuring.report import header, write_card, write_report
 from finetune.objectives.rewards import RewardError
@@ -350,7 +349,7 @@ class Examination:
     def kept(self) -> int:
         """Rows for training or evaluation."""
         data = self.setup.data
-        if data.report:
+        if data.report.tables:
             return data.report.kept
         return data.examples + sum(len(rows) for rows in data.held_out.values())
 
@@ -359,8 +358,8 @@ class Examination:
         data = self.setup.data
         return {
             "kept": self.kept,
-            "dropped": dict(data.dropped),
-            "truncated": dict(data.report.truncated) if data.report else {},
+            "dropped": dict(data.report.dropped),
+            "truncated": dict(data.report.truncated),
             "held_out": {name: len(rows) for name, rows in data.held_out.items()},
             "prompt_tokens": data.aux_labels,
             "response_tokens": data.response_labels,
@@ -406,8 +405,7 @@ def show(examination: Examination, console: Console) -> None:
 def _rows(examination: Examination) -> Iterator[RenderableType]:
     """The rows that were read, kept and dropped."""
     data = examination.setup.data
-    lines = data.report.lines() if data.report else dropped_lines(data.dropped)
-    yield from (Text(printable(line)) for line in lines)
+    yield from (Text(printable(line)) for line in data.report.lines())
     held_out = ", ".join(f"{printable(name)} {len(rows):,}" for name, rows in data.held_out.items())
     yield Text(
         f"{data.examples:,} examples in {len(data.train):,} rows to learn from; "

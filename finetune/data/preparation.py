@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import chain
@@ -97,8 +97,9 @@ class Report:
                 f"{table.name}: {table.layout} ({'; '.join(fields)}), "
                 f"rows: {table.rows:,}, kept: {table.kept:,}"
             )
-        for reason, line in zip(self.dropped, dropped_lines(self.dropped), strict=True):
-            lines += [line, *(f"  {fault}" for fault in self.faults.get(reason, ()))]
+        for reason, count in self.dropped.items():
+            lines.append(f"rows dropped, {reason}: {count:,}")
+            lines += [f"  {fault}" for fault in self.faults.get(reason, ())]
         lines += [f"{_TRUNCATED[how]}: {count:,}" for how, count in self.truncated.items()]
         if self.turns_left_out:
             lines.append(f"turns left out with them: {self.turns_left_out:,}")
@@ -108,11 +109,6 @@ class Report:
         most = self.models.most_common(_MOST_MODELS)
         lines += [f"rows on replies of the model {name}: {count:,}" for name, count in most]
         return lines
-
-
-def dropped_lines(dropped: Mapping[str, int]) -> list[str]:
-    """The number of dropped rows, by reason."""
-    return [f"rows dropped, {reason}: {count:,}" for reason, count in dropped.items()]
 
 
 _TRUNCATED = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from chatapp.common.foreign import one_line
 from chatapp.common.userfiles import whole_file, write_whole
-from finetune.data.preparation import HELD_OUT, dropped_lines
+from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import Objective
 from finetune.training.adapters import LOW_RANK, trained_parameters
 from finetune.training.building import steps_of_run, steps_per_epoch, too_few
@@ -39,17 +39,12 @@ def header(setup: RunSetup) -> list[str]:
         f"{template}",
         f"{data.examples:,} examples{packed}, {sum(data.train.lengths):,} tokens; measured on "
         f"{held_out or 'nothing'}",
-    ]
-    if data.report:
-        lines += data.report.lines()
-    else:
-        lines += dropped_lines(data.dropped)
-    lines.append(setup.objective.summary(data))
-    lines.append(
+        *data.report.lines(),
+        setup.objective.summary(data),
         f"about {per_step:.0f} examples a step: train.batch_size {settings.batch_size} rows, "
         f"train.accumulate {settings.accumulate}, processes {processes()}; products in "
-        f"{setup.precision} on {setup.device}"
-    )
+        f"{setup.precision} on {setup.device}",
+    ]
     if warning := too_few(steps_of_run(settings, len(data.train))):
         lines.append(warning)
     return lines

@@ -139,7 +139,6 @@ class Grpo(Objective):
             },
             collate=partial(collate, pad_id=tokenizer.end_id),
             examples=len(prepared.train),
-            dropped=prepared.report.dropped,
             hashes=prepared.report.hashes,
             response_labels=0,
             aux_labels=0,

@@ -52,7 +52,7 @@ from finetune.config.objectives import Head, L3Settings, Metric
 from finetune.config.sections import ConfigError, Data, FinetuneConfig, TooLong, TrainSource
 from finetune.data.batches import Tensors, TrainingRows, collate
 from finetune.data.formats import Labelled, read_labelled
-from finetune.data.preparation import HELD_OUT, length_of
+from finetune.data.preparation import HELD_OUT, Report, length_of
 from finetune.data.split import draw, is_held_out
 from finetune.objectives.l3 import L3, count_labels
 from finetune.objectives.objective import (
@@ -210,9 +210,9 @@ def read_labelled_rows(
     tokenizer, start = text.tokenizer, text.start
     window = text.window + len(start)
     files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
-    dropped: Counter[str] = Counter()
-    sources = [(source, _read(source, data, head.task, dropped)) for source in data.train]
-    apart = [row for source in files for row in _read(source, data, head.task, dropped)]
+    report = Report()
+    sources = [(source, _read(source, data, head.task, report)) for source in data.train]
+    apart = [row for source in files for row in _read(source, data, head.task, report)]
     kept_out = {row.key for row in apart}
     known = [row for _, rows in sources for row in rows]
     reads: Literal["first", "last"] = "first" if text.files.is_masked else "last"
@@ -222,11 +222,11 @@ def read_labelled_rows(
     train: list[HeadExample] = []
     for source, rows in sources:
         mine = [r for r in rows if r.key not in kept_out and not is_held_out(r.key, share)]
-        examples = list(_encoded(mine, encoder, data, dropped))
+        examples = list(_encoded(mine, encoder, data, report))
         for turn in range(ceil(source.weight)):
             train += draw(examples, min(1.0, source.weight - turn), config.seed)
     evaluation_rows = [*apart, *(row for row in known if is_held_out(row.key, share))]
-    held_out = list(_encoded(evaluation_rows, encoder, data, dropped))
+    held_out = list(_encoded(evaluation_rows, encoder, data, report))
     if not train:
         raise ConfigError("data.train: no row is left to train on")
     digest = sha256(repr([(e.sequences, e.label) for e in [*train, *held_out]]).encode())
@@ -236,10 +236,10 @@ def read_labelled_rows(
         held_out={HELD_OUT: HeadRows(held_out, tokenizer.end_id, spec.reads)} if held_out else {},
         collate=partial(collate, pad_id=tokenizer.end_id),
         examples=len(train),
-        dropped=dropped,
         hashes={"rows of data.train and data.held_out": digest.hexdigest()},
         response_labels=len(train),
         aux_labels=rows_to_learn.aux_labels,
+        report=report,
     )
 
 
@@ -268,7 +268,7 @@ def _spec(head: Head, rows: Sequence[Labelled], length: int) -> HeadSpec:
 
 
 def _encoded(
-    rows: Iterable[Labelled], encoder: RowEncoder, data: Data, dropped: Counter[str]
+    rows: Iterable[Labelled], encoder: RowEncoder, data: Data, report: Report
 ) -> Iterator[HeadExample]:
     """The usable rows; the others are raised or counted."""
     for row in rows:
@@ -277,19 +277,19 @@ def _encoded(
         except BadRow as error:
             if data.bad_rows == "raise":
                 raise
-            dropped[error.reason] += 1
+            report.drop(error.reason, error)
             continue
         if example is None:
-            dropped["too long"] += 1
+            report.dropped["too long"] += 1
         else:
             yield example
 
 
-def _read(source: TrainSource, data: Data, task: HeadTask, dropped: Counter[str]) -> list[Labelled]:
+def _read(source: TrainSource, data: Data, task: HeadTask, report: Report) -> list[Labelled]:
     rows = []
     for row in read_labelled(source, ROLES[task], data.bad_rows):
         if isinstance(row, BadRow):
-            dropped[row.reason] += 1
+            report.drop(row.reason, row)
         else:
             rows.append(row)
     return rows

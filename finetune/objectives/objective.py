@@ -59,20 +59,19 @@ class ModelText:
 class RowSets:
     """The rows of an objective, for training and evaluation.
 
-    examples: of training, several of which may share a row. dropped: rows by reason. hashes: name
-    -> digest of the examples of each source. response_labels, aux_labels: over the training rows.
-    report: statistics of all rows; None for a head.
+    examples: of training, several of which may share a row. hashes: name -> digest of the examples
+    of each source. response_labels, aux_labels: over the training rows. report: statistics of all
+    rows; of a head those dropped alone.
     """
 
     train: TrainingRows
     held_out: Mapping[str, TrainingRows]
     collate: Collate
     examples: int
-    dropped: Mapping[str, int]
     hashes: dict[str, str]
     response_labels: int
     aux_labels: int
-    report: Report | None = None
+    report: Report
 
 
 @dataclass(frozen=True, slots=True)

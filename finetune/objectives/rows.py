@@ -87,7 +87,6 @@ def read_chat_rows(config: FinetuneConfig, text: ModelText, span: AuxSpan) -> Ro
         },
         collate=partial(collate, pad_id=text.tokenizer.end_id),
         examples=len(examples),
-        dropped=prepared.report.dropped,
         hashes=prepared.report.hashes,
         response_labels=sum(int(response_labels(example).sum()) for example in examples),
         aux_labels=sum(int(aux_labels(example, span).sum()) for example in examples),
@@ -195,7 +194,6 @@ def pair_row_sets(
         },
         collate=partial(collate, pad_id=text.tokenizer.end_id),
         examples=len(train.examples),
-        dropped=prepared.report.dropped,
         hashes=prepared.report.hashes,
         response_labels=sum(int(response_labels(reply).sum()) for reply in replies),
         aux_labels=sum(int(aux_labels(example, span).sum()) for example in train.examples),
@@ -459,8 +457,7 @@ def lengths_document(lengths: Any) -> dict[str, float]:
 
 def cut_line(data: RowSets) -> Text:
     """The number of rows that were cut to fit."""
-    truncated = sum(data.report.truncated.values()) if data.report else 0
-    return Text(f"rows cut to fit: {truncated:,}")
+    return Text(f"rows cut to fit: {data.report.truncated.total():,}")
 
 
 def count_alike(rows: PairRows) -> int:

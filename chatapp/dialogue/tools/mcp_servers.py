@@ -155,11 +155,10 @@ class Servers:
         self, server: Server, name: str, arguments: Arguments, cancel: threading.Event
     ) -> str:
         """The result of a call. Raises ToolError and Stopped."""
-
-        async def called(client: "Client") -> "mcp_types.CallToolResult":
-            return await client.call_tool(name, dict(arguments))
-
-        result = self._connection(server).ask(called, server.timeout, cancel)
+        connection = self._connection(server)
+        result = connection.ask(
+            lambda client: client.call_tool(name, dict(arguments)), server.timeout, cancel
+        )
         text = bounded(_text(result), server.output_limit)
         if result.is_error:
             raise ToolError(text or "it failed")
@@ -190,18 +189,13 @@ async def _listed(client: "Client") -> "list[mcp_types.Tool]":
 
 def _text(result: "mcp_types.CallToolResult") -> str:
     """A result as text; other content is represented by its kind."""
-    parts = [_part(block) for block in result.content]
-    if not parts and result.structured_content is not None:
-        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    parts = []
+    for block in result.content:
+        holder = getattr(block, "resource", block)
+        parts.append(str(holder.text) if hasattr(holder, "text") else f"[{block.type}]")
     return "\n".join(parts)
-
-
-def _part(block: Any) -> str:
-    if block.type == "text":
-        return str(block.text)
-    if block.type == "resource" and hasattr(block.resource, "text"):
-        return str(block.resource.text)
-    return f"[{block.type}]"
 
 
 class Connection:
@@ -270,7 +264,8 @@ class Connection:
         try:
             from mcp import Client
 
-            async with Client(self._streams()) as client:
+            is_program = self._supervision is not None
+            async with Client(self._by_process() if is_program else self._by_http()) as client:
                 self._client.set_result(client)
                 await self._end.wait()
         except BaseException as error:  # groups of the package's own among them
@@ -279,19 +274,15 @@ class Connection:
         finally:
             self.is_over = True
 
-    def _streams(self) -> Any:
-        """The messages of the server in both directions, as a context."""
-        if isinstance(self._target, Address):
-            return self._by_http(self._target)
-        assert self._supervision is not None
-        return self._by_process(self._supervision)
-
     @asynccontextmanager
-    async def _by_process(self, supervision: Supervision) -> "AsyncGenerator[Any]":
+    async def _by_process(self) -> "AsyncGenerator[Any]":
+        """The messages of a program in both directions, over its standard streams."""
         # Not mcp.client.stdio: it ends a server's process group only if the server outlives the
         # closing of its input, never a process that left the group, and it limits no message.
         import anyio
 
+        supervision = self._supervision
+        assert supervision is not None
         with supervision.theirs:
             process = await anyio.open_process(supervision.command, **supervision.options)
         incoming, received = anyio.create_memory_object_stream[Any](0)
@@ -349,11 +340,13 @@ class Connection:
         self._heard = (self._heard + output[-_LONGEST_PROBLEM:])[-_LONGEST_PROBLEM:]
 
     @asynccontextmanager
-    async def _by_http(self, address: Address) -> "AsyncGenerator[Any]":
+    async def _by_http(self) -> "AsyncGenerator[Any]":
         """Streamable HTTP: each request is a POST, whose response has the answer."""
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
+        address = self._target
+        assert isinstance(address, Address)
         async with (
             httpx2.AsyncClient(
                 headers=dict(address.headers) | {"Accept-Encoding": "identity"},
