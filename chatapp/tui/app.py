@@ -32,11 +32,13 @@ from chatapp.tui.platform import leaving, programs
 from chatapp.tui.platform.actions import Acting, Action, read_keymap, written
 from chatapp.tui.platform.textual_internals import (
     FailingApp,
+    keymap_of,
     know_alt_enter,
     know_bad_bytes,
     know_pastes,
 )
 from chatapp.tui.theme import CALM, FEW_COLORS, PRESENTED, READABLE, readable, with_few_colors
+from chatapp.tui.widgets.dialog import Dialog
 
 if TYPE_CHECKING:
     from textual.command import Provider
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 
 _PATIENCE = 0.3
 """Seconds that a running turn has to store its reply when the user quits."""
+
+_DIALOGS = {"parameters", "prompts", "models", "chats", "branches", "compare"}
+"""The actions of a chat whose keys lead from one dialog to another."""
 
 _SOON = 2.0
 """Seconds within which a second Ctrl+C quits the program instead of stopping the reply."""
@@ -215,7 +220,21 @@ class ChatApp(Acting, FailingApp[int]):
 
     def _direct(self, event: Key) -> bool:
         """Let the screen handle a key first; True when the key has no other effect."""
-        return isinstance(self.screen, Directing) and self.screen.direct(event)
+        if isinstance(self.screen, Directing) and self.screen.direct(event):
+            return True
+        return isinstance(self.screen, Dialog) and self._leads_on(self.screen, event.key)
+
+    def _leads_on(self, dialog: "Dialog[Any]", key: str) -> bool:
+        """Whether a key opens another dialog of the chat instead of the one that is open."""
+        chat, own = self.screen_stack[-2], {entry.name for entry in dialog.ACTIONS}
+        if not isinstance(chat, ChatScreen) or dialog.is_busy or not own & _DIALOGS:
+            return False
+        for entry in chat.ACTIONS:
+            if entry.name in _DIALOGS - own and key in entry.keys(keymap_of(self)):
+                dialog.dismiss(None)
+                self.call_later(self.run_action, entry.call, chat)
+                return True
+        return False
 
     @on(events.Shown)
     async def _take_early(self) -> None:
@@ -316,7 +335,7 @@ class ChatApp(Acting, FailingApp[int]):
             if isinstance(screen, Training):
                 screen.end()
 
-    @Action("Quit the program", "ctrl+q", "Quit", priority=True)
+    @Action("Quit the program", "ctrl+q", "Quit", priority=True, also="exit leave close")
     async def action_quit(self) -> None:
         conversation = self.chat.conversation
         self._prepare_to_leave()

@@ -48,7 +48,7 @@ async def search(driver: Driver) -> None:
         await driver.press("ctrl+n")
     await driver.press("ctrl+o", *"sea")
     await driver.worked()
-    await driver.press("down", "down", "a")
+    await driver.press("down", "a")
     await driver.worked()
     await driver.press("n")
 

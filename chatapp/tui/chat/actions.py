@@ -133,6 +133,7 @@ class ChatActions(Acting, Screen[None]):
     @Action(
         "Write the chat to a .md, .html, .json or .jsonl file; alone, copy it to the clipboard",
         command="export",
+        also="save download share",
         argument="[FILE]",
         empty=True,
     )
@@ -165,6 +166,7 @@ class ChatActions(Acting, Screen[None]):
     @Action(
         "Set the chat's instructions; default is the template's own",
         command="system",
+        also="system prompt role",
         argument="TEXT",
         values=lambda _: (TEMPLATES_OWN,),
         empty=True,
@@ -328,6 +330,7 @@ class ChatActions(Acting, Screen[None]):
     @Action(
         "Change the colours",
         command="theme",
+        also="colors dark light",
         argument="NAME",
         values=lambda chat: sorted(chat.app.available_themes),
         rare=True,
@@ -350,7 +353,7 @@ class ChatActions(Acting, Screen[None]):
         await asyncio.to_thread(find_lesson, argument)  # whose faults are told here
         await self.run_action(f"app.lesson({argument!r})")
 
-    @Action("Quit the program", command="quit")
+    @Action("Quit the program", command="quit", also="exit leave close")
     def action_quit(self) -> None:
         self.app.call_later(self.app.action_quit)
 

@@ -32,18 +32,16 @@ _FIRST = ("Writing", "On a message", "Chat", "Everywhere")
 
 
 class HelpSection(NamedTuple):
-    """Keys of one place, with their effects."""
+    """Keys of one place, with their effects, and the words by which a search finds each."""
 
     title: str
-    rows: list[tuple[str, str]]
+    rows: list[tuple[str, str, str]]
 
     def matching(self, query: str) -> "HelpSection":
-        """Only those whose names, with the title, contain all words of a query."""
+        """Only those whose names, words or title contain all words of a query."""
         words = query.lower().split()
         rows = [
-            (key, does)
-            for key, does in self.rows
-            if all(word in f"{self.title} {key} {does}".lower() for word in words)
+            row for row in self.rows if all(word in f"{self.title} {row}".lower() for word in words)
         ]
         return HelpSection(self.title, rows)
 
@@ -52,8 +50,8 @@ class HelpSection(NamedTuple):
         width = 18 if is_narrow else None  # where there is room, keys are on one line
         table.add_column(width=width, min_width=18 if is_narrow else 23, style="bold")
         table.add_column()
-        for row in self.rows:
-            table.add_row(*row)
+        for key, does, _ in self.rows:
+            table.add_row(key, does)
         return table
 
 
@@ -111,7 +109,7 @@ class HelpScreen(Dialog[None]):
     def _all_sections(self) -> Iterable[HelpSection]:
         yield from map(self._section, self._here)
         commands = [
-            (f"/{entry.command} {entry.argument}".strip(), entry.command_words)
+            (f"/{entry.command} {entry.argument}".strip(), entry.command_words, entry.searched)
             for place in places()
             for entry in listed_actions(place)
             if entry.command
@@ -119,21 +117,23 @@ class HelpScreen(Dialog[None]):
         yield HelpSection("Commands, written in place of a message", commands)
         yield from map(self._section, dict.fromkeys(self._others))
         for title, kind in (("Moving and copying", Screen), ("Editing text", TextArea)):
-            keys = ((one.tooltip or one.description, one.key) for one in bindings_of(kind))
+            keys = ((one.tooltip or one.description, one.key, "") for one in bindings_of(kind))
             yield _section(title, keys)
 
     def _section(self, place: type[Acting]) -> HelpSection:
         keymap = keymap_of(self.app)
-        keys = ((one.words, key) for one in listed_actions(place) for key in one.keys(keymap))
+        actions = listed_actions(place)
+        keys = ((one.words, key, one.searched) for one in actions for key in one.keys(keymap))
         return _section(place.BINDING_GROUP_TITLE or "", keys)
 
 
-def _section(title: str, keys: Iterable[tuple[str, str]]) -> HelpSection:
+def _section(title: str, keys: Iterable[tuple[str, str, str]]) -> HelpSection:
     """The keys of equal words stand together."""
-    rows: dict[str, list[str]] = {}
-    for words, key in keys:
-        rows.setdefault(words, []).append(written(key))
-    return HelpSection(title, [(" ".join(names), words) for words, names in rows.items()])
+    rows: dict[str, tuple[str, str, str]] = {}
+    for words, key, searched in keys:
+        names, _, known = rows.get(words, ("", "", ""))
+        rows[words] = (f"{names} {written(key)}".lstrip(), words, f"{known} {searched}")
+    return HelpSection(title, list(rows.values()))
 
 
 class Palette(CommandPalette, LeftOnce[None]):
@@ -149,28 +149,30 @@ class PaletteActions(Provider):
     """All actions of the screen below the palette, each with its keys and its command."""
 
     async def discover(self) -> Hits:
-        for text, run in self._entries():
+        for text, _, run in self._entries():
             yield DiscoveryHit(Content(text), run, text)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for text, run in self._entries():
-            if (score := matcher.match(text)) > 0:
+        for text, searched, run in self._entries():
+            by_other_words = float(query.lower() in searched)
+            if (score := matcher.match(text) or by_other_words) > 0:
                 yield Hit(score, matcher.highlight(text), run, text)
 
-    def _entries(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        entries: dict[str, Callable[[], object]] = {}
+    def _entries(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+        """What is shown of each, the other words by which it is found, and what it does."""
+        entries: dict[str, tuple[str, Callable[[], object]]] = {}
         for node in self._nodes():
             for entry in node.ACTIONS if isinstance(node, Acting) else ():
                 if run := self._runner(node, entry):
-                    entries.setdefault(self._text(entry), run)
-        yield from entries.items()
+                    entries.setdefault(self._text(entry), (entry.searched, run))
+        yield from ((text, *entry) for text, entry in entries.items())
         for name in sorted(self.app.available_themes):
-            yield f"Theme: {printable(name)}", partial(setattr, self.app, "theme", name)
+            yield f"Theme: {printable(name)}", "", partial(setattr, self.app, "theme", name)
         for suffix in (".svg", ".png"):
             save = partial(save_screen, self.app, suffix)
             words = f"Save the screen as {suffix[1:].upper()}, in this folder"
-            yield words, partial(self.app.call_after_refresh, save)
+            yield words, "", partial(self.app.call_after_refresh, save)
 
     def _nodes(self) -> list[DOMNode]:
         """The screen and the focused widgets, and in a chat its prompt and a message."""

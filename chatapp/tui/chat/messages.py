@@ -95,7 +95,7 @@ class ChatMessage(Acting, MessageView):
 
     # Other replies, and longer ones
 
-    @Action("Another reply to the same message", "r", "Regenerate")
+    @Action("Another reply to the same message", "r", "Regenerate", also="retry again redo")
     def action_regenerate(self) -> None:
         chat, id = self._chat, self.message.id
         with chat.widgets.store_errors():
@@ -140,7 +140,7 @@ class ChatMessage(Acting, MessageView):
     async def action_sibling(self, step: int) -> None:
         await self._chat.show_sibling(self.message, step)
 
-    @Action("Continue the reply where it ended", "c", "Continue", _no_reply)
+    @Action("Continue the reply where it ended", "c", "Continue", _no_reply, also="more go on")
     def action_continue(self) -> None:
         id = self.message.id
         self._chat.controls.begin(lambda session, cancel: [session.continue_reply(id, cancel)])
@@ -184,7 +184,7 @@ class ChatMessage(Acting, MessageView):
         self.app.copy_to_clipboard(code)
         self._chat.widgets.inform(f"{which} copied to the clipboard.")
 
-    @Action("Delete the message and those that follow it", "d,delete")
+    @Action("Delete the message and those that follow it", "d,delete", also="remove")
     async def action_delete(self) -> None:
         await self._chat.delete(self.message)
 
@@ -331,7 +331,7 @@ class MessageActions(ChatActions):
             return self.conversation.chat.store.message(message.parent_id)
         return message
 
-    @Action("Go on in a new chat with these messages", command="fork")
+    @Action("Go on in a new chat with these messages", command="fork", also="branch duplicate")
     async def action_fork(self) -> None:
         await self.controls.fork(None)
 

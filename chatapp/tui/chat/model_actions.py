@@ -44,6 +44,7 @@ class ModelActions(ChatActions):
     @Action(
         "Switch to another model; alone, list them",
         "f8",
+        also="download change load",
         command="model",
         argument="[NAME]",
         values=lambda chat: chat.controls.models.names(),

@@ -53,10 +53,11 @@ class ActionError(UserError):
 class Action:
     """What a user can do; as a decorator, it declares the method `action_NAME` that does it.
 
-    words: what it does, for every list. key: its keys, separated by commas; "" for none. label: its
-    words in the key bar; "" if it is not there. unless: why the action cannot be used now; "" if it
-    can. group: of keys that have one label together. call: how Textual calls the method, with the
-    arguments of this key. name: of the method, unless several actions share it.
+    words: what it does, for every list. also: other words that somebody may search it by. key: its
+    keys, separated by commas; "" for none. label: its words in the key bar; "" if it is not there.
+    unless: why the action cannot be used now; "" if it can. group: of keys that have one label
+    together. call: how Textual calls the method, with the arguments of this key. name: of the
+    method, unless several actions share it.
 
     command: the name of its slash command; "" for none. The method is then called with what follows
     the name, if `argument` describes that (in brackets if it is optional); it returns the rest that
@@ -80,6 +81,7 @@ class Action:
     end: str = ""
     waits: bool = False
     rare: bool = False
+    also: str = ""
 
     def __call__(self, method: _Method) -> _Method:
         """Declare a method as this action; one method may be several."""
@@ -92,6 +94,11 @@ class Action:
     def method(self) -> str:
         """The name of its method, without `action_`."""
         return self.call.partition("(")[0]
+
+    @property
+    def searched(self) -> str:
+        """The words by which it is found beside those that are shown."""
+        return f"{self.label} {self.also}".lower()
 
     @property
     def command_words(self) -> str:

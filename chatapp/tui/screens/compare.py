@@ -166,6 +166,22 @@ class Side(Vertical):
         self.query_one(".note", Static).update(printable(words))
 
 
+class _Ready(Options):
+    """Comparisons to choose from, between the prompt and the fields: arrows lead on at its ends."""
+
+    def action_cursor_up(self) -> None:
+        if self.highlighted:
+            super().action_cursor_up()
+        else:
+            self.screen.focus_previous()
+
+    def action_cursor_down(self) -> None:
+        if self.highlighted == self.option_count - 1:
+            self.screen.focus_next()
+        else:
+            super().action_cursor_down()
+
+
 class CompareScreen(LeftOnce[Compared]):
     """Generates and shows both replies, and takes the user's choice.
 
@@ -202,7 +218,7 @@ class CompareScreen(LeftOnce[Compared]):
             yield Static(SPEAKERS["user"], classes="header")
             with VerticalScroll(can_focus=False):
                 yield TextBody("" if isinstance(self._message, str) else self._message.text)
-        yield Options(*self._ready, id="ready")
+        yield _Ready(*self._ready, id="ready")
         with Horizontal(id="sides"):
             yield from self._sides
         yield Static(id="difference")
@@ -390,6 +406,10 @@ class CompareScreen(LeftOnce[Compared]):
         for side in self._sides:
             scroll = side.query_one(VerticalScroll)
             (scroll.scroll_page_up if step < 0 else scroll.scroll_page_down)(animate=False)
+
+    def action_focus_below(self) -> None:
+        """The target of the prompt's arrow from its last line."""
+        self.screen.focus_next()
 
     def action_focus_last_message(self) -> None:
         """The target of the prompt's key for messages."""

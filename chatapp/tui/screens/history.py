@@ -28,6 +28,7 @@ _MOST = 200
 _MATCH = re.compile("\x02([^\x02\x03]*)\x03")
 _HINT = "Enter opens · ↓ to rename, archive, delete · Ctrl+T archived · Esc closes"
 _IN_LIST = "n renames · a archives · d deletes · u undoes · / searches · Esc closes"
+_DELETED = "The chat is deleted · u brings it back, until you close this · Esc closes"
 _RENAMING = "Enter renames · Esc cancels"
 
 
@@ -216,6 +217,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
     def action_list(self) -> None:
         if self._renamed is None:
             self._list.focus()
+            self._list.action_cursor_down()
 
     def action_filter(self) -> None:
         self.query_one("#filter", Field).focus()
@@ -277,7 +279,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
         chat_id = self._chosen()
         if chat_id is not None and self._done(self._store.bin_chat, chat_id):
             self._binned.append(chat_id)
-            self.notify("Chat deleted. u brings it back.", markup=False)
+            self.query_one(".hint", Static).update(_DELETED)
             self._find_again()
 
     def action_restore(self) -> None:

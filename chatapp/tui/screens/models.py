@@ -170,6 +170,10 @@ class ModelScreen(Dialog[str | None]):
 
     # Downloading a model
 
+    @property
+    def is_busy(self) -> bool:
+        return self._getting is not None
+
     def _ask(self, model: KnownModel) -> None:
         self._tell(
             f"{model.name} is not downloaded yet: {model.size}, licence {model.licence}.",

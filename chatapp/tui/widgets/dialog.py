@@ -51,6 +51,11 @@ class Dialog(ModalScreen[ScreenResultType], LeftOnce[ScreenResultType]):
 
     ALSO: ClassVar[tuple[Action, ...]] = (Action("Close", "escape", call="dismiss", name="close"),)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something runs that closing would stop."""
+        return False
+
 
 class Field(Input):
     """An Input whose value contains nothing that a terminal would obey."""

@@ -272,8 +272,8 @@ class Prompt(Acting, LongTextArea):
             self._choose(1)
         elif select or not self.navigator.is_last_wrapped_line(self.cursor_location):
             super().action_cursor_down(select)
-        else:
-            self._recall(1)
+        elif not self._recall(1):
+            self.screen.call_later(self.run_action, "screen.focus_below")
 
     @Action("Previous version, when nothing is typed", "left", name="earlier_reply")
     def action_cursor_left(self, select: bool = False) -> None:
@@ -289,17 +289,18 @@ class Prompt(Acting, LongTextArea):
         else:
             self.screen.call_later(self.run_action, "screen.show_version(1)")
 
-    def _recall(self, step: int) -> None:
-        """Move through the history; place 0 is the current text."""
+    def _recall(self, step: int) -> bool:
+        """Move through the history; False at its end. Place 0 is the current text."""
         if self._earlier is None:
             self._earlier = list(self._load_earlier())
         place = self._place + step
         if not -len(self._earlier) <= place <= 0:
-            return
+            return False
         if self._place == 0:
             self._draft = self.text
         self._place = place
         self._show(self._earlier[place] if place else self._draft)
+        return True
 
 
 def _location(before: str) -> Location:

@@ -196,12 +196,19 @@ async def test_two_comparisons_are_ready_to_choose(open_app: OpenApp) -> None:
     async with open_app(ScriptedModel(["Hi."], name="bundled"), size=(60, 20)) as driver:
         await open_compare(driver, *"Tea?", "f4")
         assert [side.note for side in sides(driver)] == [HOW, HOW]
+        ready = screen(driver).query_one("#ready")
         for keys, expected in (
-            (("tab", "enter"), ["", "model=smollm2"]),
-            (("tab", "down", "enter"), ["temperature=0", "temperature=1"]),
+            (("enter",), ["", "model=smollm2"]),
+            (("down", "enter"), ["temperature=0", "temperature=1"]),
         ):
+            await driver.press("down")  # from the prompt
+            await driver.until(lambda: driver.app.focused is ready)
             await driver.press(*keys)
             assert [side.query_one(Field).value for side in sides(driver)] == expected
+        await driver.press("tab", "down")
+        assert isinstance(driver.app.focused, Field)
+        await driver.press("shift+tab", "up", "up")
+        assert isinstance(driver.app.focused, Prompt)
         await driver.press("enter")
         await answered(driver)
         assert not screen(driver).query_one("#ready").display

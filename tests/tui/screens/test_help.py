@@ -63,6 +63,23 @@ async def test_f1_searches_keys_and_commands(open_app: OpenApp) -> None:
         assert "Rename" in driver.screen_text
 
 
+async def test_an_action_is_found_by_its_label_and_by_what_others_call_it(
+    open_app: OpenApp, store: Store
+) -> None:
+    chat_id = fill(store, ["Hello", "Good day."])
+    async with open_app(chat_id=chat_id) as driver:
+        await driver.press("f1")
+        for word in ("regenerate", "retry"):
+            await driver.press("ctrl+u", *word)
+            await driver.until(lambda: "Writing" not in driver.screen_text)
+            assert "r  " in driver.screen_text
+            assert "Another reply to the same message" in driver.screen_text
+            await driver.press("ctrl+u")
+            await driver.until(lambda: "Writing" in driver.screen_text)
+        await driver.press("escape", "ctrl+p", *"retry")
+        await driver.until(lambda: "Another reply to the same message" in driver.screen_text)
+
+
 async def test_a_rebound_help_key_is_heard_over_the_chat(open_app: OpenApp) -> None:
     settings = Settings(keys=(KeyChoice("help", "f9", "settings.toml"),))
     source = Source(file="tides.md", place="Tides", text="The sea.", score=1.0, number=1)

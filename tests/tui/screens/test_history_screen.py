@@ -46,8 +46,9 @@ async def test_ctrl_o_deletes_and_u_brings_back(open_app: OpenApp, store: Store)
     async with open_app() as driver:
         await driver.press("ctrl+o")
         assert await listed(driver) == ["Ants", "Cats", "Dogs"]
-        await driver.press("down", "u", "down", "d")
+        await driver.press("down", "u", "d")  # the first arrow leaves the chat that is open
         assert await listed(driver) == ["Ants", "Dogs"]
+        assert "u brings it back" in driver.screen_text
         assert [chat.title for chat in store.chats()] == ["Ants", "Dogs"]
         await driver.press("delete")
         assert await listed(driver) == ["Ants"]
@@ -82,7 +83,7 @@ async def test_ctrl_o_renames(open_app: OpenApp, store: Store) -> None:
     async with open_app(chat_id=chat_id) as driver:
         await driver.press("ctrl+o")
         assert await listed(driver) == ["Cats", "Dogs"]
-        await driver.press("down", "n", "end", *" and [b]", "enter")
+        await driver.press("down", "up", "n", "end", *" and [b]", "enter")
         assert await listed(driver) == ["Cats and [b]", "Dogs"]
         assert isinstance(driver.app.focused, ChatList)
         await driver.press("down", "n", *"xyz", "escape")
@@ -101,7 +102,7 @@ async def test_ctrl_o_archives_and_finds_what_is_archived(open_app: OpenApp, sto
     async with open_app() as driver:
         await driver.press("ctrl+o")
         assert await listed(driver) == ["Cats", "Dogs"]
-        await driver.press("down", "a")
+        await driver.press("down", "up", "a")
         assert await listed(driver) == ["Dogs"]
         await driver.press("ctrl+t")
         assert await listed(driver) == ["Cats"]
