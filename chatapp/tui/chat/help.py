@@ -1,12 +1,15 @@
-"""All keys and commands: F1 with search, and the palette."""
+"""All keys and commands: F1 with search, and the palette, which also saves pictures."""
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.table import Table
 from textual import on
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
@@ -15,6 +18,7 @@ from textual.screen import Screen
 from textual.widgets import Input, OptionList, Static, TextArea
 
 from chatapp.common.foreign import printable
+from chatapp.common.userfiles import reason, write_named
 from chatapp.tui.chat.actions import ChatActions
 from chatapp.tui.platform.actions import (
     Acting,
@@ -24,9 +28,13 @@ from chatapp.tui.platform.actions import (
     places,
     written,
 )
-from chatapp.tui.platform.pictures import save_screen
 from chatapp.tui.platform.textual_internals import keymap_of
 from chatapp.tui.widgets.dialog import Dialog, Field, LeftOnce
+
+_FONT = "DejaVu Sans Mono"
+_OF_TEXTUAL = "Fira Code"
+_SCALE = 2
+"""Pixels for each of the SVG's, enough for a projector."""
 
 _FIRST = ("Writing", "On a message", "Chat", "Everywhere")
 
@@ -195,3 +203,32 @@ class PaletteActions(Provider):
         if "." not in entry.method and not node.check_action(entry.method, ()):
             return None
         return partial(self.app.run_action, entry.call, node)
+
+
+async def save_screen(app: App[Any], suffix: str) -> None:
+    """Write the current screen into a new file of this folder. suffix: .svg or .png."""
+    path = Path(time.strftime("chatapp-%Y-%m-%d-%H%M%S")).with_suffix(suffix)
+    svg = app.export_screenshot(title="chatapp")
+    try:
+        await asyncio.to_thread(lambda: write_named(path, svg if suffix == ".svg" else png(svg)))
+    except (OSError, ValueError) as error:
+        app.notify(f"{path}: cannot be written: {reason(error)}", severity="error", markup=False)
+    else:
+        app.notify(printable(f"The screen is saved as {path.absolute()}."), markup=False)
+
+
+def png(svg: str) -> bytes:
+    """An SVG picture of Textual as PNG. Takes about a second."""
+    import matplotlib
+    from resvg_py import svg_to_bytes
+
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return bytes(
+        svg_to_bytes(
+            svg_string=svg.replace(_OF_TEXTUAL, _FONT),
+            font_files=[str(fonts / f"DejaVuSansMono{kind}.ttf") for kind in ("", "-Bold")],
+            monospace_family=_FONT,
+            skip_system_fonts=True,
+            zoom=_SCALE,
+        )
+    )

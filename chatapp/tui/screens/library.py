@@ -157,7 +157,6 @@ class LibraryScreen(Dialog[PromptChoice | None]):
 
     @work
     async def _look_for_files(self) -> None:
-
         try:
             self._all = await asyncio.to_thread(_rows, self._conversation.chat.basis)
         except (RowsError, StoreError) as error:
@@ -298,7 +297,6 @@ class LibraryScreen(Dialog[PromptChoice | None]):
 
     @work(exclusive=True)
     async def _choose(self, name: str) -> None:
-
         number = self._number
         try:
             choice = await asyncio.to_thread(choice_of, name)

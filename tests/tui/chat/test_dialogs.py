@@ -49,6 +49,20 @@ async def test_a_second_enter_leaves_no_second_screen(
         assert driver.chat in driver.app.screen_stack
 
 
+async def test_the_key_of_another_dialog_leads_there(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        for key, name in (
+            ("f8", "ModelScreen"),
+            ("f2", "ParametersScreen"),
+            ("f4", "CompareScreen"),
+        ):
+            await driver.press(key)
+            await driver.until(
+                lambda name=name: type(driver.app.screen).__name__ == f"{name}Screen"
+            )
+            assert len(driver.app.screen_stack) == 2
+
+
 @pytest.mark.parametrize(
     ("key", "method", "screen"),
     [("ctrl+o", "chats", HistoryScreen), ("ctrl+b", "tree", BranchScreen)],

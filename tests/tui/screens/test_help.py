@@ -96,12 +96,3 @@ async def test_a_rebound_help_key_is_heard_over_the_chat(open_app: OpenApp) -> N
             await driver.until(lambda: not isinstance(driver.app.screen, HelpScreen))
             await driver.press("escape")
             await driver.until(lambda: driver.app.screen is driver.chat)
-
-
-async def test_f1_in_sources(open_app: OpenApp) -> None:
-    source = Source(file="tides.md", place="Tides", text="The sea.", score=1.0, number=1)
-    async with open_app() as driver:
-        driver.app.push_screen(SourceScreen([source]))
-        await driver.settle()
-        await driver.press("f1")
-        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))

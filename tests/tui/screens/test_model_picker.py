@@ -12,10 +12,7 @@ from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
 from chatapp.engine.models import loading, resolving
-from chatapp.tui.screens.compare import CompareScreen
-from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.screens.models import ModelScreen
-from chatapp.tui.screens.parameters import ParametersScreen
 from chatapp.tui.widgets.dialog import Field
 
 
@@ -37,22 +34,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Completions
     (config / "servers.toml").write_text(
         f'[up]\nurl = "{server.url}"\n[down]\nurl = "http://localhost:{closed_port()}"\n'
     )
-
-
-async def test_the_key_of_another_dialog_leads_there(open_app: OpenApp) -> None:
-    async with open_app() as driver:
-        await driver.press("f8")
-        await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))
-        for key, kind in (
-            ("f2", ParametersScreen),
-            ("ctrl+o", HistoryScreen),
-            ("f4", CompareScreen),
-        ):
-            await driver.press(key)
-            await driver.until(lambda kind=kind: isinstance(driver.app.screen, kind))
-            assert len(driver.app.screen_stack) == 2
-        await driver.press("escape")
-        await driver.until(lambda: driver.app.screen is driver.chat)
 
 
 def notices(driver: Driver) -> list[str]:
