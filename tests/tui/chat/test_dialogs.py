@@ -51,15 +51,9 @@ async def test_a_second_enter_leaves_no_second_screen(
 
 async def test_the_key_of_another_dialog_leads_there(open_app: OpenApp) -> None:
     async with open_app() as driver:
-        for key, name in (
-            ("f8", "ModelScreen"),
-            ("f2", "ParametersScreen"),
-            ("f4", "CompareScreen"),
-        ):
-            await driver.press(key)
-            await driver.until(
-                lambda name=name: type(driver.app.screen).__name__ == f"{name}Screen"
-            )
+        for key, kind in (("f5", LibraryScreen), ("ctrl+o", HistoryScreen)):
+            await open_dialog(driver, key)
+            await driver.until(lambda kind=kind: isinstance(driver.app.screen, kind))
             assert len(driver.app.screen_stack) == 2
 
 
