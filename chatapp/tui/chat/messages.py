@@ -41,10 +41,6 @@ def _no_version(view: "ChatMessage") -> str:
     return "There is only one version; r on a reply makes another." if is_alone else ""
 
 
-def _no_versions_of_a_reply(view: "ChatMessage") -> str:
-    return _no_reply(view) or _no_version(view)
-
-
 def _no_code(view: "ChatMessage") -> str:
     return "" if code_blocks(view.message.text) else "There is no code block in this message."
 
@@ -71,10 +67,6 @@ class ChatMessage(Acting, MessageView):
     @property
     def _chat(self) -> "MessageActions":
         return cast(MessageActions, self.screen)
-
-    def has_command(self, key: str) -> bool:
-        """Whether a key is a command on messages."""
-        return bool(bindings_for(self, key))
 
     def on_key(self, event: Key) -> None:
         # Textual does not explain why a command is unavailable.
@@ -226,7 +218,9 @@ class ChatMessage(Acting, MessageView):
             correction = feedback.correction if feedback is not None else None
             self._chat.edit(reply, correction or reply.text)
 
-    @Action("Rank the versions of a reply", "k", "Rank", _no_versions_of_a_reply)
+    @Action(
+        "Rank the versions of a reply", "k", "Rank", lambda it: _no_reply(it) or _no_version(it)
+    )
     def action_rank(self) -> None:
         self._chat.rank(self.message)
 

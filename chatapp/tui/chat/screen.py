@@ -16,7 +16,7 @@ from textual.widgets import OptionList
 from chatapp.common.paths import presets_path
 from chatapp.common.userfiles import UserError
 from chatapp.tui import events
-from chatapp.tui.chat.actions import NONE
+from chatapp.tui.chat.actions import NONE, SlashCommands
 from chatapp.tui.chat.attaching import Attachments
 from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.help import HelpScreen
@@ -24,13 +24,13 @@ from chatapp.tui.chat.messages import ChatMessage, MessageActions
 from chatapp.tui.chat.model_actions import ModelActions
 from chatapp.tui.chat.parts import FROM as SIDEBAR_FROM
 from chatapp.tui.chat.parts import ChatWidgets, Sidebar
-from chatapp.tui.chat.slash import SlashCommands
 from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.loading import LoadFailed, ModelLoaded
 from chatapp.tui.inspector.panel import Inspector, UseStep
 from chatapp.tui.inspector.view import Branch, SwitchPart
 from chatapp.tui.platform import runtime
 from chatapp.tui.platform.actions import Action, is_command, shown_key
+from chatapp.tui.platform.textual_internals import bindings_for
 from chatapp.tui.screens.branches import BranchScreen
 from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.screens.parameters import ParametersScreen
@@ -183,7 +183,7 @@ class ChatScreen(MessageActions, ModelActions):
         """Focus the prompt for a letter that is no command of the focused message."""
         view, prompt = self.focused, self.widgets.prompt
         is_text = event.is_printable and prompt.focusable
-        if is_text and isinstance(view, ChatMessage) and not view.has_command(event.key):
+        if is_text and isinstance(view, ChatMessage) and not bindings_for(view, event.key):
             self.set_focus(prompt)
         return False
 
