@@ -1,10 +1,13 @@
-"""Train, evaluate and use a GPT, from Python as from the command line: `train`, `evaluate` and
-`predict`.
+"""Train, evaluate and use a GPT, from Python as from the command line: `check`, `train`, `evaluate`
+and `predict`.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from finetune.config.sections import FinetuneConfig
 
 
 def train(config: Mapping[str, Any] | str | Path, *overrides: str, device: str = "auto") -> Path:
@@ -15,15 +18,29 @@ def train(config: Mapping[str, Any] | str | Path, *overrides: str, device: str =
     """
     from rich.console import Console
 
-    from finetune.config.sections import FinetuneConfig, lay_over, load_config, validated
     from finetune.run import train as run
+
+    return run(_settings(config, overrides), Console(stderr=True, highlight=False), device)
+
+
+def check(
+    config: Mapping[str, Any] | str | Path, *overrides: str, device: str = "auto"
+) -> dict[str, Any]:
+    """What would be trained on what: the output of `finetune check CONFIG --json`. Arguments as of
+    `train`; nothing that came with the rows runs.
+    """
+    from finetune.run import examine
+
+    return examine(_settings(config, overrides), device, runs_code=False).document()
+
+
+def _settings(config: Mapping[str, Any] | str | Path, overrides: Sequence[str]) -> "FinetuneConfig":
+    from finetune.config.sections import FinetuneConfig, lay_over, load_config, validated
 
     if isinstance(config, Mapping):
         settings = validated(FinetuneConfig, dict(config), "the configuration")
-        settings = lay_over(settings, overrides)
-    else:
-        settings = load_config(FinetuneConfig, Path(config), overrides)
-    return run(settings, Console(stderr=True, highlight=False), device)
+        return lay_over(settings, overrides)
+    return load_config(FinetuneConfig, Path(config), overrides)
 
 
 def evaluate(

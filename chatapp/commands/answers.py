@@ -52,24 +52,13 @@ def changes_of(
 ) -> "Interventions":
     """The parts of --ablate, switched off, and the directions of --steer. Raises UserError for a
     model without such parts."""
-    from chatapp.engine.decoder.interventions import UNCHANGED, parse_parts, switched_off
+    from chatapp.engine.decoder.interventions import UNCHANGED
 
     if ablate is None and not steer:
         return UNCHANGED
-    from chatapp.engine.backends.local import LocalModel
+    from chatapp.open_model import changes_of as changes
 
-    if not isinstance(model, LocalModel):
-        raise UserError(
-            f"{model.name}: only models that chatapp computes itself have parts to switch off"
-        )
-    shape = model.decoder.architecture
-    changes = UNCHANGED if ablate is None else switched_off(parse_parts(ablate, shape))
-    if steer:
-        from chatapp.lab.steering import steering
-
-        for text in steer:
-            changes += steering(text, shape)
-    return changes
+    return changes(model, ablate, steer or ())
 
 
 def print_answer(

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError, encoding_hint, reason, write_named
+
+if TYPE_CHECKING:
+    from chatapp.common.progress import Progress
 
 FAILED, INTERRUPTED = 1, 130
 _SIGPIPE_STATUS = 141  # a shell's status of a program that was ended by a closed pipe
@@ -91,6 +94,15 @@ def status(text: str) -> None:
 def show_reading(done: int, of: int) -> None:
     """Show the progress of reading documents, or of encoding their passages."""
     status(f"Reading documents: {done / of:.0%} …")
+
+
+@contextmanager
+def reading_documents(title: str) -> "Iterator[Progress]":
+    """Shows how far documents are read, while the context lasts."""
+    try:
+        yield show_reading
+    finally:
+        status("")
 
 
 ProgressReport = Callable[[int, int | None], None]

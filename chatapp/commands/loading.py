@@ -1,6 +1,6 @@
 """Loads prompt files, models with their parameters, and chats for the commands."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,45 +15,14 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store import Store
     from chatapp.dialogue.store.rows import StoredChat
     from chatapp.engine.model import LanguageModel
-    from chatapp.prompting.chat_template import Template
     from chatapp.rows.examples import Pool
-    from chatapp.tasks.files.promptfile import PromptFile
 
 
 def prompt_path(name: str) -> Path:
-    """The prompt file of that name, or the one in the library.
+    """The prompt file of that name; see `library.find_task`. Raises UserError."""
+    from chatapp.tasks.files.library import find_task
 
-    In the library `spam`, `spam.toml` and `prompts/spam.toml` are the same. `spam` is the library's
-    whatever lies in the current folder; a file that is there and has a suffix comes first. Any
-    other name NAME is also NAME.toml or NAME.txt in the current folder. Raises UserError for a name
-    that is in neither place.
-    """
-    from chatapp.common.userfiles import did_you_mean, is_path
-    from chatapp.tasks.files.library import files, tasks
-
-    path, prompts = Path(name), tasks()
-    if name in prompts:
-        if path.exists():
-            complain(
-                f"{name} is a prompt of the library, which is used; ./{name} is what lies here"
-            )
-        return prompts[name]
-    is_elsewhere = "\0" in name or path.parent not in (Path(), Path("prompts"))
-    if is_elsewhere or is_path(name) or (path.exists() and not path.is_dir()):
-        return path
-    if file := (prompts | {file.name: file for file in files()}).get(path.name):
-        return file
-    here = [file for file in sorted(Path().glob("*.t*")) if file.suffix in (".toml", ".txt")]
-    if path.parent == Path() and not path.suffix:
-        for file in here:
-            if file.stem == name:
-                return file
-    hint = (
-        did_you_mean(path.stem, [file.name for file in here])
-        or did_you_mean(path.stem, prompts)
-        or f"; it has {', '.join(prompts)}"
-    )
-    raise UserError(f"{name}: there is no such file, and no such prompt in the library{hint}")
+    return find_task(name, complain)
 
 
 def report_pool(pool: "Pool", *, strict: bool) -> None:
@@ -72,19 +41,6 @@ def report_pool(pool: "Pool", *, strict: bool) -> None:
         if strict:
             raise UserError(f"{sentence}; without --strict such rows are used unchanged")
         complain(f"{sentence}; these rows are used unchanged; --strict refuses them")
-
-
-def template_for(prompts: "Iterable[PromptFile]", model: "LanguageModel") -> "Template":
-    """The template that renders turns with a model, if one of the prompts has turns.
-
-    Raises UserError for an unusable template of the model.
-    """
-    from chatapp.dialogue.writers.choosing import choose_template
-    from chatapp.prompting.template import PLAIN
-
-    if all(prompt.style == "text" for prompt in prompts):
-        return PLAIN
-    return choose_template(model, "")
 
 
 def load(

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,20 +15,18 @@ from chatapp.commands.console import (
     complain,
     interruptible,
     progress,
-    show_reading,
-    status,
+    reading_documents,
     write,
     write_json,
 )
-from chatapp.commands.loading import choices_for, load, prompt_path, report_pool, template_for
+from chatapp.commands.loading import choices_for, load, prompt_path, report_pool
 from chatapp.common.command_groups import number_option
 from chatapp.common.userfiles import UserError
 from chatapp.tasks.settings import SETTINGS
 
 if TYPE_CHECKING:
-    from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.lab.views.prompt_part_view import PromptParts
-    from chatapp.tasks.answering import Answer, Answerer, Answering, LookUp, Question
+    from chatapp.tasks.answering import Answer, Answering, Question
     from chatapp.tasks.files.promptfile import PromptFile
 
 _STYLES = {
@@ -208,6 +206,7 @@ def _answerer(
 ) -> "tuple[Answering, str]":
     """The answerer, and a text that identifies it."""
     from chatapp.common.settings import load_settings
+    from chatapp.dialogue.prompt_files import answerer_for
     from chatapp.engine.models.resolving import model_identity
     from chatapp.tasks.answering import HeadAnswerer, head_of, sampling_of
     from chatapp.tasks.evaluation.journal import prompt_identity
@@ -232,44 +231,8 @@ def _answerer(
     # The program's defaults complete a task, the user's settings complete a text.
     if prompt.text is not None:
         sampling = sampling_of(prompt, choices_for(language_model, settings).sampling)
-    return _prompted(prompt, language_model, sampling), identity
-
-
-def _prompted(
-    prompt: "PromptFile", language_model: "LanguageModel", sampling: "Sampling"
-) -> "Answerer":
-    from chatapp.tasks.answering import Answerer
-    from chatapp.tasks.options import selector_for
-
-    with progress("Reading the pool") as show:
-        selector = selector_for(prompt, language_model, show)
-    return Answerer(
-        language_model,
-        prompt,
-        selector,
-        sampling=sampling,
-        template=template_for([prompt], language_model),
-        look_up=look_up_for(prompt, language_model),
-    )
-
-
-def look_up_for(prompt: "PromptFile", model: "LanguageModel") -> "LookUp | None":
-    """Finds the passages for a prompt file; None if it uses no documents."""
-    if prompt.documents is None:
-        return None
-    from chatapp.dialogue.documents.search import Documents
-    from chatapp.dialogue.documents.sources import fitting, texts_in_prompt
-
-    documents = Documents(prompt.documents, model)
-
-    def look_up(text: str, room: int, count: Callable[[str], int]) -> tuple[str, ...]:
-        try:
-            passages = documents.search(text, show_reading)
-        finally:
-            status("")
-        return texts_in_prompt(fitting(passages, room, count))
-
-    return look_up
+    answerer = answerer_for(prompt, language_model, sampling, progress, reading_documents)
+    return answerer, identity
 
 
 def _one(prompt: "PromptFile", options: RunOptions, given: Sequence[str]) -> None:

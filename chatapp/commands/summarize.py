@@ -9,7 +9,7 @@ import typer
 
 from chatapp.commands import options as shared
 from chatapp.commands.console import complain, interruptible, progress, write, write_json
-from chatapp.commands.loading import load, prompt_path, template_for
+from chatapp.commands.loading import load, prompt_path
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def _pieces(file: Path, model: "LanguageModel") -> "list[Piece]":
 
 
 def _answerer(task: "PromptFile", model: "LanguageModel") -> "Answerer":
+    from chatapp.dialogue.prompt_files import template_for
     from chatapp.tasks.answering import Answerer
     from chatapp.tasks.options import selector_for
 

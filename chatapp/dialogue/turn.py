@@ -156,7 +156,14 @@ def complete(model: LanguageModel, text: str, options: Options) -> Generator[Eve
             f"window of {model.context} tokens"
         )
     changes = options.changes.added_after(len(ids))
-    request = Request(ids, options.sampling, cancel=options.cancel, interventions=changes)
+    request = Request(
+        ids,
+        options.sampling,
+        options.stop,
+        options.cancel,
+        interventions=changes,
+        constraint=options.constraint,
+    )
     yield from (options.generate or model.generate)(request)
 
 

@@ -1,5 +1,6 @@
 """What generation yields: any number of `Token`s, then exactly one `Finished`."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +50,11 @@ class Token:
     thought: str | None = None
     forced: bool = False
     forbidden: float = 0.0
+
+    @property
+    def probability(self) -> float:
+        """Under the model's plain softmax; nan where a server does not tell."""
+        return math.exp(self.logprob)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,11 @@ def test_the_snippet_of_the_guide_runs(
     assert 0 <= float(score) <= 1
     assert answers.count("'output'") == 2
     # A module of the same name would take a function's place once it is imported.
-    assert all(callable(getattr(finetune, name)) for name in ("train", "evaluate", "predict"))
+    assert all(
+        callable(getattr(finetune, name)) for name in ("check", "train", "evaluate", "predict")
+    )
+    config = {"model": "base", "output": "other", "data": {"train": "tone.jsonl"}}
+    assert finetune.check({**config, "head": {"task": "classification"}})["kept"] == 60
     with pytest.raises(UserError, match="holds a run already"):
         finetune.train(
             {"output": str(names["run"]), "data": {"train": "tone.jsonl"}}, "train.epochs=1"

@@ -155,21 +155,10 @@ def _config(options: dict[str, Any], settings: "Settings", grid: "Grid") -> dict
 
 def _grid(options: dict[str, Any]) -> "Grid":
     from chatapp.tasks.evaluation.evaluate import Grid
-    from chatapp.tasks.options import method_of
     from chatapp.tasks.settings import SETTINGS
 
-    for selection in _split_list(options["select"]):
-        method_of(selection)
-    values: dict[str, Any] = {
-        name: tuple(setting.read(name, text) for text in _split_list(options[name]))
-        for name, setting in SETTINGS.items()
-    }
-    return Grid(
-        scoring=values.pop("score"),
-        seeds=options["seeds"],
-        seed=options["seed"],
-        **values,
-    )
+    values = {name: _split_list(options[name]) for name in SETTINGS}
+    return Grid.of(values, options["seeds"], options["seed"])
 
 
 def _split_list(value: str | None) -> tuple[str, ...]:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chatapp.commands.console import progress, write
-from chatapp.commands.loading import load, prompt_path, report_pool, template_for
+from chatapp.commands.loading import load, prompt_path, report_pool
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings
     from chatapp.engine.files.model_files import ModelFiles
-    from chatapp.engine.model import LanguageModel
     from chatapp.tasks.evaluation.evaluate import Grid, Task
     from chatapp.tasks.evaluation.report import Result
 
@@ -55,49 +54,18 @@ def measure_model(
     concurrency: int | None = None,
 ) -> "tuple[list[Result], ModelFiles | None]":
     """The results of a model, and its files; a server's model has none."""
-    from chatapp.tasks.evaluation.evaluate import Selectors, evaluate, plan, prompt_of
+    from chatapp.dialogue.prompt_files import measure_tasks
+    from chatapp.tasks.evaluation.evaluate import plan
     from chatapp.tasks.evaluation.journal import Journal
-    from chatapp.tasks.evaluation.report import results
 
     if grid.scoring and not any(task.prompt.labels or task.prompt.choices for task in tasks):
         raise UserError("--score needs labels or choices, and none of these tasks has any")
-    cells = [(task, cell) for task in tasks for cell in plan(task, grid)]
+    for task in tasks:
+        plan(task, grid)  # refuses impossible settings before the model is loaded
     model = load(settings.model, "float32", settings.device, concurrency)
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(folder / "answers.jsonl")) if folder else None
-        with progress("Reading the pools") as show:
-            selectors = {task.name: Selectors(task, model, show) for task in tasks}
-            for task, cell in cells:
-                selectors[task.name].of(prompt_of(task, cell))
-        with progress("Evaluating") as show:
-            template = template_for([prompt_of(task, cell) for task, cell in cells], model)
-            rows = evaluate(
-                model, cells, selectors, template=template, journal=journal, progress=show
-            )
-        votes = {name: selector.voted for name, selector in selectors.items()}
-        measured = results(tasks, rows, grid.scoring, votes, _by_head(tasks, model))
-    return measured, model.files
-
-
-def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[str]]:
-    """The answers of the model's head to the items of each task that has its labels."""
-    from chatapp.tasks.answering import HeadAnswerer, head_of
-
-    head = head_of(model)
-    if head is None:
-        return {}
-    answered = {}
-    for task in tasks:
-        if set(task.prompt.labels) == set(head.spec.labels):
-            answerer = HeadAnswerer(head, task.prompt)
-            with progress(f"Running the head, {task.name}") as show:
-                outputs = []
-                for number, item in enumerate(task.items, 1):
-                    (answer,) = answerer.answer([answerer.prepare(item.input)])
-                    outputs.append(answer.output)
-                    show(number, len(task.items))
-                answered[task.name] = outputs
-    return answered
+        return measure_tasks(model, tasks, grid, journal, progress), model.files
 
 
 def print_table(results: "Sequence[Result]", *, all_columns: bool = True) -> None:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from typing import Any
 
 from chatapp.common.progress import Progress
 from chatapp.engine.model import LanguageModel
@@ -37,7 +38,7 @@ from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.options import changed, method_of, selector_for
 from chatapp.tasks.selection.methods import Fixed, Selector, vote
 from chatapp.tasks.selection.select import Select
-from chatapp.tasks.settings import Scoring, Style, Switch
+from chatapp.tasks.settings import SETTINGS, Scoring, Style, Switch
 
 AS_CHOSEN = "as chosen"
 """The order of unranked demonstrations, if none is requested."""
@@ -69,6 +70,17 @@ class Grid:
     instruction: tuple[Switch, ...] = ()
     seeds: int = 1
     seed: int = 0
+
+    @classmethod
+    def of(cls, values: Mapping[str, Sequence[str]], seeds: int, seed: int) -> "Grid":
+        """A grid from texts by the names of `SETTINGS`. Raises PromptError for a wrong one."""
+        for selection in values.get("select", ()):
+            method_of(selection)
+        read: dict[str, Any] = {
+            name: tuple(setting.read(name, text) for text in values.get(name, ()))
+            for name, setting in SETTINGS.items()
+        }
+        return cls(scoring=read.pop("score"), seeds=seeds, seed=seed, **read)
 
 
 def subset(items: Sequence[Item], limit: int | None, seed: int) -> list[Item]:

@@ -1,9 +1,10 @@
 """The prompt files by name: the user's own, then those of the program."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from chatapp.common.paths import prompts_dir
-from chatapp.common.userfiles import did_you_mean, quoted, reason
+from chatapp.common.userfiles import UserError, did_you_mean, is_path, quoted, reason
 from chatapp.rows.examples import PromptError
 
 _TASKS = (".toml", ".txt")
@@ -41,6 +42,37 @@ def find(name: str) -> Path:
         return path.absolute()
     hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
     raise PromptError(f"there is no prompt {quoted(name)}{hint}")
+
+
+def find_task(name: str, say: Callable[[str], None] = lambda sentence: None) -> Path:
+    """The prompt file of that name, or the one in the library.
+
+    In the library `spam`, `spam.toml` and `prompts/spam.toml` are the same. `spam` is the library's
+    whatever lies in the current folder, which `say` is told; a file that is there and has a suffix
+    comes first. Any other name NAME is also NAME.toml or NAME.txt in the current folder. Raises
+    UserError for a name that is in neither place.
+    """
+    path, prompts = Path(name), tasks()
+    if name in prompts:
+        if path.exists():
+            say(f"{name} is a prompt of the library, which is used; ./{name} is what lies here")
+        return prompts[name]
+    is_elsewhere = "\0" in name or path.parent not in (Path(), Path("prompts"))
+    if is_elsewhere or is_path(name) or (path.exists() and not path.is_dir()):
+        return path
+    if file := (prompts | {file.name: file for file in files()}).get(path.name):
+        return file
+    here = [file for file in sorted(Path().glob("*.t*")) if file.suffix in (".toml", ".txt")]
+    if path.parent == Path() and not path.suffix:
+        for file in here:
+            if file.stem == name:
+                return file
+    hint = (
+        did_you_mean(path.stem, [file.name for file in here])
+        or did_you_mean(path.stem, prompts)
+        or f"; it has {', '.join(prompts)}"
+    )
+    raise UserError(f"{name}: there is no such file, and no such prompt in the library{hint}")
 
 
 def name_of(name: str) -> str:

@@ -1,0 +1,171 @@
+"""The door for Python: its guide runs line by line, and it says what the commands say."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import chatapp
+from chatapp.common.userfiles import UserError
+from chatapp.dialogue.store import Store
+from chatapp.engine.errors import ModelError
+from chatapp.open_model import OpenModel
+
+GUIDE = Path(chatapp.__file__).parent / "docs" / "python.md"
+
+
+@pytest.fixture(scope="module")
+def model() -> OpenModel:
+    return chatapp.load("bundled")
+
+
+def test_every_block_of_the_guide_runs_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"input": "You won a prize, click!", "output": "spam"}]
+    rows += [{"input": "See you at the meeting.", "output": "ham"}]
+    Path("spam_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    said = capsys.readouterr().out
+    assert len(blocks) == 4
+    assert "Hello! How are you?" in said
+    assert "'role': 'assistant'" in said or "role='assistant'" in said
+    assert "without 3.5 4.mlp" in said
+    assert "\nspam\n" in said
+    assert {row["shots"] for row in names["measured"].rows} == {0, 4}
+
+
+def test_the_package_is_imported_at_once_and_the_door_at_its_first_use() -> None:
+    code = (
+        "import sys, chatapp, finetune\n"
+        "assert not {'torch', 'rich', 'pydantic', 'chatapp.open_model'} & set(sys.modules)\n"
+        "assert chatapp.load and 'chatapp.open_model' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        chatapp.lode  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_completion_and_a_view_are_those_of_the_commands(model: OpenModel) -> None:
+    words = ["complete", "Once upon", "--max-tokens", "12", "--seed", "3"]
+    printed = answer_of(*words, "--precision", "float32")
+    completed = model.complete("Once upon", max_tokens=12, seed=3)
+    assert str(completed) == printed["reply"]
+    assert len(completed.tokens) == printed["reply_tokens"] == 12
+
+    printed = answer_of("inspect", "why", "Once upon a", "--answer", " time")
+    why = model.inspect("Once upon a").why(" time")
+    assert json.loads(json.dumps(why.to_json())) == printed["why"]
+
+
+def answer_of(*words: str) -> dict[str, Any]:
+    """What the program prints as JSON."""
+    command = [sys.executable, "-m", "chatapp", *words, "--json"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return dict(json.loads(found.stdout))
+
+
+def test_what_is_changed_inside_lasts_as_long_as_the_context(model: OpenModel) -> None:
+    chat = model.chat(temperature=0)
+    before = model.inspect("Once upon a").next().to_json()
+    with model.changed("3"), model.changed("4.mlp") as changed:
+        assert changed is model
+        assert "without 3 4.mlp" in repr(model).replace(",", "")
+        assert model.inspect("Once upon a").next().to_json() != before
+        chat.say("Hello!").finish()
+    assert chat.messages[-1].changes
+    assert not model.changes
+    assert model.inspect("Once upon a").next().to_json() == before
+    with pytest.raises(ValueError, match="99"), model.changed("99.mlp"):
+        pass
+    assert not model.changes
+
+
+def test_a_reply_that_is_left_keeps_its_text_and_the_next_one_finishes_the_last(
+    model: OpenModel,
+) -> None:
+    with model.chat(temperature=0) as chat:
+        for token in chat.say("Hello!"):
+            assert 0 < token.probability <= 1
+            break
+        left = chat.messages[-1]
+        assert (left.status, left.text) == ("stopped", "Hello")
+        unread = chat.say("What is your name?")
+        second = chat.say("Who are you?")
+        assert unread.message.text == str(unread)
+        assert unread.finished is not None
+        assert unread.finished.reason == "stop"
+        assert str(second) == chat.messages[-1].text
+        assert str(unread) == chat.messages[3].text
+        assert len(chat.messages) == 6
+        assert chat.inspect().tokens().reading
+
+
+def test_a_stored_chat_goes_on_in_the_store(model: OpenModel) -> None:
+    from chatapp.common.paths import database_path
+    from chatapp.dialogue.chat import Chat
+    from chatapp.dialogue.session import Session
+
+    store = Store(database_path())
+    chat = Chat(store)
+    list(Session(chat, model.model).say("Hello!"))
+    store.close()
+    assert chat.id is not None
+    with chatapp.open_chat(chat.id, model) as opened:
+        reply = str(opened.say("What is your name?"))
+    store = Store(database_path())
+    assert [message.text for message in store.path(chat.id)][-2:] == ["What is your name?", reply]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        (lambda m: m.complete("x", temperatur=1), "temperature"),
+        (lambda m: m.complete("x", temperature=-1), "temperature"),
+        (lambda m: m.complete("x", pattern="a", grammar="b"), "pattern and grammar"),
+        (lambda m: m.complete("x", pattern="("), "pattern"),
+        (lambda m: m.complete(" "), "empty"),
+        (lambda m: m.chat().say(""), "empty"),
+        (lambda m: m.chat().say("x").message, "not begun"),
+        (lambda m: m.chat().inspect(), "no messages"),
+        (lambda m: m.chat(template="nope"), "nope"),
+        (lambda m: m.chat(tools=["nope"]), "nope"),
+        (lambda m: m.inspect("x").why(nope=1), "answer"),
+        (lambda m: m.inspect("x").wy(), "why"),
+        (lambda m: m.inspect("x").why(token=7), "token is 7"),
+        (lambda m: m.inspect().why(), "no text"),
+        (lambda m: chatapp.prompt_file("nope"), "nope"),
+        (lambda m: chatapp.prompt_file("spam").run(m, "x", select="nope"), "nope"),
+        (lambda m: chatapp.open_chat(99), "99"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(model: OpenModel, wrong: object, names: str) -> None:
+    with pytest.raises((ValueError, TypeError, AttributeError, UserError)) as error:
+        wrong(model)  # type: ignore[operator]
+    assert names in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_does_not_exist_is_a_sentence() -> None:
+    with pytest.raises(ModelError, match="no-such-folder"):
+        chatapp.load("./no-such-folder")
+
+
+def test_what_a_notebook_shows_holds_foreign_text_as_text(model: OpenModel) -> None:
+    chat = model.chat(temperature=0)
+    chat.say("<script>alert(1)</script>").finish()
+    assert "<script>" not in chat._repr_html_()
+    assert "&lt;script&gt;" in chat._repr_html_()
+    assert chat.reply is not None
+    assert "title=" in chat.reply._repr_html_()
+    assert "<svg" in model.inspect("Once upon")._repr_html_()
+    assert "title=" in model.complete("Once", max_tokens=2)._repr_html_()
