@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chatapp.common.parameters import Choices, parameter, seeded
+from chatapp.common.parameters import Choices, Sampling, parameter, seeded
 from chatapp.common.settings import load_settings
 from chatapp.common.userfiles import UserError, suggestion
 from chatapp.dialogue.chat import Chat, Decision, never
@@ -40,7 +40,7 @@ from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 from chatapp.lab.drawing.pictures import svg_picture
 from chatapp.lab.inspectable import inspectable
-from chatapp.lab.view import Subject, View
+from chatapp.lab.view import Subject, View, token_position
 from chatapp.lab.views import FIRST, VIEWS
 from chatapp.prompting.messages import Segment
 
@@ -357,20 +357,19 @@ class Inspection:
         look.__name__, look.__doc__ = name, f"{view.summary}\n\n{view.formula}"
         return look
 
-    def subject(self, token: int | None = None) -> Subject:
-        """The text with the place that is looked at. token: an index, from 0 or from the end by a
-        negative one; None is the last. Raises UserError for a token that does not exist.
+    def subject(self, token: int | None = None, sampling: Sampling | None = None) -> Subject:
+        """The text with the place that is looked at; see `token_position`. sampling: None is the
+        model's own. Raises UserError for a token that does not exist.
         """
         model, changes = self._opened.model, self._opened.changes.added_after(self._start)
         position = token_position(token, len(self._ids)) if self._ids else 0
-        choices = self._opened.choices({})
         return Subject(
             model,
             self._ids,
             position,
             self._start,
             changes=changes,
-            sampling=choices.sampling,
+            sampling=sampling or self._opened.choices({}).sampling,
             segments=self._segments,
         )
 
@@ -481,14 +480,6 @@ def _shaded(tokens: Sequence[Token]) -> str:
 
 
 # What the commands share
-
-
-def token_position(token: int | None, count: int) -> int:
-    """The position of a chosen token among `count`. Raises UserError when there is none."""
-    position = count - 1 if token is None else token + count * (token < 0)
-    if not 0 <= position < count:
-        raise UserError(f"token is {token}; the text has {count} tokens, numbered from 0")
-    return position
 
 
 def changes_of(

@@ -141,7 +141,7 @@ def test_a_stored_chat_goes_on_in_the_store(model: OpenModel) -> None:
         (lambda m: m.chat(tools=["nope"]), "nope"),
         (lambda m: m.inspect("x").why(nope=1), "answer"),
         (lambda m: m.inspect("x").wy(), "why"),
-        (lambda m: m.inspect("x").why(token=7), "token is 7"),
+        (lambda m: m.inspect("x").why(token=7), "--token is 7"),
         (lambda m: m.inspect().why(), "no text"),
         (lambda m: chatapp.prompt_file("nope"), "nope"),
         (lambda m: chatapp.prompt_file("spam").run(m, "x", select="nope"), "nope"),

@@ -21,7 +21,7 @@ from chatapp.commands.console import (
 )
 from chatapp.commands.loading import choices_for, load
 from chatapp.common.userfiles import UserError
-from chatapp.lab.view import Option, Subject, View
+from chatapp.lab.view import Option, Subject, View, token_position
 from chatapp.lab.views import FIRST, VIEWS
 from chatapp.lab.views.attention_views import AttentionOptions, CrossAttention
 from chatapp.lab.views.layer_views import LayersOptions
@@ -136,19 +136,14 @@ def _subject(
     settings: "Settings", content: str, options: Any, views: Sequence[type[View]]
 ) -> Subject:
     """A text that a model has read, with the reply of an encoder-decoder. Raises UserError."""
-    from chatapp.lab.encoder_decoder import reply_of
-    from chatapp.lab.inspectable import inspectable
+    from chatapp.open_model import OpenModel
 
-    model = load(settings.model, "float32", settings.device)
-    if inspectable(model) is None:
-        raise UserError(f"{model.name}: this kind of model cannot be inspected")
-    prompt = model.tokenizer.encode(content) if content else []
-    ids = (*prompt, *(reply_of(model, prompt) if content else ()))
-    position = _position(getattr(options, "token", None), len(ids)) if content else 0
+    opened = OpenModel(load(settings.model, "float32", settings.device))
+    inspection = opened.inspect(content)
     sampling = None
     if any(view.samples for view in views):
-        sampling = choices_for(model, settings).sampling
-    return Subject(model, ids, position, len(prompt), sampling=sampling)
+        sampling = choices_for(opened.model, settings).sampling
+    return inspection.subject(getattr(options, "token", None), sampling)
 
 
 def _masked_subject(
@@ -175,7 +170,7 @@ def _masked_subject(
         status("")
     ids, token = tuple(model.encode(content)), getattr(options, "token", None)
     if token is not None or (FIRST[0] in views[:1] and len(views) == 1):
-        position = _position(token, len(ids))
+        position = token_position(token, len(ids))
     elif model.mask_id in ids:
         position = ids.index(model.mask_id)
     else:
@@ -196,14 +191,6 @@ def _masked_files(name: str) -> "ModelFiles | None":
     except ModelError:
         return None  # loading it reports the fault
     return files if files is not None and files.is_masked else None
-
-
-def _position(token: int | None, count: int) -> int:
-    """The position of --token among `count` tokens. Raises UserError when there is none."""
-    position = count - 1 if token is None else token + count * (token < 0)
-    if not 0 <= position < count:
-        raise UserError(f"--token is {token}; the text has {count} tokens, numbered from 0")
-    return position
 
 
 # The commands of the table

@@ -226,6 +226,15 @@ def checked_place(name: str, value: int | None, size: int) -> int | None:
     return value
 
 
+def token_position(token: int | None, count: int) -> int:
+    """The position of a chosen token among `count`: from 0, or from the end by a negative number;
+    None is the last. Raises UserError when there is none."""
+    position = count - 1 if token is None else token + count * (token < 0)
+    if not 0 <= position < count:
+        raise UserError(f"--token is {token}; the text has {count} tokens, numbered from 0")
+    return position
+
+
 def token_of(tokenizer: "Tokenizer", text: str, option: str) -> int:
     """The token that a text is. Raises UserError where it is none, or several."""
     ids = tokenizer.encode(text, begins=False)
