@@ -10,13 +10,14 @@ from collections import Counter
 from pathlib import Path
 
 CEILINGS = {
-    "lines": 77_195,
-    "modules": 334,
-    "lines of finetune/bundled_model": 3_592,
-    "lines of tests": 62_119,
+    "lines": 78_500,
+    "modules": 337,
+    "lines of finetune/bundled_model": 2_776,
+    "lines of tests": 62_900,
 }
 """`lines` and `modules` count what is in the wheel: chatapp and finetune without bundled_model; a
-module is a file that is not `__init__.py`."""
+module is a file that is not `__init__.py`. They rose once: by the door for Python and by chats and
+models from elsewhere, of the 2,000 lines that the plan of the house leaves for such features."""
 
 _LONG_FUNCTION, _LONG_FILE, _SMALL_FILE = 60, 600, 60
 
