@@ -198,7 +198,7 @@ def import_chats(
     ],
     as_json: shared.JsonOption = False,
 ) -> None:
-    """Import the chats of a file, all of them or none."""
+    """Import the chats of a file; one that cannot be read is left out and named."""
     from chatapp.dialogue.importing import read_chats, store_chats
 
     with interruptible("interrupted; nothing was imported"), open_store() as store:
@@ -213,6 +213,10 @@ def import_chats(
         complain(f"imported {_chats(len(ids))}")
     if imported.empty:
         complain(f"skipped {_chats(imported.empty)} without a message")
+    if imported.faults:
+        complain(f"left out {_chats(len(imported.faults))} that cannot be read:")
+    for sentence in imported.faults:
+        complain(sentence)
 
 
 @app.command()

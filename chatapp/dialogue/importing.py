@@ -8,7 +8,7 @@ The documents, each alone, in a list, or one per line:
   a message may have the `status`, `thoughts`, `sources`, `calls`, `changes` and `original` of this
   program's export, and a chat its `tags`.
 - {"mapping": {node: {"parent", "message"}}, "current_node", "title"}, which is ChatGPT's tree.
-  The path from its root to the current node is read.
+  The path from its root to the current node, or to the last one without any below, is read.
 """
 
 import itertools
@@ -67,10 +67,13 @@ class ImportedChat:
 
 @dataclass(frozen=True, slots=True)
 class ImportedFile:
-    """The contents of a file. empty: the number of chats without a message, which are left out."""
+    """The contents of a file. empty: the number of chats without a message, which are left out.
+    faults: a sentence on each chat that cannot be read.
+    """
 
     chats: tuple[ImportedChat, ...]
     empty: int
+    faults: tuple[str, ...] = ()
 
 
 def read_chats(
@@ -84,16 +87,21 @@ def read_chats(
         text = read_text(path, ImportingError)
     except FileNotFoundError as error:
         raise ImportingError(f"{path}: cannot be read: {reason(error)}") from None
-    documents, chats = list(_documents(text, str(path))), []
+    documents, chats, faults = list(_documents(text, str(path))), list[ImportedChat](), list[str]()
     for number, (place, document) in enumerate(documents):
         progress(number, len(documents))
-        chats.append(_chat(document, place))
+        try:
+            chats.append(_chat(document, place))
+        except ImportingError as error:
+            faults.append(str(error))
+    if faults and not any(chat.messages for chat in chats):
+        raise ImportingError(faults[0])
     if not chats:
         raise ImportingError(f"{path}: contains no chat")
     filled = tuple(chat for chat in chats if chat.messages)
     if not filled:
         raise ImportingError(f"{path}: has no message")
-    return ImportedFile(filled, len(chats) - len(filled))
+    return ImportedFile(filled, len(chats) - len(filled), tuple(faults))
 
 
 def store_chats(
@@ -314,12 +322,15 @@ def _chatgpt_text(part: Any) -> str:
 
 
 def _chatgpt_path(document: dict[str, Any], place: str) -> list[Any]:
-    """The messages from the root to the current node; a node may have none."""
+    """The messages from the root to the current node, or without one to the last leaf; a node may
+    have none.
+    """
     mapping, node = document["mapping"], document.get("current_node")
     if not isinstance(mapping, dict):
         raise _unexpected(place, document, "mapping", "an object")
     if mapping and node is None:
-        raise _unexpected(place, document, "current_node", "a node of 'mapping'")
+        above = {str(e.get("parent")) for e in mapping.values() if isinstance(e, dict)}
+        node = next((name for name in reversed(mapping) if name not in above), next(iter(mapping)))
     path: list[Any] = []
     visited: set[str] = set()
     while node is not None:
