@@ -23,7 +23,7 @@ from transformers import set_seed
 
 from chatapp.common.userfiles import whole_file
 from chatapp.engine.models.loading import load_model
-from chatapp.prompting.template import DialogueTemplate, named
+from chatapp.prompting.template import ShippedTemplate, named
 from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
 from finetune.data.batches import Shuffled, Windows
 from finetune.data.corpus import (
@@ -245,7 +245,7 @@ def _save(
     config: PretrainConfig,
     loop: Loop,
     tokenizer: Tokenizer,
-    template: DialogueTemplate,
+    template: ShippedTemplate,
     folder: Path,
 ) -> None:
     model = loop.model
@@ -256,7 +256,7 @@ def _save(
 
 
 def _task_figures(
-    config: PretrainConfig, save: Save, template: DialogueTemplate, held_out: Ids
+    config: PretrainConfig, save: Save, template: ShippedTemplate, held_out: Ids
 ) -> list[Callable[[], dict[str, float]]]:
     """Measure the tasks of a run with the model as chats load it. Raises ConfigError."""
     if not config.tasks:
@@ -331,7 +331,7 @@ def _finish(
     output: Path,
     config: PretrainConfig,
     loop: Loop,
-    template: DialogueTemplate,
+    template: ShippedTemplate,
 ) -> None:
     """Write the complete model: weights in float16, tokenizer, template, and its held-out loss.
 

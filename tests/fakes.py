@@ -11,7 +11,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from chatapp.common.paths import TEMPLATE_FILE
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.files.model_files import ModelFiles, TokenizerFiles
 from chatapp.engine.model import ContextOverflow, Generate, Request, Sampling, one_after_another
+from chatapp.prompting.template import ShippedTemplate
 
 _WORD = re.compile(r" ?[^\s]+|\s")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -237,3 +240,8 @@ class ScriptedModel:
             if cancel.wait(0.002):
                 return False
         return not (cancel.wait(self.delay) if self.delay else cancel.is_set())
+
+
+def reworded(template: ShippedTemplate, **texts: Any) -> ShippedTemplate:
+    """A template with some of its texts changed."""
+    return ShippedTemplate.of(replace(template.wording, **texts))

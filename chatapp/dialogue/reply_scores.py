@@ -12,8 +12,8 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_reward_model
-from chatapp.prompting.chat_template import ChatTemplate, Template
-from chatapp.prompting.messages import END_OF_TEXT, Message, Segment
+from chatapp.prompting.chat_template import Template
+from chatapp.prompting.messages import END_OF_TEXT, Message
 
 
 class ReplyScorer:
@@ -41,20 +41,10 @@ def closed_ids(
 ) -> list[int]:
     """The tokens of a chat that ends in a reply, without those that start every sequence."""
     whole = template.render([*messages, Message("assistant", reply)])
-    if isinstance(template, ChatTemplate):
-        last = max(i for i, segment in enumerate(whole) if segment.kind == "assistant")
-        if not any(segment.kind == "special" for segment in whole[last:]):
-            whole = [*whole, _end(template, model)]
-    elif whole[-1].kind != "end":
-        whole = [*whole, END_OF_TEXT]
+    last = max((i for i, part in enumerate(whole) if part.kind == "assistant"), default=0)
+    if not any(segment.kind in ("special", "end") for segment in whole[last:]):
+        whole = [*whole, template.end if template.end.kind == "special" else END_OF_TEXT]
     return ids_of(without_start(whole, model), model.tokenizer)
-
-
-def _end(template: ChatTemplate, model: RewardModel) -> Segment:
-    """The end of a reply that the template leaves open: the stop string of chats."""
-    special = model.tokenizer.special
-    names = (text for text in template.stop if text in special)
-    return next((Segment("special", name) for name in names), END_OF_TEXT)
 
 
 @dataclass(frozen=True, slots=True)

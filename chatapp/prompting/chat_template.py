@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -21,6 +21,8 @@ from chatapp.common.limited_process import LimitedProcess, LimitPassedError
 from chatapp.common.userfiles import UserError
 from chatapp.prompting.calls import HERMES, as_text, explained, pattern_in
 from chatapp.prompting.messages import (
+    END_OF_TEXT,
+    OWN,
     TEMPLATE,
     CallPattern,
     Kind,
@@ -31,7 +33,6 @@ from chatapp.prompting.messages import (
     text_by,
     to_json,
 )
-from chatapp.prompting.template import OWN, DialogueTemplate
 from chatapp.prompting.thinking import Marks, marks_in
 
 # The longest known template has 17,000 characters and takes about ten steps per message.
@@ -173,9 +174,9 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:
         """Render a chat as segments.
 
-        messages: as for `DialogueTemplate.render`; a chat that ends with a user's message gets the
-        announcement of the reply. With `open_reply`, a last assistant message stays open to be
-        continued. Raises ChatTemplateError when the template fails or refuses these messages.
+        messages: a chat that ends with a user's message gets the announcement of the reply. With
+        `open_reply`, a last assistant message stays open to be continued. Raises ChatTemplateError
+        when the template fails or refuses these messages.
         """
         if not self.has_calls:
             messages = self._with_calls_as_text(messages)
@@ -262,6 +263,17 @@ class ChatTemplate:
         end = token[0] if token else after.strip(" ")
         return (end,) if end else ()
 
+    @property
+    def end(self) -> Segment:
+        """What follows a finished reply."""
+        if not self.stop:
+            return END_OF_TEXT
+        return Segment("special" if self.stop[0] in self.special else "marker", self.stop[0])
+
+    def reply(self, text: str) -> list[Segment]:
+        """A reply that a prompt ends in and the model continues; nothing for an empty one."""
+        return [Segment("assistant", text)] if text else []
+
     def _text(self, messages: Sequence[Message], *, announce: bool = False) -> Written:
         """Write the chat in the first form that the template accepts.
 
@@ -269,11 +281,10 @@ class ChatTemplate:
         Gemma's documentation); two consecutive messages of one role become one.
         """
         turns = _turns(messages)
-        forms = [turns, _without_system(turns), _alternating(turns)]
-        forms.append(_alternating(forms[1]))
         refusal: ChatTemplateError | None = None
         until = time.monotonic() + _MOST_SECONDS
-        for tools, form in product(self._lists_of_tools(messages), forms):
+        for tools, rewrite in product(self._lists_of_tools(messages), _FORMS):
+            form = rewrite(turns)
             try:
                 text = self._run(form, announce, tools, until)
             except _EndlessError:
@@ -422,8 +433,8 @@ class ChatTemplate:
         for origin, length in written.runs:
             piece = written.text[start : start + length]
             start += length
-            if origin >= 0:
-                yield Segment(kinds[origin], piece)
+            if origin >= 0:  # a private character of the template itself is nobody's number
+                yield Segment(kinds[origin] if origin < len(kinds) else "user", piece)
             elif piece:
                 yield from self._own(piece, "marker" if origin == TEMPLATE else "instruction")
 
@@ -471,6 +482,14 @@ def _alternating(turns: Turns) -> Turns:
     return merged
 
 
+_FORMS: tuple[Callable[[Turns], Turns], ...] = (
+    lambda turns: turns,
+    _without_system,
+    _alternating,
+    lambda turns: _alternating(_without_system(turns)),
+)
+
+
 def _paragraphs(first: Text, second: Text) -> Text:
     return Text((*first.pieces, (TEMPLATE, "\n\n"), *second.pieces))
 
@@ -492,5 +511,4 @@ def _call(message: Message, index: int) -> dict[str, Any]:
     return {"tool_calls": calls}
 
 
-Template = DialogueTemplate | ChatTemplate
-"""How a chat is written: by a pattern of this program, or by a model's own program."""
+Template = ChatTemplate

@@ -84,6 +84,9 @@ class Segment:
 
 END_OF_TEXT = Segment("end", "<|endoftext|>")
 
+OWN = "own"
+"""The name of the chat template of a model's tokenizer."""
+
 
 def text_of(segments: Iterable[Segment]) -> str:
     """The prompt as one string."""

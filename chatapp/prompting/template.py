@@ -1,41 +1,33 @@
-"""Dialogue templates as data: how messages become one string, also as a Jinja template.
+"""The templates of this program: one Jinja chat template in several wordings, also those that were
+saved with models.
 
-Invariant: the same template renders a chat for generation and a training example for the loss mask,
-and a chat up to an open reply renders to a prefix of the chat with that reply. White space belongs
-to the segment after it, as in GPT-2's tokenizer, so that segments encoded one by one give the
-tokens of the whole string, and a prompt never ends in a space. The Jinja form gives the same text,
-character for character, and refuses the same chats.
+Invariant: a chat up to an open reply renders to a prefix of the chat with that reply. White space
+before a message belongs to it, as in GPT-2's tokenizer, so that segments encoded one by one give
+the tokens of the whole string, and a prompt never ends in a space.
 """
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from chatapp.common.paths import TEMPLATE_FILE
 from chatapp.common.userfiles import UserError, read_json_object, write_whole
-from chatapp.prompting.messages import END_OF_TEXT, Message, Segment
-
-OWN = "own"
-"""The name of the chat template of a model's tokenizer (see `chat_template`)."""
+from chatapp.prompting.calls import CALCULATOR
+from chatapp.prompting.chat_template import ChatTemplate, Written
+from chatapp.prompting.messages import END_OF_TEXT, OWN, CallPattern, Message, Segment
 
 
 class TemplateError(UserError, ValueError):
     """A template that does not exist, or that cannot be used."""
 
 
-class Saveable(Protocol):
-    """A template as plain data. For a tokenizer's template: its name and fingerprint."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True, slots=True)
-class DialogueTemplate:
-    """The pattern that a model continues.
+class Wording:
+    """The texts of the template around messages, as they are saved next to a model.
 
     instruction: opens the prompt unless a chat has its own; may be empty. after_instruction: text
     between the instruction and the first user marker. user_marker, assistant_marker: announce a
@@ -80,7 +72,7 @@ class DialogueTemplate:
         return {**asdict(self), "stop": list(self.stop), "fingerprint": self.fingerprint}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any], origin: str = "template") -> "DialogueTemplate":
+    def from_dict(cls, data: dict[str, Any], origin: str = "template") -> "Wording":
         """The inverse of `to_dict`.
 
         Raises TemplateError in one sentence that begins with `origin` when a key is missing,
@@ -94,106 +86,183 @@ class DialogueTemplate:
         model = strict_model(cls)
         checked = validated(model, fields, TemplateError, origin=origin, what="template")
         try:
-            template = cls(**dict(checked))
+            wording = cls(**dict(checked))
         except ValueError as error:
             raise TemplateError(f"{origin}: {error}") from None
-        saved = data.get("fingerprint", template.fingerprint)
-        if saved != template.fingerprint:
+        saved = data.get("fingerprint", wording.fingerprint)
+        if saved != wording.fingerprint:
             raise TemplateError(
-                f"{origin}: the fields of template {template.name!r} were changed after it was "
+                f"{origin}: the fields of template {wording.name!r} were changed after it was "
                 "saved; put back those that the model was trained with"
             )
-        return template
+        return wording
 
-    def render_instruction(self, system: str | None = None) -> list[Segment]:
-        """The opening of the prompt: `system`, or by default the template's own text."""
-        text = (self.instruction if system is None else system).strip()
-        return [Segment("instruction", text)] if text else []
 
-    def render_user(self, text: str, *, after: Segment | None) -> list[Segment]:
-        """A user's turn, closed by the marker of the reply.
+# Its variables are the texts of a wording; `start` is for other programs.
+_SOURCE = """\
+{%- set turns = messages -%}
+{%- if messages and messages[0]['role'] == 'system' -%}
+{%- set instruction = messages[0]['content'] | trim -%}
+{%- set turns = messages[1:] -%}
+{%- endif -%}
+{{- start + instruction -}}
+{%- for message in turns -%}
+{%- set text = message['content'] | trim -%}
+{%- if message['role'] == 'user' -%}
+{{- (after_instruction if instruction else '') if loop.first else after_reply -}}
+{{- user_marker + lead + text -}}
+{%- elif message['role'] == 'assistant' and loop.previtem and loop.previtem['role'] == 'user' -%}
+{{- after_user + assistant_marker + (lead + text if text else '') + end -}}
+{%- else -%}
+{%- set before = loop.previtem['role'] if loop.previtem else '' -%}
+{{- raise_exception("message " ~ loop.index ~ " of the chat is from '" ~ message['role']
+    ~ "', expected '" ~ ('assistant' if before == 'user' else 'user') ~ "'") -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and turns and turns[-1]['role'] == 'user' -%}
+{{- after_user + assistant_marker -}}
+{%- endif -%}
+"""
 
-        after: the segment before it; None at the beginning.
-        """
-        if after is None:
-            between = ""
-        else:
-            between = self.after_instruction if after.kind == "instruction" else self.after_reply
-        return [
-            Segment("marker", between + self.user_marker),
-            Segment("user", self.lead + text.strip()),
-            Segment("marker", self.after_user + self.assistant_marker),
-        ]
+# Stands for the end-of-text token, whose name a text of the wording may hold as text.
+_END = "\U0010fff2"
 
-    def render_reply(self, text: str, *, closed: bool = True) -> list[Segment]:
-        """A reply. An open one ends where generation continues."""
+
+@dataclass(frozen=True)
+class ShippedTemplate(ChatTemplate):
+    """The template of this program in one wording.
+
+    It is no foreign program, so it runs in this process, and nothing bounds it.
+    """
+
+    wording: Wording = field(kw_only=True)
+
+    @classmethod
+    def of(cls, wording: Wording) -> "ShippedTemplate":
+        """The template in a wording."""
+        variables = {**_texts(wording), "start": "", "end": _END if wording.end_of_reply else ""}
+        origin = f"template {wording.name!r}"
+        return cls(_SOURCE, origin, (_END,), variables, wording=wording)
+
+    @property
+    def name(self) -> str:
+        return self.wording.name
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.wording.fingerprint
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.wording.to_dict()
+
+    @cached_property
+    def instruction(self) -> str:
+        return self.wording.instruction.strip()
+
+    @cached_property
+    def stop(self) -> tuple[str, ...]:
+        return self.wording.stop
+
+    @property
+    def calls(self) -> CallPattern:
+        return CALCULATOR
+
+    @property
+    def end(self) -> Segment:
+        if self.wording.end_of_reply:
+            return END_OF_TEXT
+        return Segment("marker", self.wording.after_reply + self.wording.user_marker)
+
+    def reply(self, text: str) -> list[Segment]:
         text = text.strip()
-        segments = [Segment("assistant", self.lead + text)] if text else []
-        if closed and self.end_of_reply:
-            segments.append(END_OF_TEXT)
-        return segments
+        return [Segment("assistant", self.wording.lead + text)] if text else []
 
     def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:
-        """Render a whole chat.
+        stripped = [
+            replace(message, text=text)
+            if (text := message.text.strip()) != message.text
+            else message
+            for message in messages
+        ]
+        return super().render(stripped, open_reply=open_reply)
 
-        messages: an optional system message, then user and assistant alternate. With `open_reply`,
-        a last assistant message stays open to be continued; a chat that ends with a user's message
-        always ends in an open assistant marker. Raises ValueError when the roles do not alternate.
-        """
-        turns = list(messages)
-        system = turns.pop(0).text if turns and turns[0].role == "system" else None
-        segments = self.render_instruction(system)
-        for index, message in enumerate(turns):
-            expected = "user" if index % 2 == 0 else "assistant"
-            if message.role != expected:
-                raise ValueError(
-                    f"message {index + 1} of the chat is from {message.role!r}, "
-                    f"expected {expected!r}"
-                )
-            if message.role == "user":
-                segments += self.render_user(message.text, after=segments[-1] if segments else None)
-            else:
-                last = index == len(turns) - 1
-                segments += self.render_reply(message.text, closed=not (open_reply and last))
+    def writes(self, messages: Sequence[Message]) -> bool:
+        """Never more than turns of user and assistant."""
+        return False
+
+    @property
+    def _variables(self) -> frozenset[str]:
+        return frozenset()
+
+    @cached_property
+    def _default_place(self) -> tuple[int, int, str]:
+        return 0, len(self.instruction), self.instruction
+
+    def _ask(self, request: dict[str, Any], until: float) -> dict[str, Any]:
+        from chatapp.prompting.template_program import answer  # Jinja is not needed before
+
+        return next(answer({"source": self.source, "unbounded": True, **request}))
+
+    def _segments_of(self, written: Written, messages: Sequence[Message]) -> list[Segment]:
+        segments: list[Segment] = []
+        lead = self.wording.lead
+        for segment in super()._segments_of(written, messages):
+            if segment.kind in ("user", "assistant"):
+                segments.append(Segment("marker", segments.pop().text.removesuffix(lead)))
+                segment = Segment(segment.kind, lead + segment.text)
+            segments.append(END_OF_TEXT if segment.kind == "special" else segment)
         return segments
 
 
-PLAIN = DialogueTemplate(
-    name="plain",
-    instruction="The following is a dialogue between a user and an intelligent AI chatbot.",
-    after_instruction="\n\n",
-    user_marker="User:",
-    assistant_marker="Assistant:",
-    lead=" ",
-    after_user="\n",
-    after_reply="\n",
-    stop=("\nUser:", "\nAssistant:"),
-    end_of_reply=False,
+def _texts(wording: Wording) -> dict[str, str]:
+    """The values of the template's variables, by their names."""
+    texts = {name: text for name, text in asdict(wording).items() if isinstance(text, str)}
+    del texts["name"]
+    return {**texts, "instruction": wording.instruction.strip()}
+
+
+PLAIN = ShippedTemplate.of(
+    Wording(
+        name="plain",
+        instruction="The following is a dialogue between a user and an intelligent AI chatbot.",
+        after_instruction="\n\n",
+        user_marker="User:",
+        assistant_marker="Assistant:",
+        lead=" ",
+        after_user="\n",
+        after_reply="\n",
+        stop=("\nUser:", "\nAssistant:"),
+        end_of_reply=False,
+    )
 )
 
-ALPACA = DialogueTemplate(
-    name="alpaca",
-    instruction=(
-        "Below is an instruction that describes a task. "
-        "Write a response that appropriately completes the request."
-    ),
-    after_instruction="\n\n",
-    user_marker="### Instruction:",
-    assistant_marker="### Response:",
-    lead="\n",
-    after_user="\n\n",
-    after_reply="\n\n",
-    stop=("\n### Instruction:", "\n### Response:"),
-    end_of_reply=True,
+ALPACA = ShippedTemplate.of(
+    Wording(
+        name="alpaca",
+        instruction=(
+            "Below is an instruction that describes a task. "
+            "Write a response that appropriately completes the request."
+        ),
+        after_instruction="\n\n",
+        user_marker="### Instruction:",
+        assistant_marker="### Response:",
+        lead="\n",
+        after_user="\n\n",
+        after_reply="\n\n",
+        stop=("\n### Instruction:", "\n### Response:"),
+        end_of_reply=True,
+    )
 )
 
 # The bundled model was trained with this template.
-CHAT = replace(PLAIN, name="chat", instruction="", after_instruction="\n", end_of_reply=True)
+CHAT = ShippedTemplate.of(
+    replace(PLAIN.wording, name="chat", instruction="", after_instruction="\n", end_of_reply=True)
+)
 
 TEMPLATES = {template.name: template for template in (PLAIN, ALPACA, CHAT)}
 
 
-def named(name: str) -> DialogueTemplate:
+def named(name: str) -> ShippedTemplate:
     """Look up a built-in template. Raises TemplateError that lists the known names."""
     try:
         return TEMPLATES[name]
@@ -207,13 +276,13 @@ def in_a_sentence(name: str) -> str:
     return "the model's own template" if name == OWN else f"template {name}"
 
 
-def save_template(template: Saveable, folder: Path) -> None:
+def save_template(template: ChatTemplate, folder: Path) -> None:
     """Write the template that a model was trained with next to its weights."""
     text = json.dumps(template.to_dict(), indent=2, ensure_ascii=False)
     write_whole(folder / TEMPLATE_FILE, text + "\n")
 
 
-def load_template(folder: Path) -> DialogueTemplate | None:
+def load_template(folder: Path) -> ShippedTemplate | None:
     """Load the template stored with a model; None when there is none, or the tokenizer has it.
 
     Raises TemplateError, naming the file, when it is invalid.
@@ -222,7 +291,8 @@ def load_template(folder: Path) -> DialogueTemplate | None:
     if not path.is_file():  # also when the folder is a file, such as a GGUF file
         return None
     data = read_json_object(path, TemplateError)
-    return None if data.get("name") == OWN else DialogueTemplate.from_dict(data, str(path))
+    is_own = data.get("name") == OWN
+    return None if is_own else ShippedTemplate.of(Wording.from_dict(data, str(path)))
 
 
 def saved_fingerprint(folder: Path) -> str:
@@ -236,57 +306,13 @@ def saved_fingerprint(folder: Path) -> str:
         return ""
 
 
-_SOURCE = """\
-{%- set instruction = INSTRUCTION -%}
-{%- set turns = messages -%}
-{%- if messages and messages[0]['role'] == 'system' -%}
-{%- set instruction = messages[0]['content'] | trim -%}
-{%- set turns = messages[1:] -%}
-{%- endif -%}
-{{- START + instruction -}}
-{%- for message in turns -%}
-{%- set text = message['content'] | trim -%}
-{%- if message['role'] == 'user' and loop.index0 % 2 == 0 -%}
-{%- if not loop.first -%}
-{{- AFTER_REPLY -}}
-{%- elif instruction -%}
-{{- AFTER_INSTRUCTION -}}
-{%- endif -%}
-{{- USER + text -}}
-{%- if add_generation_prompt or not loop.last -%}
-{{- ASSISTANT -}}
-{%- endif -%}
-{%- elif message['role'] == 'assistant' and loop.index0 % 2 == 1 -%}
-{%- if text -%}
-{{- LEAD + text -}}
-{%- endif -%}
-{{- END -}}
-{%- else -%}
-{{- raise_exception('expected an optional system message, then user and assistant in turn') -}}
-{%- endif -%}
-{%- endfor -%}
-"""
-
-
-def as_jinja(template: DialogueTemplate, start: str = "") -> str:
-    """Convert to a Jinja chat template; a closed reply ends in its variable `eos_token`.
+def as_jinja(template: ShippedTemplate, start: str = "") -> str:
+    """The template for other programs; a closed reply ends in its variable `eos_token`.
 
     start: the special tokens that a model expects before any text, if nobody else adds them.
     """
-    expressions = {
-        "START": _literal(start),
-        "INSTRUCTION": _literal(template.instruction.strip()),
-        "AFTER_INSTRUCTION": _literal(template.after_instruction),
-        "AFTER_REPLY": _literal(template.after_reply),
-        "USER": _literal(template.user_marker + template.lead),
-        "ASSISTANT": _literal(template.after_user + template.assistant_marker),
-        "LEAD": _literal(template.lead),
-        "END": "eos_token" if template.end_of_reply else _literal(""),
-    }
-    names = "|".join(rf"\b{name}\b" for name in expressions)
-    return re.sub(names, lambda name: expressions[name[0]], _SOURCE)
-
-
-def _literal(text: str) -> str:
-    """A Jinja string literal; characters beyond ASCII stay."""
-    return json.dumps(text, ensure_ascii=False)
+    texts = {"start": start, **_texts(template.wording)}
+    values = {name: json.dumps(text, ensure_ascii=False) for name, text in texts.items()}
+    values["end"] = "eos_token" if template.wording.end_of_reply else '""'
+    lines = (f"{{%- set {name} = {value} -%}}\n" for name, value in values.items())
+    return "".join(lines) + _SOURCE

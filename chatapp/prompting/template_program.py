@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property, lru_cache
-from itertools import chain, groupby, product
+from itertools import chain, compress, pairwise, product
+from operator import ne
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -45,7 +46,7 @@ _RUN = re.compile(f"([{chr(_FIRST)}-{chr(_LAST)}])(?:(?:\\s|\\\\[nrt])*\\1)*")
 
 
 def answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Answer requests, for a foreign template in the limited process.
+    """Answer requests: for a foreign template in the limited process.
 
     A request with a source alone yields the variables that it reads. With values for them it yields
     the text, its origins as runs of [origin, length], and the spans within `{% generation %}`; or
@@ -96,7 +97,7 @@ def _rendered(program: "Program", request: dict[str, Any]) -> dict[str, Any]:
     now = datetime.now()
     today = date.fromisoformat(day) if day else now
     text = program.run(_built(values, lambda _, text: text), today)
-    if len(text) > _LONGEST_RESULT:
+    if len(text) > _LONGEST_RESULT and not request.get("unbounded"):
         return {"endless": f"it writes more than {_LONGEST_RESULT:,} characters"}
     trained = None
     if program.has_generation:
@@ -124,14 +125,13 @@ def _rendered(program: "Program", request: dict[str, Any]) -> dict[str, Any]:
 
 def _built(value: Any, change: Callable[[int, str], str]) -> Any:
     """The values of a request, each piece of a text changed."""
-    match value:
-        case {"pieces": pieces}:
-            return "".join(change(origin, text) for origin, text in pieces)
-        case {"items": items}:
-            return {_built(name, change): _built(part, change) for name, part in items}
-        case list():
-            return [_built(part, change) for part in value]
-    return value
+    if isinstance(value, list):
+        return [_built(part, change) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if "pieces" in value:
+        return "".join(change(origin, text) for origin, text in value["pieces"])
+    return {_built(name, change): _built(part, change) for name, part in value["items"]}
 
 
 class _Masks:
@@ -142,8 +142,7 @@ class _Masks:
         self._whole = frozenset(constants)
         self.texts: dict[str, str] = {}
         """By each text, its mask."""
-        self.words: dict[str, list[str]] = {}
-        """By each private character, the parts of texts that it stands for, in order."""
+        self._hidden_texts: dict[str, list[str]] = {}
 
     def mask(self, origin: int, text: str) -> str:
         if origin == TEMPLATE:
@@ -171,14 +170,17 @@ class _Masks:
     def mask_stripped(self, origin: int, text: str) -> str:
         return self.mask(origin, text if origin == TEMPLATE else text.strip())
 
+    @property
+    def words(self) -> dict[str, list[str]]:
+        """By each private character, the parts of texts that it stands for, in order."""
+        return {
+            private: [word for text in texts for word in re.findall(r"\S+", text)]
+            for private, texts in self._hidden_texts.items()
+        }
+
     def _hidden(self, text: str, private: str) -> str:
-        words = self.words.setdefault(private, [])
-
-        def hidden(word: re.Match[str]) -> str:
-            words.append(word[0])
-            return private * len(word[0])
-
-        return re.sub(r"\S+", hidden, text)
+        self._hidden_texts.setdefault(private, []).append(text)
+        return re.sub(r"\S", private, text)
 
 
 def _origins(text: str, tracked: _Tracked, masks: _Masks) -> "array[int] | None":
@@ -288,7 +290,9 @@ def _give_tokens(
 
 
 def _as_runs(origins: "array[int]") -> list[list[int]]:
-    return [[origin, sum(1 for _ in run)] for origin, run in groupby(origins)]
+    changes = compress(range(1, len(origins)), map(ne, origins, origins[1:]))
+    edges = [0, *changes, len(origins)] if origins else []
+    return [[origins[start], end - start] for start, end in pairwise(edges)]
 
 
 class _Generation(Extension):

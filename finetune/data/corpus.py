@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from chatapp.prompting.messages import END_OF_TEXT, Segment
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.template import ShippedTemplate
 from chatapp.rows.reading import BadRow, tables
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.encoding import dialogue_segments
@@ -28,7 +28,7 @@ MASK = "[MASK]"
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-def read_documents(path: Path, template: DialogueTemplate) -> Iterator[Document]:
+def read_documents(path: Path, template: ShippedTemplate) -> Iterator[Document]:
     """The documents of a file: of any layout of `formats`, or one plain text.
 
     Raises ConfigError naming file, line and the expected content.

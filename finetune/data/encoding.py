@@ -23,7 +23,7 @@ from chatapp.engine.model import Tokenizer
 from chatapp.prompting.calls import CALCULATOR, as_text, explained
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Template
 from chatapp.prompting.messages import END_OF_TEXT, Call, Message, Segment, text_of
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.template import ShippedTemplate
 from chatapp.rows.reading import BadRow
 from finetune.config.sections import ConfigError, TooLong
 from finetune.data.formats import TrainingExample
@@ -70,8 +70,7 @@ class ChatEncoder:
         self.tokenizer = tokenizer
         self.start = start
         self._has_encoder = has_encoder
-        if isinstance(template, ChatTemplate):
-            self._tooled = template
+        self._tooled = template
         # Markers are the same few texts in every chat, and earlier turns recur.
         self._encoded = lru_cache(maxsize=256)(tokenizer.encode)
 
@@ -89,7 +88,7 @@ class ChatEncoder:
         part of the prompt. tools: those that the chat may call. Raises ChatTemplateError when a
         model's own template refuses the chat.
         """
-        if isinstance(self.template, DialogueTemplate):
+        if isinstance(self.template, ShippedTemplate):
             return [self._whole(self.template, messages, tools)]
         template = self._with_tools(self.template, tools)
         marked = template.render_trained(messages)
@@ -114,10 +113,9 @@ class ChatEncoder:
     def writes(self, messages: Sequence[Message], tools: Tools) -> bool:
         """Whether the template has a place for each turn of a chat in which roles do not
         alternate."""
-        if isinstance(self.template, ChatTemplate):
-            with suppress(ChatTemplateError):
-                is_whole = self._with_tools(self.template, tools).writes(messages)
-                return is_whole and bool(self.encode(messages, tools))
+        with suppress(ChatTemplateError):
+            is_whole = self._with_tools(self.template, tools).writes(messages)
+            return is_whole and bool(self.encode(messages, tools))
         return False
 
     def _with_tools(self, template: ChatTemplate, tools: Tools) -> ChatTemplate:
@@ -126,7 +124,7 @@ class ChatEncoder:
         return self._tooled
 
     def _whole(
-        self, template: DialogueTemplate, messages: Sequence[Message], tools: Tools
+        self, template: ShippedTemplate, messages: Sequence[Message], tools: Tools
     ) -> list[Piece]:
         marked = dialogue_segments(template, messages, tools)
         # Even if replies run on to the next marker, the last one of a chat must end.
@@ -185,17 +183,10 @@ class ChatEncoder:
         pieces = [Piece(Span.RESPONSE, self._ids(segment)) for segment in reply]
         ended = max(i for i, segment in enumerate(reply) if segment.kind == "assistant")
         if not any(segment.kind == "special" for segment in reply[ended:]):
-            pieces.append(Piece(Span.RESPONSE, [self._end]))
+            # The token at which chats stop.
+            end = template.end if template.end.kind == "special" else END_OF_TEXT
+            pieces.append(Piece(Span.RESPONSE, self._ids(end)))
         return pieces
-
-    @property
-    def _end(self) -> int:
-        """The token that ends a reply which the template leaves open: the one at which
-        chats stop."""
-        special = self.tokenizer.special
-        return next(
-            (special[text] for text in self.template.stop if text in special), self.tokenizer.end_id
-        )
 
     def reply_ids(self, text: str) -> list[int]:
         """The tokens of a reply after its prompt; of a decoder beside an encoder, of a text that
@@ -211,7 +202,7 @@ class ChatEncoder:
 
 
 def dialogue_segments(
-    template: DialogueTemplate, messages: Sequence[Message], tools: Tools = ()
+    template: ShippedTemplate, messages: Sequence[Message], tools: Tools = ()
 ) -> "list[Marked]":
     """A chat in a pattern of this program, each segment with whether it is trained.
 

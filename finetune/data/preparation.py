@@ -14,8 +14,9 @@ from chatapp.common.userfiles import did_you_mean, quoted
 from chatapp.dialogue.writers.choosing import own_template
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Tokenizer
-from chatapp.prompting.chat_template import ChatTemplate, Template
-from chatapp.prompting.template import OWN, PLAIN, TEMPLATES
+from chatapp.prompting.chat_template import Template
+from chatapp.prompting.messages import OWN
+from chatapp.prompting.template import PLAIN, TEMPLATES
 from chatapp.rows.reading import BadRow, Row, Table, renamed, tables
 from finetune.config.sections import BadRows, ConfigError, Data, TooLong, TrainSource
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
@@ -212,7 +213,7 @@ def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> 
 
 def on_day(template: Template, day: date) -> Template:
     """A template that writes the date of that day."""
-    return replace(template, today=day) if isinstance(template, ChatTemplate) else template
+    return replace(template, today=day)
 
 
 def length_of(data: Data, window: int) -> int:

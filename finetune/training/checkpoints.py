@@ -38,7 +38,7 @@ from chatapp.common.userfiles import read_json_object, read_regular, write_whole
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, CONFIG
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import END_OF_TEXT
-from chatapp.prompting.template import DialogueTemplate, as_jinja, save_template
+from chatapp.prompting.template import ShippedTemplate, as_jinja, save_template
 from finetune.config.sections import ConfigError, PretrainConfig
 from finetune.data.corpus import MASK
 from finetune.objectives.objective import Objective, has_adapter
@@ -324,7 +324,7 @@ def save_chat(template: Template, folder: Path, start: str = "") -> None:
     programs. start: see `as_jinja`.
     """
     save_template(template, folder)
-    if isinstance(template, DialogueTemplate):
+    if isinstance(template, ShippedTemplate):
         write_whole(folder / CHAT_TEMPLATE, as_jinja(template, start))
 
 
@@ -333,7 +333,7 @@ def write_pretrained(
     model: Any,
     weights: Mapping[str, torch.Tensor] | None,
     config: PretrainConfig,
-    template: DialogueTemplate,
+    template: ShippedTemplate,
 ) -> None:
     """Write a model's files except the tokenizer's own. weights: in place of the model's."""
     end = END_OF_TEXT.text

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from chatapp.common.parameters import seeded
 from chatapp.dialogue.events import Options, TurnEvent
 from chatapp.dialogue.turn import Trimmer, answer, complete
-from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong, PromptWriter
+from chatapp.dialogue.writers.chat_template import ChatWriter
+from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
 from chatapp.engine.events import Finished
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN, ShippedTemplate
 
 PIECES = st.lists(st.text(st.sampled_from(" \n\tab")), max_size=12)
 
@@ -46,8 +47,8 @@ class SpaceBefore(ScriptedModel):
 
 
 @pytest.mark.parametrize("template", [PLAIN, ALPACA, CHAT], ids=lambda each: each.name)
-def test_only_the_first_segment_and_those_after_an_end_begin(template: DialogueTemplate) -> None:
-    writer = PromptWriter(SpaceBefore(), template)
+def test_only_the_first_segment_and_those_after_an_end_begin(template: ShippedTemplate) -> None:
+    writer = ChatWriter(SpaceBefore(), template)
     history = [Exchange("a", "b"), Exchange("c", "d"), Exchange("e")]
     prompt = writer.write("Be brief.", history, max_tokens=4)
     spaces = [place for place, id in enumerate(prompt.ids) if id == SpaceBefore.SPACE]
@@ -86,7 +87,7 @@ def test_a_seed_is_drawn_once_and_kept() -> None:
 
 def test_drawn_tokens_are_used_where_they_spell_the_reply() -> None:
     model = ScriptedModel([])
-    writer = PromptWriter(model, CHAT)
+    writer = ChatWriter(model, CHAT)
     exchanges = [Exchange("Q", "good day"), Exchange("R")]
     encoded = writer.write(None, exchanges, max_tokens=9).ids
     drawn = [model.tokenizer.token(piece) for piece in (" go", "od", " d", "ay", "\n", "Us")]
@@ -102,7 +103,7 @@ def test_drawn_tokens_are_used_where_they_spell_the_reply() -> None:
 def test_drawn_tokens_that_spell_something_else_are_not_used(pieces: list[str]) -> None:
     """The template puts a space before the reply; the tokens have to hold it."""
     model = ScriptedModel([])
-    writer = PromptWriter(model, CHAT)
+    writer = ChatWriter(model, CHAT)
     exchanges = [Exchange("Q", "good day"), Exchange("R")]
     before = writer.write(None, exchanges, max_tokens=9)
     writer.remember("good day", [model.tokenizer.token(piece) for piece in pieces])
@@ -114,12 +115,12 @@ def test_drawn_tokens_that_spell_something_else_are_not_used(pieces: list[str]) 
 
 def test_ask_is_the_first_turn_of_a_chat() -> None:
     for template in (PLAIN, ALPACA, CHAT):
-        model = ScriptedModel([f"{template.lead}Fine. \n"])
+        model = ScriptedModel([f"{template.wording.lead}Fine. \n"])
         sampling = Sampling(seed=3)
         events = list(answer(model, template, " How are you? ", Options(sampling)))
         assert text_of(events) == "Fine."
         assert model.prompts == [
-            PromptWriter(model, template).write(None, [Exchange("How are you?")], max_tokens=9).text
+            ChatWriter(model, template).write(None, [Exchange("How are you?")], max_tokens=9).text
         ]
         assert model.samplings == [sampling]
         assert model.stops == [template.stop]

@@ -12,8 +12,8 @@ from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.reading import read
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.writers.chat_template import SERVED
 from chatapp.dialogue.writers.choosing import choose_template
-from chatapp.dialogue.writers.prompt import SERVED
 from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model

@@ -6,13 +6,12 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import ScriptedModel
+from fakes import ScriptedModel, reworded
 from sessions import session_with
 from tiny import write_tiny_gpt2
 
@@ -22,13 +21,14 @@ from chatapp.dialogue.reading import usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.writers.chat_template import ChatWriter
 from chatapp.dialogue.writers.choosing import choose_template, mismatch
-from chatapp.dialogue.writers.prompt import MessageTooLong, PromptWriter
+from chatapp.dialogue.writers.prompt import MessageTooLong
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
 from chatapp.prompting.messages import Message, Role, text_of
-from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate, save_template
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN, ShippedTemplate, save_template
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -38,7 +38,7 @@ MakeSession = Callable[..., Session]
 
 @pytest.fixture
 def session_of(store: Store) -> MakeSession:
-    def make(model: LanguageModel, template: DialogueTemplate = CHAT, **options: object) -> Session:
+    def make(model: LanguageModel, template: ShippedTemplate = CHAT, **options: object) -> Session:
         return session_with(store, model, template, **options)
 
     return make
@@ -86,7 +86,7 @@ def test_a_turn_is_streamed_and_stored(session_of: MakeSession, store: Store) ->
 
 def test_the_prompt_is_the_templates_rendering(session_of: MakeSession) -> None:
     for template in (PLAIN, ALPACA, CHAT):
-        model = ScriptedModel([f"{template.lead}one", f"{template.lead}two"])
+        model = ScriptedModel([f"{template.wording.lead}one", f"{template.wording.lead}two"])
         session = session_of(model, template, system="Rhyme.")
         list(session.say("first"))
         list(session.say(" second\n"))
@@ -200,7 +200,7 @@ def test_text_is_stored_before_its_tokens_are_remembered(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(PromptWriter, "remember", broken)
+    monkeypatch.setattr(ChatWriter, "remember", broken)
     with pytest.raises(ZeroDivisionError):
         list(session.say("Count"))
     assert session.chat.id is not None
@@ -434,7 +434,7 @@ def computed(model: ScriptedModel) -> int:
 @pytest.mark.parametrize("by_character", [False, True])
 @pytest.mark.parametrize("template", [PLAIN, CHAT])
 def test_turn_ten_computes_its_own_tokens_alone(
-    session_of: MakeSession, template: DialogueTemplate, by_character: bool
+    session_of: MakeSession, template: ShippedTemplate, by_character: bool
 ) -> None:
     """Also when the model drew other tokens than its reply's text would be encoded to."""
     reply = " word" * (20 if by_character else 80)
@@ -459,7 +459,7 @@ def test_turn_ten_of_a_real_model_computes_its_own_tokens_alone(
     torch.set_num_threads(1)
     model = LocalModel.load(ModelFiles.read(write_tiny_gpt2(tmp_path / "model")))
     # A random model does not begin with the space that a trained one does.
-    session = session_of(model, replace(CHAT, lead=""), sampling=Sampling(seed=1, max_tokens=75))
+    session = session_of(model, reworded(CHAT, lead=""), sampling=Sampling(seed=1, max_tokens=75))
     for number in range(9):
         list(session.say(f"Question {number}"))
     message = "And now?"
@@ -583,7 +583,7 @@ def test_drawn_tokens_give_way_when_only_their_text_fits(session_of: MakeSession
 
 
 def test_the_models_own_template_is_the_default(tmp_path: Path) -> None:
-    own = replace(PLAIN, name="mine", user_marker="Q:")
+    own = reworded(PLAIN, name="mine", user_marker="Q:")
     save_template(own, tmp_path)
     model = ScriptedModel([], folder=tmp_path)
     assert choose_template(model, "") == own
@@ -606,7 +606,7 @@ def test_another_template_than_the_models_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_template_of_the_same_name_but_another_pattern_is_refused(tmp_path: Path) -> None:
-    save_template(replace(CHAT, after_reply="\n\n"), tmp_path)
+    save_template(reworded(CHAT, after_reply="\n\n"), tmp_path)
     with pytest.raises(ValueError, match=r"'chat'.*'chat'"):
         choose_template(ScriptedModel([], folder=tmp_path), "chat")
 

@@ -1,6 +1,5 @@
 """`finetune resume`: a run interrupted in every way and continued, and runs that are refused."""
 
-import dataclasses
 import json
 import os
 import re
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny_finetune as tiny
+from fakes import reworded
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
@@ -160,7 +160,7 @@ def test_another_run_is_refused_and_what_differs_is_named(
         resume(run, [], QUIET)
     (tmp_path / "rows.json").write_text(rows)
 
-    edited = dataclasses.replace(CHAT, user_marker="Human:")
+    edited = reworded(CHAT, user_marker="Human:")
     (tmp_path / "base" / "chatapp_template.json").write_text(json.dumps(edited.to_dict()))
     with pytest.raises(ConfigError, match=r"the template changed: .* now it is"):
         resume(run, [], QUIET)

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from chatapp.prompting.messages import END_OF_TEXT, Segment
-from chatapp.prompting.template import CHAT, DialogueTemplate, save_template
+from chatapp.prompting.template import CHAT, ShippedTemplate, save_template
 from finetune.config.sections import FinetuneConfig, Steps
 from finetune.data.batches import BucketSampler, collate
 from finetune.data.corpus import train_tokenizer
@@ -167,7 +167,7 @@ def assert_same(
         )
 
 
-def base(folder: Path, seed: int = 0, template: DialogueTemplate | None = CHAT) -> Path:
+def base(folder: Path, seed: int = 0, template: ShippedTemplate | None = CHAT) -> Path:
     """The folder of a tiny GPT-2 with a byte-level tokenizer and a template."""
     folder.mkdir()
     text = "What comes after the number? User: Assistant: It comes after. " * 9

@@ -14,10 +14,9 @@ from chatapp.prompting.calls import (
     MISTRAL,
     CallFilter,
     pattern_in,
-    with_calls,
 )
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.messages import Call, CallPattern, Message, Requested, Segment, text_of
+from chatapp.prompting.messages import Call, CallPattern, Message, Requested, text_of
 
 TOOLS = ("calculator", "clock")
 SUM = '{"name": "calculator", "arguments": {"expression": "48*76"}}'
@@ -237,23 +236,3 @@ def test_a_pattern_is_known_by_its_template() -> None:
     assert pattern_in("{{ tools }}", ("<|python_tag|>",)) == LLAMA
     assert pattern_in("{{ tools }}", ()) is None
     assert pattern_in("<tool_call>", ()) is None
-
-
-def test_calls_stand_in_their_places_in_a_reply() -> None:
-    reply = "She has <<1+1=2>>2 eggs."
-    at = reply.index("2>>")
-    parts = with_calls(
-        [Segment("assistant", f" {reply}")],
-        reply,
-        [Call("calculator", {"expression": "1+1"}, "2", "done", at, 3)],
-    )
-    assert [(part.kind, part.text) for part in parts] == [
-        ("assistant", " She has <<1+1="),
-        ("tool", "2>>"),
-        ("assistant", "2 eggs."),
-    ]
-    written = Call("clock", {}, HOSTILE, "done", 0)
-    parts = with_calls([], "", [written])
-    assert [part.kind for part in parts] == ["assistant", "tool"]
-    assert HOSTILE in parts[1].text
-    assert with_calls([Segment("assistant", " Hi")], "Hi", []) == [Segment("assistant", " Hi")]

@@ -1,20 +1,19 @@
 """A dialogue template as a Jinja chat template: the same text, rendered by the sandbox and by
 transformers."""
 
-from dataclasses import replace
 from itertools import product
 
 import jinja2
 import pytest
+from fakes import reworded
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message, text_of
-from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate, as_jinja
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN, ShippedTemplate, as_jinja
 
 END = "<|endoftext|>"
 
-ODD = replace(
+ODD = reworded(
     PLAIN,
     instruction='He said "END", {{ USER }} and {% LEAD %}\\n.\n🦙 ',
     user_marker="{#'\"USER:",
@@ -22,30 +21,6 @@ ODD = replace(
     after_reply="\r\n\\",
     end_of_reply=True,
 )
-
-USER, REPLY = "  what is {{ x }}? \n", "\n It is <|endoftext|> 🦙. "
-
-CHATS = [
-    [Message("user", USER)],
-    [Message("system", " Be \n kind. "), Message("user", USER)],
-    [Message("system", "  "), Message("user", "hi"), Message("assistant", REPLY)],
-    [Message("user", "a"), Message("assistant", REPLY), Message("user", "b")],
-    [
-        *[Message("system", "s"), Message("user", "a"), Message("assistant", "")],
-        *[Message("user", ""), Message("assistant", "y"), Message("user", USER)],
-    ],
-]
-
-
-@pytest.mark.parametrize("template", [PLAIN, ALPACA, CHAT, ODD], ids=lambda each: each.name)
-@pytest.mark.parametrize("messages", CHATS, ids=range(len(CHATS)))
-def test_the_text_is_that_of_the_dialogue_template(
-    template: DialogueTemplate, messages: list[Message]
-) -> None:
-    variables = {"eos_token": END}
-    program = ChatTemplate(as_jinja(template), "a test", (END,), variables)
-    assert text_of(program.render(messages)) == text_of(template.render(messages))
-
 
 PLAIN_TEXTS = ("What is 2 + 2?", "It is 4.", "And 3 + 3?", "6", "Thanks!", "You are welcome.")
 ODD_TEXTS = (
@@ -68,7 +43,7 @@ def conversations() -> list[list[Message]]:
 
 
 def by_transformers(
-    template: DialogueTemplate, chat: list[Message], announce: bool = False, start: str = ""
+    template: ShippedTemplate, chat: list[Message], announce: bool = False, start: str = ""
 ) -> str:
     rows = [{"role": message.role, "content": message.text} for message in chat]
     source = as_jinja(template, start)
@@ -80,24 +55,22 @@ def by_transformers(
 
 @pytest.mark.parametrize("template", [PLAIN, ALPACA, CHAT, ODD], ids=lambda each: each.name)
 @pytest.mark.parametrize("chat", conversations(), ids=range(12))
-def test_transformers_renders_the_same_text(
-    template: DialogueTemplate, chat: list[Message]
-) -> None:
+def test_transformers_renders_the_same_text(template: ShippedTemplate, chat: list[Message]) -> None:
     assert by_transformers(template, chat) == text_of(template.render(chat))
     assert by_transformers(template, chat, announce=True) == text_of(template.render(chat))
     asked = chat[:-1]
     assert by_transformers(template, asked, announce=True) == text_of(template.render(asked))
     # Without what announces the reply, it ends with the user's own words.
-    announcement = template.after_user + template.assistant_marker
+    announcement = template.wording.after_user + template.wording.assistant_marker
     assert by_transformers(template, asked) + announcement == text_of(template.render(asked))
 
 
 def test_chats_that_the_template_refuses_are_refused() -> None:
-    for roles in (["assistant"], ["user", "user"], ["system", "assistant"], ["user", "system"]):
+    for roles in (["assistant"], ["system", "assistant"], ["user", "system"]):
         chat = [Message(role, "text") for role in roles]
         with pytest.raises(ValueError, match="expected"):
             CHAT.render(chat)
-        with pytest.raises(jinja2.TemplateError, match="user and assistant in turn"):
+        with pytest.raises(jinja2.TemplateError, match="expected"):
             by_transformers(CHAT, chat)
 
 

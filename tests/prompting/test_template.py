@@ -1,10 +1,11 @@
 """What every dialogue template promises, for every chat there could be."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from fakes import reworded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,16 +16,18 @@ from chatapp.prompting.template import (
     PLAIN,
     TEMPLATE_FILE,
     TEMPLATES,
-    DialogueTemplate,
+    ShippedTemplate,
+    Wording,
     load_template,
     named,
     save_template,
 )
 
-PARTS = st.text(max_size=8)
+# The private characters of two planes stand for texts while a template runs.
+PARTS = st.text(st.characters(exclude_categories=("Cs", "Co")), max_size=8)
 MARKERS = PARTS.filter(lambda text: bool(text.strip()) and not text.endswith(" "))
-ANY_TEMPLATE = st.builds(
-    DialogueTemplate,
+ANY_WORDING = st.builds(
+    Wording,
     name=PARTS,
     instruction=PARTS,
     after_instruction=PARTS,
@@ -36,15 +39,16 @@ ANY_TEMPLATE = st.builds(
     stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple),
     end_of_reply=st.booleans(),
 )
-TEMPLATE = st.sampled_from(list(TEMPLATES.values())) | ANY_TEMPLATE
+TEMPLATE = st.sampled_from(list(TEMPLATES.values())) | ANY_WORDING.map(ShippedTemplate.of)
 TEXT = st.text(max_size=20)
+SPOKEN = TEXT.filter(lambda text: bool(text.strip()))
 
 
 @st.composite
 def chats(draw: st.DrawFn) -> list[Message]:
     """An optional system message, then whole exchanges, at least one."""
     system = [Message("system", draw(TEXT))] if draw(st.booleans()) else []
-    exchanges = draw(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
+    exchanges = draw(st.lists(st.tuples(SPOKEN, SPOKEN), min_size=1, max_size=4))
     for question, reply in exchanges:
         system += [Message("user", question), Message("assistant", reply)]
     return system
@@ -86,44 +90,32 @@ def test_a_chats_own_instructions_replace_the_templates() -> None:
     [
         ([Message("assistant", "a")], "message 1 of the chat is from 'assistant', expected 'user'"),
         (
-            [Message("user", "a"), Message("user", "b")],
-            "message 2 of the chat is from 'user', expected 'assistant'",
-        ),
-        (
             [Message("user", "a"), Message("system", "b")],
             "message 2 of the chat is from 'system', expected 'assistant'",
         ),
     ],
 )
 def test_roles_that_do_not_alternate_are_refused(chat: list[Message], sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"^{sentence}$"):
+    with pytest.raises(ValueError, match=f"^template 'plain': .*{sentence}$"):
         PLAIN.render(chat)
 
 
 @settings(max_examples=40)
-@given(TEMPLATE, chats())
-def test_a_prompt_is_a_prefix_of_itself_with_its_reply(
-    template: DialogueTemplate, chat: list[Message]
+@given(TEMPLATE, chats(), TEXT)
+def test_a_prompt_is_a_prefix_of_itself_with_its_reply_and_another_turn(
+    template: ShippedTemplate, chat: list[Message], text: str
 ) -> None:
     prompt = template.render(chat[:-1])
     opened = template.render(chat, open_reply=True)
     closed = template.render(chat)
     assert opened[: len(prompt)] == prompt
     assert closed[: len(opened)] == opened
-
-
-@settings(max_examples=40)
-@given(TEMPLATE, chats(), TEXT)
-def test_a_chat_is_a_prefix_of_itself_with_another_turn(
-    template: DialogueTemplate, chat: list[Message], text: str
-) -> None:
-    before = template.render(chat)
-    assert template.render([*chat, Message("user", text)])[: len(before)] == before
+    assert template.render([*chat, Message("user", text)])[: len(closed)] == closed
 
 
 @settings(max_examples=40)
 @given(TEMPLATE, chats())
-def test_no_prompt_ends_in_a_space(template: DialogueTemplate, chat: list[Message]) -> None:
+def test_no_prompt_ends_in_a_space(template: ShippedTemplate, chat: list[Message]) -> None:
     assert not text_of(template.render(chat[:-1])).endswith(" ")
     if chat[-1].text.strip():
         assert not text_of(template.render(chat, open_reply=True)).endswith(" ")
@@ -132,60 +124,38 @@ def test_no_prompt_ends_in_a_space(template: DialogueTemplate, chat: list[Messag
 @settings(max_examples=40)
 @given(TEMPLATE, chats())
 def test_every_text_of_the_chat_is_a_segment_of_its_own_kind(
-    template: DialogueTemplate, chat: list[Message]
+    template: ShippedTemplate, chat: list[Message]
 ) -> None:
     turns = [message for message in chat if message.role != "system"]
     segments = [part for part in template.render(chat) if part.kind in ("user", "assistant")]
     assert [(part.kind, part.text) for part in segments] == [
-        (message.role, template.lead + message.text.strip())
-        for message in turns
-        if message.role == "user" or message.text.strip()
+        (message.role, template.wording.lead + message.text.strip()) for message in turns
     ]
 
 
 @pytest.mark.parametrize("marker", ["", "  ", "User: "])
 def test_a_marker_that_breaks_the_rules_is_refused(marker: str) -> None:
     with pytest.raises(ValueError, match="a marker must hold text and not end in a space"):
-        replace(PLAIN, user_marker=marker)
+        reworded(PLAIN, user_marker=marker)
     with pytest.raises(ValueError, match="a marker must hold text and not end in a space"):
-        replace(PLAIN, assistant_marker=marker)
+        reworded(PLAIN, assistant_marker=marker)
 
 
 # Identity
 
 
 @settings(max_examples=40)
-@given(ANY_TEMPLATE)
-def test_a_template_survives_json(template: DialogueTemplate) -> None:
-    assert DialogueTemplate.from_dict(json.loads(json.dumps(template.to_dict()))) == template
+@given(ANY_WORDING)
+def test_a_template_survives_json(wording: Wording) -> None:
+    assert Wording.from_dict(json.loads(json.dumps(wording.to_dict()))) == wording
 
 
-@settings(max_examples=40)
-@given(ANY_TEMPLATE, ANY_TEMPLATE)
-def test_fingerprints_differ_exactly_when_rendering_may(
-    one: DialogueTemplate, other: DialogueTemplate
+@given(ANY_WORDING, ANY_WORDING, st.sampled_from([each.name for each in fields(Wording)]))
+def test_every_field_but_the_name_is_in_the_fingerprint(
+    one: Wording, other: Wording, field: str
 ) -> None:
-    alike = replace(one, name=other.name) == other
-    assert (one.fingerprint == other.fingerprint) == alike
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"instruction": "x"},
-        {"after_instruction": "x"},
-        {"user_marker": "x"},
-        {"assistant_marker": "x"},
-        {"lead": "x"},
-        {"after_user": "x"},
-        {"after_reply": "x"},
-        {"stop": ("x",)},
-        {"end_of_reply": True},
-    ],
-)
-def test_every_field_but_the_name_is_in_the_fingerprint(change: dict) -> None:
-    assert replace(PLAIN, **change).fingerprint != PLAIN.fingerprint
-    assert replace(PLAIN, name="x").fingerprint == PLAIN.fingerprint
+    changed = replace(one, **{field: getattr(other, field)})
+    assert (changed.fingerprint == one.fingerprint) == (field == "name" or changed == one)
 
 
 def test_built_in_templates_are_found_by_name_and_differ() -> None:
@@ -200,7 +170,7 @@ def test_built_in_templates_are_found_by_name_and_differ() -> None:
 
 def test_a_template_is_saved_with_a_model(tmp_path: Path) -> None:
     assert load_template(tmp_path) is None
-    template = replace(ALPACA, instruction="Schreib eine Antwort, die paßt.")
+    template = reworded(ALPACA, instruction="Schreib eine Antwort, die paßt.")
     save_template(template, tmp_path)
     assert load_template(tmp_path) == template
 

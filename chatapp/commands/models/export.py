@@ -14,7 +14,7 @@ from chatapp.common.userfiles import UserError, reason
 
 if TYPE_CHECKING:
     from chatapp.engine.files.model_files import ModelFiles
-    from chatapp.prompting.template import DialogueTemplate
+    from chatapp.prompting.template import ShippedTemplate
 
 
 def export(
@@ -110,10 +110,10 @@ def _write_folder(files: "ModelFiles", folder: Path, kind: str) -> str:
     return ""
 
 
-def _own_template(files: "ModelFiles") -> "DialogueTemplate | None":
+def _own_template(files: "ModelFiles") -> "ShippedTemplate | None":
     """The template that a model was trained with here; None for another model."""
     from chatapp.dialogue.writers.choosing import own_template
-    from chatapp.prompting.template import DialogueTemplate
+    from chatapp.prompting.template import ShippedTemplate
 
     template = own_template(files, ())
-    return template if isinstance(template, DialogueTemplate) else None
+    return template if isinstance(template, ShippedTemplate) else None

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.common.userfiles import parse_json_object, read_required, shown
-from chatapp.dialogue.writers.chat_template import ChatWriter
-from chatapp.dialogue.writers.prompt import SERVED, MessagesWriter, PromptWriter, ToolChoice, Writer
+from chatapp.dialogue.writers.chat_template import SERVED, ChatWriter, MessagesWriter
+from chatapp.dialogue.writers.prompt import ToolChoice, Writer
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles, TokenizerFiles
 from chatapp.engine.model import LanguageModel
@@ -15,8 +15,9 @@ from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Tem
 from chatapp.prompting.template import (
     PLAIN,
     TEMPLATES,
-    DialogueTemplate,
+    ShippedTemplate,
     TemplateError,
+    Wording,
     load_template,
     named,
     saved_fingerprint,
@@ -99,7 +100,7 @@ def choose_template(
     if template_of_chat in TEMPLATES and own is None:
         return TEMPLATES[template_of_chat]
     template = _choice(model.name, own, requested)
-    if thinking is not None and isinstance(template, ChatTemplate) and template.switch:
+    if thinking is not None and template.switch:
         return replace(template, thinking=thinking)
     return template
 
@@ -107,7 +108,7 @@ def choose_template(
 def tool_choice_of(files: ModelFiles) -> ToolChoice:
     """How tools are called by a model that is not loaded. Raises ValueError as `own_template`."""
     own = own_template(files, ())
-    return "own" if isinstance(own, ChatTemplate) and own.has_calls else "scored"
+    return "own" if own is not None and own.has_calls else "scored"
 
 
 def template_of(files: ModelFiles, special: Collection[str], requested: str) -> Template:
@@ -158,16 +159,14 @@ def _describe_own(own: Template, other: Template) -> str:
 
 def with_thinking(model: LanguageModel, template: Template, thinking: bool) -> Template:
     """The template with its switch for thinking set. Raises ValueError if it has none."""
-    if isinstance(template, ChatTemplate) and template.switch:
+    if template.switch:
         return replace(template, thinking=thinking)
     raise ValueError(f"the model {model.name} has no switch for thinking in its template")
 
 
 def writer_for(model: LanguageModel, template: Template) -> Writer:
     """The writer for chats with `model` in the chosen template."""
-    if isinstance(template, ChatTemplate):
-        return ChatWriter(model, template)
-    return (MessagesWriter if template == SERVED else PromptWriter)(model, template)
+    return (MessagesWriter if template == SERVED else ChatWriter)(model, template)
 
 
 def own_template(files: ModelFiles, special: Collection[str]) -> Template | None:
@@ -193,10 +192,11 @@ def own_template(files: ModelFiles, special: Collection[str]) -> Template | None
     return brought
 
 
-def _saved_in(file: "GGUFFile") -> DialogueTemplate | None:
+def _saved_in(file: "GGUFFile") -> ShippedTemplate | None:
     """The template in a GGUF file that this program wrote for a model trained with it."""
     saved = file.metadata.get(GGUF_TEMPLATE)
     if saved is None:
         return None
     place = f"{file.path}: {GGUF_TEMPLATE}"
-    return DialogueTemplate.from_dict(parse_json_object(str(saved), place, TemplateError), place)
+    data = parse_json_object(str(saved), place, TemplateError)
+    return ShippedTemplate.of(Wording.from_dict(data, place))

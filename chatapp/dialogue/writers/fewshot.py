@@ -96,7 +96,7 @@ class FewShotWriter(Writer):
         if system is not None:
             prompt = replace(prompt, instruction=system.strip())
         layout = self._layout(prompt)
-        begun = self._replied(newest, self.render_reply(newest.reply or ""))
+        begun = self._replied(newest)
         full_message = newest.full_message
         bare = layout.render([], full_message)
         alone = self._count(bare)

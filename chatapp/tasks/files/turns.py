@@ -9,8 +9,8 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from chatapp.prompting.chat_template import ChatTemplate, Template
-from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of
+from chatapp.prompting.chat_template import Template
+from chatapp.prompting.messages import Message, Segment, text_of
 from chatapp.prompting.thinking import ends_in_thought
 from chatapp.rows.examples import Example, PromptError, Query, item_of
 from chatapp.tasks.files.form import fill
@@ -27,7 +27,7 @@ class TurnsLayout:
 
     def __init__(self, prompt: PromptFile, template: Template) -> None:
         self._prompt = prompt
-        if isinstance(template, ChatTemplate) and template.switch:
+        if template.switch:
             template = replace(template, thinking=False)
         self._template = template
         self.stop = (*prompt.stop, *template.stop)
@@ -50,23 +50,18 @@ class TurnsLayout:
         self, ranked: Sequence[int], query: Query, turns: Sequence[Example] = ()
     ) -> list[Segment]:
         segments = self._template.render(self.messages(ranked, query, turns))
-        if isinstance(self._template, ChatTemplate):
-            marks = self._template.marks
-            if marks is not None and ends_in_thought(segments, marks):
-                segments += [self._mark(marks.end), Segment("marker", "\n\n")]
+        marks = self._template.marks
+        if marks is not None and ends_in_thought(segments, marks):
+            special = marks.end in self._template.special
+            end = Segment("special" if special else "marker", marks.end)
+            segments += [end, Segment("marker", "\n\n")]
         return segments
 
     def answer(self, output: str) -> list[Segment]:
-        if isinstance(self._template, ChatTemplate):
-            return [Segment("assistant", output.strip())] if output.strip() else []
-        return self._template.render_reply(output, closed=False)
+        return self._template.reply(output.strip())
 
     def after_answer(self) -> Segment:
-        if isinstance(self._template, ChatTemplate):
-            return self._mark(self._template.stop[0]) if self._template.stop else END_OF_TEXT
-        closed = self._template.render_reply("", closed=True)
-        after = self._template.render_user("", after=Segment("assistant", ""))[0]
-        return closed[0] if closed else after
+        return self._template.end
 
     def render_query(self, query: Query) -> str:
         form = self._prompt.form
@@ -97,11 +92,6 @@ class TurnsLayout:
                 kept.pop()
         left = set(ranked) - set(kept)
         return Fitted(kept, [index for index in ranked if index in left], tokens)
-
-    def _mark(self, text: str) -> Segment:
-        """A marker of the template; one token where the tokenizer has one for it."""
-        special = isinstance(self._template, ChatTemplate) and text in self._template.special
-        return Segment("special" if special else "marker", text)
 
 
 Layout = TextLayout | TurnsLayout

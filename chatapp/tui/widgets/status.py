@@ -11,7 +11,7 @@ from textual.style import Style
 from textual.widget import Widget
 
 from chatapp.common.foreign import printable
-from chatapp.prompting.template import OWN
+from chatapp.prompting.messages import OWN
 
 _BAR_WIDTH = 10
 _LONGEST_NAME = 24

@@ -2,13 +2,13 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+from fakes import reworded
 from safetensors.torch import save_file
 from tiny import write_tiny_gpt2
 
@@ -21,7 +21,7 @@ FORMULA = 12 * 2 * 16**2 + (9 * 2 + 108 + 64) * 16 + 2 * 16
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_tiny_gpt2(tmp_path_factory.mktemp("models") / "tiny", context=64)
-    save_template(replace(CHAT, name="mine"), folder)
+    save_template(reworded(CHAT, name="mine"), folder)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
     return folder
 

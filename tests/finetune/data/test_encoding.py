@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.prompting.messages import Message, Segment, text_of
-from chatapp.prompting.template import ALPACA, CHAT, PLAIN, TEMPLATES, DialogueTemplate
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN, TEMPLATES, ShippedTemplate
 from finetune.config.sections import TooLong
 from finetune.data.corpus import train_tokenizer
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong, Span
@@ -29,7 +29,7 @@ def chat(*texts: str, system: str = "") -> TrainingExample:
 
 def encode(
     example: TrainingExample,
-    template: DialogueTemplate = CHAT,
+    template: ShippedTemplate = CHAT,
     length: int = 1000,
     too_long: TooLong = "raise",
 ) -> tuple[Encoded, WordTokenizer]:
@@ -137,7 +137,7 @@ def test_pieces_are_the_ids_and_the_prompt_is_a_prefix(example: TrainingExample,
 @given(CHATS, st.sampled_from(sorted(TEMPLATES)))
 def test_the_spans_hold_the_texts(example: TrainingExample, name: str) -> None:
     (encoded,) = ExampleEncoder(TEMPLATES[name], BPE, 10_000).encode(example)
-    lead = TEMPLATES[name].lead
+    lead = TEMPLATES[name].wording.lead
     replies = "".join(lead + m.text.strip() for m in example.messages if m.role == "assistant")
     users = "".join(
         (lead if m.role == "user" else "") + m.text.strip()

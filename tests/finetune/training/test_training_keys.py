@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.messages import Message, text_of
-from chatapp.prompting.template import ALPACA, CHAT, DialogueTemplate
+from chatapp.prompting.template import ALPACA, CHAT, ShippedTemplate
 from finetune.config.sections import ConfigError
 from finetune.evaluation import evaluate
 from finetune.run import resume, train
@@ -124,7 +124,7 @@ def test_a_tracker_that_is_not_installed_is_named(
 
 @pytest.mark.parametrize("template", [CHAT, ALPACA], ids=lambda each: each.name)
 def test_transformers_chats_with_a_run_in_its_template(
-    tmp_path: Path, template: DialogueTemplate
+    tmp_path: Path, template: ShippedTemplate
 ) -> None:
     # The tokenizer of this base brings a chat template, which is not what is trained in.
     tiny.chatml_base(tmp_path / "base")
@@ -136,7 +136,7 @@ def test_transformers_chats_with_a_run_in_its_template(
     for folder in (run, run / "checkpoint-1"):
         tokenizer = AutoTokenizer.from_pretrained(folder)
         text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
-        end = tokenizer.eos_token if template.end_of_reply else ""
+        end = tokenizer.eos_token if template.wording.end_of_reply else ""
         expected = text_of(template.render(chat)).replace("<|endoftext|>", end)
         assert text == expected
     ids = tokenizer.apply_chat_template(rows, add_generation_prompt=True)["input_ids"]

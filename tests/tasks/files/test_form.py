@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Segment, text_of
 from chatapp.prompting.template import PLAIN
 from chatapp.rows.examples import Example, Pool, PromptError, read_pool
@@ -98,7 +97,6 @@ def test_turns_of_a_chat_hold_the_query() -> None:
     messages = TurnsLayout(prompt, PLAIN).messages([0], "Hi")
     texts = [message.text for message in messages]
     assert texts == ["'You're {late}':", "rude", "'Hi':"]
-    assert not isinstance(PLAIN, ChatTemplate)
 
 
 def test_what_follows_an_answer() -> None:
