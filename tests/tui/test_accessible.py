@@ -26,6 +26,7 @@ from chatapp.tui.platform.actions import listed_actions, places, written
 
 BY_OTHER_KEYS = {
     "ask",  # Enter where nothing is written
+    "focus_below",  # ↓ on the last line
     "show_version",  # the arrows where nothing is written
 }
 
