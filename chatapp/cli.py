@@ -19,7 +19,12 @@ from chatapp import __version__
 from chatapp.commands import options as shared
 from chatapp.commands.console import complain
 from chatapp.common.command_groups import DailyFirst
-from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen, prepare_streams
+from chatapp.common.unforeseen import (
+    INTERRUPTS,
+    describe_unforeseen,
+    prepare_streams,
+    silence_libraries,
+)
 from chatapp.common.userfiles import DISK_FULL, UserError, invalid_path, reason
 from chatapp.engine.kernels.machine import wait_briefly
 
@@ -151,6 +156,7 @@ def chat(
 def main() -> None:
     """The `chatapp` command."""
     prepare_streams()
+    silence_libraries()
     wait_briefly(os.environ)
     try:
         app(prog_name="chatapp")

@@ -14,7 +14,12 @@ import typer
 
 from chatapp.common.command_groups import DailyFirst, number_option
 from chatapp.common.foreign import printable
-from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen, prepare_streams
+from chatapp.common.unforeseen import (
+    INTERRUPTS,
+    describe_unforeseen,
+    prepare_streams,
+    silence_libraries,
+)
 from chatapp.common.userfiles import reason
 from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.engine.kernels.machine import wait_briefly
@@ -452,6 +457,7 @@ def pretrain(config: Config, overrides: Overrides = None) -> None:
 def main() -> None:
     """Entry point of the `finetune` script."""
     prepare_streams()
+    silence_libraries()
     wait_briefly(os.environ)
     try:
         app()

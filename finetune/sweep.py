@@ -64,6 +64,11 @@ def _configurations(
         return load_config(FinetuneConfig, path, chosen)
 
     choices = [_choices(override) for override in overrides]
+    keys = [values[0].partition("=")[0] for values in choices]
+    if len(set(keys)) < len(keys):
+        raise ConfigError(f"{max(keys, key=keys.count)!r} is given twice")
+    if any(key == "output" and len(values) > 1 for key, values in zip(keys, choices, strict=True)):
+        raise ConfigError("'output' has one value, the folder in which each run gets its own")
     if all(len(values) == 1 for values in choices):
         raise ConfigError("expected a key with several values, as in seed=0,1,2")
     output = load([values[0] for values in choices]).output

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Sampling
-from chatapp.common.userfiles import UserError, read_json_object, reason, suggestion, write_whole
+from chatapp.common.userfiles import UserError, change_whole, read_json_object, reason, suggestion
 
 _LONGEST = 60
 
@@ -55,10 +55,13 @@ def no_preset(name: str, known: list[str]) -> str:
 
 
 def _change(path: Path, change: Callable[[dict[str, Sampling]], object]) -> None:
-    presets = read_presets(path)
-    change(presets)
-    document = {name: asdict(sampling) for name, sampling in presets.items()}
+    def changed() -> str:
+        presets = read_presets(path)
+        change(presets)
+        document = {name: asdict(sampling) for name, sampling in presets.items()}
+        return json.dumps(document, indent=2) + "\n"
+
     try:
-        write_whole(path, json.dumps(document, indent=2) + "\n")
+        change_whole(path, changed)
     except OSError as error:
         raise PresetsError(f"{path}: cannot be written: {reason(error)}") from None

@@ -22,12 +22,12 @@ from chatapp.common.parameters import (
 from chatapp.common.paths import settings_path
 from chatapp.common.userfiles import (
     UserError,
+    change_whole,
     line_of,
     parse_toml,
     read_text,
     reason,
     suggestion,
-    write_whole,
 )
 
 
@@ -121,7 +121,8 @@ def keep_settings(values: Mapping[str, str | float | int | None]) -> None:
 
     failure = f"{', '.join(values)} cannot be saved"
     path = settings_path()
-    try:
+
+    def changed() -> str:
         text = _file_text()
         there = parse_toml(text, path, SettingsError)
         document = tomlkit.parse(text)
@@ -134,7 +135,10 @@ def keep_settings(values: Mapping[str, str | float | int | None]) -> None:
             else:
                 new[name] = value
         # Before the first table, where top-level keys belong.
-        write_whole(path, tomlkit.dumps(new) + tomlkit.dumps(document))
+        return tomlkit.dumps(new) + tomlkit.dumps(document)
+
+    try:
+        change_whole(path, changed)
     except SettingsError as error:
         raise SettingsError(f"{failure}: {error}") from None
     except OSError as error:

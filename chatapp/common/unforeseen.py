@@ -7,9 +7,12 @@ and no Exception, and is an error like any other.
 import logging
 import os
 import sys
+import threading
 import traceback
+import warnings
 from contextlib import suppress
 from io import TextIOWrapper
+from typing import Any
 
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import open_own
@@ -34,6 +37,35 @@ def prepare_streams() -> None:
         elif mode == "w" or name == "stdout":
             with suppress(AttributeError):  # a stream of a test
                 getattr(sys, name).reconfigure(errors="replace")
+
+
+def silence_libraries() -> None:
+    """Keep the words of libraries from the terminal and every log: they may be a client's or a
+    server's, with keys and escapes. Of a message remains where it comes from and of what kind it
+    is, of a warning nothing, of an error on a thread one sentence. While debugging, all is shown.
+    """
+    if is_debugging():
+        return
+    logging.lastResort = logging.NullHandler()  # where none is set up, a terminal is
+    logging.setLogRecordFactory(_without_words)
+    warnings.showwarning = lambda *_: None
+    threading.excepthook = lambda error: print(
+        f"chatapp: {printable(describe_unforeseen(error.exc_value or SystemExit()))}",
+        file=sys.stderr,
+    )
+    sys.unraisablehook = lambda _: None
+
+
+_OWN = ("chatapp", "finetune")
+
+
+def _without_words(*given: Any, **options: Any) -> logging.LogRecord:
+    """A record; of a library's, without its text and its traceback."""
+    name, level, path, line, message, arguments, error, *rest = given
+    if not name.startswith(_OWN):
+        kind = error[0].__name__ if error and error[0] else logging.getLevelName(level).lower()
+        message, arguments, error, rest = f"{name}: {kind}", (), None, []
+    return logging.LogRecord(name, level, path, line, message, arguments, error, *rest, **options)
 
 
 def describe_unforeseen(error: BaseException) -> str:

@@ -9,11 +9,14 @@ import shutil
 import stat
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from chatapp.common.foreign import parse_json, printable
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 Location = tuple[str | int, ...]
 """A place in a TOML or JSON file: keys, and list indices from 0."""
@@ -177,9 +180,22 @@ def read_regular(path: Path) -> bytes:
     Raises OSError, also for a pipe or a device, and for more than 1 GiB.
     """
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > _MOST:
+        return read_whole(file, path)
+
+
+def read_whole(file: IO[bytes], path: Path) -> bytes:
+    """The bytes of an open file, counted as they are decoded. Raises OSError, also for over 1 GiB
+    and for a file that has nothing yet.
+    """
+    pieces, size = [], 0
+    while piece := file.read(_PIECE):
+        pieces.append(piece)
+        size += len(piece)
+        if size > _MOST:
             raise OSError(errno.EFBIG, f"it is larger than {_MOST // 2**30} GiB", str(path))
-        return file.read()
+    if piece is None:
+        raise OSError(errno.EAGAIN, "it has nothing to read yet", str(path))
+    return b"".join(pieces)
 
 
 def open_own(path: Path, mode: str = "ab") -> BinaryIO:
@@ -261,15 +277,7 @@ def _read_bounded(path: Path) -> bytes:
         _refuse_device(descriptor, path)
         if hasattr(os, "O_NONBLOCK") and not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.set_blocking(descriptor, True)
-        pieces, size = [], 0
-        while piece := file.read(_PIECE):
-            pieces.append(piece)
-            size += len(piece)
-            if size > _MOST:
-                raise OSError(errno.EFBIG, f"it is larger than {_MOST // 2**30} GiB", str(path))
-        if piece is None:
-            raise OSError(errno.EAGAIN, "it has nothing to read yet", str(path))
-    return b"".join(pieces)
+        return read_whole(cast(IO[bytes], file), path)
 
 
 def read_required(path: Path, error: type[UserError] = UserError) -> str:
@@ -328,9 +336,9 @@ def parse_json_object(text: str, origin: str, error: type[UserError] = UserError
     return data
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes, *, is_secret: bool = False) -> None:
     """Replace a file atomically; see `whole_file`. Raises OSError."""
-    with whole_file(path) as draft:
+    with whole_file(path, is_secret=is_secret) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
@@ -348,12 +356,12 @@ def write_named(path: Path, text: str | bytes, *, replace: bool = False) -> None
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, *, is_secret: bool = False) -> Iterator[Path]:
     """A draft next to `path` that replaces it when the block has ended.
 
-    The draft gets the permissions of the old file; missing folders are made, for this user only. A
-    link stays a link, and a device or a pipe is written directly. Raises OSError; after an error
-    the old file is unchanged.
+    The draft gets the permissions of the old file, a secret one those of this user alone; missing
+    folders are made, for this user only. A link stays a link, and a device or a pipe is written
+    directly. Raises OSError; after an error the old file is unchanged.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -362,16 +370,57 @@ def whole_file(path: Path) -> Iterator[Path]:
     make_private(path.parent)
     # A long name is cut, so that it still fits with the suffix.
     draft = path.with_name(f".{path.name[:40]}.{os.getpid()}.{os.urandom(4).hex()}.new")
-    draft.open("xb").close()
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL, 0o600 if is_secret else 0o666))
     try:
         yield draft
         with draft.open("rb+") as file:
             os.fsync(file.fileno())
-        if path.exists():
+        if path.exists() and not is_secret:
             shutil.copymode(path, draft)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def hold(lock: Path, seconds: float = 0.0) -> "FileLock":
+    """Take a lock, which is held until its `release` or the end of the process. What is read,
+    changed and written, several processes would lose to each other without one.
+
+    seconds: to wait for it. Raises TimeoutError when another process holds it, and OSError.
+    """
+    from filelock import FileLock
+
+    make_private(lock.parent)
+    held = FileLock(lock, timeout=seconds)
+    try:
+        held.acquire()
+    except TimeoutError:  # filelock's own is one
+        words = "another process is writing it"
+        raise TimeoutError(errno.ETIMEDOUT, words, str(lock)) from None
+    return held
+
+
+@contextmanager
+def locked(lock: Path, seconds: float = 5.0) -> Iterator[None]:
+    """Hold a lock for a block; see `hold`. Its file is gone afterwards."""
+    held = hold(lock, seconds)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: a moment later it may be another process's
+            os.unlink(held.lock_file)
+        held.release()
+
+
+def change_whole(path: Path, change: Callable[[], str]) -> None:
+    """Write what `change` makes of a file, while no other process does. Raises OSError."""
+    with locked(lock_of(path)):
+        write_whole(path, change())
+
+
+def lock_of(path: Path) -> Path:
+    """The lock of a file that is read and changed: a hidden one beside it."""
+    return path.with_name(f".{path.name}.lock")
 
 
 DISK_FULL = "the disk is full"

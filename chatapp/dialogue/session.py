@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices, seeded
-from chatapp.common.progress import Progress
 from chatapp.common.unforeseen import INTERRUPTS
+from chatapp.common.userfiles import Progress
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.documents.search import Documents
 from chatapp.dialogue.documents.sources import NO_PASSAGE, Source, texts_in_prompt

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.common.userfiles import UserError
+from chatapp.common.web import without_keys
 
 
 class ModelError(UserError):
@@ -20,8 +21,8 @@ class NoDecoder(ModelError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's error, without the pages that may follow."""
-    lines = str(error).strip().splitlines()
+    """The first line of a library's error, without the pages that may follow, and without keys."""
+    lines = without_keys(str(error).strip()).splitlines()
     return lines[0] if lines else type(error).__name__
 
 

@@ -13,8 +13,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chatapp.common.progress import Progress
-from chatapp.common.userfiles import whole_file
+from chatapp.common.userfiles import Progress, whole_file
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.backends.transformers_loading import read_config as read_transformers_config
 from chatapp.engine.decoder.families.family import Family

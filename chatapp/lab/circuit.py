@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chatapp.common.progress import Progress, no_progress
+from chatapp.common.userfiles import Progress, no_progress
 from chatapp.engine.decoder.interventions import Change, Interventions, Part
 from chatapp.lab.reruns import (
     Contrast,

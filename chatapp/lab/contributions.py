@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chatapp.common.progress import Progress, no_progress
+from chatapp.common.userfiles import Progress, no_progress
 from chatapp.engine.decoder.interventions import Change, Interventions, Part, switched_off
 from chatapp.engine.decoder.parts import LayerNorm, RMSNorm
 from chatapp.lab.reruns import (

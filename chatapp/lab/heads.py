@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chatapp.common.progress import Progress, no_progress
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import Progress, UserError, no_progress
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.parts import LayerNorm, RMSNorm

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from chatapp.common.progress import Progress, no_progress
+from chatapp.common.userfiles import Progress, no_progress
 from chatapp.engine.decoder.interventions import Change, Interventions
 from chatapp.lab.reruns import (
     Contrast,

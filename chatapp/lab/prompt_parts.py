@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chatapp.common.progress import Progress
+from chatapp.common.userfiles import Progress
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.encoding import segment_ids

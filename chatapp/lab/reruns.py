@@ -12,8 +12,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from chatapp.common.progress import Progress, no_progress
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import Progress, UserError, no_progress
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, Part
 from chatapp.lab.traces import Recorder

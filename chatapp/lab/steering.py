@@ -23,8 +23,14 @@ from torch import Tensor
 
 from chatapp.common.foreign import parse_json
 from chatapp.common.paths import data_dir
-from chatapp.common.progress import Progress, no_progress
-from chatapp.common.userfiles import UserError, quoted, read_required, whole_file
+from chatapp.common.userfiles import (
+    Progress,
+    UserError,
+    no_progress,
+    quoted,
+    read_required,
+    whole_file,
+)
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.interventions import Change, Interventions

@@ -16,9 +16,8 @@ from dataclasses import MISSING, asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from chatapp.common.progress import Progress, no_progress
 from chatapp.common.shading import visible
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import Progress, UserError, no_progress
 from chatapp.lab.drawing.blocks import Block
 
 if TYPE_CHECKING:

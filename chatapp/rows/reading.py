@@ -26,6 +26,7 @@ from chatapp.common.userfiles import (
     missing_path,
     open_named,
     quoted,
+    read_whole,
     reason,
     shown,
 )
@@ -154,7 +155,7 @@ def _record_rows(records: Callable[[IO[bytes], str], Iterator[Record]], path: Pa
 def _text_rows(path: Path) -> FileRows:
     """A whole file as one row."""
     with opened(path) as file:
-        data = file.read()
+        data = read_whole(file, path)
     try:
         yield Row(str(path), {"text": data.decode("utf-8-sig").replace("\r\n", "\n")})
     except UnicodeDecodeError as error:
@@ -191,7 +192,7 @@ def _json_records(file: IO[bytes], location: str) -> Iterator[Record]:
     if head.startswith(b"["):
         return _Elements(file, location).records()
     if re.match(rb'\{\s*\n\s*"', head):  # one object in several lines
-        return jsonl_records([file.read().replace(b"\n", b" ")])
+        return jsonl_records([file.read(_LONGEST_ROW + 1).replace(b"\n", b" ")])
     return jsonl_records(_bounded_lines(file))
 
 
@@ -308,6 +309,8 @@ class _Elements:
                 if end < len(self._text) or self._is_over:
                     self._place = end
                     return element
+            if len(self._text) - self._place > 2 * _LONGEST_ROW:
+                raise self._broken(f"an element is longer than {_LONGEST_ROW:,} bytes")
             self._read()
 
     def _next(self, expected: str = "") -> str:
@@ -349,17 +352,25 @@ def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:
 
     Raises RowsError for an invalid header.
     """
-    # A field may have any length; the module's limit guards against unclosed quotes, which strict
-    # mode reports.
-    csv.field_size_limit(2**31 - 1)
-    first = file.readline()
-    # Bytes that are not UTF-8 become lone surrogates here, and an error at their row.
-    lines = (
-        (line if number else line.removeprefix(_BOM))
-        .decode("utf-8", "surrogateescape")
-        .replace("\r\n", "\n")
-        for number, line in enumerate(chain([first], file))
-    )
+    # Unclosed quotes are reported by strict mode, before a field is as long.
+    csv.field_size_limit(_LONGEST_ROW)
+    whole = _bounded_lines(file)
+    first = next(whole, b"")
+    row_bytes = 0
+
+    def decoded() -> Iterator[str]:
+        # Bytes that are not UTF-8 become lone surrogates here, and an error at their row.
+        nonlocal row_bytes
+        for number, line in enumerate(chain([first], whole)):
+            row_bytes += len(line)
+            if row_bytes > _LONGEST_ROW:
+                raise RowsError(
+                    f"{file.name}, line {number + 1}: a row is longer than {_LONGEST_ROW:,} bytes"
+                )
+            line = line if number else line.removeprefix(_BOM)
+            yield line.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
+
+    lines = decoded()
     reader = (
         csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         if tabs
@@ -367,7 +378,7 @@ def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:
     )
     header: list[str] = []
     while True:
-        number = reader.line_num + 1
+        number, row_bytes = reader.line_num + 1, 0
         try:
             row = next(reader)
             wrong = _csv_fault(row, header)
@@ -408,15 +419,44 @@ def _parquet_rows(path: Path) -> FileRows:
 
     number = 0
     try:
-        with ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                for fields in batch.to_pylist():
+        with open_named(path) as packed, ParquetFile(packed) as file:
+            for batch in file.iter_batches(batch_size=_rows_at_once(file.metadata)):
+                for fields in _rows_of(batch):
                     number += 1
-                    yield Row(f"{path}, row {number}", _without_nulls(fields), number)
+                    location = f"{path}, row {number}"
+                    if isinstance(fields, str):
+                        yield BadRow("not readable", f"{location}: {fields}", number)
+                    else:
+                        yield Row(location, _without_nulls(fields), number)
     except OSError as error:
         raise RowsError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ArrowException as error:
         raise RowsError(f"{path}: is not a whole Parquet file: {error}") from None
+
+
+def _rows_at_once(metadata: Any) -> int:
+    """Rows whose values surely fit into a gigabyte: one that is stored once may be that of each."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    longest = max((group.total_byte_size for group in groups), default=1)
+    return min(max(2**30 // max(longest, 1), 1), 256)
+
+
+def _rows_of(batch: Any) -> Iterator[dict[str, Any] | str]:
+    """The rows of a batch, or what is wrong with them."""
+    if batch.nbytes <= _LONGEST_ROW:
+        try:
+            yield from batch.to_pylist()
+            return
+        except (ValueError, OverflowError):
+            pass  # of one of the rows, which is to be named
+    for number in range(batch.num_rows):
+        try:
+            (fields,) = batch.slice(number, 1).to_pylist()
+        except (ValueError, OverflowError) as error:
+            yield f"has a value that cannot be read: {error}"
+        else:
+            is_long = sum(len(str(value)) for value in fields.values()) > _LONGEST_ROW
+            yield f"is longer than {_LONGEST_ROW:,} bytes" if is_long else fields
 
 
 def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
@@ -438,7 +478,8 @@ def _parquet_labels(path: Path) -> Labels:
     from pyarrow.parquet import read_schema
 
     try:
-        known = parse_json((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))
+        with open_named(path) as file:
+            known = parse_json((read_schema(file).metadata or {}).get(b"huggingface", b"{}"))
         features = known.get("info", {}).get("features", {})
         return {name: tuple(each["names"]) for name, each in features.items() if "names" in each}
     except (OSError, ArrowException, ValueError, AttributeError, TypeError):

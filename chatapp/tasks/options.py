@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import cast
 
-from chatapp.common.progress import Progress
-from chatapp.common.userfiles import quoted, suggestion
+from chatapp.common.userfiles import Progress, quoted, suggestion
 from chatapp.engine.model import LanguageModel
 from chatapp.rows.examples import PromptError
 from chatapp.tasks.files.promptfile import PromptFile

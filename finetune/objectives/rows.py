@@ -32,8 +32,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from chatapp.common.foreign import printable
-from chatapp.common.progress import Progress
-from chatapp.common.userfiles import whole_file
+from chatapp.common.userfiles import Progress, whole_file
 from chatapp.engine.model import PieceTokenizer
 from chatapp.rows.reading import Row
 from finetune.config.objectives import AuxSpan, SupervisedSpan

@@ -11,7 +11,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,14 @@ from accelerate.utils import (
     save_fsdp_model,
     save_fsdp_optimizer,
 )
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers.trainer_pt_utils import safe_globals
 
 from chatapp.common.foreign import parse_json
 from chatapp.common.paths import CHAT_TEMPLATE
-from chatapp.common.userfiles import read_json_object, read_regular, write_whole
+from chatapp.common.userfiles import locked, read_json_object, read_regular, write_whole
+from chatapp.engine.errors import first_line
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, CONFIG
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import END_OF_TEXT
@@ -234,7 +234,7 @@ def check_whole(checkpoint: Path) -> None:
                             raise BadZipFile(f"{damaged} does not match its checksum")
         except (OSError, ValueError, BadZipFile, SafetensorError) as error:
             raise ConfigError(
-                f"{file}: is damaged: {_first_line(error)}; remove {checkpoint.name} to continue "
+                f"{file}: is damaged: {first_line(error)}; remove {checkpoint.name} to continue "
                 "from the checkpoint before it"
             ) from None
 
@@ -248,20 +248,15 @@ def claim(folder: Path) -> Iterator[None]:
     if not is_first_process():
         yield
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK_FILE, timeout=0)
-        lock.acquire()
-    except Timeout:
-        raise ConfigError(f"{folder}: another process is writing this run") from None
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
-    try:
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / LOCK_FILE, 0.0))
+        except TimeoutError:
+            raise ConfigError(f"{folder}: another process is writing this run") from None
+        except OSError as error:
+            raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
         yield
-    finally:
-        with suppress(OSError):  # while it is held: a moment later it may be another process's
-            os.unlink(lock.lock_file)
-        lock.release()
 
 
 def drop_optimizer_states(folder: Path) -> None:
@@ -278,12 +273,7 @@ def _reason(error: Exception, folder: Path) -> str:
         return error.strerror
     if shutil.disk_usage(folder).free < _NO_ROOM:
         return "the disk is full"
-    return _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)
 
 
 def _step(checkpoint: Path) -> int:

@@ -1,7 +1,6 @@
 """`chatapp api` as a process: what it serves, whom it refuses, how it ends."""
 
 import json
-import logging
 import signal
 import subprocess
 import sys
@@ -121,6 +120,37 @@ def test_refusals(home: Path, arguments: list[str], words: str) -> None:
     assert words in f"{result.stderr} {result.exception}"
 
 
+STUCK = """
+import signal, sys
+sys.argv = ["chatapp", "api", "--port", sys.argv[1]]
+from chatapp.server.server import Server
+async def stuck(self, request):  # nothing else runs any more, no signal's function either
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    signal.pause()
+Server._health = stuck
+from chatapp.cli import main
+main()
+"""
+
+
+def test_a_stuck_server_is_ended_all_the_same(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = closed_port()
+    command = [sys.executable, "-c", STUCK, str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "Serving bundled" not in (line := process.stderr.readline()):
+            assert line, process.poll()
+        with pytest.raises(TimeoutError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+        monkeypatch.setattr(serving, "_END_SECONDS", 0.4)
+        serving._stop()
+        assert process.wait(10) == -signal.SIGKILL
+    assert capsys.readouterr().out == "The server did not end within 0 seconds, and was killed.\n"
+    assert not (home / "data" / "background.json").exists()
+
+
 ENDLESS = """
 import sys, time
 from chatapp.server.worker import Worker
@@ -140,14 +170,3 @@ def test_one_signal_ends_it_although_a_computation_goes_on(home: Path) -> None:
             assert line, process.poll()
         process.terminate()
         assert process.wait(30) == 0
-
-
-def test_a_librarys_words_are_not_in_the_log() -> None:
-    failure = ValueError("400, message: Bearer sk-secret")
-    exc_info = (ValueError, failure, None)
-    record = logging.LogRecord("aiohttp.server", 40, "", 1, "%s", ("sk-secret",), exc_info)
-    assert serving._without_foreign_words(record)
-    assert logging.Formatter("%(message)s").format(record) == "aiohttp.server: ValueError"
-    own = logging.LogRecord("chatapp.server", 20, "", 1, "%s 200", ("GET",), None)
-    assert serving._without_foreign_words(own)
-    assert own.getMessage() == "GET 200"

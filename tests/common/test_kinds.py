@@ -1,12 +1,13 @@
 """Kinds of faults that came back by another entrance: for each one mechanism, and all its users.
 
 Each test walks the whole product by its syntax. A new user of the bare form fails here; the
-mechanism's docstring says what it bounds. `OWN` names the exceptions, each with its reason.
+mechanism's docstring says what it bounds. `kinds.toml` names the exceptions, with their reasons.
 """
 
 import ast
 import re
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ FILES = {
     if "bundled_model" not in path.parts and "recipes" not in path.parts
 }
 """The recipes read data that their authors publish, on the maintainer's machine."""
+
+KINDS = tomllib.loads((Path(__file__).parent / "kinds.toml").read_text())
 
 
 def calls(names: str) -> Iterator[tuple[str, ast.Call, str]]:
@@ -39,22 +42,6 @@ def test_json_is_read_by_one_function() -> None:
     assert len(list(calls("parse_json"))) > 40
 
 
-OPENED = {
-    "chatapp/common/userfiles.py": "the mechanisms: read_text, open_regular, open_named, open_own",
-    "chatapp/engine/kernels/machine.py": "/proc/stat",
-    "chatapp/tui/platform/runtime.py": "for measuring, by a variable",
-    "chatapp/tui/platform/programs.py": "the text of an editor, in a new folder",
-    "chatapp/tasks/evaluation/journal.py": "checked before, and locked",
-    "chatapp/commands/run.py": "checked before",
-    "chatapp/rows/examples.py": "checked before",
-    "finetune/training/record.py": "adds to a log that was read before",
-    "finetune/measuring/verbatim.py": "in a new folder",
-    "chatapp/engine/models/hub.py": "in a new folder",
-    "chatapp/rows/reading.py": "gzip",
-    "chatapp/engine/models/running.py": "a draft with a name of its own",
-}
-"""Files that open others, although not by `userfiles`; those that come with the program aside."""
-
 SHIPPED = re.compile(r"__file__|files\(|_TABLE|SOURCE|^PATH$|^ITEMS$|^\(folder / .page\.(css|js)")
 
 
@@ -68,7 +55,7 @@ def test_files_are_opened_by_one_room() -> None:
         is_named_so = bool(receiver) and method == "open" and not is_mode and receiver != "gzip"
         if not (is_named_so or SHIPPED.search(receiver) or name in ("read_text", "read_bytes")):
             found.add(file)
-    assert found == OPENED.keys() | {"chatapp/dialogue/documents/html.py"}  # a method of a page
+    assert found == KINDS["opened"].keys()
 
 
 def test_folders_are_made_by_one_function() -> None:
@@ -79,13 +66,43 @@ def test_folders_are_made_by_one_function() -> None:
     assert len(list(calls("make_private"))) > 8
 
 
-UNBOUNDED = {
-    "chatapp/server/worker.py": "64 sequences at most; events of a reply, as many as its tokens",
-    "chatapp/server/scores.py": "the tokens of a reply that are not visible yet",
-    "chatapp/tasks/answering.py": "questions of the user's file that are read ahead",
-    "chatapp/tasks/evaluation/journal.py": "rows that are read ahead, of a given number",
-    "chatapp/engine/backends/local.py": "the texts of one call",
-}
+_PACKED = r"gzip|bz2|lzma|tarfile|zipfile|pyarrow.*|pypdf|brotli|zstandard|compression.*"
+
+
+def test_decoded_bytes_are_counted() -> None:
+    found = users(r"np\.load|.*\.decompress|.*unpack_archive|zlib\.\w+")
+    found |= users(r"httpx2\.(Async)?Client|urlopen|requests\..*|aiohttp\.Client.*")
+    for file, tree in FILES.items():
+        for node in ast.walk(tree):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            if any(re.fullmatch(_PACKED, name) for name in names):
+                found.add(file)
+    assert found | {"chatapp/common/web.py"} == KINDS["decoders"].keys()
+    assert len(users("web_client")) == 3
+    whole = {file for file, node, _ in calls(r".*\.read") if not node.args}
+    assert whole == KINDS["whole"].keys()
+
+
+def test_what_several_processes_write_is_locked() -> None:
+    own = r"(write|change)_whole|write_named|whole_file|open_own|np\.save.*|json\.dump"
+    found = users(rf"{own}|os\.(replace|rename|link)|.*\.write_(text|bytes)")
+    for file, node, name in calls(r".*\.(rename|replace)|(.*\.)?(fd)?open"):
+        mode = next((part for part in node.args[:2] if isinstance(part, ast.Constant)), None)
+        writes = mode is not None and re.fullmatch(r"[wxa][bt+]*", str(mode.value))
+        is_moved = name.endswith("rename") or (name.endswith("replace") and len(node.args) == 1)
+        if writes or (is_moved and not node.keywords):
+            found.add(file)
+    known = {file for files in KINDS["writers"].values() for file in files.split()}
+    assert found - {"chatapp/common/userfiles.py"} == known
+    assert users("locked|hold|change_whole") - {"chatapp/common/userfiles.py"} == {
+        *KINDS["writers"]["locked"].split(),
+        "finetune/training/checkpoints.py",
+    }
+    assert users(".*FileLock") == {
+        "chatapp/common/userfiles.py",
+        "chatapp/engine/models/fetching.py",  # the hub's own locks
+    }
 
 
 def test_queues_have_a_bound() -> None:
@@ -94,26 +111,15 @@ def test_queues_have_a_bound() -> None:
         is_bounded = node.keywords if name.endswith("deque") else node.args
         if not is_bounded:
             found.add(file)
-    assert found == UNBOUNDED.keys()
+    assert found == KINDS["unbounded"].keys()
     for file, node, _ in calls(r".*create_memory_object_stream.*"):
         assert node.args, file
-
-
-STARTERS = {
-    "chatapp/common/limited_process.py": "the mechanism",
-    "chatapp/common/supervisor.py": "the mechanism",
-    "chatapp/commands/serving/api.py": "this program, in the background",
-    "chatapp/dialogue/lessons/teaching.py": "this program's training",
-    "chatapp/engine/models/hub.py": "a converter that the user called",
-    "chatapp/engine/kernels/native.py": "the compiler",
-    "chatapp/tui/platform/programs.py": "the user's editor and clipboard",
-}
 
 
 def test_processes_are_started_by_one_room() -> None:
     """A program of others ends with its call only below a supervisor."""
     pattern = r"subprocess\.(Popen|run|check_output|call)|os\.(fork|system|popen|exec.*|spawn.*)"
-    assert users(pattern) <= STARTERS.keys()
+    assert users(pattern) <= KINDS["starters"].keys()
     assert users("exec|eval") == {"chatapp/dialogue/tools/python.py"}
 
 

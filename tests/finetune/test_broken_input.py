@@ -60,11 +60,7 @@ FILES: list[tuple[str, str | bytes | None, str]] = [
     ("a.jsonl", lines(GOOD).encode() + b'{"prompt": "caf\xe9"}', "line 2"),
     ("a.txt", b"caf\xe9", "line 1"),
     ("a.jsonl.gz", lines(GOOD), ""),
-    (
-        "a.jsonl.gz",
-        gzip.compress(lines(GOOD).encode() * 99, mtime=0)[:60],
-        "",
-    ),
+    ("a.jsonl.gz", gzip.compress(lines(GOOD).encode() * 99, mtime=0)[:60], ""),
     ("a.csv", "prompt,completion\na,b\na\n", "line 3"),
     ("a.csv", 'prompt,completion\n"a,b\n', "line 2"),
     ("a.csv", "prompt,prompt\na,b\n", "'prompt'"),
@@ -122,77 +118,8 @@ prompt = "{text}"
 
 # What stands in the [data] section, and the key or file that the sentence must name. ROWS and
 # REVIEWS are files.
-DATA: list[tuple[str, str]] = [
-    ('train = "EMPTY"', ""),
-    ('train = "\\u0000.jsonl"', ""),
-    ('train = {path = "ROWS", columns = {prompt = "promt"}}', "'promt'"),
-    ('train = {path = "ROWS", columns = {promt = "prompt"}}', "'promt'"),
-    ('train = {path = "ROWS", template = "none.toml"}', "none.toml"),
-    ('train = {path = "ROWS", template = "chat"}', ""),
-    ('train = {path = "ROWS", template = "REVIEWS"}', "'label'"),
-    ('train = {path = "LABELS", template = "REVIEWS"}', "'label'"),
-    ('train = "ROWS"\nheld_out = "none.jsonl"', "none.jsonl"),
-    ('train = "ROWS"\nheld_out = "ROWS"', ""),
-    ('train = "ROWS"\nheld_out_clusters = ["nli"]', "'nli'"),
-    ('train = "ROWS"\nmax_length = 4096', ""),
-    ('train = "ROWS"\nmax_length = 1', "'data.max_length'"),
-    ("", "'data.train'"),
-    ("train = []", "'data.train'"),
-    ("train = 3", "'data.train'"),
-    (
-        'train = {pth = "a"}',
-        "'data.train[1].pth'",
-    ),
-    (
-        'train = {path = "a", weight = 0}',
-        "'data.train[1].weight'",
-    ),
-    (
-        'train = {path = "a", columns = {prompt = 3}}',
-        "'data.train[1].columns.prompt'",
-    ),
-    (
-        'train = "ROWS"\nheld_out = 1.5',
-        "'data.held_out'",
-    ),
-    ('train = "ROWS"\nheld_out = true', "'data.held_out'"),
-    ('train = "ROWS"\ntoo_long = "cut"', "'raise'"),
-    (
-        'train = "ROWS"\npacking = "yes"',
-        "'data.packing'",
-    ),
-    (
-        'train = "ROWS"\nto_long = "drop"',
-        "'data.to_long'",
-    ),
-    ('train = "ROWS"\ntrain = "ROWS"', ""),
-    ('train = "ROWS"\n[dta]', "'dta'"),
-    (
-        'train = "ROWS"\n[train]\nepochs = -1',
-        "'train.epochs'",
-    ),
-    ('train = [{path = "ROWS", template = "a\\u0000"}]', ""),
-    (
-        'train = "ROWS"\n[train]\nepochs = inf',
-        "'train.epochs'",
-    ),
-    (
-        'train = "ROWS"\n[objective]\naux_weight = "small"',
-        "'objective.aux_weight'",
-    ),
-    (
-        'train = "ROWS"\n[objective]\nkind = "dop"',
-        "'objective'",
-    ),
-    (
-        'train = "ROWS"\n[objective]\nkind = "dpo"\nbta = 0.2',
-        "'objective.bta'",
-    ),
-    (
-        'train = "ROWS"\n[objective]\nbeta = 0.2',
-        "'objective.beta'",
-    ),
-]
+SECTIONS = (Path(__file__).parent / "broken_data.txt").read_text().split("#")[1:]
+DATA = [(text.partition("\n")[2].strip("\n"), text.partition("\n")[0].strip()) for text in SECTIONS]
 
 
 @pytest.mark.parametrize("number", range(len(DATA)))

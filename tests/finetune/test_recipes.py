@@ -16,25 +16,12 @@ import chatapp
 from chatapp.prompting.template import TEMPLATES
 from chatapp.rows.reading import Row
 from finetune.cli import app
-from finetune.config.sections import (
-    ConfigError,
-    Data,
-    FinetuneConfig,
-    PretrainConfig,
-    load_config,
-)
+from finetune.config.sections import ConfigError, Data, FinetuneConfig, PretrainConfig, load_config
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.phrasings import load_phrasings
 from finetune.data.preparation import ExampleSets, encode_chats
 from finetune.data.prompts import detect_prompt
-from finetune.recipes import (
-    arithmetic,
-    flan,
-    induction,
-    run,
-    sentiment,
-    subtraction,
-)
+from finetune.recipes import arithmetic, flan, induction, run, sentiment, subtraction
 from finetune.training.architectures import ARCHITECTURES, build_network
 
 RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"

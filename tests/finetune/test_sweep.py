@@ -50,6 +50,8 @@ def test_an_interrupted_sweep_continues(tmp_path: Path, monkeypatch: pytest.Monk
         (["seed"], "expected key=value,value"),
         (["sede=0,1"], "sede"),
         (["seed=0,x"], "seed"),
+        (["output=a,b"], "'output' has one value"),
+        (["seed=0,1", "seed=2"], "'seed' is given twice"),
     ],
 )
 def test_wrong_values_are_refused_before_anything_is_trained(

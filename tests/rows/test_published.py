@@ -1,6 +1,7 @@
 """Public data sets in the formats in which they are published."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,77 +15,9 @@ from chatapp.tasks.files.promptfile import PromptFile, load_prompt
 
 PAPERS = Path(__file__).parents[2] / "prompts" / "papers"
 
-ITEMS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
-    # By format: a record (or a file), the prompt, the choices and the gold answer.
-    "copa": (
-        '{"premise": "The ice broke.", "choice1": "It was thin.", "choice2": "I slept.", '
-        '"question": "cause", "label": 0, "idx": 3}',
-        "The ice broke because",
-        ("it was thin.", "i slept."),
-        "it was thin.",
-    ),
-    "story_cloze": (
-        "InputStoryid,InputSentence1,InputSentence2,InputSentence3,InputSentence4,"
-        "RandomFifthSentenceQuiz1,RandomFifthSentenceQuiz2,AnswerRightEnding\n"
-        'x,A.,"B, b.",C.,D.,No.,Yes.,2\n',
-        "A. B, b. C. D.",
-        ("No.", "Yes."),
-        "Yes.",
-    ),
-    "race": (
-        '{"id": "x", "article": "It rained.", "questions": ["What fell?"], '
-        '"options": [["Snow", "Rain", "Frogs", "Ash"]], "answers": ["B"]}',
-        "Article:\nIt rained.\n\nQ: What fell?\n\nA:",
-        ("Snow", "Rain", "Frogs", "Ash"),
-        "Rain",
-    ),
-    "hellaswag": (
-        '{"ind": 1, "activity_label": "Knots", "ctx_a": "A hand [step] holds a rope.", '
-        '"ctx_b": "the hand", "endings": ["ties [title] it.", "eats."], "label": "1"}',
-        "Knots: A hand holds a rope. The hand",
-        ("ties. it.", "eats."),
-        "eats.",
-    ),
-    "piqa": (
-        '{"goal": "To dry a shirt,", "sol1": "hang it up.", "sol2": "eat it.", "label": 0}',
-        "To dry a shirt,",
-        ("hang it up.", "eat it."),
-        "hang it up.",
-    ),
-    "arc": (
-        '{"question": {"stem": "What is hot?", "choices": [{"text": "Ice", "label": "1"}, '
-        '{"text": "Fire", "label": "2"}]}, "answerKey": "2"}',
-        "Question: What is hot?\nAnswer:",
-        ("Ice", "Fire"),
-        "Fire",
-    ),
-    "triviaqa": (
-        '{"Data": [{"Question": "Who?", "Answer": {"Value": "Ann", "Aliases": ["Anna", "Ann"]}}]}',
-        "Q: Who?\nA:",
-        (),
-        "Ann",
-    ),
-    "webquestions": (
-        '[{"utterance": "where?", "targetValue": "(list (description \\"New York\\") '
-        '(description here))"}]',
-        "Q: where?\nA:",
-        (),
-        "New York",
-    ),
-    "boolq": (
-        '{"question": "is it wet", "passage": "Water is wet.", "answer": true}',
-        "Water is wet.\nquestion: is it wet?\nanswer:",
-        (),
-        "yes",
-    ),
-    "wic": (
-        '{"word": "set", "sentence1": "Set it.", "sentence2": "A set.", "label": false}',
-        "Set it.\nA set.\nquestion: Is the word 'set' used in the same way in the two sentences "
-        "above?\nanswer:",
-        (),
-        "no",
-    ),
-}
+ITEMS = tomllib.loads((Path(__file__).parent / "published.toml").read_text())
+"""A record of each format, and what is made of it."""
+
 SUFFIXES = {"story_cloze": "csv", "triviaqa": "json", "webquestions": "json", "race": "txt"}
 
 
@@ -100,16 +33,16 @@ def write(folder: Path, name: str, content: str) -> Path:
 
 @pytest.mark.parametrize("name", ITEMS)
 def test_an_item_of_each_format(tmp_path: Path, name: str) -> None:
-    content, text, choices, gold = ITEMS[name]
-    prompt = prompt_of(name)
-    (item,) = read_test(write(tmp_path, name, content), prompt.columns)
-    assert text_of(render(prompt, [], item)) == text
-    assert (item.choices, item.output) == (choices, gold)
+    expected, prompt = ITEMS[name], prompt_of(name)
+    (item,) = read_test(write(tmp_path, name, expected["record"]), prompt.columns)
+    assert text_of(render(prompt, [], item)) == expected["prompt"]
+    assert [*item.choices] == expected["choices"]
+    assert item.output == expected["answer"]
 
 
 def test_all_answers_of_a_question_are_right(tmp_path: Path) -> None:
     for name, answers in (("triviaqa", ("Ann", "Anna")), ("webquestions", ("New York", "here"))):
-        path = write(tmp_path, name, ITEMS[name][0])
+        path = write(tmp_path, name, ITEMS[name]["record"])
         (item,) = read_test(path, prompt_of(name).columns)
         assert item.gold == answers
 
@@ -123,7 +56,7 @@ def test_labels_of_piqa_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
 
 
 def changed(name: str, **changes: Any) -> str:
-    return json.dumps(json.loads(ITEMS[name][0]) | changes)
+    return json.dumps(json.loads(ITEMS[name]["record"]) | changes)
 
 
 FAULTS = {

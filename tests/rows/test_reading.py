@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from chatapp.rows.reading import BadRow, Row, RowsError, renamed, tables
+from chatapp.rows.reading import BadRow, Row, RowsError, _rows_at_once, renamed, tables
 from finetune.config.sections import TrainSource
 
 ROWS = [
@@ -65,6 +65,72 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     assert fields(path) == [rows[0], {"prompt": None, "turns": None}]
     assert places(path) == [", row 1", ", row 2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kept"),
+    [
+        ("a.jsonl.gz", '{"a": "LONG"}\n{"a": "b"}\n', [2]),
+        ("a.json.gz", '{\n "a": "LONG"}', []),
+        ("a.json.gz", '[{"a": "b"}, {"a": "LONG"}]', [1]),
+        ("a.csv.gz", "a\nb\nLONG\n", [2]),
+        ("a.csv.gz", 'a\nb\n"LINES"\n', [2]),
+        ("a.csv.gz", "a,b\nx,y\nz,LONG\n", [2]),
+        ("a.tsv", "LONG\nb\n", []),
+    ],
+)
+def test_a_row_has_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, kept: list[int]
+) -> None:
+    """Counted as decoded: a compressed file may make a gigabyte of little."""
+    monkeypatch.setattr("chatapp.rows.reading._LONGEST_ROW", 100_000)
+    path = tmp_path / name
+    data = text.replace("LONG", "x" * 2_000_000).replace("LINES", "x\n" * 500_000).encode()
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    rows, refused = [], ""
+    try:
+        for row in tables(TrainSource(path=str(path)))[0].rows():
+            refused = str(row) if isinstance(row, BadRow) else refused
+            rows += [row.number] if isinstance(row, Row) else []
+    except RowsError as error:
+        refused = str(error)
+    assert "is longer than 100,000 bytes" in refused
+    assert rows == kept
+
+
+def test_a_whole_file_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatapp.common.userfiles._MOST", 100_000)
+    monkeypatch.setattr("chatapp.common.userfiles._PIECE", 1_000)
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"x" * 1_000_000))
+    with pytest.raises(RowsError, match="it is larger than"):
+        fields(path)
+
+
+def test_values_of_parquet_that_have_no_place_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.parquet"
+    days = pyarrow.array([0, 2**31 - 1], pyarrow.date32())
+    parquet.write_table(pyarrow.table({"a": ["b", "c"], "day": days}), path)
+    first, second = read(path)
+    assert isinstance(first, Row)
+    assert "row 2: has a value that cannot be read" in str(second)
+
+    monkeypatch.setattr("chatapp.rows.reading._LONGEST_ROW", 100_000)
+    texts = pyarrow.array(["x" * 1_000, "x" * 200_000])
+    parquet.write_table(pyarrow.table({"a": texts}), path)
+    first, second = read(path)
+    assert isinstance(first, Row)
+    assert "row 2: is longer than 100,000 bytes" in str(second)
+
+
+def test_a_value_that_a_file_has_once_is_not_a_thousand_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    once = pyarrow.array(["x" * 8_000_000] * 40).dictionary_encode()
+    parquet.write_table(pyarrow.table({"a": once}), path, compression="zstd")
+    assert path.stat().st_size < 10_000
+    assert _rows_at_once(parquet.ParquetFile(path).metadata) == 134
 
 
 def test_places_are_the_lines_that_rows_begin_on(tmp_path: Path) -> None:

@@ -68,11 +68,7 @@ INSPECTOR_SCENES = {
     "layers": Scene(
         inspect("6", "left"),
         SAID,
-        (
-            "After token 21",
-            "Assistant: followed",
-            "5 3.6 27 is 14.2%",
-        ),
+        ("After token 21", "Assistant: followed", "5 3.6 27 is 14.2%"),
         pictured=True,
     ),
     "steps": Scene(

@@ -207,11 +207,7 @@ SCREEN_SCENES = {
         ),
         pictured=True,
     ),
-    "archive": Scene(
-        open_archive,
-        says(SEA),
-        ("Archived chats", "The archive is empty."),
-    ),
+    "archive": Scene(open_archive, says(SEA), ("Archived chats", "The archive is empty.")),
     "branches": Scene(
         open_branches,
         says(SEA, WIDE),

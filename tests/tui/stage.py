@@ -11,7 +11,7 @@ from fakes import ScriptedModel
 from textual.widgets import Input, TextArea
 
 from chatapp.common.paths import tools_dir
-from chatapp.common.progress import Progress
+from chatapp.common.userfiles import Progress
 from chatapp.engine.events import Finished
 from chatapp.engine.models import catalogue, fetching
 from chatapp.engine.models.catalogue import ListedModel

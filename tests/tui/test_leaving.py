@@ -110,11 +110,7 @@ HANGING = {
         ],
         "the download of smollm2, which the next one continues",
     ),
-    "screen": (
-        "endless",
-        [("Hello\r", "word"), ("\x1bOP", "")],
-        "a reply, kept as far as written",
-    ),
+    "screen": ("endless", [("Hello\r", "word"), ("\x1bOP", "")], "a reply, kept as far as written"),
 }
 
 

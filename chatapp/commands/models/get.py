@@ -14,7 +14,7 @@ from chatapp.commands.console import complain, interruptible, write, write_json
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.common.progress import Progress
+    from chatapp.common.userfiles import Progress
 
 
 def get(

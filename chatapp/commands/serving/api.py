@@ -8,7 +8,6 @@ server is ready, or with the reason why it never will be.
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -41,7 +40,7 @@ _PATIENCE = 2.0
 _LONGEST_END = 10.0
 """Seconds after which it ends although a computation goes on."""
 
-_POLL_SECONDS, _END_SECONDS = 0.05, 30.0
+_POLL_SECONDS, _END_SECONDS = 0.05, 20.0
 _REASON_BYTES = 4000
 """How much of the log's end is read for the reason of a failure."""
 
@@ -166,8 +165,6 @@ def _run(
     from chatapp.server.server import BACKLOG, SILENCE, Server
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_without_foreign_words)
     logging.getLogger("chatapp.server").setLevel(logging.INFO)
     _allow_connections()
     host, port = listening.getsockname()[:2]
@@ -197,18 +194,6 @@ def _run(
         )
     finally:
         forget(os.getpid())
-
-
-def _without_foreign_words(record: logging.LogRecord) -> bool:
-    """Leave of a library's message where it comes from, and of what kind it is: its words may be a
-    client's, with keys and texts.
-    """
-    if not record.name.startswith("chatapp"):
-        kind = record.exc_info[0] if record.exc_info else None
-        what = kind.__name__ if kind else record.levelname.lower()
-        record.msg, record.args = f"{record.name}: {what}", ()
-        record.exc_info = record.exc_text = record.stack_info = None
-    return True
 
 
 async def _end_in_time(_: object) -> None:
@@ -274,17 +259,28 @@ def _start_in_background() -> None:
 
 
 def _stop() -> None:
-    """End the server that runs. Raises UserError if there is none."""
+    """End the process of the server that runs, by force if need be. Raises UserError for none."""
+    import psutil
+
     from chatapp.engine.models import running
 
     server = running.running()
     if server is None:
         raise UserError("no server runs on this machine for this user")
-    with suppress(ProcessLookupError):
-        os.kill(server.pid, signal.SIGTERM)
-    if not _wait(lambda: running.claim(0) is not None, _END_SECONDS):
-        raise UserError(f"process {server.pid} has not ended within {_END_SECONDS:.0f} seconds")
-    typer.echo("The server has ended.")
+    words = "The server has ended."
+    with suppress(psutil.NoSuchProcess):  # it ended in the meantime
+        process = psutil.Process(server.pid)
+
+        def has_ended() -> bool:
+            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+        process.terminate()
+        if not _wait(has_ended, _END_SECONDS):
+            process.kill()
+            _wait(has_ended)
+            running.forget(server.pid)
+            words = f"The server did not end within {_END_SECONDS:.0f} seconds, and was killed."
+    typer.echo(words)
 
 
 def _runs_already(other: "Running") -> UserError:

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from chatapp.common.foreign import printable, without_surrogates
-from chatapp.common.progress import Progress
-from chatapp.common.userfiles import make_private
+from chatapp.common.userfiles import Progress, make_private
 from chatapp.dialogue.documents.files import SourceFile
 from chatapp.dialogue.documents.reader import DocumentReader
 from chatapp.dialogue.documents.reading import Piece, Unreadable

@@ -9,7 +9,7 @@ from os.path import abspath, expanduser
 from typing import TYPE_CHECKING
 
 from chatapp.common.paths import cache_dir
-from chatapp.common.progress import Progress
+from chatapp.common.userfiles import Progress
 from chatapp.dialogue.documents.index import Index, Passage
 from chatapp.dialogue.documents.reader import DocumentReader
 from chatapp.tasks.files.documents import DocumentsError, DocumentSet

@@ -11,7 +11,6 @@ before any of them runs.
 import asyncio
 import concurrent.futures
 import json
-import logging
 import re
 import threading
 import time
@@ -26,15 +25,9 @@ from chatapp.common.foreign import clean
 from chatapp.common.limited_process import Program, Supervision
 from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.common.userfiles import UserError, dotted_key, quoted, reason
+from chatapp.common.web import web_client, without_keys
 from chatapp.dialogue.tools.schemas import fault
-from chatapp.dialogue.tools.tool import (
-    LONGEST_SCHEMA,
-    Arguments,
-    Stopped,
-    Tool,
-    ToolError,
-    bounded,
-)
+from chatapp.dialogue.tools.tool import LONGEST_SCHEMA, Arguments, Stopped, Tool, ToolError, bounded
 from chatapp.dialogue.tools.user_tools import NAME, Address, Server
 
 if TYPE_CHECKING:
@@ -259,8 +252,6 @@ class Connection:
     async def _serve(self) -> None:
         """Run the connection until the server has ended."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        for name in ("mcp", "client"):  # the package's logs do not belong on a terminal
-            logging.getLogger(name).addHandler(logging.NullHandler())
         try:
             from mcp import Client
 
@@ -348,10 +339,11 @@ class Connection:
         address = self._target
         assert isinstance(address, Address)
         async with (
-            httpx2.AsyncClient(
-                headers=dict(address.headers) | {"Accept-Encoding": "identity"},
+            web_client(
+                httpx2.AsyncClient,
+                self._watch,
+                headers=dict(address.headers),
                 timeout=httpx2.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS),
-                event_hooks={"response": [self._watch]},
             ) as client,
             streamable_http_client(
                 address.url, http_client=client, max_sse_event_size=_LONGEST_MESSAGE
@@ -360,14 +352,7 @@ class Connection:
             yield streams
 
     async def _watch(self, response: "httpx2.Response") -> None:
-        """Remember a failure, and bound the body of a response that is not a stream of events.
-
-        Raises DecodingError for a compressed one, whose size would be known too late.
-        """
-        import httpx2
-
-        if response.headers.get("content-encoding", "identity") != "identity":
-            raise httpx2.DecodingError("it sends a compressed answer, which was not accepted")
+        """Remember a failure, and bound the body of a response that is not a stream of events."""
         if response.is_error:
             self._heard = f"HTTP {response.status_code} {response.reason_phrase}".encode()
         if "text/event-stream" not in response.headers.get("content-type", ""):
@@ -384,7 +369,7 @@ class Connection:
         values = {part for _, value in headers for part in (value, *value.split()[1:])}
         for value in sorted(values, key=len, reverse=True):
             text = text.replace(value, "…") if len(value) >= 4 else text
-        return text
+        return without_keys(text)
 
     def _problem(self, error: BaseException) -> str:
         """Describe an error."""

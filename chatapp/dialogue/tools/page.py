@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from chatapp.common.limited_process import LimitedProcess, LimitPassedError
 from chatapp.common.userfiles import UserError, quoted
+from chatapp.common.web import web_client
 from chatapp.dialogue.documents.reading import Unreadable, read_blocks
 from chatapp.dialogue.tools.tool import Arguments, ToolError, stopped_by
 
@@ -85,13 +86,13 @@ def _opened(url: "httpx2.URL") -> "httpx2.Response":
     if url.scheme not in ("http", "https") or not url.host or url.userinfo:
         raise UserError(f"{quoted(str(url))} is not a web address such as https://example.org/")
     # No proxy, which would look the name up again; no cookies of another host.
-    client = httpx2.Client(trust_env=False, timeout=_SECONDS)
+    client = web_client(httpx2.Client, trust_env=False, timeout=_SECONDS)
     failure: Exception | None = None
     for number in _public_addresses(url):
         request = client.build_request(
             "GET",
             url.copy_with(host=number),
-            headers={"Host": url.netloc.decode("ascii"), "Accept-Encoding": "identity"},
+            headers={"Host": url.netloc.decode("ascii")},
             extensions={"sni_hostname": url.raw_host.decode("ascii")},
         )
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from chatapp.common.foreign import parse_json, revealed
 from chatapp.common.paths import allowed_tools_path
-from chatapp.common.userfiles import UserError, dotted_key, read_json_object, reason, write_whole
+from chatapp.common.userfiles import UserError, change_whole, dotted_key, read_json_object, reason
 from chatapp.dialogue.tools.tool import Arguments, Tool, ToolError
 
 _SHOWN = 160
@@ -89,11 +89,16 @@ def allow_for_good(permission: str) -> None:
     """Allow a tool in every chat; see `Tool.permission`. Raises ToolError when that cannot be
     stored.
     """
-    permissions = sorted({*allowed_for_good(), permission})
+    path = allowed_tools_path()
+
+    def changed() -> str:
+        permissions = sorted({*allowed_for_good(), permission})
+        return json.dumps({"allowed": permissions}, indent=2) + "\n"
+
     try:
-        write_whole(allowed_tools_path(), json.dumps({"allowed": permissions}, indent=2) + "\n")
+        change_whole(path, changed)
     except OSError as error:
-        raise ToolError(f"{allowed_tools_path()}: cannot be written: {reason(error)}") from None
+        raise ToolError(f"{path}: cannot be written: {reason(error)}") from None
 
 
 def _of_name(name: str, permissions: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from chatapp.common.foreign import parse_json
 from chatapp.common.paths import cache_dir
-from chatapp.common.userfiles import read_regular, whole_file
+from chatapp.common.userfiles import read_regular, write_whole
 from chatapp.engine.kernels import native
 from chatapp.engine.kernels.machine import seconds_of_others
 from chatapp.engine.kernels.rounding import kind_of
@@ -71,8 +71,8 @@ def _kept(what: str, measure: Callable[[], int], most: int, least: int = 1) -> i
     measured = measure()
     after, lasted = seconds_of_others(), time.monotonic() - began
     if before is not None and after is not None and after - before <= _QUIET * lasted:
-        with suppress(OSError), whole_file(path) as draft:
-            draft.write_text(json.dumps({**kept, key: measured}), encoding="utf-8")
+        with suppress(OSError):
+            write_whole(path, json.dumps({**kept, key: measured}))
     return measured
 
 

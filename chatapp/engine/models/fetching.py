@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from chatapp.common.paths import cache_dir, fetched_path, models_dir
-from chatapp.common.progress import Progress
 from chatapp.common.shading import size_in_words
 from chatapp.common.userfiles import (
+    Progress,
     did_you_mean,
-    make_private,
+    hold,
     quoted,
     read_json_object,
     reason,
@@ -127,10 +127,8 @@ def only_one() -> Iterator[None]:
     """
     path = cache_dir() / "fetching.lock"
     try:
-        make_private(path.parent)
-        lock = FileLock(path, timeout=0)
-        lock.acquire()
-    except Timeout:
+        lock = hold(path)
+    except TimeoutError:
         raise ModelError(
             "another `models get` or `models remove` is running; wait for it"
         ) from None

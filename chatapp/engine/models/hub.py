@@ -25,8 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from chatapp.common.progress import Progress
-from chatapp.common.userfiles import make_private, quoted, reason
+from chatapp.common.userfiles import Progress, make_private, quoted, reason
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.models.known_models import Package
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from chatapp.common.foreign import parse_json
 from chatapp.common.paths import RUN_RECORD, SERVERS, config_dir, models_dir, used_models_path
 from chatapp.common.userfiles import (
+    change_whole,
     did_you_mean,
     is_path,
     missing_path,
     read_json_object,
     read_regular,
     read_toml,
-    write_whole,
 )
 from chatapp.engine.backends.remote.http import Server, is_address, server_url
 from chatapp.engine.decoder.families import DECODERS
@@ -52,10 +52,12 @@ def note_model(name: str | Path) -> None:
     path = os.path.expanduser(name)  # unlike Path, accepts any text without an error
     if os.path.exists(path) and step_of(path) is None:
         place = str(next(gguf_parts(Path(os.path.abspath(path)))))
-        known = [str(path) for path in used_models()]
-        if place not in known:
+        if place not in map(str, used_models()):
             with suppress(OSError, UnicodeError):
-                write_whole(used_models_path(), json.dumps([place, *known][:_MOST], indent=2))
+                change_whole(
+                    used_models_path(),
+                    lambda: json.dumps([place, *map(str, used_models())][:_MOST], indent=2),
+                )
 
 
 def used_models() -> list[Path]:

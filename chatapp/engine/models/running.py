@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any
 from chatapp.common.foreign import parse_json
 from chatapp.common.parameters import Sampling, Values, seeded
 from chatapp.common.paths import background_path
-from chatapp.common.userfiles import UserError, make_private, open_regular, parse_json_object
+from chatapp.common.userfiles import (
+    UserError,
+    hold,
+    open_regular,
+    parse_json_object,
+    write_whole,
+)
 from chatapp.engine.backends.remote.http import (
     SILENCE_SECONDS,
     Body,
@@ -143,26 +149,15 @@ def claim(seconds: float = _CLAIM_SECONDS) -> "FileLock | None":
 
     A process that is killed releases it. seconds: to wait for it.
     """
-    from filelock import FileLock
-
-    path = background_path().with_suffix(".lock")
-    make_private(path.parent)
-    lock = FileLock(path, timeout=seconds)
     try:
-        lock.acquire()
-    except TimeoutError:  # filelock's own is one
+        return hold(background_path().with_suffix(".lock"), seconds)
+    except TimeoutError:
         return None
-    return lock
 
 
 def note(running: Running) -> None:
     """Write the file, for this user only. Raises OSError."""
-    path = background_path()
-    make_private(path.parent)
-    draft = path.with_suffix(f".{os.getpid()}")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(asdict(running), file)
-    draft.replace(path)
+    write_whole(background_path(), json.dumps(asdict(running)), is_secret=True)
 
 
 def forget(pid: int) -> None:

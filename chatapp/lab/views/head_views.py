@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chatapp.common.progress import Progress, no_progress
 from chatapp.common.shading import percent, visible
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import Progress, UserError, no_progress
 from chatapp.lab.drawing.blocks import Block, Cell, Heading, Map, Note, Number, Shaded, Table
 from chatapp.lab.view import Subject, View, option
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from chatapp.common.progress import Progress, no_progress
 from chatapp.common.shading import visible
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import Progress, UserError, no_progress
 from chatapp.lab.drawing.blocks import Block, Cell, Heading, Map, Number, Table
 from chatapp.lab.view import AtToken, Compared, Subject, View, option, token_of
 

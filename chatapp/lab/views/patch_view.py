@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from chatapp.common.progress import Progress, no_progress
-from chatapp.common.userfiles import UserError, quoted
+from chatapp.common.userfiles import Progress, UserError, no_progress, quoted
 from chatapp.lab.drawing.blocks import Block, Cell, Heading, Map, Note, Pieces, Table
 from chatapp.lab.view import Compared, Subject, View, named_token, option
 from chatapp.lab.views.part_views import MEAN, Question, ask, question_at

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from chatapp.common.progress import Progress, no_progress
 from chatapp.common.shading import visible
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import Progress, UserError, no_progress
 from chatapp.lab.drawing.blocks import Bar, Block, Cell, Heading, Note, Number, Shaded, Table
 from chatapp.lab.view import Compared, Subject, View
 from chatapp.lab.views.part_views import MEAN

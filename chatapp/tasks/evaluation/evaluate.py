@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from chatapp.common.progress import Progress
+from chatapp.common.userfiles import Progress
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.resolving import model_identity
 from chatapp.prompting.chat_template import Template

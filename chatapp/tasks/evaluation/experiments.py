@@ -12,7 +12,7 @@ from itertools import permutations
 from pathlib import Path
 from statistics import fmean, stdev
 
-from chatapp.common.progress import Progress
+from chatapp.common.userfiles import Progress
 from chatapp.engine.model import LanguageModel
 from chatapp.rows.examples import Columns, Pool, PromptError, normalise, read_rows
 from chatapp.rows.reading import BadRow

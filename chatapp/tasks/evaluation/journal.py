@@ -45,10 +45,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from filelock import FileLock, Timeout
-
 from chatapp.common.foreign import parse_json
-from chatapp.common.userfiles import open_named, reason
+from chatapp.common.userfiles import lock_of, locked, open_named, reason
 from chatapp.prompting.messages import text_of
 from chatapp.rows.examples import PromptError, Query, item_of
 from chatapp.rows.reading import RowsError
@@ -102,9 +100,9 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
-            self._lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
-            self._lock.acquire()
-        except Timeout:
+            self._lock = locked(lock_of(path), 0.0)
+            self._lock.__enter__()
+        except TimeoutError:
             self._file.close()
             raise PromptError(f"{path}: another process is writing this file") from None
         except OSError as error:
@@ -138,10 +136,7 @@ class Journal:
     ) -> None:
         with suppress(OSError):  # rows that `append` could not write are tried once more here
             self._file.close()
-        # While it is still held: a moment later it may be the lock of another process.
-        with suppress(OSError):
-            os.unlink(self._lock.lock_file)
-        self._lock.release()
+        self._lock.__exit__(None, None, None)
 
     def _cut(self) -> None:
         """Drop the text after the last line break."""

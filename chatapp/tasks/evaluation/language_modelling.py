@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal, TypeVar
 
-from chatapp.common.progress import Progress
+from chatapp.common.userfiles import Progress
 from chatapp.engine.events import Token
 from chatapp.engine.model import LanguageModel, Request, Sampling
 from chatapp.rows.examples import PromptError

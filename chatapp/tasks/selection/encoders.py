@@ -17,8 +17,7 @@ import numpy as np
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.paths import cache_dir
-from chatapp.common.progress import Progress
-from chatapp.common.userfiles import make_private, read_json_object
+from chatapp.common.userfiles import Progress, make_private, read_json_object
 from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.model_files import ModelFiles, check_files
 from chatapp.engine.model import LanguageModel

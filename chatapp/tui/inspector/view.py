@@ -26,7 +26,7 @@ from chatapp.tui.inspector.choosing import TokenText
 from chatapp.tui.platform.actions import Acting, Action
 
 if TYPE_CHECKING:
-    from chatapp.common.progress import Progress
+    from chatapp.common.userfiles import Progress
     from chatapp.dialogue.reading import Reading
     from chatapp.dialogue.session import Session
     from chatapp.dialogue.store.rows import StoredMessage

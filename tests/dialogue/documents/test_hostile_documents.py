@@ -65,10 +65,7 @@ def test_nothing_crashes_and_nothing_dangerous_is_let_through(folder: Path, home
     assert list(folder.rglob("*.new")) == []
 
 
-LONG_LINES = {
-    "heading.md": "# x{}y".format,
-    "fence.md": "```{}y".format,
-}
+LONG_LINES = {"heading.md": "# x{}y".format, "fence.md": "```{}y".format}
 
 
 @pytest.mark.parametrize("name", LONG_LINES)

@@ -59,10 +59,7 @@ def test_it_runs_in_the_folder_of_its_file_or_in_its_own(folder: Path, tmp_path:
             GOOD + 'comand = ["x"]',
             "line 4: 'comand' is not a key of a tool; did you mean 'command'?",
         ),
-        (
-            GOOD.replace('["cat"]', '"cat"'),
-            "line 3: 'command' is the string 'cat'",
-        ),
+        (GOOD.replace('["cat"]', '"cat"'), "line 3: 'command' is the string 'cat'"),
         (GOOD.replace('["cat"]', "[]"), "line 3: 'command' names no program"),
         (GOOD.replace("echo", "a b"), "line 1: 'name' may have letters"),
         (GOOD + "timeout = nan", "line 4: 'timeout' is nan, expected more than 0"),
@@ -124,10 +121,7 @@ def test_an_oversized_schema_is_one_sentence(folder: Path) -> None:
         ({"city": "x", "days": 9}, "the argument 'days' is the number 9, expected 7 or less"),
         ({"city": "x", "days": True}, "the argument 'days' is true, expected integer"),
         ({"city": "x", "unit": "K"}, "the argument 'unit' is the string 'K', expected one of C, F"),
-        (
-            {"city": "x", "tags": ["a", 1]},
-            "the argument 'tags[2]' is the number 1",
-        ),
+        ({"city": "x", "tags": ["a", 1]}, "the argument 'tags[2]' is the number 1"),
         ({"city": "x", "zip": 5}, "the argument 'zip' is the number 5, expected string or null"),
         ({"city": "x", "zip": "a"}, "the argument 'zip' is the string 'a', expected pattern '^"),
         ({"city": "x", "trips": [{"to": "y"}, {}]}, "the argument 'trips[2].to' is missing"),
@@ -245,8 +239,7 @@ def test_a_tool_gets_the_variables_that_its_file_lists(
 
 def test_a_hundred_megabytes_are_cut(folder: Path) -> None:
     tool = program(
-        folder,
-        "import sys\nfor _ in range(100): sys.stdout.write('x' * 10**6)\nopen('end', 'w')",
+        folder, "import sys\nfor _ in range(100): sys.stdout.write('x' * 10**6)\nopen('end', 'w')"
     )
     before = psutil.Process().memory_info().rss
     outcome = run(tool, {}, threading.Event())

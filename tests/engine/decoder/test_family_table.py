@@ -47,9 +47,7 @@ _SCALED = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8}
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "gpt2": [_GPT2, _GPT2 | {"n_inner": 96, "tie_word_embeddings": False}],
-    "gpt_neox": [
-        {key: size for key, size in _SIZES.items() if key != "num_key_value_heads"},
-    ],
+    "gpt_neox": [{key: size for key, size in _SIZES.items() if key != "num_key_value_heads"}],
     "llama": [
         _SIZES | {"rms_norm_eps": 1e-5, "attention_bias": True},
         _SIZES | {"head_dim": 32, "tie_word_embeddings": True},

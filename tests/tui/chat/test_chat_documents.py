@@ -8,7 +8,7 @@ from fakes import ScriptedModel
 from textual.widgets import Static
 from tui_driver import Driver, OpenApp
 
-from chatapp.common.progress import Progress
+from chatapp.common.userfiles import Progress
 from chatapp.dialogue.documents import index
 from chatapp.dialogue.documents.search import Documents
 from chatapp.tasks.files.documents import DocumentSet

@@ -305,8 +305,7 @@ async def test_enter_on_nothing_asks_the_first_question(open_app: OpenApp) -> No
 
 
 @pytest.mark.parametrize(
-    ("place", "words"),
-    [(0, "It is a scripted reply."), (1, "pirate"), (2, "Anna has a zanfo")],
+    ("place", "words"), [(0, "It is a scripted reply."), (1, "pirate"), (2, "Anna has a zanfo")]
 )
 async def test_each_suggestion_is_one_key_away(open_app: OpenApp, place: int, words: str) -> None:
     for keys in [("shift+tab", *["down"] * place, "enter"), (SUGGESTED[place],)]:

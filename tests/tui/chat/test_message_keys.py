@@ -126,9 +126,7 @@ async def test_the_mouse_selects_text_and_ctrl_c_copies_it(open_app: OpenApp) ->
         assert driver.app.clipboard == "sea"
 
 
-async def test_letters_that_are_no_command_of_a_message_go_to_the_prompt(
-    open_app: OpenApp,
-) -> None:
+async def test_letters_that_are_no_command_of_a_message_go_to_the_prompt(open_app: OpenApp) -> None:
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", *"hello, world")

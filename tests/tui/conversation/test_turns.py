@@ -33,9 +33,7 @@ async def test_the_first_message_waits_for_the_model(open_app: OpenApp, store: S
         assert "waiting for the model" not in driver.screen_text
 
 
-async def test_a_failed_load_gives_the_text_back_and_can_be_tried_again(
-    open_app: OpenApp,
-) -> None:
+async def test_a_failed_load_gives_the_text_back_and_can_be_tried_again(open_app: OpenApp) -> None:
     attempts = []
 
     def load() -> ScriptedModel:
@@ -137,9 +135,7 @@ async def test_an_edit_that_is_too_long_stays_an_edit(open_app: OpenApp) -> None
         assert driver.texts == ["Hello", "Yes."]
 
 
-async def test_text_written_meanwhile_is_kept_when_a_message_comes_back(
-    open_app: OpenApp,
-) -> None:
+async def test_text_written_meanwhile_is_kept_when_a_message_comes_back(open_app: OpenApp) -> None:
     async with open_app(ScriptedModel(["Yes."], context=64)) as driver:
         driver.prompt.text = "word " * 100
         driver.app.simulate_key("enter")

@@ -25,10 +25,7 @@ from chatapp.tui.inspector.view import CloseUpView
 TEXT = "The quick [b]fox[/b]"
 BEFORE = {"ablate": "all", "texts": "1.0", "neighbours": "x", "state": "1", "weight": "1.0"}
 BEFORE |= {"neurons": "0.mlp"}
-AFTER = {
-    "patch": ["--noise", "1"],
-    "positions": ["--with", TEXT[::-1]],
-}
+AFTER = {"patch": ["--noise", "1"], "positions": ["--with", TEXT[::-1]]}
 
 
 @pytest.fixture(scope="module")

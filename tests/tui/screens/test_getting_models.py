@@ -9,7 +9,7 @@ from fakes import ScriptedModel
 from textual.widgets import ProgressBar
 from tui_driver import Driver, OpenApp
 
-from chatapp.common.progress import Progress
+from chatapp.common.userfiles import Progress
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models import catalogue, fetching, loading
 from chatapp.engine.models.known_models import known_models

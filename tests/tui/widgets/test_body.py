@@ -79,7 +79,4 @@ def test_another_text_takes_its_place() -> None:
 def test_a_selection_gives_the_text_and_not_the_rows() -> None:
     body = TextBody("one two three four\nfive")
     rows(body, 9)
-    assert body.get_selection(Selection(Offset(4, 0), Offset(2, 1))) == (
-        "two three four\nfi",
-        "\n",
-    )
+    assert body.get_selection(Selection(Offset(4, 0), Offset(2, 1))) == ("two three four\nfi", "\n")

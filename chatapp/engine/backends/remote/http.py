@@ -43,6 +43,7 @@ from urllib.parse import urlsplit
 
 from chatapp.common.foreign import parse_json
 from chatapp.common.paths import SERVERS
+from chatapp.common.web import web_client
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import ContextOverflow, Generate, Request
@@ -224,7 +225,8 @@ class Client:
 
         self.server = server
         try:
-            self._http = httpx2.AsyncClient(
+            self._http = web_client(
+                httpx2.AsyncClient,
                 timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
                 limits=httpx2.Limits(keepalive_expiry=_IDLE_SECONDS),
                 follow_redirects=False,  # the key is for this address only
@@ -396,7 +398,7 @@ def _serve(loop: asyncio.AbstractEventLoop, http: "httpx2.AsyncClient") -> None:
 
 async def _text(response: "httpx2.Response", most: int) -> str:
     """The body of a response up to a number of bytes, with what is above cut off."""
-    body = b""
+    body = bytearray()
     async for part in response.aiter_bytes():
         body += part
         if len(body) > most:

@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from completions_server import (
-    CompletionsServer,
-    break_off,
-    closed_port,
-    piece,
-    said,
-    usage,
-)
+from completions_server import CompletionsServer, break_off, closed_port, piece, said, usage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,11 +21,7 @@ from chatapp.dialogue.store import Store
 from chatapp.engine.backends.remote import http
 from chatapp.engine.backends.remote.http import Client, Server
 from chatapp.engine.backends.remote.protocol import RemoteTokenizer
-from chatapp.engine.backends.remote.remote_model import (
-    RemoteModel,
-    connect,
-    served_models,
-)
+from chatapp.engine.backends.remote.remote_model import RemoteModel, connect, served_models
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Request, Sampling

@@ -231,12 +231,7 @@ def refusing(name: str, status: int, words: str) -> Any:
     ],
 )
 def test_what_a_server_refuses_is_left_out(
-    server: CompletionsServer,
-    model: RemoteModel,
-    name: str,
-    status: int,
-    words: str,
-    message: str,
+    server: CompletionsServer, model: RemoteModel, name: str, status: int, words: str, message: str
 ) -> None:
     server.stream = refusing(name, status, words)
     for expected in (message, ""):  # said once

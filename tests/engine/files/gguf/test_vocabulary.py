@@ -38,9 +38,7 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
 
 def test_byte_level_with_its_way_of_cutting() -> None:
     tokenizer = gguf_tokenizer(BYTE_LEVEL, "a.gguf")
-    assert tokens(tokenizer, "hello lo 12!") == [
-        *("h", "e", "l", "lo", "Ġlo", "Ġ", "12", "!"),
-    ]
+    assert tokens(tokenizer, "hello lo 12!") == [*("h", "e", "l", "lo", "Ġlo", "Ġ", "12", "!")]
     digits = gguf_tokenizer(BYTE_LEVEL | {"tokenizer.ggml.pre": "smollm"}, "a.gguf")
     assert tokens(digits, "12") == ["1", "2"]
     assert tokenizer.decode([13, 0], skip_special_tokens=False) == " a"
