@@ -117,10 +117,7 @@ def _losses(model: LanguageModel, windows: Sequence[Sequence[int]]) -> dict[str,
     losses = -np.array(scored)  # (windows, length - 1)
     early = losses[:, int(0.05 * length) : max(1, int(0.15 * length))]
     late = losses[:, int(0.9 * length) - 1 :]
-    return {
-        "window_loss": float(losses.mean()),
-        "in_context": float(late.mean() - early.mean()),
-    }
+    return {"window_loss": float(losses.mean()), "in_context": float(late.mean() - early.mean())}
 
 
 def _whole_words(text: str) -> str:

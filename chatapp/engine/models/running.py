@@ -25,13 +25,7 @@ from typing import TYPE_CHECKING, Any
 from chatapp.common.foreign import parse_json
 from chatapp.common.parameters import Sampling, Values, seeded
 from chatapp.common.paths import background_path
-from chatapp.common.userfiles import (
-    UserError,
-    hold,
-    open_regular,
-    parse_json_object,
-    write_whole,
-)
+from chatapp.common.userfiles import UserError, hold, open_regular, parse_json_object, write_whole
 from chatapp.engine.backends.remote.http import (
     SILENCE_SECONDS,
     Body,
