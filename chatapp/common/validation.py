@@ -164,6 +164,8 @@ def _sentence(details: ErrorDetails, what: str, table: type[BaseModel], location
         return f"has the kind {quoted(context['tag'])}{suggestion(context['tag'], known)}"
     if kind == "too_short":
         return f"holds {context['actual_length']}, expected {context['min_length']} or more"
+    if kind == "too_long":
+        return f"holds more than {context['max_length']:,}, which is too many"
     if (bound := _BOUNDS.get(kind)) is not None:
         name = str(location[-1]) if location else ""
         broken = {bound: context[bound]}

@@ -3,7 +3,7 @@ description made of them.
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import models_json_schema
@@ -11,6 +11,12 @@ from pydantic.json_schema import models_json_schema
 from chatapp import __version__
 from chatapp.common.parameters import PARAMETERS
 from chatapp.common.validation import key_of, sampling_model
+
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is read up to its first mistake: a million of them would be a million messages."""
+Several = Annotated[list[Item], Field(fail_fast=True, max_length=4096)]
+Prompts = str | Many[str] | Many[int] | Many[Many[int]]
 
 MOST_CHOICES = 16
 MOST_ALTERNATIVES = 20
@@ -123,7 +129,7 @@ class Writing(sampling_model("max_tokens"), Body):  # type: ignore[misc]  # made
     structured_outputs: StructuredOutputs | None = None
 
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
-    stop: str | list[str] | None = Field(
+    stop: str | Several[str] | None = Field(
         default=None, description=f"At most {MOST_STOPS}; OpenAI takes 4."
     )
     stream: bool | None = None
@@ -151,7 +157,7 @@ class CompletionBody(Writing):
     `logprobs` name tokens by their ids, "token_id:7".
     """
 
-    prompt: str | list[str] | list[int] | list[list[int]] = ""
+    prompt: Prompts = ""
     max_tokens: int | None = key_of("max_tokens", low=0)
     echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
@@ -183,8 +189,8 @@ class MessageBody(Known):
     """A message of the chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Several[Part] | None = None
+    tool_calls: Several[ToolCall] | None = None
     tool_call_id: str | None = None
 
 
@@ -238,12 +244,12 @@ class ChatBody(Writing):
     has the rest alone.
     """
 
-    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    messages: Annotated[Several[MessageBody], Field(min_length=1)]
     max_tokens: int | None = key_of("max_tokens")
     max_completion_tokens: int | None = key_of("max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
-    tools: list[ToolDefinition] | None = None
+    tools: Several[ToolDefinition] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: TemplateSwitches | None = None
@@ -257,7 +263,7 @@ class ChatBody(Writing):
 class EmbeddingBody(Body):
     """Texts whose mean hidden states are wanted."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
 
 
@@ -269,13 +275,13 @@ class TokenizeBody(Body):
 
     prompt: str | None = None
     parse_special: bool | None = None
-    messages: list[MessageBody] | None = None
+    messages: Several[MessageBody] | None = None
 
 
 class DetokenizeBody(Body):
     """Tokens to be joined."""
 
-    tokens: list[int]
+    tokens: Many[int]
 
 
 POSTS: dict[str, type[Body]] = {

@@ -180,17 +180,19 @@ def chat_prompt(
         raise BadRequestError(f"tools has {twice[:200]!r} twice", "tools")
     if definitions:
         writer.use_tools(definitions)
+    texts = [_text(message, number) for number, message in enumerate(body.messages)]
+    calls = [call for message in body.messages for call in message.tool_calls or ()]
+    texts += [call.function.arguments for call in calls]
+    refuse_endless(model, [" ".join(texts)], "messages")  # before they are joined one by one
     system, exchanges = _exchanges(body.messages)
-    texts = [text for part in exchanges for text in (part.user, part.reply or "")]
-    refuse_endless(model, ["".join([system or "", *texts])], "messages")
     options = Options(Sampling(max_tokens=max_tokens), system=system)
     prompt = write_prompt(writer, exchanges, options)
     functions = [definition["function"] for definition in definitions]
     tools = {function["name"]: function["parameters"] for function in functions}
-    calls = writer.calls
+    pattern = writer.calls
     if body.is_call_required:  # the reply is a call from its first character on
-        calls = replace(calls, bare=True) if isinstance(calls, JSONCalls) else LLAMA
-    return ChatPrompt(prompt, writer, tools, calls, bool(exchanges[-1].rest))
+        pattern = replace(pattern, bare=True) if isinstance(pattern, JSONCalls) else LLAMA
+    return ChatPrompt(prompt, writer, tools, pattern, bool(exchanges[-1].rest))
 
 
 def constraint_of(model: LanguageModel, body: ChatBody, chat: ChatPrompt) -> Constraint | None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,10 @@ LONG = "hello world " * 80_000
         ("/tokenize", {"messages": [USER | {"content": LONG}]}, "more than 256 tokens"),
         ("/detokenize", {"tokens": [5] * 500_000}, "more than the model's window"),
         (TEXT, {"prompt": LONG}, "more than 256 tokens"),
+        (TEXT, {"prompt": [{}] * 1_000_000}, "prompt is a list"),
+        (CHAT, {"messages": [0] * 2_000_000}, "messages.0 is the number 0"),
+        (CHAT, {"messages": [USER | {"content": ""}] * 100_000}, "more than 4,096"),
+        (CHAT, {"messages": [USER | {"content": "a " * 500}] * 3_000}, "more than 256 tokens"),
         ("/embeddings", {"input": ["a"] * 100_000}, "more than 2,048 texts"),
         (TEXT, {"prompt": ["a"] * 100_000, "echo": True, "max_tokens": 0}, "2,048 texts"),
         (TEXT, {"prompt": ["a"] * 200, "n": 16, "echo": True, "max_tokens": 0}, "3,200 texts"),
@@ -291,3 +296,21 @@ async def test_the_key_opens_what_is_not_open(tiny_folder: Path) -> None:
         assert (await client.get("/health"))["status"] == "ok"
         page = {"Origin": "http://page.example"}
         assert (await client.session.options(client.address, headers=page)).status == 204
+
+
+def test_every_list_of_a_request_is_read_up_to_its_first_mistake() -> None:
+    """A forgotten one makes a message for each of a million wrong items, which takes minutes."""
+
+    def lists(schema: Any) -> Iterator[Any]:
+        if isinstance(schema, dict):
+            if schema.get("type") == "list":
+                yield schema
+            for part in schema.values():
+                yield from lists(part)
+        elif isinstance(schema, list | tuple):
+            for part in schema:
+                yield from lists(part)
+
+    found = [each for kind in POSTS.values() for each in lists(kind.__pydantic_core_schema__)]
+    assert len(found) > 10
+    assert all(each.get("fail_fast") for each in found)
