@@ -207,10 +207,7 @@ finally:
 @contextmanager
 def talking(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """`chatapp ask` that would talk for twenty seconds, if nobody stopped it."""
-    environment = {
-        "CHATAPP_HOME": str(tmp_path),
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
-    }
+    environment = {"CHATAPP_HOME": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     with subprocess.Popen(
         [sys.executable, "-c", TALKER, "ask", "Talk", *arguments],
         cwd=tmp_path,

@@ -49,11 +49,7 @@ def started(monkeypatch: pytest.MonkeyPatch, kept: list[bool]) -> list[tuple[Set
 def test_help_imports_nothing_heavy() -> None:
     script = "import sys; from chatapp.cli import main\ntry: main()\nfinally: print(*sys.modules)"
     result = subprocess.run(
-        [sys.executable, "-c", script, "--help"],
-        cwd=ROOT,
-        env={},
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", script, "--help"], cwd=ROOT, env={}, capture_output=True, text=True
     )
     assert "ask" in result.stdout
     heavy = {"torch", "transformers", "textual", "numpy", "pydantic", "rich.console", "sqlite3"}

@@ -58,10 +58,7 @@ def test_patching_two_prompts_and_with_noise(run: Run, folder: str) -> None:
         (["patch", "--with", "User"], "patching needs the same number"),
         (["patch", "--with", ""], "give --with and a text of as many tokens"),
         (["patch", "--with", OTHER, "--noise", "1"], "use either --with or --noise, not both"),
-        (
-            ["patch", "--noise", "one"],
-            "--noise is 'one'; expected numbers of tokens",
-        ),
+        (["patch", "--noise", "one"], "--noise is 'one'; expected numbers of tokens"),
         (["patch", "--noise", "9" * 5_000], "expected numbers of tokens"),
         (["patch", "--noise", "999"], "noise needs tokens of the text, numbered 0 to"),
         (["patch", "--destroy"], "give --with and a text"),

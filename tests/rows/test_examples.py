@@ -5,13 +5,7 @@ from pathlib import Path
 import pytest
 
 from chatapp.rows import examples
-from chatapp.rows.examples import (
-    Columns,
-    Example,
-    normalise,
-    read_pool,
-    read_rows,
-)
+from chatapp.rows.examples import Columns, Example, normalise, read_pool, read_rows
 from chatapp.rows.reading import RowsError
 
 
