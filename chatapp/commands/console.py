@@ -14,7 +14,7 @@ from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError, encoding_hint, reason, write_named
 
 if TYPE_CHECKING:
-    from chatapp.common.progress import Progress
+    from chatapp.common.userfiles import Progress
 
 FAILED, INTERRUPTED = 1, 130
 _SIGPIPE_STATUS = 141  # a shell's status of a program that was ended by a closed pipe

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from chatapp.common.progress import Progress, no_progress
+from chatapp.common.userfiles import Progress, no_progress
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.prompting.chat_template import Template
