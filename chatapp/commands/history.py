@@ -39,6 +39,8 @@ app = typer.Typer(
 
 _PIPED_WIDTH = 160  # columns of a table outside of a terminal
 
+_MOST_SENTENCES = 20
+
 ChatArgument = Annotated[
     int,
     typer.Argument(help="The chat's id, as `history list` shows it.", autocompletion=shared.chats),
@@ -189,34 +191,47 @@ def export(
 
 @app.command("import")
 def import_chats(
-    file: Annotated[
-        Path,
+    files: Annotated[
+        list[Path],
         typer.Argument(
-            help="An export of chatapp, messages in OpenAI's format (JSON or JSON Lines), "
-            "or conversations.json of a ChatGPT data export."
+            help="Exports of chatapp, ChatGPT, Claude, LibreChat or open-webui, or messages in "
+            "OpenAI's format: JSON files, folders of them, or the .zip of an export."
         ),
     ],
     as_json: shared.JsonOption = False,
 ) -> None:
-    """Import the chats of a file; one that cannot be read is left out and named."""
+    """Import chats; one that was imported before is continued where it has grown.
+
+    A chat that cannot be read is left out and named.
+    """
     from chatapp.dialogue.importing import read_chats, store_chats
 
     with interruptible("interrupted; nothing was imported"), open_store() as store:
         with progress("Reading chats") as report:
-            imported = read_chats(file, report)
+            imported = read_chats(*files, progress=report)
         with progress("Storing messages") as report:
-            ids = store_chats(store, imported.chats, report)
+            placed = store_chats(store, imported.chats, report)
+    others, new = imported.others, sum(is_new for _, _, is_new in placed)
+    grown = sum(added > 0 and not is_new for _, added, is_new in placed)
     if as_json:
-        titles = [chat.title for chat in imported.chats]
-        write_json([{"id": id, "title": title} for id, title in zip(ids, titles, strict=True)])
+        rows = zip(placed, imported.chats, strict=True)
+        write_json([{"id": id, "title": chat.title, "added": n} for (id, n, _), chat in rows])
     else:
-        complain(f"imported {_chats(len(ids))}")
-    if imported.empty:
-        complain(f"skipped {_chats(imported.empty)} without a message")
-    if imported.faults:
-        complain(f"left out {_chats(len(imported.faults))} that cannot be read:")
-    for sentence in imported.faults:
+        complain(f"imported {_chats(new)}")
+    reports = {
+        f"continued {_chats(grown)} that had grown": grown and not as_json,
+        f"left {_chats(len(placed) - new - grown)} as before": len(placed) > new + grown,
+        f"skipped {_chats(imported.empty)} without a message": imported.empty,
+        f"skipped {others} file{'s' * (others > 1)} without chats": others,
+        f"left out {len(imported.faults)} that cannot be read:": imported.faults,
+    }
+    for sentence in (sentence for sentence, is_so in reports.items() if is_so):
         complain(sentence)
+    for sentences in (imported.faults, imported.notes):
+        for sentence in sentences[:_MOST_SENTENCES]:
+            complain(sentence)
+        if (more := len(sentences) - _MOST_SENTENCES) > 0:
+            complain(f"and {more} more of this kind")
 
 
 @app.command()

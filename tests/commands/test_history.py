@@ -206,15 +206,39 @@ def test_feedback_is_exported_as_training_rows(run, ids: list[int], tmp_path: Pa
 def test_chats_are_imported(run, ids: list[int], tmp_path: Path) -> None:
     target = tmp_path / "chats.json"
     run("history", "export", "--all", "--format", "json", "-o", str(target))
+    here = "chatapp: imported 0 chats\nchatapp: left 2 chats as before\n"
+    assert run("history", "import", str(target)) == (0, "", here)
+    documents = [each | {"id": 70 + n} for n, each in enumerate(json.loads(target.read_text()))]
+    target.write_text(json.dumps(documents))
     assert run("history", "import", str(target)) == (0, "", "chatapp: imported 2 chats\n")
-    (new,) = [json.loads(run("history", "import", str(target), "--json").out)]
-    assert [sorted(chat) for chat in new] == [["id", "title"]] * 2
-    assert len(chats_left()) == 6
+    assert len(chats_left()) == 4
+    documents[0]["messages"].append({"role": "user", "content": "More"})
+    rest = [{"title": HOSTILE}, {"messages": []}]
+    target.write_text(json.dumps([*documents, *rest]))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "user.json").write_text("{}")
+    status, out, err = run("history", "import", str(target), str(tmp_path / "folder"))
+    assert (status, out, err.splitlines()[:6]) == (
+        *(0, ""),
+        [
+            "chatapp: imported 0 chats",
+            "chatapp: continued 1 chat that had grown",
+            "chatapp: left 1 chat as before",
+            "chatapp: skipped 1 chat without a message",
+            "chatapp: skipped 1 file without chats",
+            "chatapp: left out 1 that cannot be read:",
+        ],
+    )
+    assert err.splitlines()[6].startswith(f"chatapp: {target}, chat 3 ")
+    assert len(err.splitlines()) == 7
+    new = json.loads(run("history", "import", str(target), "--json").out)
+    assert [(sorted(chat), chat["added"]) for chat in new] == [(["added", "id", "title"], 0)] * 2
+    assert len(chats_left()) == 4
     target.write_text("{")
     status, out, err = run("history", "import", str(target))
     assert (status, out) == (2, "")
     assert str(target) in err
-    assert len(chats_left()) == 6
+    assert len(chats_left()) == 4
 
 
 def test_a_damaged_file_is_replaced_by_the_copy_of_the_day(run, ids: list[int]) -> None:
@@ -238,6 +262,7 @@ def test_an_interrupted_import_leaves_nothing(
 ) -> None:
     target = tmp_path / "chats.json"
     run("history", "export", "--all", "--format", "json", "-o", str(target))
+    target.write_text(target.read_text().replace('"id": ', '"id": 7'))
     create, calls = Store.create_chat, []
 
     def interrupted(store: Store, **facts: object) -> int:

@@ -98,9 +98,9 @@ def test_exports_carry_the_mark_and_imports_keep_it(
     assert "changes" not in document["messages"][0]
     assert "## Assistant (without 1.0)" in to_markdown(chat, messages)
     path = tmp_path / "chat.json"
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(document | {"id": 70}))
     (imported,) = store_chats(store, read_chats(path).chats)
-    assert [message.changes for message in store.path(imported)] == ["", "without 1.0"]
+    assert [message.changes for message in store.path(imported.id)] == ["", "without 1.0"]
 
 
 def test_what_teaches_leaves_changed_replies_out(store: Store) -> None:

@@ -28,16 +28,20 @@ while True:
 """
 IMPORTS = """
 import sys
+from dataclasses import replace
+from time import time_ns
 from pathlib import Path
-from chatapp.dialogue.importing import ImportedChat, ImportedMessage, read_chats, store_chats
+from chatapp.dialogue.importing import read_chats, store_chats
 from chatapp.dialogue.store import Store
 path = Path(sys.argv[2])
 file = path.with_name("import.jsonl")
-file.write_text('{"messages": [{"role": "user", "content": "Hi"}]}\\n' * 300)
+line = '{"messages": [{"role": "user", "content": "Hi %d"}]}\\n'
+file.write_text("".join(line % number for number in range(300)))
 store, chats = Store(path), read_chats(file).chats
 print("ready", flush=True)
 while True:
-    store_chats(store, chats)
+    number = time_ns()
+    store_chats(store, [replace(chat, origin=f"{chat.origin} {number}") for chat in chats])
 """
 
 

@@ -34,6 +34,7 @@ from chatapp.dialogue.store.rows import (
     StoredChat,
     StoredMessage,
     Verdict,
+    own_origin,
     title_after,
 )
 from chatapp.prompting.messages import Call, Role
@@ -75,8 +76,9 @@ class Store:
         prompt: str = "",
         asked_template: str = "",
         documents: DocumentSet | None = None,
+        origin: str = "",
     ) -> int:
-        """A new, empty chat; returns its id. Ids are never used twice."""
+        """A new, empty chat; returns its id. Ids are never used twice. origin: see `StoredChat`."""
         now = time.time()
         return self._database.insert(
             "chats",
@@ -87,6 +89,7 @@ class Store:
             prompt=prompt,
             asked_template=asked_template,
             documents=documents and documents.to_dict(),
+            origin=origin,
             created=now,
             updated=now,
         )
@@ -105,6 +108,14 @@ class Store:
         """
         statement, values = queries.chats(matching, archived)
         return self._database.read(ChatSummary.of, statement, *values, limit, offset)
+
+    def chat_from(self, origin: str) -> int | None:
+        """The chat outside the bin that was imported from there, or that began here and is it."""
+        own_id = int(origin.split(":")[1]) if origin.startswith("chatapp:") else 0
+        for row in self._database.rows(queries.FROM_ORIGIN, origin, own_id):
+            if origin in (row["origin"], own_origin(row["id"], row["created"])):
+                return int(row["id"])
+        return None
 
     def rename_chat(self, chat_id: int, title: str) -> None:
         """Give a chat another title."""
@@ -210,13 +221,16 @@ class Store:
             self._end_path(chat_id, message_id, 1)
             return self.message(message_id)
 
-    def add_messages(self, chat_id: int, messages: Iterable[MessageContent]) -> None:
-        """Add messages to an empty chat, each below the one before; the path ends in the last.
+    def add_messages(
+        self, chat_id: int, messages: Iterable[MessageContent], parent_id: int | None = None
+    ) -> None:
+        """Add messages to a chat, the first below `parent_id` (None: at the root) and each below
+        the one before; the path ends in the last.
 
         Its title is as after `add_message` for each. Raises Gone when the chat is in the bin.
         """
         with self.transaction():
-            title, last, added, now = self._open_chat(chat_id).title, None, 0, time.time()
+            title, last, added, now = self._open_chat(chat_id).title, parent_id, 0, time.time()
             for message in messages:
                 last = self._database.insert(
                     "messages",

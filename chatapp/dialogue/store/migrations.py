@@ -133,5 +133,9 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "ALTER TABLE messages ADD COLUMN original TEXT",
         "ALTER TABLE chats ADD COLUMN tags TEXT NOT NULL DEFAULT ''",
     ),
+    "where a chat was imported from": (
+        "ALTER TABLE chats ADD COLUMN origin TEXT NOT NULL DEFAULT ''",
+        "CREATE INDEX chats_by_origin ON chats (origin) WHERE origin != ''",
+    ),
 }
 """The statements of each migration, by name, in their order."""

@@ -16,6 +16,10 @@ _MOST_WORDS = 32
 ALIKE = "SELECT title FROM chats WHERE substr(title, 1, length(?)) = ? AND id != ?"
 """The titles of other chats that begin in the same way."""
 
+FROM_ORIGIN = """SELECT id, created, origin FROM chats
+    WHERE deleted IS NULL AND ((origin = ? AND origin != '') OR id = ?) ORDER BY id"""
+"""The chats with an origin, and the one with an id."""
+
 CHAT = f"SELECT {_columns(StoredChat)} FROM chats WHERE id = ?"
 
 MESSAGES = """

@@ -47,7 +47,7 @@ class StoredChat:
     last reply. chosen: the sampling parameters set for it, by name. documents: its documents, or
     None. tools: the names of those that its model may call; allowed_tools: the permissions that the
     user gave for this chat (see `Tool.permission`). tags: words that begin with "#", between
-    spaces.
+    spaces. origin: what an imported chat is known by; "" for one that began here.
     """
 
     id: int
@@ -68,6 +68,7 @@ class StoredChat:
     tools: tuple[str, ...] = ()
     allowed_tools: tuple[str, ...] = ()
     tags: str = ""
+    origin: str = ""
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "StoredChat":
@@ -297,6 +298,11 @@ class Hit:
     snippet: str
     role: Role
     updated: float
+
+
+def own_origin(chat_id: int, created: float) -> str:
+    """What a chat of this program is known by in another file. created: in seconds."""
+    return f"chatapp:{chat_id}:{int(created * 1000)}"
 
 
 def title_after(title: str, text: str) -> str:

@@ -1,6 +1,7 @@
-"""Chats are read from files of three kinds; one with a mistake is left out and named."""
+"""This program's chats and OpenAI's messages are read; faults are named; nothing comes twice."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.export import to_json, to_training_rows
-from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
+from chatapp.dialogue.importing import ImportedFiles, ImportingError, read_chats, store_chats
 from chatapp.dialogue.store import Store
 from chatapp.prompting.calls import DEEPEST
 from chatapp.prompting.messages import Call
@@ -21,6 +22,13 @@ def file(tmp_path: Path, content: Any) -> Path:
     path = tmp_path / "chats.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
+
+
+def stored(store: Store, imported: ImportedFiles) -> list[int]:
+    """Store chats that are not there yet; returns their ids."""
+    placed = store_chats(store, imported.chats)
+    assert all(is_new and added for _, added, is_new in placed)
+    return [id for id, _, _ in placed]
 
 
 def nested(levels: int) -> list[Any]:
@@ -36,8 +44,8 @@ def test_what_was_exported_comes_back(store: Store, tmp_path: Path) -> None:
     first = store.add_message(chat_id, None, "user", "Hi")
     store.add_message(chat_id, first.id, "assistant", HOSTILE, status="stopped")
     document = to_json(store.chat(chat_id), store.path(chat_id))
-    for content in (document, [document, document]):
-        ids = store_chats(store, read_chats(file(tmp_path, content)).chats)
+    for content in (document | {"id": 70}, [document | {"id": 80}, document | {"id": 90}]):
+        ids = stored(store, read_chats(file(tmp_path, content)))
         assert len(ids) == (len(content) if isinstance(content, list) else 1)
         for id in ids:
             again = to_json(store.chat(id), store.path(id))
@@ -59,8 +67,8 @@ def test_sources_and_calls_come_back(store: Store, tmp_path: Path) -> None:
         Call("search", {"deep": nested(DEEPEST - 1)}, "", "running", 10),  # as the program died
     )
     store.update_calls(reply.id, calls)
-    document = to_json(store.chat(chat_id), store.path(chat_id))
-    (id,) = store_chats(store, read_chats(file(tmp_path, document)).chats)
+    document = to_json(store.chat(chat_id), store.path(chat_id)) | {"id": 70}
+    (id,) = stored(store, read_chats(file(tmp_path, document)))
     again = store.path(id)[-1]
     assert (again.sources, again.calls) == (sources, calls)
 
@@ -109,70 +117,11 @@ def test_training_rows_are_chats_a_line(store: Store, tmp_path: Path) -> None:
         {"messages": [*TURNS, {"role": "user", "content": [{"type": "text", "text": "Bye"}]}]},
     ]
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    ids = store_chats(store, read_chats(file(tmp_path, lines)).chats)
+    ids = stored(store, read_chats(file(tmp_path, lines)))
     assert store.chat(ids[0]).system == "Be kind."
     assert store.chat(ids[0]).title == "Hi"
     assert to_training_rows(store.chat(ids[0]), store.path(ids[0])) == [rows[0]]
     assert [message.text for message in store.path(ids[1])] == ["Hi", HOSTILE, "Bye"]
-
-
-def node(parent: str | None, role: str | None, *parts: Any) -> dict[str, Any]:
-    """A node of ChatGPT's tree."""
-    message = role and {"author": {"role": role}, "content": {"parts": list(parts)}}
-    return {"parent": parent, "message": message}
-
-
-def test_chatgpts_export_is_followed_to_its_current_node(store: Store, tmp_path: Path) -> None:
-    document = {
-        "title": "Tea",
-        "current_node": "f",
-        "mapping": {
-            "a": node(None, None),
-            "b": node("a", "system", ""),
-            "c": node("b", "user", "Tea?"),
-            "other": node("c", "assistant", "No."),
-            "d": node("c", "assistant", "I look it up."),
-            "e": node("d", "tool", "results"),
-            "f": node("e", "assistant", "Yes.", {"image": 1}),
-        },
-    }
-    (id,) = store_chats(store, read_chats(file(tmp_path, [document])).chats)
-    assert store.chat(id).title == "Tea"
-    assert [message.text for message in store.path(id)] == ["Tea?", "I look it up.\n\nYes."]
-
-
-def test_a_chat_that_cannot_be_read_leaves_the_others(tmp_path: Path) -> None:
-    tree = {"a": node(None, "user", "Hi"), "b": node("a", "assistant", "Yes.")}
-    trees = [{"mapping": tree, "current_node": current} for current in ("a", None, "gone", "c")]
-    imported = read_chats(path := file(tmp_path, [*trees, {"mapping": tree}, 3]))
-    assert [chat.messages[-1].text for chat in imported.chats] == ["Hi", "Yes.", "Yes."]
-    problems = ["chat 3: 'mapping' has no node 'gone'", "chat 4: 'mapping' has no node 'c'"]
-    problems.append("chat 6: is the number 3, expected an object")
-    assert imported.faults == tuple(f"{path}, {problem}" for problem in problems)
-
-
-def test_chats_without_a_message_are_left_out_and_counted(tmp_path: Path) -> None:
-    tree = {"a": node(None, None), "b": node("a", "user", "Hi")}
-    documents = [
-        {"mapping": {}, "current_node": None},
-        {"mapping": tree, "current_node": "b"},
-        {"mapping": tree, "current_node": "a"},
-        {"messages": []},
-    ]
-    imported = read_chats(file(tmp_path, documents))
-    assert [chat.messages[0].text for chat in imported.chats] == ["Hi"]
-    assert imported.empty == 3
-
-
-def test_pictures_and_speech_of_chatgpt_keep_their_turns(tmp_path: Path) -> None:
-    tree = {
-        "a": node(None, "user", {"content_type": "image_asset_pointer"}),
-        "b": node("a", "assistant", "", "A walrus."),
-        "c": node("b", "user", {"content_type": "audio_transcription", "text": "Sure?"}),
-        "d": node("c", "assistant", "Yes.") | {"parent": "c"},
-    }
-    (chat,) = read_chats(file(tmp_path, {"mapping": tree, "current_node": "d"})).chats
-    assert [message.text for message in chat.messages] == ["", "A walrus.", "Sure?", "Yes."]
 
 
 ODD = (None, 0, True, 1.5, "x", [], [None], {}, {"x": None})
@@ -185,26 +134,6 @@ def texts_or_sentence(path: Path) -> list[str] | str:
     except ImportingError as error:
         return str(error)
     return [message.text for message in chat.messages]
-
-
-@pytest.mark.parametrize("key", ["parent", "message", "author", "role", "content", "parts"])
-@pytest.mark.parametrize("value", ODD)
-def test_odd_values_in_chatgpts_tree_are_understood_or_told_in_words(
-    tmp_path: Path, key: str, value: Any
-) -> None:
-    tree = {"a": node(None, "user", "Hi"), "b": node("a", "assistant", "Hello.")}
-    message: Any = tree["b"]["message"]
-    holder: dict[str, dict[str, Any]] = {"role": message["author"], "parts": message["content"]}
-    holder |= {"author": message, "content": message}
-    holder.get(key, tree["b"])[key] = value
-    path = file(tmp_path, {"mapping": tree, "current_node": "b"})
-    match texts_or_sentence(path):
-        case str(sentence):
-            assert sentence.startswith(str(path))
-        case texts:
-            # The message that the odd value left without text is none; without a parent it is
-            # the first.
-            assert texts == (["", "Hello."] if key == "parent" else ["Hi"])
 
 
 @pytest.mark.parametrize("key", ["messages", "mapping", "current_node", "title", "system", "model"])
@@ -228,10 +157,10 @@ def test_odd_values_in_a_chat_are_understood_or_told_in_words(
         ("[]", "contains no chat"),
         ("3", "is the number 3, expected an object"),
         (
-            '{"messages": [{"role": "user", "content": "x"}]}\n{"messages": [',
+            '{"messages": []}\n{"messages": [',
             "line 2: is not valid JSON",
         ),
-        ([{"messages": []}, {"title": "x"}], "chat 2: 'messages' is missing, expected a list"),
+        ([{"messages": []}, {"title": "x"}], "chat 2 'x': 'messages' is missing, expected a"),
         ({"messages": []}, "has no message"),
         ({"messages": ["x"]}, "message 1: is the string 'x', expected an object"),
         (
@@ -248,19 +177,6 @@ def test_odd_values_in_a_chat_are_understood_or_told_in_words(
             "'status' is the string 'odd', expected one of",
         ),
         ({"messages": TURNS, "title": 7}, "'title' is the number 7, expected text"),
-        ({"mapping": {}, "current_node": "a"}, "'mapping' has no node 'a'"),
-        ({"mapping": {"a": {"parent": "a"}}, "current_node": "a"}, "a cycle at node 'a'"),
-        (
-            {
-                "mapping": {"a": node("b", "user", "Hi"), "b": node("a", "assistant", "Hello.")},
-                "current_node": "b",
-            },
-            "a cycle at node 'b'",
-        ),
-        ({"mapping": {"a": node("gone", "user", "Hi")}, "current_node": "a"}, "no node 'gone'"),
-        ({"mapping": []}, "'mapping' is a list, expected an object"),
-        ({"mapping": {"a": {"message": "x"}}, "current_node": "a"}, "is the string 'x', expected"),
-        ({"mapping": {}, "current_node": None}, "has no message"),
         ([{"messages": []}, {"messages": []}], "has no message"),
         pytest.param(f"[{'9' * 5000}]", "is not valid JSON", id="digits"),
     ],
@@ -285,7 +201,11 @@ def test_files_that_cannot_be_read_are_refused_in_words(tmp_path: Path) -> None:
 def test_chats_are_stored_as_a_whole_or_not_at_all(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chats = read_chats(file(tmp_path, [{"messages": TURNS}] * 3)).chats
+    chats = read_chats(
+        file(
+            tmp_path, [{"messages": TURNS}, {"messages": TURNS[:1]}, {"messages": [*TURNS, *TURNS]}]
+        )
+    ).chats
     add, calls = store.add_messages, []
 
     def failing(*arguments: Any, **options: Any) -> Any:
@@ -304,7 +224,8 @@ def test_what_is_imported_is_indexed_together_and_what_comes_later_is_indexed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chatapp.dialogue.importing._INDEX_EVERY", 3)
-    chats = read_chats(file(tmp_path, [{"messages": TURNS}] * 4)).chats
+    turns = [[*TURNS] * number for number in range(1, 5)]
+    chats = read_chats(file(tmp_path, [{"messages": each} for each in turns])).chats
     stopped = iter([None, KeyboardInterrupt()])
 
     def stop(done: int, of: int) -> None:
@@ -312,12 +233,12 @@ def test_what_is_imported_is_indexed_together_and_what_comes_later_is_indexed(
             raise error
 
     with pytest.raises(KeyboardInterrupt):
-        store_chats(store, chats * 20, stop)
-    ids = store_chats(store, chats)
+        store_chats(store, [replace(chats[0], origin=str(n)) for n in range(80)], stop)
+    ids = [id for id, _, _ in store_chats(store, chats)]
     assert {hit.chat_id for hit in store.search("quotes")} == set(ids)
     store.add_message(ids[0], None, "user", "It goes on.")
     assert [hit.chat_id for hit in store.search("goes")] == [ids[0]]
-    assert len(store.search("quotes")) == len(ids)
+    assert len(store.search("quotes")) == sum(range(1, 5))
 
 
 def test_a_message_of_a_tool_is_left_out(tmp_path: Path) -> None:
@@ -334,25 +255,11 @@ def test_a_message_of_a_tool_is_left_out(tmp_path: Path) -> None:
     ]
 
 
-def test_a_chat_of_chatgpt_that_the_assistant_begins(tmp_path: Path) -> None:
-    def node(parent: str | None, role: str, text: str) -> dict[str, Any]:
-        message = {"author": {"role": role}, "content": {"parts": [text]}}
-        return {"parent": parent, "message": message}
-
-    mapping = {"a": node(None, "assistant", "Welcome."), "b": node("a", "user", "Hi")}
-    (chat,) = read_chats(file(tmp_path, [{"mapping": mapping, "current_node": "b"}])).chats
-    assert [(each.role, each.text) for each in chat.messages] == [
-        ("user", ""),
-        ("assistant", "Welcome."),
-        ("user", "Hi"),
-    ]
-
-
 def test_a_long_import_shows_how_far_it_is_and_can_be_stopped(store: Store, tmp_path: Path) -> None:
     turns = [turn for _ in range(400) for turn in TURNS[-2:]]
-    path = file(tmp_path, [{"messages": turns}] * 3)
+    path = file(tmp_path, [{"messages": turns, "system": f"{n}"} for n in range(3)])
     read: list[tuple[int, int]] = []
-    chats = read_chats(path, lambda done, of: read.append((done, of))).chats
+    chats = read_chats(path, progress=lambda done, of: read.append((done, of))).chats
     assert read == [(0, 3), (1, 3), (2, 3)]
     stored: list[tuple[int, int]] = []
 
@@ -366,7 +273,7 @@ def test_a_long_import_shows_how_far_it_is_and_can_be_stopped(store: Store, tmp_
     assert stored[-1] == (1_000, 3 * len(turns))
     assert store.chats() == []
     (first, *_) = store_chats(store, chats)
-    messages = store.path(first)
+    messages = store.path(first.id)
     assert [message.text for message in messages] == [turn["content"] for turn in turns]
     assert [message.sibling for message in messages] == [1] * len(turns)
 
@@ -386,3 +293,64 @@ def test_an_import_asks_the_store_once_a_message(
     monkeypatch.setattr(store._database, "rows", counted)
     store_chats(store, chats)
     assert len(statements) < len(turns) + 20
+
+
+def test_what_came_before_is_not_stored_again_and_goes_on_where_it_has_grown(
+    store: Store, tmp_path: Path
+) -> None:
+    more = [*TURNS, {"role": "user", "content": "More"}]
+    own = {"id": 70, "created": 1.5, "messages": TURNS}
+    for content in (own, [own, own], {"messages": TURNS}):
+        store_chats(store, read_chats(file(tmp_path, content)).chats)
+    first, second = (chat.id for chat in reversed(store.chats()))
+    grown = read_chats(file(tmp_path, [own | {"messages": more}, {"messages": TURNS}])).chats
+    assert store_chats(store, grown) == [(first, 1, False), (second, 0, False)]
+    assert store_chats(store, grown) == [(first, 0, False), (second, 0, False)]
+    assert [message.text for message in store.path(first)] == ["Hi", HOSTILE, "More"]
+    # Here and there it went on otherwise: both stay, as branches.
+    store.add_message(first, store.path(first)[1].id, "user", "Here")
+    there = own | {"messages": [*TURNS, {"role": "user", "content": "There \ud800"}]}
+    for added in (1, 0):
+        chats = read_chats(file(tmp_path, there)).chats
+        assert store_chats(store, chats) == [(first, added, False)]
+    texts = [message.text for message in store.tree(first)]
+    assert texts == ["Hi", HOSTILE, "More", "Here", "There \ufffd"]
+    store.delete_chat(first)
+    assert [is_new for _, _, is_new in store_chats(store, chats)] == [True]
+
+
+def test_a_chat_that_began_here_is_known_in_its_own_export(store: Store, tmp_path: Path) -> None:
+    chat_id = store.create_chat()
+    user = store.add_message(chat_id, None, "user", "Hi")
+    reply = store.add_message(chat_id, user.id, "assistant", "Hello.")
+    path = file(tmp_path, to_json(store.chat(chat_id), store.path(chat_id)))
+    store.edit_reply(reply.id, "Good day.")
+    assert store_chats(store, read_chats(path).chats) == [(chat_id, 0, False)]
+    store.bin_chat(chat_id)
+    ((other, added, is_new),) = store_chats(store, read_chats(path).chats)
+    assert (other != chat_id, added, is_new) == (True, 2, True)
+
+
+def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+    robot = {"title": "R2", "messages": [{"role": "robot", "content": "x"}]}
+    path = file(tmp_path, [{"messages": TURNS}, robot, 3, {"messages": TURNS[:1]}])
+    read = read_chats(path)
+    assert [len(chat.messages) for chat in read.chats] == [2, 1]
+    assert [sentence.split(" is ")[0] for sentence in read.faults] == [
+        f"{path}, chat 2 'R2', message 1: 'role'",
+        f"{path}, chat 3:",
+    ]
+    lines = "\n".join([json.dumps({"messages": TURNS}), "{", json.dumps({"messages": TURNS[:1]})])
+    read = read_chats(file(tmp_path, lines))
+    assert (len(read.chats), len(read.faults)) == (2, 1)
+    assert read.faults[0].startswith(f"{path}, line 2: is not valid JSON")
+
+
+def test_odd_ids_are_none(store: Store, tmp_path: Path) -> None:
+    ids = [(id, 1.5) for id in (True, 2**64, -1, "x", None)] + [(70, float("nan")), (70, 2)]
+    rows = [{"id": a, "created": b, "system": f"{a} {b}", "messages": TURNS} for a, b in ids]
+    assert len(stored(store, read_chats(file(tmp_path, rows)))) == len(ids)
+    assert {store.chat(chat.id).origin.split(":")[0] for chat in store.chats()} == {
+        "content",
+        "chatapp",
+    }
