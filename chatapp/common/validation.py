@@ -74,7 +74,7 @@ def first_fault(
 ) -> tuple[Location, str]:
     """Where the first fault is, and the words that follow its place. what: as in `validated`."""
     # An unknown key is the likely reason why another one is missing, so it comes first.
-    first = min(problem.errors(), key=lambda detail: not _is_unknown(detail))
+    first = min(problem.errors(include_url=False), key=lambda detail: not _is_unknown(detail))
     location, table = _resolved(model, first["loc"])
     return location, _sentence(first, what, table, location)
 
