@@ -46,7 +46,8 @@ async def test_every_path_of_the_description_answers(client: Client) -> None:
     guide = GUIDE.read_text(encoding="utf-8")
     for described, methods in (await client.get("/openapi.json"))["paths"].items():
         path = described.removeprefix("/v1")
-        assert path.replace("{name}", "NAME") in guide, f"name {path} in {GUIDE.name}"
+        in_guide = path.replace("{name}", "NAME") in guide
+        assert in_guide, f"name {path} in {GUIDE}"
         assert "post" not in methods or path in REQUESTS, f"give {path} a request in REQUESTS"
         for place in (path.replace("{name}", "tiny"), described.replace("{name}", "tiny")):
             ask = client.post(place, REQUESTS[path]) if "post" in methods else client.get(place)

@@ -44,7 +44,8 @@ def test_every_metric_measures_as_it_says(name: str, tmp_path: Path) -> None:
     labels = 'labels = ["a", "b"]\n' if metric.needs_labels else ""
     (tmp_path / "it.toml").write_text(f'{labels}metrics = ["{name}"]\n')
     assert load_prompt(tmp_path / "it.toml").metrics == (name,)
-    assert f"`{name}`" in GUIDE.read_text(encoding="utf-8"), f"name `{name}` in {GUIDE.name}"
+    in_guide = f"`{name}`" in GUIDE.read_text(encoding="utf-8")
+    assert in_guide, f"name `{name}` in {GUIDE}"
 
 
 def test_accuracy() -> None:

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from chatapp.tasks.evaluation.plot import picture, plot
-from chatapp.tasks.evaluation.report import Result
+from chatapp.tasks.evaluation.report import COLUMNS, Result
 
 ONE = Result(
     task="living",
@@ -25,15 +25,7 @@ ONE = Result(
     interval_of="wilson",
     n=100,
     seeds=1,
-    majority=0.3,
-    vote=0.7,
-    over_vote=-0.2,
-    head=None,
-    gold_label_share=0.5,
-    gold_in_demonstrations=0.9,
-    dropped=0.0,
-    tokens=100.0,
-    seconds_per_item=0.1,
+    **{column.field: 0.5 for column in COLUMNS if column.compute} | {"majority": 0.3, "vote": 0.7},
 )
 SELECTIONS = ("random", "balanced", "bm25", "knn:tfidf", "knn:minilm")
 SCORINGS = ("direct", "calibrated", "channel")
