@@ -6,6 +6,7 @@ digests are those of the code before the templates were Jinja programs.
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ def figures(name: str, chat: dict[str, Any]) -> list[str]:
         model = ScriptedModel([], context=window)
         model.tokenizer = tokenizer
         writer = writer_for(model, template)
+        for end, newest in enumerate(exchanges[:-1]):  # a writer knows what it has written
+            with suppress(ValueError, ContextOverflow):
+                asked = [*exchanges[:end], Exchange(newest.user)]
+                writer.write(TEXTS[chat["system"]], asked, max_tokens=40)
         try:
             prompt = writer.write(TEXTS[chat["system"]], exchanges, max_tokens=40)
         except (ValueError, ContextOverflow) as error:
