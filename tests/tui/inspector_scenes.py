@@ -56,7 +56,7 @@ INSPECTOR_SCENES = {
     "tokens": Scene(
         inspect("2", "right", "right", "tab"),
         SAID,
-        ("token 25 is id 3 p <0.1% rank 29 entropy 3.56 bits", "› 1 sailed 14.3%"),
+        ("token 25 is id 3 p <0.1% rank 30 entropy 3.61 bits", "› 1 always 14.1%"),
         pictured=True,
     ),
     "attention": Scene(
@@ -68,13 +68,13 @@ INSPECTOR_SCENES = {
     "layers": Scene(
         inspect("6", "left"),
         SAID,
-        ("After token 21", "Assistant: followed", "5 3.6 27 is 14.2%"),
+        ("After token 21", "Assistant: followed", "5 3.6 18 is 14.2%"),
         pictured=True,
     ),
     "steps": Scene(
         inspect("8", "space", "space", "right", "plus", "plus", "down"),
         SAID,
-        ("2 tokens left, of which", "› 2 Assistant: 13.5%"),
+        ("2 tokens left, of which", "› 2 the 13.3%"),
         pictured=True,
     ),
 }
