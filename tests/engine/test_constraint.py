@@ -17,6 +17,7 @@ from random_constraints import random_constraint
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from chatapp.dialogue.tools.schemas import misfit as tool_misfit
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.constraint import constraint as constraints
 from chatapp.engine.constraint import validation
@@ -251,6 +252,23 @@ def test_the_check_of_a_reply_is_its_own() -> None:
     catastrophe = {"type": "string", "pattern": "^(?:(a+)+x|a{60})$"}
     assert misfit(json.dumps("a" * 60), json.dumps(catastrophe)) == ""
     assert "does not match" in misfit(json.dumps("a" * 59), json.dumps(catastrophe))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"$ref": "#"}, {"type": "string"}]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"enum": ["b", 1], "anyOf": [{"$ref": "#/enum/1"}, {"$ref": "#/nope"}]},
+        {"allOf": [{"$ref": "#/x"}], "x": {"type": {"a": 1}}},
+    ],
+)
+def test_a_reply_is_never_checked_without_end(schema: dict[str, Any]) -> None:
+    """A schema in a circle, and one that refers to what is none: the check is given up."""
+    for text in ('"a"', "[" * 900 + "]" * 900):
+        assert misfit(text, json.dumps(schema))
+    call = tool_misfit(json.loads("[" * 400 + "]" * 400), {"allOf": [schema]})
+    assert call == "the schema of its arguments cannot be applied" or "expected" in call
 
 
 SAME = {"$ref": "#/$defs/d{}"}

@@ -31,14 +31,18 @@ class TooManySteps(Exception):
 def errors_of(kind: Any, schema: Any, value: Any, *, first: bool = False, **options: Any) -> Any:
     """The errors of a value by a schema; first: at most one.
 
-    kind: a validator class of jsonschema; options: its own. Raises TooManySteps, and what the
-    class raises.
+    kind: a validator class of jsonschema; options: its own. Raises TooManySteps, also for a schema
+    that cannot be applied, such as one that refers to a number or in a circle, and ArithmeticError.
     """
     until = time.monotonic() + _SECONDS
     token = _left.set(n < MOST_STEPS and time.monotonic() < until for n in count())
     try:
         errors = _counted(kind)(schema, **options).iter_errors(value)
         return [error for error in (next(errors, None),) if error] if first else list(errors)
+    except ArithmeticError:
+        raise
+    except Exception:  # the package has no class for them
+        raise TooManySteps from None
     finally:
         _left.reset(token)
 
@@ -69,10 +73,8 @@ def fault_by_draft(schema: Mapping[str, Any]) -> str:
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         errors = errors_of(kind, kind.META_SCHEMA, schema, first=True)
-    except RecursionError:
-        return "it is nested too deeply"
     except TooManySteps:
-        return "it has too many parts"
+        return "it is nested too deeply or has too many parts"
     for error in errors:
         place = dotted_key(tuple(error.absolute_path))
         return f"{f'at {place}: ' if place else ''}{error.message[:300]}"
