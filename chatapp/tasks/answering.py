@@ -201,8 +201,7 @@ class Answerer:
     label_ids: the scored tokens of each label.
     prompt: its `select`, `scoring` and `style` apply. selector: chooses from its pool; None shows
     no demonstrations. sampling: of generated answers; None for the prompt file's. template: renders
-    turns. look_up: finds the passages for an input. Raises PromptError for invalid sampling
-    parameters in the prompt file.
+    turns. look_up: finds the passages for an input.
     """
 
     def __init__(

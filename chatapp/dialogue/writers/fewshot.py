@@ -36,7 +36,6 @@ class FewShotWriter(Writer):
     """Writes chats in the layout of a prompt file.
 
     selector: chooses from the file's pool; None shows no demonstrations. template: renders turns.
-    Raises PromptError when the file has invalid sampling parameters.
     """
 
     def __init__(
