@@ -144,6 +144,12 @@ class Writing(sampling_model("max_tokens"), Body):  # type: ignore[misc]  # made
     seed: int | None = key_of("seed", low=-int(PARAMETERS["seed"].high))
 
     @property
+    def has_form(self) -> bool:
+        """Whether the reply, or a call in it, has a form that is compiled first."""
+        names = ("structured_outputs", "response_format", "tools")
+        return any(getattr(self, name, None) is not None for name in names)
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The strings that end a reply."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []

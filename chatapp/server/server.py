@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from chatapp.server.service import Document, Service
 from chatapp.server.worker import BusyError, ModelFailedError
 
 LARGEST_BODY = 16 * 2**20
+_LARGE_BODY = 2**20
 _RETRY_SECONDS = "1"
 SILENCE = 60.0
 """Seconds that a client may take to send a request, or to read more of a reply, before its
@@ -73,6 +75,7 @@ class Server:
     def __init__(self, models: dict[str, Service], access: Access) -> None:
         self._models, self._access = models, access
         self._started, self._bytes = int(time.time()), 0
+        self._reader = ThreadPoolExecutor(1)
         self.gets: dict[str, _Handler] = {
             "/models": self._list,
             "/models/{name}": self._model,
@@ -184,7 +187,9 @@ class Server:
             raise web.HTTPRequestTimeout from None
         except web.RequestPayloadError:
             raise BadRequestError("the body is not what its headers say") from None
-        return await asyncio.to_thread(_body_of, data, path)
+        # Reading a large one lets nothing else run for a second: one after the other.
+        reader = self._reader if len(data) > _LARGE_BODY else None
+        return await asyncio.get_running_loop().run_in_executor(reader, _body_of, data, path)
 
     def _service(self, name: str | None) -> Service:
         """The model with a name; the first one if there is none in the request."""

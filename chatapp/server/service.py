@@ -14,6 +14,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,7 +48,7 @@ from chatapp.server.prompts import (
     structured,
 )
 from chatapp.server.scores import ScoredToken, ShownTokens, bytes_of, drawn, ended
-from chatapp.server.worker import MOST_WAITING, Worker, raise_error
+from chatapp.server.worker import MOST_WAITING, BusyError, Worker, raise_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,9 +81,12 @@ class Service:
     ) -> None:
         self.model, self._template, self._choices, self._name = model, template, choices, name
         self.worker = Worker(model)
+        # A form may take ten seconds to compile, and other requests share the loop's threads.
+        self._compiler, self._compiling = ThreadPoolExecutor(1), 0
 
     def close(self) -> None:
         """End all replies."""
+        self._compiler.shutdown(wait=False, cancel_futures=True)
         self.worker.close()
 
     async def answer(self, body: Body) -> Document | AsyncGenerator[Document]:
@@ -94,12 +98,24 @@ class Service:
         if isinstance(body, DetokenizeBody):
             return await asyncio.to_thread(self._detokenize, body)
         assert isinstance(body, Writing)
-        replies = await asyncio.to_thread(self._replies, body)
+        working = self._compiled(body) if body.has_form else asyncio.to_thread(self._replies, body)
+        replies = await working
         if not body.stream:
             return await replies.whole(self.worker, self._name)
         options = body.stream_options
         with_usage = options is not None and bool(options.include_usage)
         return replies.chunks(self.worker, self._name, with_usage=with_usage)
+
+    async def _compiled(self, body: Writing) -> "Replies":
+        """See `_replies`; one after the other. Raises BusyError when too many wait."""
+        if self._compiling >= MOST_WAITING:
+            raise BusyError
+        self._compiling += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._compiler, self._replies, body)
+        finally:
+            self._compiling -= 1
 
     def _replies(self, body: Writing) -> "Replies":
         if isinstance(body, CompletionBody):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -296,6 +297,21 @@ async def test_the_key_opens_what_is_not_open(tiny_folder: Path) -> None:
         assert (await client.get("/health"))["status"] == "ok"
         page = {"Origin": "http://page.example"}
         assert (await client.session.options(client.address, headers=page)).status == 204
+
+
+async def test_forms_that_take_long_to_compile_hold_up_no_other_request(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling = threading.Event()
+    monkeypatch.setattr("chatapp.server.prompts._compiled", lambda *_: compiling.wait(60) and None)
+    form = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"regex": "a"}}
+    waiting = [asyncio.create_task(client.post(TEXT, form)) for _ in range(70)]
+    await asyncio.sleep(0.5)
+    plain = client.post(TEXT, {"prompt": "a", "max_tokens": 1})
+    assert "choices" in await asyncio.wait_for(plain, 10)
+    compiling.set()
+    answers = await asyncio.gather(*waiting)
+    assert sum(answer.get("status") == 503 for answer in answers) == 6
 
 
 def test_every_list_of_a_request_is_read_up_to_its_first_mistake() -> None:
