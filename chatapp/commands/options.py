@@ -96,12 +96,6 @@ def templates() -> Iterable[str]:
 
 
 @_offered
-def precisions() -> Iterable[str]:
-    """Precisions of a model."""
-    return PRECISIONS
-
-
-@_offered
 def prompts() -> Iterable[str]:
     """Prompt files by name."""
     from chatapp.tasks.files.library import tasks
@@ -125,6 +119,7 @@ def methods() -> Iterable[tuple[str, str]]:
     return [(name, method.summary) for name, method in METHODS.items()]
 
 
+precisions = _offered(lambda: PRECISIONS)
 lists_of_methods = _for_lists(methods)
 
 

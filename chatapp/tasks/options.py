@@ -16,8 +16,10 @@ from chatapp.tasks.settings import Scoring, Style
 def method_and_encoder(value: str) -> tuple[str, str | None]:
     """Split `knn` or `knn:minilm` into method and encoder. Raises PromptError."""
     name, colon, encoder = value.partition(":")
-    method = _named(name)
-    if colon and not method.needs_encoder:
+    if name not in METHODS:
+        message = f"--select is {quoted(name)}, which is not known{suggestion(name, METHODS)}"
+        raise PromptError(message)
+    if colon and not METHODS[name].needs_encoder:
         known = ", ".join(with_encoder(METHODS))
         raise PromptError(f"--select is {quoted(value)}; only {known} take an encoder")
     if colon and not encoder:
@@ -27,15 +29,7 @@ def method_and_encoder(value: str) -> tuple[str, str | None]:
 
 def method_of(selection: str) -> type[Selector]:
     """The method of a selection such as "knn:minilm". Raises PromptError."""
-    name, _ = method_and_encoder(selection)
-    return _named(name)
-
-
-def _named(name: str) -> type[Selector]:
-    if name not in METHODS:
-        message = f"--select is {quoted(name)}, which is not known{suggestion(name, METHODS)}"
-        raise PromptError(message)
-    return METHODS[name]
+    return METHODS[method_and_encoder(selection)[0]]
 
 
 def changed(

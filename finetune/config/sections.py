@@ -30,10 +30,6 @@ def _checked_name(name: str) -> str:
     return name
 
 
-MOST_SEED = 2**32 - 1
-"""As torch and numpy take it."""
-
-
 class Task(Section):
     """What a model is asked at each measurement: a prompt file with rows, or last words."""
 
@@ -234,7 +230,7 @@ class PretrainConfig(Section):
     """`finetune pretrain`: the language-model objective over packed windows of text."""
 
     output: str = Field(description="the run folder")
-    seed: int = key_of("seed", 0, high=MOST_SEED, meaning="of the first weights and of the order")
+    seed: int = key_of("seed", 0, high=2**32 - 1, meaning="of the first weights and of the order")
     data: PretrainData
     shape: Shape = Shape.model_validate({})
     train: PretrainTrain = PretrainTrain.model_validate({})
@@ -380,7 +376,7 @@ class FinetuneConfig(Section):
     output: Annotated[str, AfterValidator(_without_nul)] = Field(
         min_length=1, description="the run folder"
     )
-    seed: int = key_of("seed", 0, high=MOST_SEED, meaning="of the rows' order and of new weights")
+    seed: int = key_of("seed", 0, high=2**32 - 1, meaning="of the rows' order and of new weights")
     data: Data
     objective: Objectives = L3Settings.model_validate({})
     train: Train = Train.model_validate({})
