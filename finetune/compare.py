@@ -93,7 +93,9 @@ def read_course(run: Path) -> Course:
             config = read_record(run, record)["config"]
             rows = read_log(run / log)
             curves = {
-                key: [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+                key: [
+                    (row["step"], row[key]) for row in rows if isinstance(row.get(key), int | float)
+                ]
                 for key in ("l3", *FIGURES, *COSTS)
             }
             curves["loss"] = curves["loss"] or curves.pop("l3")

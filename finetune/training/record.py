@@ -282,16 +282,20 @@ class RunLog:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The rows of a log. A last line that a killed process left unfinished is left out.
 
-    Raises ConfigError for a log that cannot be read.
+    Raises ConfigError for a log that cannot be read, and for a row that is none of a log.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     try:
         texts = read_regular(path).decode().splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {reason(error)}") from None
-    for text in texts:
+    for number, text in enumerate(texts, 1):
         try:
-            rows.append(parse_json(text))
+            row = parse_json(text)
         except ValueError:
             break
+        numbers = (row.get("step"), row.get("seconds", 0)) if isinstance(row, dict) else ("",)
+        if not all(isinstance(value, int | float) for value in numbers):
+            raise ConfigError(f"{path}, line {number}: is not a row of a run's log")
+        rows.append(row)
     return rows

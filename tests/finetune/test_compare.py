@@ -101,3 +101,20 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         Comparison.of([tmp_path])
     with pytest.raises(ConfigError, match=r"\.png, \.svg or \.pdf"):
         Comparison.of([run(tmp_path / "a", 0, [0.0, 0.4])]).save_plot(tmp_path / "curves.gif")
+
+
+@pytest.mark.parametrize("row", ["[1]", "{}", '{"step": "a"}', '{"step": null}', '{"step": [1]}'])
+def test_a_damaged_log_is_named_with_its_line(tmp_path: Path, row: str) -> None:
+    folder = run(tmp_path / "a", 0, [0.0])
+    with (folder / "losses.jsonl").open("a") as log:
+        log.write(row + "\n")
+    with pytest.raises(ConfigError, match="line 2: is not a row of a run's log"):
+        Comparison.of([folder])
+
+
+def test_a_value_of_a_log_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    folder = run(tmp_path / "a", 0, [0.0])
+    with (folder / "losses.jsonl").open("a") as log:
+        log.write('{"step": 2, "loss": "low", "induction": {"a": 1}}\n')
+    ((course,),) = Comparison.of([folder]).groups
+    assert course.curves["loss"] == [(0, 6.0)]
