@@ -47,6 +47,7 @@ _FILE_TYPES = {
     "f32": LlamaFileType.ALL_F32,
     "f16": LlamaFileType.MOSTLY_F16,
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
+    "q4_0": LlamaFileType.MOSTLY_Q4_0,
 }
 _FLOATS = {"f32": torch.float32, "f16": torch.float16}
 
@@ -233,7 +234,8 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 def _kind(name: str, tensor: Tensor, kind: str) -> GGMLQuantizationType:
     """The storage of a tensor: vectors and positions in full, as llama.cpp requires."""
-    chosen = GGMLQuantizationType[kind.upper()]
+    ends = ("token_embd.weight", "output.weight")  # too coarse in four bits
+    chosen = GGMLQuantizationType["Q8_0" if kind == "q4_0" and name in ends else kind.upper()]
     if tensor.ndim < 2 or name == "position_embd.weight":
         return GGMLQuantizationType.F32
     block, _ = GGML_QUANT_SIZES[chosen]

@@ -1,7 +1,11 @@
-"""`chatapp models export`: a model for other programs, as one GGUF file or as a folder."""
+"""`chatapp models export`: a model for other programs, as one GGUF file or as a folder, and whether
+it is the same model there.
+"""
 
 import json
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,12 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from chatapp.commands import options as shared
-from chatapp.commands.console import complain, progress
+from chatapp.commands.console import FAILED, complain, progress, write
 from chatapp.common.userfiles import UserError, reason
 
 if TYPE_CHECKING:
     from chatapp.engine.files.model_files import ModelFiles
+    from chatapp.engine.model import LanguageModel
+    from chatapp.prompting.chat_template import Template
     from chatapp.prompting.template import ShippedTemplate
+
+_HI = ("user", "Hello! Who are you?")
+_CHATS = (
+    (_HI,),
+    (_HI, ("assistant", "I am a model."), ("user", "Write about tea:  1,984 cups\n\nof 日本 🦙")),
+    (("system", "Answer briefly."), ("user", "Name two seas <|im_end|></s>.")),
+)
+_TOKENS = 24
+_MOST_APART = {"f32": 1e-3, "f16": 0.02, "q8_0": 0.1, "q4_0": 1.0}
+"""How far the log-probability of a token may move on average, in nats, for the rounding of a
+type."""
 
 
 def export(
@@ -30,24 +47,42 @@ def export(
         typer.Argument(help="The file to write, such as mine.gguf; another name is a new folder."),
     ],
     type: Annotated[
-        Literal["f32", "f16", "q8_0"],
+        Literal["f32", "f16", "q8_0", "q4_0"],
         typer.Option("--type", help="The format in which matrices are stored."),
     ] = "f16",
     unmerged: Annotated[
         bool,
         typer.Option("--unmerged", help="Write a LoRA adapter alone, to be applied to its base."),
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Compare what is written, or was written before, with the model: the tokens of "
+            "prompts, and greedy replies. Prints the Modelfile that Ollama needs.",
+        ),
+    ] = False,
     force: shared.ForceOption = False,
 ) -> None:
     """Write a model as a GGUF file, which llama.cpp, Ollama and LM Studio load, or as a Hugging
     Face folder, which transformers loads."""
+    if check and unmerged:
+        raise UserError("--check compares whole models; export the adapter merged to check it")
+    if not (check and output.exists() and not force):
+        _export(name, output, type, unmerged=unmerged, force=force)
+    if check:
+        _check(name, output, type)
+
+
+def _export(name: str, output: Path, type: str, *, unmerged: bool, force: bool) -> None:
+    """Write a model. Raises UserError."""
     from chatapp.engine.models.resolving import find_model
 
     is_file = output.suffix.lower() == ".gguf"
     if not is_file and os.path.lexists(output):
         raise UserError(f"{output}: exists already; name a new folder, or a file such as mine.gguf")
-    if not is_file and type == "q8_0":
-        raise UserError("--type is q8_0, which only a GGUF file can have; choose f32 or f16")
+    if not is_file and type.startswith("q"):
+        raise UserError(f"--type is {type}, which only a GGUF file can have; choose f32 or f16")
     if output.exists() and not force:
         raise UserError(f"{output}: this file already exists; --force replaces it")
     if output.is_dir():
@@ -117,3 +152,112 @@ def _own_template(files: "ModelFiles") -> "ShippedTemplate | None":
 
     template = own_template(files, ())
     return template if isinstance(template, ShippedTemplate) else None
+
+
+def _check(name: str, output: Path, kind: str) -> None:
+    """Say whether an export is the same model, and print its Modelfile. Raises Exit if not."""
+    prompts, replies, scores, *_ = _answers(name)
+    others, again, moved, model, template = _answers(str(output), prompts, replies)
+    if prompts != others:
+        place = sum(before == after for before, after in zip(prompts, others, strict=False)) + 1
+        complain(f"{output}: prompt {place} of {len(prompts)} has other tokens than with {name}")
+        raise typer.Exit(FAILED)
+    pairs = [pair for rows in zip(scores, moved, strict=True) for pair in zip(*rows, strict=True)]
+    apart = sum(abs(before - after) for before, after in pairs) / max(1, len(pairs))
+    same = sum(before == after for before, after in zip(replies, again, strict=True))
+    complain(
+        f"{len(prompts)} prompts have the same tokens; {same} of {len(replies)} greedy replies are "
+        f"the same; the log-probability of a token moves by {apart:.5f} on average"
+    )
+    if not apart <= _MOST_APART[kind]:
+        complain(f"{output}: is damaged, or another model: {kind} moves it by {_MOST_APART[kind]}")
+        raise typer.Exit(FAILED)
+    if output.is_file():
+        write(_modelfile(model, template, output))
+
+
+def _answers(
+    name: str, prompts: "list[list[int]] | None" = None, replies: "list[list[int]] | None" = None
+) -> "tuple[list[list[int]], list[list[int]], list[list[float]], LanguageModel, Template]":
+    """The tokens of prompts, greedy replies, the log-probabilities of replies, the model, and its
+    template.
+
+    prompts, replies: those to be continued and scored, instead of the model's own.
+    """
+    from chatapp.dialogue.writers.choosing import choose_template
+    from chatapp.engine.encoding import ids_of, without_start
+    from chatapp.engine.events import Token
+    from chatapp.engine.model import Request, Sampling
+    from chatapp.engine.models.loading import load_model
+    from chatapp.prompting.messages import Message
+
+    model = load_model(name, precision="float32")
+    template = choose_template(model, "")
+    chats = [template.render([Message(*each) for each in chat]) for chat in _CHATS]
+    own = [ids_of(without_start(chat, model), model.tokenizer) for chat in chats]
+    own = [ids[: model.context - 1] for ids in own]
+    given, greedy = prompts or own, Sampling(temperature=0.0, max_tokens=_TOKENS)
+    events = (model.generate(Request(ids, greedy, template.stop)) for ids in given)
+    written = [[event.id for event in each if isinstance(event, Token)] for each in events]
+    pairs = zip(given, replies or written, strict=True)
+    scores = model.score([(ids, reply) for ids, reply in pairs if reply])
+    return own, written, scores, model, template
+
+
+def _modelfile(model: "LanguageModel", template: "Template", path: Path) -> str:
+    """What `ollama create` needs: the file, its template in Ollama's language, and parameters."""
+    from chatapp.engine.files.model_files import read_generation_config
+
+    lines = [f"FROM ./{path.name}", *_ollama_template(model, template)]
+    lines += [f'PARAMETER stop """{text}"""' for text in template.stop]
+    sampling = read_generation_config(model.files).sampling if model.files else {}
+    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
+        if sampling.get(name) is not None:
+            lines.append(f"PARAMETER {name.replace('etition', 'eat')} {sampling[name]}")
+    return "\n".join([*lines, f"PARAMETER num_ctx {model.context}"]) + "\n"
+
+
+def _ollama_template(model: "LanguageModel", template: "Template") -> list[str]:
+    """A template as TEMPLATE and SYSTEM, if it puts the same texts around each turn of a role."""
+    from chatapp.engine.encoding import without_start
+    from chatapp.prompting.messages import Message, Segment, text_of
+
+    ends = [name for name, id in model.tokenizer.special.items() if id == model.tokenizer.end_id]
+    end = Segment("end", "".join(ends[:1]))
+
+    def written(chat: Sequence[tuple[str, str]]) -> str:
+        segments = without_start(template.render([Message(*each) for each in chat]), model)
+        return text_of(end if segment.kind == "end" else segment for segment in segments)
+
+    none = ["# Its template has no form in Ollama's language; llama.cpp reads it from the file."]
+    turns = [
+        ("system", "SYSTEM 0"),
+        ("user", "USER 0"),
+        ("assistant", "REPLY 0"),
+        ("user", "USER 0"),
+    ]
+    pieces = re.split("SYSTEM 0|USER 0|REPLY 0", written(turns))
+    if len(pieces) != len(turns) + 1:
+        return none
+    begin, first, answer, later, announce = pieces
+    alone = written(turns[1:2]).partition("USER 0")[0]
+    default = alone[len(begin) : len(alone) - len(first)] if alone.endswith(first) else ""
+    others = (later, first if default else alone)
+    starts = (first[start:] for start in range(len(first) + 1))
+    before = next(end for end in starts if all(text.endswith(end) for text in others))
+    around = {
+        "system": (begin, first.removesuffix(before)),
+        "user": (before, announce),
+        "assistant": (answer.removeprefix(announce), later.removesuffix(before)),
+    }
+    for chat in _CHATS:
+        opening = [("system", default)] if default and chat[0][0] != "system" else []
+        said = "".join(text.join(around[role]) for role, text in (*opening, *chat))
+        if said != written(chat) or '"""' in said + default or "{{" in said:
+            return none
+    cases = "{{ else if ".join(
+        f'eq .Role "{role}" }}}}{"{{ .Content }}".join(texts)}' for role, texts in around.items()
+    )
+    system = [f'SYSTEM """{default}"""'] if default else []
+    whole = f"{{{{ range .Messages }}}}{{{{ if {cases}{{{{ end }}}}{{{{ end }}}}"
+    return [f'TEMPLATE """{whole}"""', *system]

@@ -3,14 +3,17 @@
 import json
 from pathlib import Path
 
+import peft
 import pytest
 import torch
+from random_models import save_random
 from tiny import write_tiny_gpt2
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from chatapp.engine.models.loading import read_tokenizer
 from chatapp.engine.models.resolving import has_bundled
-from chatapp.prompting.template import CHAT, save_template
+from chatapp.prompting.template import CHAT, PLAIN, save_template
 
 
 @pytest.fixture
@@ -81,6 +84,46 @@ def test_what_cannot_be_exported_is_told(run, model: Path, tmp_path: Path) -> No
         assert (status, printed) == (2, "")
         assert words in err
         assert err.count("\n") == 1
+
+
+SIZES = {
+    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "head_dim": 24,
+    "query_pre_attn_scalar": 24,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3 adapter"])
+def test_an_export_is_proved_and_a_damaged_one_found(
+    run, tmp_path: Path, bpe: Tokenizer, family: str
+) -> None:
+    model = tmp_path / "model"
+    save_random(model, family.removesuffix(" adapter"), bpe, **SIZES)
+    if family.endswith("adapter"):
+        base, model = model, tmp_path / "adapter"
+        config = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
+        peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(
+            model
+        )
+    save_template(CHAT, model)
+    for kind, name in (("f16", "a.gguf"), ("q8_0", "b.gguf"), ("q4_0", "c.gguf"), ("f32", "d")):
+        out = tmp_path / name
+        status, printed, err = run(
+            "models", "export", str(model), str(out), "--check", "--type", kind
+        )
+        assert (status, "3 prompts have the same tokens; " in err) == (0, True), err
+        assert ("3 of 3 greedy replies" in err) or kind.startswith("q")
+        assert printed.startswith(f'FROM ./{name}\nTEMPLATE """' if out.is_file() else "")
+    check = ("models", "export", str(model), str(tmp_path / "a.gguf"), "--check")
+    assert "wrote" not in run(*check).err
+    whole = (tmp_path / "a.gguf").read_bytes()
+    (tmp_path / "a.gguf").write_bytes(whole[:-9000] + whole[-18000:-9000])
+    status, printed, err = run(*check)
+    assert (status, printed, "a.gguf: is damaged, or another model: f16 " in err) == (1, "", True)
+    save_template(PLAIN, model)
+    (tmp_path / "a.gguf").write_bytes(whole)
+    status, printed, err = run(*check)
+    assert (status, printed, "a.gguf: prompt 1 of 3 has other tokens than" in err) == (1, "", True)
 
 
 @pytest.mark.skipif(not has_bundled(), reason="this copy carries no bundled model")

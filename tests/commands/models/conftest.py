@@ -1,0 +1,3 @@
+from random_models import bpe
+
+__all__ = ["bpe"]
