@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from chatapp.engine.files.model_files import ModelFiles
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
+    from chatapp.prompting.messages import Role
     from chatapp.prompting.template import ShippedTemplate
 
-_HI = ("user", "Hello! Who are you?")
-_CHATS = (
+_HI: "tuple[Role, str]" = ("user", "Hello! Who are you?")
+_CHATS: "tuple[tuple[tuple[Role, str], ...], ...]" = (
     (_HI,),
     (_HI, ("assistant", "I am a model."), ("user", "Write about tea:  1,984 cups\n\nof 日本 🦙")),
     (("system", "Answer briefly."), ("user", "Name two seas <|im_end|></s>.")),
@@ -225,12 +226,12 @@ def _ollama_template(model: "LanguageModel", template: "Template") -> list[str]:
     ends = [name for name, id in model.tokenizer.special.items() if id == model.tokenizer.end_id]
     end = Segment("end", "".join(ends[:1]))
 
-    def written(chat: Sequence[tuple[str, str]]) -> str:
+    def written(chat: "Sequence[tuple[Role, str]]") -> str:
         segments = without_start(template.render([Message(*each) for each in chat]), model)
         return text_of(end if segment.kind == "end" else segment for segment in segments)
 
     none = ["# Its template has no form in Ollama's language; llama.cpp reads it from the file."]
-    turns = [
+    turns: list[tuple[Role, str]] = [
         ("system", "SYSTEM 0"),
         ("user", "USER 0"),
         ("assistant", "REPLY 0"),
@@ -245,13 +246,13 @@ def _ollama_template(model: "LanguageModel", template: "Template") -> list[str]:
     others = (later, first if default else alone)
     starts = (first[start:] for start in range(len(first) + 1))
     before = next(end for end in starts if all(text.endswith(end) for text in others))
-    around = {
+    around: dict[Role, tuple[str, str]] = {
         "system": (begin, first.removesuffix(before)),
         "user": (before, announce),
         "assistant": (answer.removeprefix(announce), later.removesuffix(before)),
     }
     for chat in _CHATS:
-        opening = [("system", default)] if default and chat[0][0] != "system" else []
+        opening = [(turns[0][0], default)] if default and chat[0][0] != "system" else []
         said = "".join(text.join(around[role]) for role, text in (*opening, *chat))
         if said != written(chat) or '"""' in said + default or "{{" in said:
             return none
