@@ -1,6 +1,4 @@
-"""`chatapp models export`: a model for other programs, as one GGUF file or as a folder, and whether
-it is the same model there.
-"""
+"""`chatapp models export`: a model for other programs, and whether it is the same model there."""
 
 import json
 import os
@@ -231,17 +229,13 @@ def _ollama_template(model: "LanguageModel", template: "Template") -> list[str]:
         return text_of(end if segment.kind == "end" else segment for segment in segments)
 
     none = ["# Its template has no form in Ollama's language; llama.cpp reads it from the file."]
-    turns: list[tuple[Role, str]] = [
-        ("system", "SYSTEM 0"),
-        ("user", "USER 0"),
-        ("assistant", "REPLY 0"),
-        ("user", "USER 0"),
-    ]
-    pieces = re.split("SYSTEM 0|USER 0|REPLY 0", written(turns))
+    roles: tuple[Role, ...] = ("system", "user", "assistant", "user")
+    turns = [(role, f"{role} 0") for role in roles]
+    pieces = re.split("system 0|user 0|assistant 0", written(turns))
     if len(pieces) != len(turns) + 1:
         return none
     begin, first, answer, later, announce = pieces
-    alone = written(turns[1:2]).partition("USER 0")[0]
+    alone = written(turns[1:2]).partition("user 0")[0]
     default = alone[len(begin) : len(alone) - len(first)] if alone.endswith(first) else ""
     others = (later, first if default else alone)
     starts = (first[start:] for start in range(len(first) + 1))
@@ -252,7 +246,7 @@ def _ollama_template(model: "LanguageModel", template: "Template") -> list[str]:
         "assistant": (answer.removeprefix(announce), later.removesuffix(before)),
     }
     for chat in _CHATS:
-        opening = [(turns[0][0], default)] if default and chat[0][0] != "system" else []
+        opening = [(roles[0], default)] if default and chat[0][0] != "system" else []
         said = "".join(text.join(around[role]) for role, text in (*opening, *chat))
         if said != written(chat) or '"""' in said + default or "{{" in said:
             return none

@@ -107,16 +107,8 @@ GGUF_SUFFIX = ".gguf"
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 COMPANIONS = (
-    "tokenizer*",
-    CHAT_TEMPLATE,
-    "vocab.*",
-    "merges.txt",
-    "encoder.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "*.model",
-    GENERATION_CONFIG,
-    TEMPLATE_FILE,
+    *(CHAT_TEMPLATE, GENERATION_CONFIG, TEMPLATE_FILE, "tokenizer*", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.*", "merges.txt", "encoder.json", "*.model"),
 )
 """Files of a model other than its configuration and weights, as name patterns."""
 

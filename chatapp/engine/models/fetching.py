@@ -29,8 +29,7 @@ from chatapp.common.userfiles import (
 )
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models.hub import (
-    UNWANTED,
-    WANTED,
+    SELECTED,
     OutOfReachError,
     bytes_below,
     cached_folder,
@@ -373,13 +372,8 @@ def _plan(name: str, licence: str) -> _Plan:
 
     with hub_errors(name):
         info = model_info(name)
-        files = snapshot_download(
-            name,
-            allow_patterns=WANTED,
-            ignore_patterns=UNWANTED,
-            dry_run=True,
-            tqdm_class=_stopping_bar(threading.Event()),
-        )
+        bar = _stopping_bar(threading.Event())
+        files = snapshot_download(name, **SELECTED, dry_run=True, tqdm_class=bar)
     if not any(file.filename.endswith(".safetensors") for file in files):
         raise ModelError(
             f"{name}: its repository has no safetensors weights, the only ones that can be loaded"
@@ -415,12 +409,7 @@ def _download(name: str, plan: _Plan, say: Say, progress: Progress) -> None:
 
     def work() -> None:
         with hub_errors(name):
-            snapshot_download(
-                name,
-                allow_patterns=WANTED,
-                ignore_patterns=UNWANTED,
-                tqdm_class=_stopping_bar(stopped),
-            )
+            snapshot_download(name, **SELECTED, tqdm_class=_stopping_bar(stopped))
 
     def here() -> int:
         return min(max(bytes_below(repository / "blobs") - before, 0), total)

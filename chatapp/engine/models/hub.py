@@ -23,26 +23,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from chatapp.common.userfiles import Progress, make_private, quoted, reason
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.models.known_models import Package
 
-WANTED = [
-    "*.json",
-    "*.jinja",
-    "*.safetensors",
-    "*.txt",
-    "*.bpe",
-    "*.model",
-    "README.md",
-    "LICENSE*",
-]
+WANTED = "*.json *.jinja *.safetensors *.txt *.bpe *.model README.md LICENSE*".split()
 """The files of a hub repository that a model needs, as name patterns."""
 
 UNWANTED = [f"*/{pattern}" for pattern in WANTED if pattern != "*.jinja"]
 """Files in subfolders of a repository, mostly other formats; only templates are used there."""
+
+SELECTED: dict[str, Any] = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
 
 
 class OutOfReachError(ModelError):
@@ -58,7 +51,7 @@ def downloaded_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     with hub_errors(name):
-        return Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        return Path(snapshot_download(name, **SELECTED))
 
 
 def cached_folder(name: str) -> Path | None:
@@ -67,11 +60,7 @@ def cached_folder(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(
-            snapshot_download(
-                name, allow_patterns=WANTED, ignore_patterns=UNWANTED, local_files_only=True
-            )
-        )
+        folder = Path(snapshot_download(name, **SELECTED, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
     except HFValidationError:  # an impossible name on the hub

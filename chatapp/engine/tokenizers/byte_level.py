@@ -217,12 +217,8 @@ def _token(tokenizer: tokenizers.Tokenizer, id: int) -> str | None:
 
 # Classes of transformers that use a tokenizer.json unchanged.
 PLAIN_CLASSES = (
-    "PreTrainedTokenizerFast",
-    "TokenizersBackend",
-    "GPT2Tokenizer",
-    "GPT2TokenizerFast",
-    "Qwen2Tokenizer",
-    "Qwen2TokenizerFast",
+    *("PreTrainedTokenizerFast", "TokenizersBackend", "GPT2Tokenizer", "GPT2TokenizerFast"),
+    *("Qwen2Tokenizer", "Qwen2TokenizerFast"),
 )
 
 
