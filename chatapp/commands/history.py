@@ -39,8 +39,6 @@ app = typer.Typer(
 
 _PIPED_WIDTH = 160  # columns of a table outside of a terminal
 
-_MOST_SENTENCES = 20
-
 ChatArgument = Annotated[
     int,
     typer.Argument(help="The chat's id, as `history list` shows it.", autocompletion=shared.chats),
@@ -227,11 +225,9 @@ def import_chats(
     }
     for sentence in (sentence for sentence, is_so in reports.items() if is_so):
         complain(sentence)
-    for sentences in (imported.faults, imported.notes):
-        for sentence in sentences[:_MOST_SENTENCES]:
-            complain(sentence)
-        if (more := len(sentences) - _MOST_SENTENCES) > 0:
-            complain(f"and {more} more of this kind")
+    notes = [chat.note for chat in imported.chats if chat.note]
+    for sentence in (*imported.faults, *notes):
+        complain(sentence)
 
 
 @app.command()

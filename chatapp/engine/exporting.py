@@ -217,19 +217,13 @@ def _write(
         writer.close()
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+def _add(writer: Any, key: str, value: Any) -> None:
     """Add a key, unless its value is empty."""
-    match value:
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case str():
-            writer.add_string(key, value)
-        case list():
-            writer.add_array(key, value)
+    adding = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    for kind, add in (adding | {str: writer.add_string, list: writer.add_array}).items():
+        if isinstance(value, kind):
+            add(key, value)
+            return
 
 
 def _kind(name: str, tensor: Tensor, kind: str) -> GGMLQuantizationType:

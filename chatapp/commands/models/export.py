@@ -27,10 +27,8 @@ _CHATS: "tuple[tuple[tuple[Role, str], ...], ...]" = (
     (_HI, ("assistant", "I am a model."), ("user", "Write about tea:  1,984 cups\n\nof 日本 🦙")),
     (("system", "Answer briefly."), ("user", "Name two seas <|im_end|></s>.")),
 )
-_TOKENS = 24
 _MOST_APART = {"f32": 1e-3, "f16": 0.02, "q8_0": 0.1, "q4_0": 1.0}
-"""How far the log-probability of a token may move on average, in nats, for the rounding of a
-type."""
+"""How far rounding may move the log-probability of a token on average, in nats."""
 
 
 def export(
@@ -57,8 +55,7 @@ def export(
         bool,
         typer.Option(
             "--check",
-            help="Compare what is written, or was written before, with the model: the tokens of "
-            "prompts, and greedy replies. Prints the Modelfile that Ollama needs.",
+            help="Compare the tokens of prompts and greedy replies; print Ollama's Modelfile.",
         ),
     ] = False,
     force: shared.ForceOption = False,
@@ -195,7 +192,7 @@ def _answers(
     chats = [template.render([Message(*each) for each in chat]) for chat in _CHATS]
     own = [ids_of(without_start(chat, model), model.tokenizer) for chat in chats]
     own = [ids[: model.context - 1] for ids in own]
-    given, greedy = prompts or own, Sampling(temperature=0.0, max_tokens=_TOKENS)
+    given, greedy = prompts or own, Sampling(temperature=0.0, max_tokens=24)
     events = (model.generate(Request(ids, greedy, template.stop)) for ids in given)
     written = [[event.id for event in each if isinstance(event, Token)] for each in events]
     pairs = zip(given, replies or written, strict=True)

@@ -39,12 +39,9 @@ _SUFFIXES = (".json", ".jsonl", ".ndjson")
 _MOST_UNPACKED = 2**30
 """Bytes of all texts of an archive together; a few megabytes could be unpacked to terabytes."""
 
-_MOST_ENTRIES = 100_000
+_PIECE = 2**20
 _BOM = "\ufeff"
-_FOREIGN = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
-    *(EOFError, NotImplementedError, ValueError),
-)
+_FOREIGN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError)
 """What the module raises on bytes that are no archive."""
 _TITLE_LENGTH = 200
 
@@ -111,17 +108,14 @@ def _archived(path: Path) -> Iterator[_FileText]:
     left, fault = _MOST_UNPACKED, ""
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = sorted(archive.infolist(), key=lambda entry: entry.filename)
-            if len(entries) > _MOST_ENTRIES:
-                fault = f"holds more than {_MOST_ENTRIES:,} files"
-                entries = []
-            for entry in entries:
+            for entry in sorted(archive.infolist(), key=lambda entry: entry.filename):
                 name = PurePosixPath(entry.filename)
-                if _is_wanted(name.name) and name.parts[0] != "__MACOSX":
-                    text = _unpacked(archive, entry, f"{path}, {quoted(entry.filename)}", left)
-                    left -= len(text.text)
+                if _is_wanted(name.name) and name.parts[0] != "__MACOSX" and left >= 0:
+                    place = f"{path}, {quoted(entry.filename)}"
+                    text, size = _unpacked(archive, entry, place, left)
+                    left -= size
                     yield text
-    except _FOREIGN as error:
+    except (*_FOREIGN, NotImplementedError) as error:
         fault = f"is not a whole zip archive: {error}"
     except OSError as error:
         fault = f"cannot be read: {reason(error)}"
@@ -129,14 +123,22 @@ def _archived(path: Path) -> Iterator[_FileText]:
         yield _FileText(str(path), fault=ImportingError(f"{path}: {fault}"))
 
 
-def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, place: str, left: int) -> _FileText:
-    """The text of an entry, which may claim any size. left: the bytes that it may have."""
+def _unpacked(
+    archive: zipfile.ZipFile, entry: zipfile.ZipInfo, place: str, left: int
+) -> tuple[_FileText, int]:
+    """The text of an entry, which may claim any size, and the bytes that were unpacked for it.
+
+    left: the bytes that it may have.
+    """
+    data = bytearray()
     try:
         with archive.open(entry) as file:
-            data = file.read(left + 1)
+            while len(data) <= left and (piece := file.read(_PIECE)):
+                data += piece
         if len(data) <= left:
-            return _FileText(place, data.decode().removeprefix(_BOM))
-        problem = f"with it this archive unpacks to more than {_MOST_UNPACKED // 2**20:,} MiB"
+            return _FileText(place, data.decode().removeprefix(_BOM)), len(data)
+        limit = f"{_MOST_UNPACKED // 2**20:,} MiB"
+        problem = f"with it this archive unpacks to more than {limit}; the rest is left out"
     except UnicodeDecodeError:
         problem = "is not valid UTF-8"
     except RuntimeError as error:
@@ -144,7 +146,7 @@ def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, place: str, left
         problem = "is packed in an unknown way" if is_unknown else "is encrypted"
     except (*_FOREIGN, OSError):
         problem = "is damaged"
-    return _FileText(place, fault=ImportingError(f"{place}: {problem}"))
+    return _FileText(place, fault=ImportingError(f"{place}: {problem}")), len(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +154,13 @@ class ImportedFiles:
     """The contents of files.
 
     empty: the number of chats without a message, others: of files without chats; both are left out.
-    faults: a sentence on each chat and file that cannot be read. notes: of the chats.
+    faults: a sentence on each chat and file that cannot be read.
     """
 
     chats: tuple[ImportedChat, ...]
     empty: int = 0
     others: int = 0
     faults: tuple[str, ...] = ()
-
-    @property
-    def notes(self) -> list[str]:
-        """What was read otherwise than it is written, in sentences."""
-        return [chat.note for chat in self.chats if chat.note]
 
 
 class Placed(NamedTuple):

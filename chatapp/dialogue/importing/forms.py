@@ -10,8 +10,7 @@
   "system"}, "title", "id"}, a tree, with thoughts and results of tools as <details> in the content;
 - LibreChat: {"conversationId", "messages": [{"messageId", "parentMessageId", "isCreatedByUser",
   "text" or "content"}], "options", "title"}, a tree in a list, or within each other as "children";
-- Claude: {"chat_messages": [{"sender", "text", "content", "attachments", "files"}], "name",
-  "uuid"}.
+- Claude: {"chat_messages": [{"sender", "text", "content", "attachments", "files"}], "name"}.
 
 Of a tree, the path from its root to its current message is read; where none is named, to its last
 one. Messages of a system or a tool are left out, and those of one side in a row are joined. A file

@@ -44,16 +44,8 @@ class Int8Linear:
     """
 
     __slots__ = (
-        "_bias",
-        "_columns",
-        "_finer",
-        "_levels",
-        "_offset",
-        "_packed",
-        "_peak",
-        "_scale",
-        "_shift",
-        "_zeros",
+        *("_bias", "_columns", "_finer", "_levels", "_offset"),
+        *("_packed", "_peak", "_scale", "_shift", "_zeros"),
     )
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:

@@ -248,8 +248,7 @@ _DEFAULT_TAG = ":latest"
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
-_PROJECTOR = "mmproj"
-"""In the name of a file that turns images into vectors, and is no model."""
+_PROJECTOR = "mmproj"  # in the name of a file that turns images into vectors
 
 
 def is_of_other_program(name: str) -> bool:

@@ -63,9 +63,9 @@ def test_without_a_current_node_the_last_leaf_is_taken(
     whole = {"mapping": TREE, "current_node": "d"}
     read = read_chats(file(tmp_path, [whole, {"mapping": TREE, **current}, {"title": "x"}]))
     assert [chat.messages[-1].text for chat in read.chats] == ["I look it up.", "No."]
-    assert [": 'mapping' has no node" in note for note in read.notes] == [True] * any(
-        current.values()
-    )
+    assert [": 'mapping' has no node" in chat.note for chat in read.chats if chat.note] == [
+        True
+    ] * any(current.values())
     (fault,) = read.faults
     assert "chat 3 'x': 'messages' is missing" in fault
 
