@@ -38,7 +38,7 @@ async def test_how_likely_a_token_is_shows_without_colours(
         }
         levels = [drawn[words] for words in ("under 1 %", "10 %", "50 %", "100 %")]
         assert len(set(levels)) == 4
-        assert [drawn["salt"], drawn["large"]] == levels[:2]
+        assert [drawn["salt"], drawn["body"]] == levels[:2]
 
 
 def strips(driver: Driver) -> list[Strip]:
