@@ -45,10 +45,7 @@ START = 9
 """A token before each text: part of every pass, and of no prompt."""
 
 SHAPES: dict[str, tuple[type[Any], dict[str, Any]]] = {
-    "llama, shared keys, tied": (
-        transformers.LlamaConfig,
-        {"tie_word_embeddings": True},
-    ),
+    "llama, shared keys, tied": (transformers.LlamaConfig, {"tie_word_embeddings": True}),
     "llama, all keys, untied, biased, wide heads": (
         transformers.LlamaConfig,
         {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True, "head_dim": 12},

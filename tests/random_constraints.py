@@ -53,10 +53,7 @@ def random_schema(numbers: random.Random, depth: int = 3) -> dict[str, Any]:
         case "pattern":
             return {"type": "string", kind: f"^{random_pattern(numbers)}$"}
         case "format":
-            return {
-                "type": "string",
-                kind: numbers.choice(FORMATS),
-            }
+            return {"type": "string", kind: numbers.choice(FORMATS)}
         case "object":
             return random_object(numbers, depth)
         case "array":

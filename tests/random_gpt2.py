@@ -1,24 +1,18 @@
 """A random GPT-2, and transformers' own computation to compare with."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from random_models import one_thread
 from tiny import write_tiny_gpt2
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.files.model_files import ModelFiles
 
+__all__ = ["one_thread"]
 LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -27,10 +27,7 @@ def write_tiny_gpt2(folder: Path, *, context: int = 1024) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = [*map(chr, range(0x21, 0x7F)), "Ġ", "Ċ"]  # the latter are space and newline
     trainer = trainers.BpeTrainer(
-        vocab_size=130,
-        special_tokens=[END],
-        initial_alphabet=alphabet,
-        show_progress=False,
+        vocab_size=130, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(["User:\nAssistant:\n"] * 4, trainer)
     _write_weights(folder, tokenizer.get_vocab_size(), context)

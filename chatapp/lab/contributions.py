@@ -180,13 +180,9 @@ def _values(reading: Reading, change: Change) -> Tensor:
 
 def effect_of(reading: Reading, contrast: Contrast, without: Interventions) -> Effect:
     """What changes when several parts are off together."""
-    changed = Reading(reading.decoder, reading.ids, reading.start, _before_start(reading) + without)
+    changes = reading.changes.shifted(-len(reading.start)) + without
+    changed = Reading(reading.decoder, reading.ids, reading.start, changes)
     return _effect(without.words, reading.logits, changed.logits, contrast)
-
-
-def _before_start(reading: Reading) -> Interventions:
-    """The changes of a reading, with positions as the text has them."""
-    return reading.changes.shifted(-len(reading.start))
 
 
 def effects_of_all(

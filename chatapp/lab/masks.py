@@ -72,10 +72,8 @@ class MaskedTrace(Trace):
 
     def predicted(self, position: int, top: int) -> Prediction:
         """What the model predicts at a position; `actual` is the token that was masked there."""
-        return self._predicted(self.logits(position, position + 1), position, top)[0]
-
-    def _predicted(self, rows: Tensor, position: int, top: int) -> list[Prediction]:
-        return predictions(rows, [self._hidden] * len(rows), top=top, piece=self._piece)
+        rows = self.logits(position, position + 1)
+        return predictions(rows, [self._hidden] * len(rows), top=top, piece=self._piece)[0]
 
     def _own(self, logits: Tensor) -> Tensor:
         return self._model.own(logits, len(self.ids))[:, : self._model.vocabulary].float().cpu()

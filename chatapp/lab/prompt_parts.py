@@ -80,13 +80,9 @@ class Explained:
     def _answers(self) -> list[tuple[list[int], float]]:
         return [(self.answer, 1.0), (self.against, -1.0)]
 
-    @property
-    def _is_of_one_pass(self) -> bool:
-        return len(self.answer) == len(self.against) == 1
-
     def _difference(self, states_of: Callable[[list[int]], Tensor]) -> Tensor:
         """F (rows,). states_of: of a row of tokens the final states (rows, tokens, width)."""
-        if self._is_of_one_pass:
+        if len(self.answer) == len(self.against) == 1:
             logits = self._decoder.head(states_of(self._prompt)[:, -1])
             return logits[:, self.answer[0]] - logits[:, self.against[0]]
         total = torch.zeros(())

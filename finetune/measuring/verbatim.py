@@ -81,7 +81,8 @@ def find_copies(run: Path, text: str, shortest: int = SHORTEST) -> Recall:
     if not spans:
         raise ConfigError("there are no words in the reply")
     folder = _index(run)
-    known = {word: number for number, word in enumerate(_words_of(folder))}
+    listed: list[str] = parse_json(read_regular(folder / "words.json"))
+    known = {word: number for number, word in enumerate(listed)}
     query = [known.get(text[start:end], -1) for start, end in spans]
     counts: list[list[int]] = [[] for _ in query]  # of each word and length
     first: list[dict[int, int]] = [{} for _ in query]  # length -> row
@@ -246,11 +247,6 @@ def _suffix_array(words: Numbers) -> Numbers:
         if ranks[order[-1]] == len(words) - 1:
             return order.astype(np.int32)
         length *= 2
-
-
-def _words_of(folder: Path) -> list[str]:
-    words: list[str] = parse_json(read_regular(folder / "words.json"))
-    return words
 
 
 def _location(folder: Path, row: int) -> str:

@@ -50,7 +50,6 @@ from finetune.objectives.pairs import (
     FeedbackEvaluator,
     FeedbackObjective,
     PairEvaluator,
-    metric_scalars,
     replies_of,
 )
 from finetune.objectives.rows import (
@@ -118,7 +117,21 @@ class Kto(FeedbackObjective):
     @property
     def scalars(self) -> Mapping[str, Scalar]:
         labels = {"kl": "KL"} | REWARD_FIGURES | {"accuracy": "verdicts right"} | LOGP_FIGURES
-        return {"kto": Scalar("KTO", curve=True, metric="loss"), **metric_scalars(labels)}
+        over = {"chosen": 0, "rejected": 1}
+        return {"kto": Scalar("KTO", curve=True, metric="loss")} | {
+            name: Scalar(label, metric=name, over=over.get(name.partition("_")[0]))
+            for name, label in labels.items()
+        }
+
+    def means(self, sums: Tensor, weights: Tensor) -> dict[str, float]:
+        """The margin is between the means of the good and of the bad replies, as in TRL."""
+        means = super().means(sums, weights)
+        chosen, rejected = means.get("chosen_reward"), means.get("rejected_reward")
+        if chosen is None or rejected is None:
+            del means["margin"]
+        else:
+            means["margin"] = chosen - rejected
+        return means
 
     @classmethod
     def of(cls, settings: KtoSettings, rows: Sequence[EncodedFeedback]) -> "Kto":

@@ -153,6 +153,7 @@ class Scalar:
     label: in the display, "" hides it. curve: whether it is drawn over the steps. metric: its name
     among the figures of held-out rows, "" for none. is_nats: whether it is a token's loss, so that
     a metric comes with its perplexity. held_out: label of the metric in the display, drawn too.
+    over: the place in `Objective.count` of what it is a mean over; None for the whole step.
     """
 
     label: str = ""
@@ -160,6 +161,7 @@ class Scalar:
     metric: str = ""
     is_nats: bool = False
     held_out: str = ""
+    over: int | None = None
 
 
 def perplexity(loss: float) -> float:
@@ -238,6 +240,18 @@ class Objective(ABC):
         model inside. counts: of `count`, over the whole step and all processes.
         """
 
+    def weights(self, counts: Tensor) -> Tensor:
+        """What a step weighs in the mean of each scalar over several steps, (names,): how many it
+        is a mean over, so that one without any does not count as 0; 1 for means of whole steps.
+        """
+        over = (scalar.over for scalar in self.scalars.values())
+        return torch.stack([torch.ones_like(counts[0]) if n is None else counts[n] for n in over])
+
+    def means(self, sums: Tensor, weights: Tensor) -> dict[str, float]:
+        """The scalars of several steps, weighted and summed, as means; without what none had."""
+        known = zip(self.names, sums.tolist(), weights.tolist(), strict=True)
+        return {name: value / weight for name, value, weight in known if weight}
+
     def extend(self, model: Any, seed: int) -> None:
         """Add the objective's module to a model, with weights drawn by the seed."""
 
@@ -293,10 +307,10 @@ class Objective(ABC):
         """The figures of evaluated rows. means: of the scalars, by name."""
         metrics = {}
         for key, scalar in self.scalars.items():
-            if scalar.metric:
+            if scalar.metric and key in means:
                 metrics[scalar.metric] = means[key]
-            if scalar.metric and scalar.is_nats:
-                metrics["perplexity"] = perplexity(means[key])
+                if scalar.is_nats:
+                    metrics["perplexity"] = perplexity(means[key])
         return metrics
 
     def answer_figures(self, model: Any, rows: TrainingRows, text: ModelText) -> dict[str, float]:

@@ -225,7 +225,8 @@ def mean_losses(
     total = torch.zeros(len(objective.names), dtype=torch.float64)
     for batch in batches_on(model, rows, end_id, what, tell):
         total += objective.losses(model, model, batch, counts, 0.0).cpu()
-    return dict(zip(objective.names, total.tolist(), strict=True)), counts
+    weights = objective.weights(counts)
+    return objective.means(total * weights, weights), counts
 
 
 def batches_on(

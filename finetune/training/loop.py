@@ -187,7 +187,7 @@ class Loop:
         self.tokens_seen = 0
         self.ends = self.stop_requested = False
         self._losses: list[Tensor] = []
-        self._steps_logged = 0
+        self._weights: list[Tensor] = []
         self._step_batches: Sequence[Tensors] = ()
 
     def _prepared(self) -> Learner:
@@ -258,6 +258,7 @@ class Loop:
             self._step_batches = batches = self.draws(batches, self.rows, self.progress.step)
         self.tokens_seen += sum(int((batch["example_ids"] > 0).sum()) for batch in batches)
         counts = self._summed(self.objective.count(batches, self.called, self.model))
+        self._weights.append(self.objective.weights(counts).double())
         self._tell(lambda observer: observer.step_begins(self))
         self.called.train()
         for number, batch in enumerate(batches, 1):
@@ -268,7 +269,7 @@ class Loop:
                     raise NotFinite(f"the loss is {losses[0].item()} at step {step}", [batch])
                 # Gradients are averaged over the processes, but their sum is needed.
                 self.accelerator.backward(losses[0] * float(self.accelerator.num_processes))
-            self._losses.append(losses.detach())
+            self._losses.append(losses.detach() * self._weights[-1].to(losses))
         norm = self.accelerator.clip_grad_norm_(
             self.called.parameters(), self.settings.max_grad_norm
         )
@@ -280,7 +281,6 @@ class Loop:
         self.learner.optimizer.step()
         self.called.zero_grad()
         self.progress.step += 1
-        self._steps_logged += 1
         self._finish_step({"grad_norm": float(norm), "learning_rate": rate}, done)
 
     def _finish_step(self, row: dict[str, float], done: float) -> None:
@@ -333,10 +333,10 @@ class Loop:
 
     def _means(self) -> dict[str, float]:
         """The objective's scalars, means over the steps since the last log."""
-        total = self._summed(torch.stack(self._losses).sum(0).double())
-        means = (total / self._steps_logged).tolist()
-        self._losses, self._steps_logged = [], 0
-        return {"loss": means[0], **dict(zip(self.objective.names, means, strict=True))}
+        sums = self._summed(torch.stack(self._losses).sum(0).double())
+        means = self.objective.means(sums, torch.stack(self._weights).sum(0))
+        self._losses, self._weights = [], []
+        return {"loss": means[self.objective.names[0]], **means}
 
     def _log(self, row: dict[str, float]) -> None:
         self._tell(lambda observer: observer.logged(self, row))
@@ -400,11 +400,11 @@ class Loop:
             batches = self.draws(list(batches), rows, None)
         counts = [self.objective.count([batch], self.called, self.model) for batch in batches]
         summed = self._summed(torch.stack(counts).sum(0))
-        names = self.objective.names
-        total = torch.zeros(len(names), dtype=torch.float64)
+        total = torch.zeros(len(self.objective.names), dtype=torch.float64)
         for batch in batches:
             total += self._objective_losses(batch, summed).cpu()
-        means = dict(zip(names, self._summed(total).tolist(), strict=True))
+        weights = self.objective.weights(summed).cpu()
+        means = self.objective.means(self._summed(total) * weights, weights)
         metrics = self.objective.metrics(means, self.done)
         return {key: metrics[key] for key in self.plan.figures or metrics}
 

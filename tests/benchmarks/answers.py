@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import Table, models, run_chatapp, sized
-from shared_data import TREC_KINDS, Rows, labelled, shared_data
+from shared_data import Rows, labelled, shared_data
 
 SHOTS = sized((1, 2, 4, 8, 16), (1,))
 TASKS = {
@@ -28,7 +28,6 @@ TASKS = {
         "Sentiment",
     ),
 }
-NAMES = TREC_KINDS | {"pos": "positive", "neg": "negative"}
 ARITHMETIC = "2D+ 2D- 3D+ 3D- 4D+ 4D- 5D+ 5D- 2Dx 1DC".split()
 GPT3 = {
     0: "76.9 58.0 34.2 48.3 4.0 7.5 0.7 0.8 19.8 9.8",
@@ -45,8 +44,8 @@ def write_task(task: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
 
     def write(name: str, rows: Rows) -> None:
-        named = ({"input": row["text"], "label": NAMES[row["label"]]} for row in rows)
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in named))
+        lines = (json.dumps({"input": text, "label": label}) + "\n" for text, label in rows)
+        (folder / name).write_text("".join(lines))
 
     pool, items = labelled(task)
     write("pool.jsonl", pool)
@@ -55,7 +54,7 @@ def write_task(task: str, folder: Path) -> Path:
         "instruction": instruction,
         "input_prefix": f"{asked}: ",
         "output_prefix": f"{answer}:",
-        "labels": sorted({NAMES[row["label"]] for row in pool}),
+        "labels": sorted({label for _, label in pool}),
         "examples_file": "pool.jsonl",
     }
     path = folder / f"{task}.toml"
@@ -73,15 +72,17 @@ def evaluate(*arguments: str) -> list[dict[str, Any]]:
 
 
 def per_cent(result: dict[str, Any]) -> str:
-    """A mean with ± over seeds, or without seeds its interval."""
-    mean, spread = f"{100 * result['mean']:.1f}", result["spread"]
+    """A mean, its interval, and the spread over sets of demonstrations where seeds draw sets."""
     low, high = (f"{100 * bound:.0f}" for bound in result["interval"])
-    return f"{mean} ({low}–{high})" if spread is None else f"{mean} ± {100 * spread:.1f}"
+    spread = f" ± {100 * result['spread']:.1f}" if result["selection"] == "random-block" else ""
+    return f"{100 * result['mean']:.1f} ({low}–{high}){spread}"
 
 
 def demonstrations_table() -> Table:
-    """Accuracy by the number of demonstrations: random ones, the nearest ones, and their vote."""
-    limits = sized({"bundled": 300, "SmolLM2-135M": 50}, {"bundled": 2})
+    """Accuracy by the number of demonstrations: random ones for each item or for all, the nearest
+    ones, and their vote.
+    """
+    limits = sized({"bundled": 300, "SmolLM2-135M": 100}, {"bundled": 2})
     rows = []
     for task in sized(tuple(TASKS), ("mr",)):
         title = TASKS[task][0]
@@ -89,18 +90,20 @@ def demonstrations_table() -> Table:
             prompt = write_task(task, Path(folder))
             for name in limits.keys() & models().keys():
                 shots = ",".join(map(str, (0, *SHOTS)))
-                options = f"--limit {limits[name]} --shots {shots} --seeds {sized(3, 1)}".split()
-                methods = ["--select", "random,knn:tfidf,vote", "--model", models()[name]]
+                options = f"--limit {limits[name]} --shots {shots} --seeds {sized(5, 2)}".split()
+                methods = "random,random-block,knn:tfidf,vote"
                 results = [
                     result
                     for result in evaluate(
-                        str(prompt), "--test", f"{folder}/items.jsonl", *options, *methods
+                        *(str(prompt), "--test", f"{folder}/items.jsonl", *options),
+                        *("--select", methods, "--model", models()[name]),
                     )
                     if result["metric"] == "accuracy"
                 ]
                 cells = {(each["selection"], each["shots"]): per_cent(each) for each in results}
                 for way, label in (
                     ("random", "random"),
+                    ("random-block", "one random set for all"),
                     ("knn:tfidf", "nearest"),
                     ("vote", "their vote"),
                 ):
@@ -110,7 +113,10 @@ def demonstrations_table() -> Table:
     numbers = ", ".join(
         f"{number} for {name}" for name, number in limits.items() if name in models()
     )
-    count = f"accuracy in per cent; items: {numbers}; ± over three seeds, or the 95 % interval"
+    count = (
+        f"accuracy in per cent; items: {numbers}; in brackets 95 % over items and, for random ones,"
+        " five seeds; ±: the standard deviation over five sets of demonstrations"
+    )
     return Table(("demonstrations", "0", *map(str, SHOTS)), rows, count)
 
 
@@ -132,8 +138,8 @@ def examples_table() -> Table:
                 load_prompt(write_task("trec", Path(folder))), select="knn:tfidf", shots=sized(8, 2)
             )
             answerer = Answerer(model, prompt, selector_for(prompt, model, lambda done, of: None))
-            for row in labelled("trec")[1][:items]:
-                (answer,) = answerer.answer([answerer.prepare(row["text"])])
+            for text, gold in labelled("trec")[1][:items]:
+                (answer,) = answerer.answer([answerer.prepare(text)])
                 parts = [
                     part
                     for part in explain_answer(answerer, answer).parts
@@ -143,7 +149,7 @@ def examples_table() -> Table:
                 places = range(len(parts))
                 by_occlusion = max(places, key=lambda n, parts=parts: parts[n].occlusion)
                 by_gradient = max(places, key=lambda n, parts=parts: parts[n].gradient)
-                counts["right"] += answer.output == NAMES[row["label"]]
+                counts["right"] += answer.output == gold
                 counts["occlusion"] += labels[by_occlusion] == answer.output
                 counts["gradient"] += labels[by_gradient] == answer.output
                 chance += labels.count(answer.output) / len(labels)
@@ -159,12 +165,10 @@ def examples_table() -> Table:
 
 def interval(successes: float, trials: int) -> str:
     """Wilson's 95 % interval of a share, in per cent."""
-    z, share = 1.96, successes / trials
-    middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = (
-        z / (1 + z * z / trials) * (share * (1 - share) / trials + z * z / (4 * trials**2)) ** 0.5
-    )
-    return f"({max(0.0, 100 * (middle - half)):.0f}–{min(100.0, 100 * (middle + half)):.0f})"
+    from chatapp.tasks.metrics import wilson
+
+    low, high = wilson(successes, trials)
+    return f"({100 * low:.0f}–{100 * high:.0f})"
 
 
 def arithmetic_table() -> Table:

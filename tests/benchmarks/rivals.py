@@ -2,8 +2,8 @@
 
 `python rivals.py NAME FILE PRECISION` loads a GGUF file and answers requests, one JSON document a
 line: {"reply": prompt, "new": n} the seconds of a token, {"prompt": ids} the seconds of a prompt,
-{"eight": prompt, "new": n} the tokens a second of eight sequences, {"bytes": true} the bytes of
-weights that a token reads. In one process they would disturb each other.
+{"eight": prompt, "new": n} the tokens a second of eight sequences. In one process they would
+disturb each other.
 """
 
 import json
@@ -23,36 +23,23 @@ Answer = Callable[[dict[str, Any]], Any]
 Shape = dict[str, int]
 
 GPT2: Shape = {"width": 768, "layers": 12, "heads": 12, "inner": 3072, "words": 50257}
-QWEN3: Shape = {
-    **{"width": 1024, "layers": 28, "heads": 16, "shared": 8, "size": 128, "inner": 3072},
-    "words": 151936,
-}
 
 
 def write_shape(path: Path, kind: str, shape: Shape) -> None:
-    """A GGUF file of random weights: a Qwen3 where heads share keys, else a GPT-2."""
+    """A GGUF file of a GPT-2 with random weights."""
     import gguf
     import numpy as np
 
-    is_qwen = "shared" in shape
     width, inner = shape["width"], shape["inner"]
-    writer = gguf.GGUFWriter(path, "qwen3" if is_qwen else "gpt2")
+    writer = gguf.GGUFWriter(path, "gpt2")
     writer.add_context_length(1024)
     writer.add_embedding_length(width)
     writer.add_block_count(shape["layers"])
     writer.add_feed_forward_length(inner)
     writer.add_head_count(shape["heads"])
-    if is_qwen:
-        writer.add_head_count_kv(shape["shared"])
-        writer.add_key_length(shape["size"])
-        writer.add_value_length(shape["size"])
-        writer.add_layer_norm_rms_eps(1e-6)
-        writer.add_rope_freq_base(1e6)
-        writer.add_vocab_size(shape["words"])
-    else:
-        writer.add_layer_norm_eps(1e-5)
+    writer.add_layer_norm_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2" if is_qwen else "gpt-2")
+    writer.add_tokenizer_pre("gpt-2")
     names = [f"t{id}" for id in range(shape["words"])]
     writer.add_token_list(names)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(names))
@@ -70,33 +57,21 @@ def write_shape(path: Path, kind: str, shape: Shape) -> None:
 
     def product(name: str, rows: int, columns: int) -> None:
         matrix(f"{name}.weight", rows, columns)
-        if not is_qwen:
-            vector(f"{name}.bias", rows, 0.0)
+        vector(f"{name}.bias", rows, 0.0)
 
-    def norm(name: str, size: int = width) -> None:
-        vector(f"{name}.weight", size, 1.0)
-        if not is_qwen:
-            vector(f"{name}.bias", size, 0.0)
+    def norm(name: str) -> None:
+        vector(f"{name}.weight", width, 1.0)
+        vector(f"{name}.bias", width, 0.0)
 
     matrix("token_embd.weight", shape["words"], width)
     norm("output_norm")
-    if not is_qwen:
-        matrix("position_embd.weight", 1024, width, "f32")
+    matrix("position_embd.weight", 1024, width, "f32")
     for layer in range(shape["layers"]):
         block = f"blk.{layer}."
         norm(f"{block}attn_norm")
         norm(f"{block}ffn_norm")
-        if is_qwen:
-            queries, keys = (shape[part] * shape["size"] for part in ("heads", "shared"))
-            for part, rows in (("q", queries), ("k", keys), ("v", keys)):
-                product(f"{block}attn_{part}", rows, width)
-            norm(f"{block}attn_q_norm", shape["size"])
-            norm(f"{block}attn_k_norm", shape["size"])
-            product(f"{block}attn_output", width, queries)
-            product(f"{block}ffn_gate", inner, width)
-        else:
-            product(f"{block}attn_qkv", 3 * width, width)
-            product(f"{block}attn_output", width, width)
+        product(f"{block}attn_qkv", 3 * width, width)
+        product(f"{block}attn_output", width, width)
         product(f"{block}ffn_up", inner, width)
         product(f"{block}ffn_down", width, inner)
     _finish(writer)
@@ -151,8 +126,6 @@ def chatapp(path: Path, precision: str) -> Answer:
     decoder, lock = load_decoder(ModelFiles.read(path), precision=precision), ComputeLock()
 
     def answer(request: dict[str, Any]) -> Any:
-        if "bytes" in request:
-            return decoder.matrix_bytes
         ids = request.get("reply") or request.get("prompt") or request["eight"]
         cache = decoder.new_cache()
         started = time.perf_counter()

@@ -7,21 +7,11 @@
 import gzip
 import json
 import os
-import random
 from pathlib import Path
 
 ITEMS = 500
 
-Rows = list[dict[str, str]]
-
-TREC_KINDS = {
-    "HUM": "person",
-    "LOC": "place",
-    "NUM": "number",
-    "DESC": "description",
-    "ENTY": "thing",
-    "ABBR": "abbreviation",
-}
+Rows = list[tuple[str, str]]
 
 
 def shared_data() -> Path:
@@ -29,23 +19,13 @@ def shared_data() -> Path:
 
 
 def labelled(task: str) -> tuple[Rows, Rows]:
-    """The rows to learn from and those to measure, in an order that does not change."""
-    folder = shared_data() / "classify"
-    if task == "mr":
-        rows = [
-            {"text": line.strip(), "label": label}
-            for label in ("pos", "neg")
-            for line in (folder / f"mr_{label}.txt").read_text("latin-1").split("\n")
-            if line.strip()
-        ]
-        random.Random(0).shuffle(rows)
-        return rows[2 * ITEMS :], rows[:ITEMS]
-    sets = []
-    for name in ("train", "test"):
-        lines = (folder / f"trec_{name}.txt").read_text("latin-1").strip().split("\n")
-        pairs = (line.split(" ", 1) for line in lines)
-        sets.append([{"text": text, "label": label.split(":")[0]} for label, text in pairs])
-    return sets[0], sets[1]
+    """The texts to learn from and those to measure with their labels, as the card's report."""
+    from finetune.bundled_model.report import reviews, trec
+
+    made = {"trec": trec, "mr": reviews}[task](shared_data() / "classify", ITEMS)
+    pool = made.prompt.pool
+    items = [(item.input, item.output) for item in made.items]
+    return list(zip(pool.inputs, pool.outputs, strict=True)), items
 
 
 def write_tiny_data(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import measure
 import pytest
-from measure import RESULTS, TABLES, Table, measurement, written
+from measure import RESULTS, TABLES, Table, agree, divided, file_of, measurement, written
 from shared_data import write_tiny_data
 
 
@@ -20,8 +20,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name != "harness"])
 def test_it_gives_a_table(name: str) -> None:
-    if TABLES[name] == "screen" and sys.platform == "win32":
-        pytest.skip("Windows has no pseudo-terminal")
+    if (TABLES[name] == "screen" or name == "models") and sys.platform == "win32":
+        pytest.skip("Windows has no pseudo-terminal, and does not count a child's memory")
     table = measurement(name)()
     assert table.rows
     assert table.count
@@ -34,10 +34,49 @@ def test_it_gives_a_table(name: str) -> None:
 def test_results_hold_what_was_measured_and_no_other_table() -> None:
     text = RESULTS.read_text("utf-8")
     for name in TABLES:
-        block = text.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
+        _, block, _ = divided(file_of(name).read_text("utf-8"), name)
         assert not block or f"measure.py {name}`: " in block, name
-        text = text.replace(block, "")
+        text = text.replace(block or "\0", "")
     assert not re.search(r"^\|", text, re.MULTILINE)
+
+
+def test_compare_names_the_figures_that_are_not_within_the_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = measurement("demonstrations")().text()
+    results = tmp_path / "RESULTS.md"
+    marks = "<!-- demonstrations -->\n{}\n<!-- end of demonstrations -->\n"
+    results.write_text(marks.format(block) + "<!-- keys -->\n<!-- end of keys -->\n")
+    monkeypatch.setattr(measure, "RESULTS", results)
+    assert measure.main(["compare", "demonstrations", "keys"]) == 0
+    out = "demonstrations: 0 figures differ\nkeys: no table is written yet\n"
+    assert capsys.readouterr().out == out
+    line = next(line for line in block.splitlines() if "nearest" in line)
+    *rest, figure, end = line.split("|")
+    other = "|".join((*rest, " 200.0 ", end))
+    results.write_text(marks.format(block.replace(line, f"{other}\n{other.replace('mo', 'mu')}")))
+    assert measure.main(["compare", "demonstrations"]) == 1
+    found = capsys.readouterr().out
+    assert "demonstrations: 2 figures differ\n" in found
+    assert f"nearest, 1: written 200.0, measured {figure.strip()}\n" in found
+    assert "muvie reviews, bundled: nearest: is in one table alone" in found
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "do"),
+    [
+        ("14.3 (11–19)", "18.9 (14–23)", True),
+        ("14.3 (11–19)", "19.1 (15–24)", False),
+        ("2,412 (2,300–2,500)", "2,310 (2,290–2,320)", True),
+        ("1.20 ± 0.05", "1.29", True),
+        ("1.20 ± 0.05", "1.31", False),
+        ("+7.7 (+3.2 to +12.3)", "−1.0 (−5.0 to +8.0)", True),
+        ("4 of 5", "5 of 5", False),
+        ("–", "3 ms", False),
+    ],
+)
+def test_figures_agree_within_a_spread(before: str, now: str, *, do: bool) -> None:
+    assert agree(before, now) == agree(now, before) == do
 
 
 def test_a_table_takes_the_place_of_the_one_before() -> None:

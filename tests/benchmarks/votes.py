@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from answers import NAMES, TASKS
+from answers import TASKS
 from measure import Table, models, sized
 from numpy.typing import NDArray
 from shared_data import labelled, shared_data
@@ -28,9 +28,9 @@ Row = tuple[str, str]
 Numbers = NDArray[np.float64]
 SETS = TASKS | {
     "news": ("news (AG)", "Say which section each article belongs to.", "Article", "Section"),
-    "products": (
-        "reviews of products",
-        "Say whether each product review is positive or negative.",
+    "reviews": (
+        "reviews (Amazon, Yelp, apps)",
+        "Say whether each review is positive or negative.",
         "Review",
         "Sentiment",
     ),
@@ -48,6 +48,7 @@ BOOKS = {
     "the-wonderful-wizard-of-oz": "The Wizard of Oz",
 }
 HEROES = re.compile("Alice|Beauty|Holmes|Watson|Peter|Wendy|Mowgli|Dorothy|Oz")
+APPS = {"Not at all": 1, "No": 2, "Maybe": 3, "Yes": 4, "Definitely": 5}
 MOST = (1, 2, 4, 8, 16, 32)
 GRID = list(product(MOST, (0.5, 1.0, 2.0), (0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)))
 """k, a, w."""
@@ -59,8 +60,8 @@ SEEDS = 3
 def rows_of(name: str) -> list[Row]:
     """The labelled texts of a set, in an order that does not change."""
     if name in TASKS:
-        return [(row["text"], NAMES[row["label"]]) for row in labelled(name)[0]]
-    readers = {"news": news, "products": products, "talk": talk, "books": sentences}
+        return labelled(name)[0]
+    readers = {"news": news, "reviews": reviews, "talk": talk, "books": sentences}
     rows = list(dict(readers[name]()).items())
     random.Random(name).shuffle(rows)
     return rows
@@ -88,7 +89,8 @@ def news() -> Iterator[Row]:
         yield " ".join(text.split()), "business" if is_business else "technology"
 
 
-def products() -> Iterator[Row]:
+def reviews() -> Iterator[Row]:
+    """Of products, and of places and programs with one, two, four or five stars."""
     asked = r"(Is the review|Is this product|Does this product|Would you say this)[^?]*\?|Answer:"
     for template, prompt, said in prompts_of("amazon"):
         match = re.search("(?:^|\n)(?:Product )?[Rr]eview: (.*)", prompt, re.S)
@@ -98,6 +100,16 @@ def products() -> Iterator[Row]:
         if match:
             text = " ".join(re.sub(asked, "", match[1]).split())
             yield text, "positive" if is_good else "negative"
+    ends = r"^Review[^:]*:|(\n===)?\n[^\n]+\n$|My rating for this place is\n$"
+    for _, prompt, said in prompts_of("yelp"):
+        text = re.sub(ends, "", prompt).replace("\\n", " ").replace("\\", "")
+        if said[0] != "3":
+            yield " ".join(text.split()), "positive" if said[0] in "45" else "negative"
+    for _, prompt, said in prompts_of("app_reviews_c"):
+        match = re.search('review.*?"(.*)"', prompt, re.S)
+        stars = APPS.get(said, len(said) if "★" in said else said)
+        if match and str(stars) in "1245":
+            yield " ".join(match[1].split()), "positive" if str(stars) in "45" else "negative"
 
 
 def talk() -> Iterator[Row]:
@@ -123,98 +135,99 @@ def votes_table() -> Table:
     from chatapp.engine.models.loading import load_model
     from chatapp.tasks.metrics import accuracy, difference
 
-    head = ("set, model", "n", "model alone", "vote", "both", "both less vote (95 %)")
+    head = ("set, model", "n", "model", "calibrated", "vote", "both")
+    head += ("both less vote (95 %)", "both less calibrated (95 %)")
     rows: list[tuple[str, ...]] = []
     for name in sized(tuple(SETS), ("mr",)):
         known = rows_of(name)
         drawn = random.Random(1).sample(range(len(known)), min(sized(300, 20), len(known)))
-        golds = [known[number][1] for number in drawn]
+        texts, golds = zip(*(known[number] for number in drawn), strict=True)
         for title, source in models().items():
             model = load_model(source, precision="float32")
             for shots in (0, 4) if title == "bundled" else (0,):
-                logs, labels = likelihoods(model, name, known, drawn, shots)
+                labels = sorted({label for _, label in known})
                 right = [labels.index(gold) for gold in golds]
-                runs = [
-                    both_and_vote(logs, neighbours(known, drawn, labels, seed), right)
-                    for seed in range(SEEDS)
-                ]
-                both, vote = ([[labels[i] for i in run[way]] for run in runs] for way in (0, 1))
-                alone = [labels[int(place)] for place in logs.argmax(1)]
-                found = difference("accuracy", both, vote, golds)
-                means = [np.mean([accuracy(run, golds) for run in way]) for way in (vote, both)]
-                low, high = (f"{100 * bound:+.1f}" for bound in found.interval)
-                rows.append(
-                    (
-                        f"{SETS[name][0]}, {title}" + ", after 4 nearest" * (shots > 0),
-                        str(len(golds)),
-                        *(f"{100 * x:.1f}" for x in (accuracy(alone, golds), *means)),
-                        f"{100 * found.mean:+.1f} ({low} to {high})",
-                    )
-                )
+                runs, logs = [], None
+                for seed in range(SEEDS):
+                    voters = random.Random(seed).sample(known, len(known) * 4 // 5)
+                    if logs is None or shots:
+                        logs = likelihoods(model, name, voters, texts, labels, shots)
+                    near = neighbours(voters, texts, labels)
+                    runs.append(answers_of(logs, near, right))
+                ways = [[[labels[i] for i in run[way]] for run in runs] for way in range(4)]
+                means = [np.mean([accuracy(run, golds) for run in way]) for way in ways]
+                _, calibrated, vote, both = ways
+                cells = []
+                for other in (vote, calibrated):
+                    found = difference("accuracy", both, other, golds)
+                    low, high = (f"{100 * bound:+.1f}" for bound in found.interval)
+                    cells.append(f"{100 * found.mean:+.1f} ({low} to {high})")
+                where = f"{SETS[name][0]}, {title}" + ", after 4 nearest" * (shots > 0)
+                rows.append((where, str(len(golds)), *(f"{100 * x:.1f}" for x in means), *cells))
     count = (
-        "accuracy in per cent of n items, each predicted from the other rows; intervals over items "
-        f"and {SEEDS} draws of four fifths of the rows that vote"
+        "accuracy in per cent of n items; calibrated: less the model's liking of a label "
+        f"elsewhere; intervals over items and {SEEDS} draws of four fifths of the rows"
     )
     return Table(head, rows, count)
 
 
 def likelihoods(
-    model: Any, name: str, known: Sequence[Row], drawn: Sequence[int], shots: int
-) -> tuple[Numbers, list[str]]:
-    """log p of each label for the drawn rows, normalized over the labels: (items, labels)."""
+    model: Any,
+    name: str,
+    pool: Sequence[Row],
+    texts: Sequence[str],
+    labels: Sequence[str],
+    shots: int,
+) -> Numbers:
+    """log p of each label for these texts, normalized over the labels: (items, labels)."""
     from chatapp.rows.examples import Pool
     from chatapp.tasks.answering import Answerer, probabilities
     from chatapp.tasks.files.promptfile import PromptFile
     from chatapp.tasks.options import changed, selector_for
 
     _, instruction, asked, answer = SETS[name]
-    labels = sorted({label for _, label in known})
     prompt = PromptFile(
         path=Path(name),
         instruction=instruction,
         input_prefix=f"{asked}: ",
         output_prefix=f"{answer}:",
         labels=tuple(labels),
-        pool=Pool(*map(list, zip(*known, strict=True))),
+        pool=Pool(*map(list, zip(*pool, strict=True))),
         generate={"max_tokens": 8},
     )
     prompt = changed(prompt, select="knn:tfidf", shots=shots)
     answerer = Answerer(model, prompt, selector_for(prompt, model) if shots else None)
-    answers = answerer.answer([answerer.prepare(known[number][0]) for number in drawn])
+    answers = answerer.answer([answerer.prepare(text) for text in texts])
     found = []
     for each in answers:
         assert each.likelihoods is not None
         shares = probabilities(each.likelihoods, "direct")
         found.append([max(shares[label], 1e-300) for label in labels])
-    return np.log(np.array(found)), labels
+    return np.log(np.array(found))
 
 
-def neighbours(
-    known: Sequence[Row], drawn: Sequence[int], labels: list[str], seed: int
-) -> list[list[int]]:
-    """The labels of the nearest of four fifths of the rows, the nearest first; not its own."""
+def neighbours(voters: Sequence[Row], texts: Sequence[str], labels: list[str]) -> list[list[int]]:
+    """The labels of the nearest of the rows that vote, the nearest first; not a text's own."""
     from chatapp.rows.examples import Pool
     from chatapp.tasks.selection.methods import Knn
     from chatapp.tasks.selection.similarity import TfidfIndex
 
-    voters = random.Random(seed).sample(known, len(known) * 4 // 5)
     pool = Pool(*map(list, zip(*voters, strict=True)))
     nearest = Knn(pool, TfidfIndex(pool.inputs))
     return [
-        [labels.index(pool.outputs[row]) for row in nearest.select(known[number][0], MOST[-1])]
-        for number in drawn
+        [labels.index(pool.outputs[row]) for row in nearest.select(text, MOST[-1])]
+        for text in texts
     ]
 
 
-def both_and_vote(
-    logs: Numbers, near: list[list[int]], right: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """What both together and the vote alone answer to each item, with k, a and w of the others."""
+def answers_of(logs: Numbers, near: list[list[int]], right: Sequence[int]) -> tuple[list[int], ...]:
+    """What the model, the calibrated model, the vote and both together answer to each item, with
+    k, a, w and p̄ of the others."""
     size = logs.shape[1]
     votes = {k: np.array([np.bincount(row[:k], minlength=size) for row in near]) for k in MOST}
     winners = {k: [max(row[:k], key=row[:k].count) for row in near] for k in MOST}
     gold, places = np.array(right), np.arange(len(right))
-    both, alone = [0] * len(right), [0] * len(right)
+    calibrated, vote, both = ([0] * len(right) for _ in range(3))
     for part in range(5):
         others, own = places[places % 5 != part], places[places % 5 == part]
         liked = np.log(np.exp(logs[others]).mean(0))
@@ -225,5 +238,6 @@ def both_and_vote(
         best = max(scores, key=lambda score: float(score[others, gold[others]].sum()))
         k = max(MOST, key=lambda k: sum(winners[k][i] == right[i] for i in others))
         for i in own:
-            both[i], alone[i] = int(best[i].argmax()), winners[k][i]
-    return both, alone
+            both[i], vote[i] = int(best[i].argmax()), winners[k][i]
+            calibrated[i] = int((logs[i] - liked).argmax())
+    return logs.argmax(1).tolist(), calibrated, vote, both

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from ranges import check_ranges
 
 SCHEMA = {
     "type": "object",
@@ -24,6 +25,7 @@ def test_an_answer_fits_its_schema(run, tmp_path: Path) -> None:
     assert json.loads(document["reply"])["kind"] in ("cat", "dog")
     assert document["forced_tokens"] > 3
     assert 0 < document["forbidden_mass"] < 1
+    check_ranges(document)
     code, out, _ = run(*asked, "--schema", json.dumps(SCHEMA))
     assert (code, out.strip()) == (0, document["reply"])
     assert "valid" not in json.loads(run(*asked, "--json")[1])

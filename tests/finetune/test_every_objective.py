@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_finetune as tiny
 import tiny_masked
+from ranges import check_ranges
 from rich.console import Console
 
 from chatapp.engine.backends.head import REWARD, HeadModel, HeadSpec
@@ -101,6 +102,7 @@ def test_an_objective_is_checked_trained_resumed_measured_and_loaded(
     assert all(map(isfinite, measured.figures.values()))
     assert len(measured.answers) == kind.replies
     json.dumps(measured.document())
+    check_ranges([log, measured.figures])
     assert answers(str(run))
 
 

@@ -13,12 +13,7 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from chatapp.prompting.messages import END_OF_TEXT, Segment
 from chatapp.prompting.template import CHAT, ShippedTemplate, save_template

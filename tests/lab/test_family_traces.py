@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from family_shapes import SHAPES, make_family
+from random_models import MakeGPT2
 from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
@@ -17,10 +18,15 @@ IDS = torch.randint(0, 340, (60,), generator=torch.Generator().manual_seed(1)).t
 Pair = tuple[Decoder, Any]
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder = tmp_path_factory.mktemp("family")
-    reference = make_family(request.param, folder)
+@pytest.fixture(scope="module", params=["gpt2", *SHAPES])
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_gpt2: MakeGPT2
+) -> Pair:
+    if request.param == "gpt2":
+        folder, reference = make_gpt2(n_layer=3)
+    else:
+        folder = tmp_path_factory.mktemp("family")
+        reference = make_family(request.param, folder)
     reference.set_attn_implementation("eager")
     return load_decoder(ModelFiles.read(folder)), reference
 
@@ -30,7 +36,8 @@ def points(decoder: Decoder) -> dict[str, tuple[int, ...]]:
     shape, size = decoder.architecture, len(IDS)
     states, head = (1, size, shape.width), (1, size, shape.head_size)
     of_keys = (1, shape.key_value_heads, size, shape.head_size)
-    shapes: dict[str, tuple[int, ...]] = {"embed": states}
+    first = ("positions",) if shape.has_learned_positions else ()
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys((*first, "embed"), states)
     for layer in range(shape.layers):
         name = f"blocks.{layer}"
         shapes[f"{name}.attention.query"] = (1, shape.heads, size, shape.head_size)
@@ -46,7 +53,8 @@ def test_attention_weights_and_what_layers_predict(pair: Pair) -> None:
     trace = DecoderTrace(ours, IDS, str)
     with torch.no_grad():
         output = reference(torch.tensor([IDS]), output_attentions=True, output_hidden_states=True)
-        norm = getattr(reference.base_model, "norm", None) or reference.base_model.final_layer_norm
+        (name,) = {"norm", "final_layer_norm", "ln_f"} & set(dir(reference.base_model))
+        norm = getattr(reference.base_model, name)
         *early, last = output.hidden_states
         states = [*(norm(state[0]) for state in early), last[0]]
         lens = torch.stack([reference.get_output_embeddings()(state) for state in states])
@@ -99,3 +107,38 @@ def test_what_is_put_at_a_point_goes_on(pair: Pair) -> None:
         else:
             assert not torch.allclose(after, before, atol=1e-3), point
     assert torch.equal(ours.hidden([IDS]), before)
+
+
+def test_what_is_seen_is_what_transformers_computes(make_gpt2: MakeGPT2) -> None:
+    folder, reference = make_gpt2(n_layer=3)
+    ours = load_decoder(ModelFiles.read(folder))
+    rows = [IDS[:20], IDS[20:40]]
+    seen: dict[str, Tensor] = {}
+    ours.hidden(rows, observe=lambda point, value: seen.setdefault(point, value))
+    theirs: dict[str, Tensor] = {}
+    for layer, block in enumerate(reference.transformer.h):
+        for name, module in (("attention", block.attn), ("mlp", block.mlp)):
+
+            def keep(_: Any, __: Any, output: Any, key: str = f"blocks.{layer}.{name}") -> None:
+                theirs[key] = output[0] if isinstance(output, tuple) else output
+
+            module.register_forward_hook(keep)
+    with torch.no_grad():
+        output = reference(torch.tensor(rows), output_hidden_states=True)
+    *early, last = output.hidden_states
+    theirs |= {"embed": early[0], "final": last}
+    theirs |= {f"blocks.{layer}": state for layer, state in enumerate(early[1:])}
+    for point, value in theirs.items():
+        assert torch.allclose(seen[point], value, atol=1e-4), point
+
+
+def test_with_a_cache_the_new_tokens_are_seen(pair: Pair) -> None:
+    ours, _ = pair
+    cache = ours.new_cache()
+    ours.forward(IDS[:50], cache)
+    seen: dict[str, Tensor] = {}
+    states = ours.hidden(
+        [IDS[50:]], cache, observe=lambda point, value: seen.setdefault(point, value)
+    )
+    assert {value.shape[-2] for value in seen.values()} == {10}
+    assert torch.allclose(states, ours.hidden([IDS])[:, 50:], atol=1e-4)

@@ -93,6 +93,9 @@ def test_a_page_runs_its_own_script_alone(model: LocalModel) -> None:
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     assert policy == [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()]
     assert "default-src 'none'" in page
+    assert page.count("<script") == 1
+    assert not re.search(r"<[^>]*\s(src|href|onload|onclick)=|url\(|@import", page)
+    assert set(re.findall(r"https?:[^\"]*", page)) == {"http://www.w3.org/2000/svg"}
 
 
 def test_foreign_text_is_only_text(model: LocalModel) -> None:

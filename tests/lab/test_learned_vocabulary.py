@@ -83,10 +83,7 @@ def test_a_file_is_a_text_or_a_list_of_counts() -> None:
     assert read_words("hug hug\npug 5 hug") == {"hug": 3, "pug": 1, "5": 1}
     assert read_words("hug 10\n\npug\t5\nhug 1\n") == {"hug": 11, "pug": 5}
     many = "9" * 5_000
-    assert read_words(f"hug {many}") == {
-        "hug": 1,
-        many: 1,
-    }  # more than Python converts
+    assert read_words(f"hug {many}") == {"hug": 1, many: 1}  # more than Python converts
     assert not read_words(" \n")
 
 

@@ -163,13 +163,7 @@ def test_parts_of_a_prompt(local: LocalModel) -> None:
     spans = parts_of_segments(segments, local.tokenizer)
     names = ["instruction", "example 1", "example 2", "passage 1", "input"]
     assert [span.name for span in spans] == names
-    sizes = [
-        [segments[0]],
-        segments[1:5],
-        segments[5:9],
-        segments[9:11],
-        segments[11:],
-    ]
+    sizes = [[segments[0]], segments[1:5], segments[5:9], segments[9:11], segments[11:]]
     assert [span.stop - span.start for span in spans] == [
         sum(encode(segment.text) for segment in part) for part in sizes
     ]

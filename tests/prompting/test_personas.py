@@ -6,13 +6,7 @@ import pytest
 
 from chatapp.rows.examples import PromptError
 from chatapp.tasks.files import library
-from chatapp.tasks.files.promptfile import (
-    Persona,
-    PromptFile,
-    describe,
-    load_for_chat,
-    load_prompt,
-)
+from chatapp.tasks.files.promptfile import Persona, PromptFile, describe, load_for_chat, load_prompt
 
 
 @pytest.fixture(autouse=True)

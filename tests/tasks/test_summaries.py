@@ -51,11 +51,7 @@ def test_a_sentence_goes_back_to_the_passages_that_say_it() -> None:
     passages = ["Bees dance.", "Council men repaired it.", "It rained.", "Their pool is closed."]
     summary = Summary("Council men repaired a pool. Bees dance! Zzz", range(4))
     traced = trace_sentences(summary, passages)
-    assert [each.text for each in traced] == [
-        "Council men repaired a pool.",
-        "Bees dance!",
-        "Zzz",
-    ]
+    assert [each.text for each in traced] == ["Council men repaired a pool.", "Bees dance!", "Zzz"]
     # One word of four in common, "pool", is too little.
     assert [each.passages for each in traced] == [[1], [0], []]
     only = trace_sentences(Summary("A pool.", range(3, 4)), passages)

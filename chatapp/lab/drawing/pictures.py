@@ -196,7 +196,7 @@ class Sheet:
         names = [name.removeprefix(">") for name in table.columns]
         cells = [[_cell_lines(cell) for cell in row] for row in table.rows]
         widths = [
-            max([cell_len(name), *(_cell_width(row[number]) for row in cells)])
+            max([cell_len(name), *(max(map(cell_len, row[number]), default=_BAR) for row in cells)])
             for number, name in enumerate(names)
         ]
         starts = [sum(widths[:number]) + 2 * number for number in range(len(widths))]
@@ -311,7 +311,3 @@ def _cell_lines(cell: Cell) -> list[str]:
             lines.append("")
         lines[-1] += ("  " if lines[-1] else "") + item
     return [piece for line in lines for piece in chop_cells(line, _CELL) or [""]]
-
-
-def _cell_width(lines: list[str]) -> int:
-    return max(map(cell_len, lines), default=_BAR)

@@ -139,7 +139,8 @@ def _sums(name: str, draw: random.Random) -> Iterator[Example]:
 
 def _scrambled(name: str, words: Sequence[str], draw: random.Random) -> Iterator[Example]:
     _, scramble = _SCRAMBLING[name]
-    usable = sorted({word for word in words or own_words() if _usable(word)})
+    lowered = (word for word in words or own_words() if word.isalpha() and word.islower())
+    usable = sorted({word for word in lowered if _SHORTEST <= len(word) <= _LONGEST})
     draw.shuffle(usable)
     for word in usable:
         # A word whose middle is one letter, such as "queen" in A2, never changes.
@@ -148,10 +149,6 @@ def _scrambled(name: str, words: Sequence[str], draw: random.Random) -> Iterator
         if changed is not None:
             request = "Please unscramble the letters into a word, and write that word:"
             yield Example(f"{request}\n{changed} =", word)
-
-
-def _usable(word: str) -> bool:
-    return _SHORTEST <= len(word) <= _LONGEST and word.isalpha() and word.islower()
 
 
 def task_prompt(name: str, pool: Sequence[Example]) -> PromptFile:

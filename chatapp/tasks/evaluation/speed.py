@@ -126,7 +126,7 @@ def _decode(model: LocalGenerator, start: list[int], rest: list[int]) -> None:
         for id in rest:
             ids.append(id)
             with model.lock:
-                sampler.draw(model.next_logits(ids, _never)[0], ids)
+                sampler.draw(model.next_logits(ids, lambda: None)[0], ids)
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -142,7 +142,3 @@ def _seconds_to_read(device: torch.device) -> float:
         block.sum().item()  # a GPU is waited for
 
     return min(_seconds(read) for _ in range(3))
-
-
-def _never() -> None:
-    """A measurement is never cancelled."""

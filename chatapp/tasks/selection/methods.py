@@ -114,6 +114,21 @@ class Random(Selector):
         return self._first(shuffled, query, k)
 
 
+class RandomBlock(Random):
+    """k drawn by the seed, the same for every query.
+
+    Their spread over seeds is that over sets of demonstrations (Zhao et al. 2021); `random` draws
+    for each query, so a seed's mean is one over many sets.
+    """
+
+    name = "random-block"
+    summary = "drawn at random once, the same for all inputs"
+
+    def select(self, query: str, k: int) -> list[int]:
+        shuffled = _shuffled(range(len(self._pool)), _generator(self._seed, ""))
+        return self._first(shuffled, query, k)
+
+
 class Balanced(Random):
     """Equally many of each output as far as possible, drawn by the seed and the query.
 
@@ -325,7 +340,7 @@ class Vote(Knn):
 METHODS: dict[str, type[Selector]] = {
     method.name: method
     for method in (
-        *(Fixed, Random, Balanced, Bm25, Knn, Mmr),
+        *(Fixed, Random, RandomBlock, Balanced, Bm25, Knn, Mmr),
         *(KnnBalanced, KnnBlock, Coverage, Vote),
     )
 }

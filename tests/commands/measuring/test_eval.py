@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 from program import Run, UseModel
+from ranges import check_ranges
 from tiny import write_tiny_gpt2
 
 TASK = """
@@ -75,6 +76,7 @@ def test_a_report_is_kept_and_continued(
         "report.json",
     ]
     report = json.loads((folder / "report.json").read_text())
+    check_ranges(report)
     assert report["config"]["shots"] == [0, 1, 2]
     assert report["config"]["seeds"] == 2
     # Three scorings without demonstrations, and for 1 and 2: three each of random and knn,
@@ -95,6 +97,7 @@ def test_several_models_in_one_evaluation(
     folder = tmp_path / "report"
     options = ("--test", test_file, "--shots", "0,2", "--report", str(folder), "--json")
     result = run("eval", task, *options, "--model", "one,two/b")
+    check_ranges(json.loads(result.out))
     rows, pairs = (json.loads(result.out)[name] for name in ("results", "comparisons"))
     assert [pair["metric"] for pair in pairs] == [row["metric"] for row in rows[: len(rows) // 2]]
     assert {(pair["first"], pair["second"], pair["mean"]) for pair in pairs} == {
@@ -145,6 +148,7 @@ def test_lambada(run: Run, use_model: UseModel, tmp_path: Path, name: str) -> No
     file = tmp_path / name
     file.write_text("\n".join(lines))
     made = json.loads(run("eval", "--lambada", str(file), "--json").out)
+    check_ranges(made)
     assert made["n"] == 2
     assert made["last_word"]["accuracy"] == made["last_token"]["accuracy"] == 0.5
     shown = run("eval", "--lambada", str(file)).out

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 from program import Run, UseModel
+from ranges import check_ranges
 
 TASK = """
 labels   = ["animal", "plant"]
@@ -46,6 +47,7 @@ def test_the_order_of_the_examples_decides_for_one_that_follows_the_last(
 ) -> None:
     asked = ["experiment", "order", *command, "--shots", "3", "--orders", "6"]
     made = json.loads(run(*asked, "--json").out)
+    check_ranges(made)
     found = made["summary"]["accuracy"]
     assert (found["lowest"], found["highest"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
     tasks = {result["task"] for result in made["results"]}
@@ -84,6 +86,7 @@ def test_pairs_have_a_difference_and_an_interval(
     path = tmp_path / "pairs.csv"
     path.write_text("id,sent_more,sent_less\n1,a b c,a b\n2,a,a b c\n3,a b,a b c\n4,a,b\n")
     made = json.loads(run("experiment", "pairs", str(path), "--json").out)
+    check_ranges(made)
     assert made["differences"] == [-1, 2, 1, 0]
     assert made["mean"] == 0.5
     # By R: t.test(c(-1, 2, 1, 0)), and the share 2.5 of 4.

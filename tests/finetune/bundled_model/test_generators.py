@@ -13,12 +13,7 @@ from chatapp.tasks.files.layout import continuation, render
 from chatapp.tasks.files.promptfile import PromptFile
 from finetune.bundled_model import chats, demonstrations, last_look
 from finetune.bundled_model.demonstrations import LABELS_KEPT_OUT, draw_layout, few_shot_row
-from finetune.bundled_model.questions import (
-    QuestionTask,
-    all_tasks,
-    in_more_words,
-    in_most_words,
-)
+from finetune.bundled_model.questions import QuestionTask, all_tasks, in_more_words, in_most_words
 from finetune.bundled_model.tables import is_kept_out, table
 
 TASKS = {task.name: task for task in all_tasks()}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fakes import WordTokenizer
+from tiny_finetune import CHATML
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -23,13 +24,6 @@ from finetune.data.formats import TrainingExample, chat_example, detect
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<turn>", "[INST]", "[/INST]")
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-
-CHATML = """\
-{%- if messages[0].role != 'system' %}{{ '<|im_start|>system\\nBe good.<|im_end|>\\n' }}{% endif %}
-{%- for m in messages %}
-    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 # The last reply thinks, earlier ones have forgotten what they thought.
 FORGETFUL = """\

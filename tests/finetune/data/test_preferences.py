@@ -260,10 +260,7 @@ def test_preferences_as_they_are_published(name: str) -> None:
     ("fields", "words"),
     [
         ({**PUBLISHED["UltraFeedback"], "prompt": "Why?"}, "'prompt' is not the prompt"),
-        (
-            {**PUBLISHED["OpenAI preferences"], "input": "x"},
-            "'input' is the string 'x'",
-        ),
+        ({**PUBLISHED["OpenAI preferences"], "input": "x"}, "'input' is the string 'x'"),
         ({**PUBLISHED["OpenAI preferences"], "preferred_output": None}, "'chosen' is null"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -186,6 +187,34 @@ def test_mismatched_replies_are_cut_at_the_length_of_a_row() -> None:
         made = PairRows(*Kto.sides(verdicts, length), "response", 0)
         replies = [int((mixed.spans == Span.RESPONSE).sum()) for mixed in made.second.examples]
         assert replies == [kept, 5]
+
+
+def test_a_mean_over_good_replies_does_not_count_a_step_without_one(tmp_path: Path) -> None:
+    """Steps of one reply, logged alone and three together: what TRL sums and divides by replies."""
+    model = tiny.llama()
+    made = tiny_pairs.with_reference(tiny_pairs.rows(values=[1.0, 0.0, 0.0] + [1.0] * 5), model)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.5)  # another model than the reference
+
+    def rows(every: int) -> list[dict[str, float]]:
+        plan = {"steps": 6, "log_every": every}
+        objective = Kto(beta=BETA)
+        loop = tiny.trainer(
+            tmp_path, model, made, objective=objective, batch_size=1, learning_rate=1e-12, **plan
+        )
+        return tiny.logged(loop)
+
+    alone, together = rows(1), rows(3)
+    sides = ("chosen_reward", "rejected_reward", "chosen_logp", "rejected_logp")
+    assert all(("chosen_reward" in row) != ("rejected_reward" in row) for row in alone)
+    assert "margin" not in alone[0]
+    for part, row in zip((alone[:3], alone[3:]), together, strict=True):
+        for key in sides:
+            known = [one[key] for one in part if key in one]
+            assert row.get(key) == (pytest.approx(fmean(known), rel=1e-5) if known else None)
+        if {"chosen_reward", "rejected_reward"} <= row.keys():
+            margin = row["chosen_reward"] - row["rejected_reward"]
+            assert row["margin"] == pytest.approx(margin)
 
 
 @pytest.mark.parametrize(

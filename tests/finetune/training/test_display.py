@@ -5,14 +5,7 @@ import math
 import pytest
 from rich.console import Console
 
-from finetune.training.display import (
-    View,
-    draw_curves,
-    duration,
-    line,
-    memory,
-    render,
-)
+from finetune.training.display import View, draw_curves, duration, line, memory, render
 
 
 def dots(text: str) -> list[tuple[int, int]]:

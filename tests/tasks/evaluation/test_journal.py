@@ -30,9 +30,7 @@ def test_rows_come_back(tmp_path: Path) -> None:
         assert list(journal.rows()) == ROWS
 
 
-def test_cut_at_every_byte_it_goes_on_with_the_first_row_that_is_not_whole(
-    tmp_path: Path,
-) -> None:
+def test_cut_at_every_byte_it_goes_on_with_the_first_row_that_is_not_whole(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write(path, ROWS)
     whole = path.read_bytes()

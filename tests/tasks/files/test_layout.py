@@ -175,11 +175,7 @@ def test_orders() -> None:
 
 
 def brute_force(
-    prompt: PromptFile,
-    ranked: Sequence[int],
-    query: str,
-    count: Callable[[str], int],
-    limit: int,
+    prompt: PromptFile, ranked: Sequence[int], query: str, count: Callable[[str], int], limit: int
 ) -> list[int]:
     """The longest beginning of the ranking that fits, of what could fit at all."""
 

@@ -17,6 +17,7 @@ from chatapp.tasks.selection.methods import (
     Knn,
     Mmr,
     Random,
+    RandomBlock,
     vote,
 )
 from chatapp.tasks.selection.select import Select, build_selector
@@ -113,6 +114,15 @@ def test_random_draws_every_item_equally_often() -> None:
     assert all(850 < drawn[index] < 1_150 for index in range(len(POOL)))
 
 
+def test_a_random_block_is_drawn_once_by_the_seed() -> None:
+    queries = [f"query {number}" for number in range(9)]
+    blocks = [[RandomBlock(POOL, seed).select(query, 3) for query in queries] for seed in range(9)]
+    assert all(block == [block[0]] * len(queries) for block in blocks)
+    assert len({tuple(block[0]) for block in blocks}) > 5
+    assert RandomBlock(POOL, 0).select("x", 5)[:3] == blocks[0][0]
+    assert blocks[0][0][0] not in RandomBlock(POOL, 0).select(POOL.inputs[blocks[0][0][0]], 3)
+
+
 def test_balanced_draws_alike_of_every_label() -> None:
     selector = Balanced(POOL, 0)
     firsts = set()
@@ -201,11 +211,7 @@ def test_an_encoder_that_gives_no_numbers_is_refused() -> None:
         DenseIndex(["a"], Broken(), "cosine")
 
 
-@given(
-    st.lists(st.integers(-3, 3), min_size=1, max_size=60),
-    st.integers(0, 70),
-    st.integers(0, 5),
-)
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=60), st.integers(0, 70), st.integers(0, 5))
 def test_ranking_is_a_stable_sort(values: list[int], k: int, same: int) -> None:
     class Given:
         def scores(self, query: str) -> Similarities:

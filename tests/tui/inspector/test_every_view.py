@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from inspector_driver import SETTINGS, words
 from random_models import save_random
+from ranges import check_ranges
 from seq2seq_models import write_seq2seq
 from tiny import write_tiny_gpt2
 from tokenizers import Tokenizer
@@ -67,6 +68,7 @@ def test_its_command(
     assert view.formula in help
     document = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert document[name]
+    check_ranges(document)
     for width in (60, 100, 200):
         monkeypatch.setenv("COLUMNS", str(width))
         result = CliRunner().invoke(app, command)

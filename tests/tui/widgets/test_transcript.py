@@ -30,11 +30,6 @@ def mounted(driver: Driver) -> list[int]:
     return [int(text[1 : text.index(">")]) for text in driver.texts]
 
 
-def top_row(driver: Driver) -> str:
-    """The first row of the transcript."""
-    return driver.screen_text.split("\n")[driver.transcript.region.y]
-
-
 async def test_only_the_last_messages_are_mounted(open_app: OpenApp, long_chat: int) -> None:
     async with open_app(chat_id=long_chat) as driver:
         assert mounted(driver) == list(range(LENGTH - AT_FIRST, LENGTH))
