@@ -28,12 +28,7 @@ from chatapp.dialogue.turn import complete
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.constraint.constraint import Constraint
-from chatapp.engine.decoder.interventions import (
-    UNCHANGED,
-    Interventions,
-    parse_parts,
-    switched_off,
-)
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, parse_parts, switched_off
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import read_generation_config
 from chatapp.engine.model import LanguageModel
@@ -335,11 +330,7 @@ class Inspection:
     """
 
     def __init__(
-        self,
-        opened: OpenModel,
-        ids: Sequence[int],
-        start: int,
-        segments: Sequence[Segment] = (),
+        self, opened: OpenModel, ids: Sequence[int], start: int, segments: Sequence[Segment] = ()
     ) -> None:
         self._opened, self._ids, self._start = opened, tuple(ids), start
         self._segments = segments

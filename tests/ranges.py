@@ -30,17 +30,11 @@ loss loss_per_byte grpo reward chosen_reward rejected_reward margin mean interva
 change difference difference_change clean corrupt values effect share sum total faithfulness
 completeness occlusion gradient activation apart product score mixed scale
 """
-RANGES = {"jsd": (0.0, math.log(2)), "perplexity": (1.0, math.inf)} | {
-    key: bounds
-    for keys, bounds in (
-        (SHARES, (0.0, 1.0)),
-        (SIGNED, (-1.0, 1.0)),
-        (NOT_NEGATIVE, (0.0, math.inf)),
-        (LOG_SHARES, (-math.inf, 0.0)),
-        (ANY, (-math.inf, math.inf)),
-    )
-    for key in keys.split()
-}
+RANGES = {"jsd": (0.0, math.log(2)), "perplexity": (1.0, math.inf)}
+RANGES |= dict.fromkeys(SHARES.split(), (0.0, 1.0)) | dict.fromkeys(SIGNED.split(), (-1.0, 1.0))
+RANGES |= dict.fromkeys(NOT_NEGATIVE.split(), (0.0, math.inf))
+RANGES |= dict.fromkeys(LOG_SHARES.split(), (-math.inf, 0.0))
+RANGES |= dict.fromkeys(ANY.split(), (-math.inf, math.inf))
 """A key with the one above it goes before the key alone."""
 
 

@@ -168,8 +168,7 @@ TemplateOption = Annotated[
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        help=f"Number format for computing: {', '.join(PRECISIONS)}.",
-        autocompletion=precisions,
+        help=f"Number format for computing: {', '.join(PRECISIONS)}.", autocompletion=precisions
     ),
 ]
 ConcurrencyOption = Annotated[
@@ -181,10 +180,7 @@ NoServerOption = Annotated[
 ]
 McpServersOption = Annotated[
     str | None,
-    typer.Option(
-        "--mcp-servers",
-        help="A JSON file with the mcpServers block of another program.",
-    ),
+    typer.Option("--mcp-servers", help="A JSON file with the mcpServers block of another program."),
 ]
 MethodOption = Annotated[
     str,

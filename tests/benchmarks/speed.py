@@ -47,39 +47,29 @@ def spread(figures: list[float], unit: str = "") -> str:
 
 
 def models_table() -> Table:
-    """README's figures of each model, by `chatapp bench` in a process of its own."""
-    from chatapp.common.shading import size_in_words
-
+    """README's speeds, by `chatapp bench` in a process of its own."""
     rounds, rows = sized(3, 1), []
     with tempfile.TemporaryDirectory() as folder:
         gpt2 = Path(folder, "gpt2.gguf")
         write_shape(gpt2, "f32", SHAPE)
         for name, source in ({"gpt2, random weights": str(gpt2)} | models()).items():
-            speeds, peaks = [], []
+            speeds = []
             for precision in ("int8", "int4"):
-                found = [_bench(source, precision) for _ in range(rounds)]
-                figures = [speed["decode"] for speed, _ in found]
+                figures = [_bench(source, precision) for _ in range(rounds)]
                 low, middle, high = min(figures), median(figures), max(figures)
                 speeds.append(f"{middle:,.0f} ({low:,.0f}–{high:,.0f})")
-                peaks += [peak for _, peak in found]
-            rows.append((name, *speeds, size_in_words(max(peaks))))
-    count = f"medians of n = {rounds} runs of `chatapp bench` (least–most), highest peak of memory"
-    return Table(("model", "int8, tokens/s", "int4, tokens/s", "memory"), rows, count)
+            rows.append((name, *speeds))
+    count = f"medians of n = {rounds} runs of `chatapp bench` (least–most)"
+    return Table(("model", "int8, tokens/s", "int4, tokens/s"), rows, count)
 
 
-def _bench(source: str, precision: str) -> tuple[dict[str, float], int]:
-    """What `chatapp bench --json` prints, and the peak of its memory in bytes."""
+def _bench(source: str, precision: str) -> float:
+    """The tokens per second that `chatapp bench` prints."""
     command = [sys.executable, "-m", "chatapp", "bench", "--model", source, "--json"]
+    command += ["--precision", precision]
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [*command, "--precision", precision], stdout=subprocess.PIPE, env=variables
-    ) as process:
-        assert process.stdout is not None
-        printed = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return json.loads(printed), usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=variables, check=True)
+    return float(json.loads(done.stdout)["decode"])
 
 
 def tokens_table() -> Table:

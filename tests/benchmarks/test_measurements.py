@@ -20,8 +20,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name != "harness"])
 def test_it_gives_a_table(name: str) -> None:
-    if (TABLES[name] == "screen" or name == "models") and sys.platform == "win32":
-        pytest.skip("Windows has no pseudo-terminal, and does not count a child's memory")
+    if TABLES[name] == "screen" and sys.platform == "win32":
+        pytest.skip("Windows has no pseudo-terminal")
     table = measurement(name)()
     assert table.rows
     assert table.count
@@ -67,11 +67,9 @@ def test_compare_names_the_figures_that_are_not_within_the_spread(
     [
         ("14.3 (11–19)", "18.9 (14–23)", True),
         ("14.3 (11–19)", "19.1 (15–24)", False),
-        ("2,412 (2,300–2,500)", "2,310 (2,290–2,320)", True),
         ("1.20 ± 0.05", "1.29", True),
         ("1.20 ± 0.05", "1.31", False),
         ("+7.7 (+3.2 to +12.3)", "−1.0 (−5.0 to +8.0)", True),
-        ("4 of 5", "5 of 5", False),
         ("–", "3 ms", False),
     ],
 )

@@ -12,13 +12,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from chatapp.tasks import metrics
 from chatapp.tasks.files.promptfile import load_prompt
-from chatapp.tasks.metrics import (
-    MEASURES,
-    Gold,
-    estimate,
-    t_quantile,
-    wilson,
-)
+from chatapp.tasks.metrics import MEASURES, Gold, estimate, t_quantile, wilson
 
 GUIDE = Path(metrics.__file__).parents[1] / "docs" / "prompt-files.md"
 

@@ -49,8 +49,7 @@ def remove(
     name: Annotated[
         str,
         typer.Argument(
-            help="The name of a model that `models get` downloaded.",
-            autocompletion=shared.fetched,
+            help="The name of a model that `models get` downloaded.", autocompletion=shared.fetched
         ),
     ],
     yes: shared.YesOption = False,

@@ -50,8 +50,7 @@ _MOST_FILES = 16_384
 
 def api(
     models: Annotated[
-        list[str] | None,
-        typer.Option("--model", help="A model to serve; repeat it for several."),
+        list[str] | None, typer.Option("--model", help="A model to serve; repeat it for several.")
     ] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8080,

@@ -19,13 +19,7 @@ from chatapp.engine.encoding import in_order, segment_ids
 from chatapp.engine.model import ContextOverflow, LanguageModel
 from chatapp.prompting.calls import CALCULATOR, with_calls
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.messages import (
-    Call,
-    CallPattern,
-    Message,
-    Segment,
-    text_of,
-)
+from chatapp.prompting.messages import Call, CallPattern, Message, Segment, text_of
 from chatapp.prompting.thinking import Marks
 from chatapp.tasks.files.documents import DocumentSet
 

@@ -156,10 +156,7 @@ def test_odd_values_in_a_chat_are_understood_or_told_in_words(
         ("[" * 100_000, "is not valid JSON"),
         ("[]", "contains no chat"),
         ("3", "is the number 3, expected an object"),
-        (
-            '{"messages": []}\n{"messages": [',
-            "line 2: is not valid JSON",
-        ),
+        ('{"messages": []}\n{"messages": [', "line 2: is not valid JSON"),
         ([{"messages": []}, {"title": "x"}], "chat 2 'x': 'messages' is missing, expected a"),
         ({"messages": []}, "has no message"),
         ({"messages": ["x"]}, "message 1: is the string 'x', expected an object"),
