@@ -25,7 +25,7 @@ IN_SECOND = len(re.findall(r" ?\S+|\s", SEA)) + 20
 
 
 async def nothing(driver: Driver) -> None:
-    await driver.until(lambda: driver.status.limit)
+    await driver.until(lambda: driver.status.limit and driver.status.used)
 
 
 async def stream(driver: Driver) -> None:
