@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -55,7 +55,24 @@ def usage(prompt: int, reply: int, cached: int = 0) -> str:
 
 
 class _Http(ThreadingHTTPServer):
+    """A server whose connections end with it, as those of a process do."""
+
     daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.connections: list[socket.socket] = []
+
+    def get_request(self) -> Any:
+        connection, address = super().get_request()
+        self.connections.append(connection)
+        return connection, address
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in self.connections:
+            with suppress(OSError):  # it has ended
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, *arguments: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):  # clients may hang up at any time
