@@ -28,7 +28,8 @@ LOG_SHARES = "log_likelihoods log_probability chosen_logp rejected_logp"
 ANY = """
 loss loss_per_byte grpo reward chosen_reward rejected_reward margin mean interval differences
 change difference difference_change clean corrupt values effect share sum total faithfulness
-completeness occlusion gradient activation apart product score mixed scale
+completeness occlusion gradient activation apart product score mixed scale frequency_penalty
+presence_penalty
 """
 RANGES = {"jsd": (0.0, math.log(2)), "perplexity": (1.0, math.inf)}
 RANGES |= dict.fromkeys(SHARES.split(), (0.0, 1.0)) | dict.fromkeys(SIGNED.split(), (-1.0, 1.0))
