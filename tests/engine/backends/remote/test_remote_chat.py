@@ -123,6 +123,8 @@ def test_a_reply(server: CompletionsServer, model: RemoteModel) -> None:
             "min_p": 0.1,
             "repetition_penalty": 1.2,
             "repeat_penalty": 1.2,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
             "seed": 3,
             "stream": True,
             "stream_options": {"include_usage": True},
