@@ -236,9 +236,9 @@ def compare(
     Runs that differ only in their seed are shown as their mean and standard deviation.
     """
     with errors_in_words():
-        from finetune.compare import Comparison
+        from finetune.compare import RunComparison
 
-        comparison = Comparison.of(runs)
+        comparison = RunComparison.of(runs)
         if output:
             comparison.save_plot(output)
         _print_result(comparison, as_json=as_json)
@@ -258,10 +258,10 @@ def sweep(
     """
     with errors_in_words(_AGAIN) as console:
         from finetune import sweep
-        from finetune.compare import Comparison
+        from finetune.compare import RunComparison
 
         runs = sweep.sweep(config, values, console, _device())
-        _print_result(Comparison.of(runs), as_json=as_json)
+        _print_result(RunComparison.of(runs), as_json=as_json)
 
 
 @app.command()

@@ -120,13 +120,13 @@ def _is_masked(config: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Runs in groups that differ in nothing but their seed."""
 
     groups: Sequence[Sequence[Course]]
 
     @classmethod
-    def of(cls, runs: Iterable[Path]) -> "Comparison":
+    def of(cls, runs: Iterable[Path]) -> "RunComparison":
         """Read the runs. Raises ConfigError."""
         courses = sorted(map(read_course, runs), key=_setting)
         return cls([list(group) for _, group in groupby(courses, _setting)])

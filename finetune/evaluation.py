@@ -22,8 +22,8 @@ from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.tasks.metrics import estimate
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.preparation import LONGEST, choose_template, on_day
-from finetune.measuring.results import SCORES, Answer, Evaluation, SetResult
-from finetune.objectives.objective import Evaluator, ModelText, Question, objective_class
+from finetune.measuring.results import SCORES, Evaluation, GreedyAnswer, SetResult
+from finetune.objectives.objective import Evaluator, ModelText, RowPrompt, objective_class
 from finetune.training.answers import greedy_replies
 from finetune.training.record import begun_on, configuration_of, read_record
 
@@ -248,22 +248,24 @@ def _evaluate(
 def _answers(
     candidate: EvaluatedModel,
     speaker: LanguageModel,
-    questions: Sequence[Question],
+    questions: Sequence[RowPrompt],
     max_tokens: int,
     tell: Callable[[int, int], None],
-) -> list[Answer]:
+) -> list[GreedyAnswer]:
     """Greedy replies to questions, with the rows' own."""
     evaluator = candidate.evaluator
     stop = (*evaluator.text.chat_template.stop, *evaluator.config.objective.stops)
     replies = greedy_replies(speaker, stop, (prompt.ids for prompt in questions), max_tokens)
-    answers: list[Answer] = []
+    answers: list[GreedyAnswer] = []
     for question, reply in zip(questions, replies, strict=True):
         tell(len(answers), len(questions))
-        answers.append(Answer(question.text, question.reference, reply))
+        answers.append(GreedyAnswer(question.text, question.reference, reply))
     return answers
 
 
-def _scores(answers: Sequence[Answer]) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+def _scores(
+    answers: Sequence[GreedyAnswer],
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     """Exact match and ROUGE-L of the finished replies, and their intervals."""
     whole = [answer for answer in answers if not answer.reply.error]
     if not whole:

@@ -24,7 +24,7 @@ _SMALL = 200_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class FeedbackMethod:
     """A way to learn from feedback.
 
     needed: rows; of verdicts, at least a quarter of them good and a quarter bad. rates: of full
@@ -39,15 +39,17 @@ class Lesson:
 
 
 LESSONS = (
-    Lesson(
+    FeedbackMethod(
         FeedbackFormat.DPO,
         "preferences",
         8,
         'kind = "dpo"\naux_weight = 1.0  # the supervised term keeps the better replies likely',
         (1e-4, 5e-4),
     ),
-    Lesson(FeedbackFormat.SFT, "corrections", 8, 'kind = "l3"\naux_weight = 0.0', (1e-4, 5e-4)),
-    Lesson(FeedbackFormat.KTO, "verdicts", 16, 'kind = "kto"', (1e-4, 5e-4)),
+    FeedbackMethod(
+        FeedbackFormat.SFT, "corrections", 8, 'kind = "l3"\naux_weight = 0.0', (1e-4, 5e-4)
+    ),
+    FeedbackMethod(FeedbackFormat.KTO, "verdicts", 16, 'kind = "kto"', (1e-4, 5e-4)),
 )
 """In the order of choice. A correction is also a preference over its own reply."""
 
@@ -82,7 +84,9 @@ def write_lesson(
     return path, f"{len(chosen)} {lesson.words}"
 
 
-def choose(rows: Mapping[FeedbackFormat, Rows], wanted: FeedbackFormat | None = None) -> Lesson:
+def choose(
+    rows: Mapping[FeedbackFormat, Rows], wanted: FeedbackFormat | None = None
+) -> FeedbackMethod:
     """The wanted lesson, else the first one with enough rows.
 
     Raises ConfigError with the existing and the required number.
@@ -100,7 +104,7 @@ def choose(rows: Mapping[FeedbackFormat, Rows], wanted: FeedbackFormat | None = 
     )
 
 
-def _is_enough(lesson: Lesson, rows: Rows) -> bool:
+def _is_enough(lesson: FeedbackMethod, rows: Rows) -> bool:
     if lesson.format is FeedbackFormat.KTO:
         good = sum(row["label"] for row in rows)
         if min(good, len(rows) - good) < lesson.needed // 4:
@@ -108,7 +112,7 @@ def _is_enough(lesson: Lesson, rows: Rows) -> bool:
     return len(rows) >= lesson.needed
 
 
-def write_configuration(lesson: Lesson, rows: Rows, model: str, output: Path) -> Path:
+def write_configuration(lesson: FeedbackMethod, rows: Rows, model: str, output: Path) -> Path:
     """Write OUTPUT.jsonl and OUTPUT.toml; return the latter. Raises ConfigError, ModelError."""
     names = [output.with_name(output.name + ending) for ending in (".jsonl", ".toml")]
     for path in (output, *names):

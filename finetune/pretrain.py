@@ -24,7 +24,7 @@ from transformers import set_seed
 from chatapp.common.userfiles import whole_file
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import ShippedTemplate, named
-from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
+from finetune.config.sections import ConfigError, DocumentSource, PretrainConfig, validated
 from finetune.data.batches import Shuffled, Windows
 from finetune.data.corpus import (
     MASK,
@@ -113,7 +113,7 @@ def _is_masked(config: PretrainConfig) -> bool:
     return config.shape.architecture == "bert"
 
 
-Sources = Sequence[tuple[Source, list[Document]]]
+Sources = Sequence[tuple[DocumentSource, list[Document]]]
 
 
 def _check(config: PretrainConfig) -> None:

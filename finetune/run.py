@@ -30,7 +30,7 @@ from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.models.resolving import find_model, note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
 from finetune.measuring.forgetting import measure_forgetting
-from finetune.measuring.report import header, write_card, write_report
+from finetune.measuring.run_report import header, write_card, write_report
 from finetune.objectives.rewards import RewardError
 from finetune.training.answers import sampler
 from finetune.training.building import (

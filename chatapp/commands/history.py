@@ -46,7 +46,7 @@ ChatArgument = Annotated[
 Limit = Annotated[int, typer.Option(min=1, help="Show at most this many.")]
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     """The format of an exported chat."""
 
     MARKDOWN = "markdown"
@@ -135,8 +135,9 @@ def export(
     ] = None,
     export_all: Annotated[bool, typer.Option("--all", help="Export all chats.")] = False,
     format: Annotated[
-        Format, typer.Option(help="jsonl is for fine-tuning and holds complete exchanges only.")
-    ] = Format.MARKDOWN,
+        ExportFormat,
+        typer.Option(help="jsonl is for fine-tuning and holds complete exchanges only."),
+    ] = ExportFormat.MARKDOWN,
     feedback: Annotated[
         FeedbackFormat | None,
         typer.Option(
@@ -162,11 +163,11 @@ def export(
     """Export a chat, or all of them."""
     if (chat_id is None) != export_all and not (feedback and chat_id is None):
         raise UserError("give either the id of a chat or --all")
-    if export_all and format is Format.HTML and not feedback:
+    if export_all and format is ExportFormat.HTML and not feedback:
         raise UserError("--format html is a page of one chat; give its id")
     if model is not None and not feedback:
         raise UserError("--model is for the training rows of --feedback")
-    if thinking and (feedback or format is not Format.JSONL):
+    if thinking and (feedback or format is not ExportFormat.JSONL):
         raise UserError("--thinking is for the training rows of --format jsonl")
     with open_store() as store:
         ids = _all_ids(store) if chat_id is None else [chat_id]
@@ -278,16 +279,16 @@ def _all_ids(store: "Store") -> list[int]:
 
 
 def _exported(
-    store: "Store", ids: list[int], format: Format, *, as_list: bool, thinking: bool
+    store: "Store", ids: list[int], format: ExportFormat, *, as_list: bool, thinking: bool
 ) -> str:
     from chatapp.dialogue.export import to_html, to_json, to_markdown, to_training_rows
 
     chats = [(store.chat(id), store.path(id)) for id in ids]
-    if format is Format.MARKDOWN:
+    if format is ExportFormat.MARKDOWN:
         return "\n---\n\n".join(to_markdown(chat, messages) for chat, messages in chats)
-    if format is Format.HTML:
+    if format is ExportFormat.HTML:
         return to_html(*chats[0])
-    if format is Format.JSONL:
+    if format is ExportFormat.JSONL:
         rows = [
             row
             for chat, messages in chats

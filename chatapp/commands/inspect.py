@@ -34,7 +34,7 @@ _DEFAULT = "text"  # the command for a text without a view before it
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class OutputTarget:
     """Where the views go."""
 
     model: shared.ModelOption = None
@@ -102,7 +102,7 @@ def _run(
     views: Sequence[type[View]],
     options: Any,
     text: str | None,
-    target: Target,
+    target: OutputTarget,
 ) -> None:
     """Look at a text by views, and show them. Raises UserError."""
     takes_text, names = {view.takes_text for view in views}, {view.name for view in views}
@@ -205,7 +205,7 @@ def _command(views: Sequence[type[View]], options: type[Any]) -> Callable[..., N
     parameters.sort(key=lambda p: p.default is not signatures.Parameter.empty)
     arguments = sum(o.is_argument for _, o in declared)
 
-    def command(context: typer.Context, *, target: Target, **values: Any) -> None:
+    def command(context: typer.Context, *, target: OutputTarget, **values: Any) -> None:
         text = values.pop("text", None)
         _run(context, views, options(**values), text, target)
 
@@ -220,7 +220,7 @@ def _command(views: Sequence[type[View]], options: type[Any]) -> Callable[..., N
             *parameters[:arguments],
             *([text] if takes_text else []),
             *parameters[arguments:],
-            own[1].replace(annotation=Target),
+            own[1].replace(annotation=OutputTarget),
         ]
     )
     command = shared.grouped_options(command)

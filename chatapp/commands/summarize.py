@@ -13,7 +13,7 @@ from chatapp.commands.loading import load, prompt_path
 from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.documents.reading import Piece
+    from chatapp.dialogue.documents.passages import Piece
     from chatapp.engine.model import LanguageModel
     from chatapp.tasks.answering import Answerer
     from chatapp.tasks.files.promptfile import PromptFile
@@ -78,8 +78,8 @@ def _warn_of_size(model: "LanguageModel") -> None:
 
 def _pieces(file: Path, model: "LanguageModel") -> "list[Piece]":
     """Passages of a third of the window or less. Raises UserError for a file without text."""
+    from chatapp.dialogue.documents.passages import Unreadable
     from chatapp.dialogue.documents.reader import DocumentReader
-    from chatapp.dialogue.documents.reading import Unreadable
 
     reader = DocumentReader()
 

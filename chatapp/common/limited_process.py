@@ -254,7 +254,7 @@ def _read_both(
     return output, errors
 
 
-class Lines:
+class LineProcess:
     """A running process that is asked and answers in lines of JSON.
 
     end_process: ends it, and waits for that.
@@ -343,7 +343,7 @@ class LimitedProcess:
     def __init__(self, module: str, function: str, *, memory: int, network: bool = False) -> None:
         self._command = python_command(__name__, "serve", module, function, memory, network)
         self._lock = threading.Lock()
-        self._child: Lines | None = None
+        self._child: LineProcess | None = None
 
     def ask(self, request: Any, seconds: float) -> Any:
         """Return the only item of an answer. Raises as `stream` does."""
@@ -387,7 +387,7 @@ class LimitedProcess:
             self._child.end()
         self._child = None
 
-    def _start(self) -> Lines:
+    def _start(self) -> LineProcess:
         """It starts no process, so no supervisor is above it. Raises LimitPassedError."""
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:
@@ -405,7 +405,7 @@ class LimitedProcess:
             process.kill()
             process.wait()
 
-        return Lines(process, end)
+        return LineProcess(process, end)
 
 
 def serve(module: str, function: str, memory: int, network: bool) -> None:

@@ -14,7 +14,7 @@ from chatapp.prompting.messages import Segment
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PromptReading:
     """The model's input for one reply, and the reply so far.
 
     reply: its row; None after a user's message. segments, reply_ids: the reply, as an open one in a
@@ -44,7 +44,7 @@ class Usage(NamedTuple):
     dropped: int
 
 
-def read(session: Session, message_id: int) -> Reading:
+def read(session: Session, message_id: int) -> PromptReading:
     """The model's input up to a message: a reply with its prompt, or the prompt for the reply to a
     user's message.
 
@@ -71,7 +71,7 @@ def read(session: Session, message_id: int) -> Reading:
         segments = session.writer.render_reply(reply.text)
         ids = session.writer.written_ids(prompt, reply.text, reply.thoughts)
     room = session.model.context - len(prompt.ids)
-    return Reading(
+    return PromptReading(
         prompt,
         reply,
         tuple(ids[:room]),
@@ -82,7 +82,7 @@ def read(session: Session, message_id: int) -> Reading:
     )
 
 
-def draft(session: Session, text: str, instead_of: int | None = None) -> Reading:
+def draft(session: Session, text: str, instead_of: int | None = None) -> PromptReading:
     """The model's input if the user sent `text` now. Nothing is stored.
 
     instead_of: the user's message that it would replace. Raises ValueError as `Session.say` does.
@@ -92,7 +92,7 @@ def draft(session: Session, text: str, instead_of: int | None = None) -> Reading
         path = session.chat.path_to(session.message(instead_of, "user").parent_id)
     text = message_text(text)
     prompt = session.render(path, text, session.find_sources(text))
-    return Reading(prompt, None, (), _left_out(prompt, path))
+    return PromptReading(prompt, None, (), _left_out(prompt, path))
 
 
 def usage(session: Session) -> Usage:

@@ -88,7 +88,7 @@ def chooser_of(model: LanguageModel, writer: Writer, tools: Mapping[str, Tool]) 
     """`Toolbox.choose` for a model; None for one that opens calls by itself."""
     if writer.tool_choice == "own":
         return None
-    from chatapp.dialogue.tools.choosing import Chooser
+    from chatapp.dialogue.tools.tool_choice import Chooser
 
     return Chooser(model, tools).choose
 

@@ -58,7 +58,7 @@ def segment_ids(
     return (encode or tokenizer.encode)(segment.text, begins=begins)
 
 
-class Started(Protocol):
+class StartsSequences(Protocol):
     """What callers need of a model that puts tokens before each sequence; see `LanguageModel`."""
 
     @property
@@ -67,7 +67,7 @@ class Started(Protocol):
     start: Sequence[int]
 
 
-def without_start(segments: Sequence[Segment], model: Started) -> list[Segment]:
+def without_start(segments: Sequence[Segment], model: StartsSequences) -> list[Segment]:
     """The segments without the tokens that the model itself puts before each sequence."""
     start = len(model.start)
     first = [segment_ids(segment, model.tokenizer) for segment in segments[:start]]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from chatapp.common.parameters import Sampling
 from chatapp.engine.constraint.matching import Matcher
-from chatapp.engine.constraint.vocabulary import Vocabulary
+from chatapp.engine.constraint.token_bytes import Vocabulary
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check_changeable
 from chatapp.engine.errors import first_line
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token

@@ -48,7 +48,7 @@ _NOISE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class PatchGrid:
     """The effect of patches at a kind of place.
 
     kind: `residual`, the stream before each layer, (layers, tokens), or `heads`, (layers, heads) at
@@ -87,7 +87,7 @@ class Patching:
     corrupt: float
     direction: Direction
     is_divided: bool
-    grids: tuple[Grid, ...] = field(default=())
+    grids: tuple[PatchGrid, ...] = field(default=())
 
 
 def read_pair(clean: Reading, corrupt: Reading) -> None:
@@ -201,7 +201,7 @@ class _Plan:
         unchanged = torch.tensor([_is_same(e.value, there) for e, there in pairs])
         return cls("heads", base, edits, (shape.layers, shape.heads), unchanged)
 
-    def grid(self, low: float, high: float, direction: Direction, is_divided: bool) -> Grid:
+    def grid(self, low: float, high: float, direction: Direction, is_divided: bool) -> PatchGrid:
         values = self.measured - low if direction == "restore" else high - self.measured
         if is_divided:
             values = values / (high - low)
@@ -209,7 +209,7 @@ class _Plan:
         parts = (
             part.view(self.shape).tolist() for part in (values, self.is_unchanged, self.is_exact)
         )
-        return Grid(self.kind, *parts)
+        return PatchGrid(self.kind, *parts)
 
 
 def _is_same(value: Tensor | None, there: Tensor) -> bool:

@@ -33,7 +33,7 @@ _TOKENS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PartSpan:
     """Tokens of a prompt, from `start` up to `stop`, that belong together.
 
     name: such as `instruction`, `example 3`, `passage 1`, `turn 2`, `input`.
@@ -119,12 +119,12 @@ class Explained:
         values: list[float] = total[self._start :].tolist()
         return values
 
-    def without(self, spans: Sequence[Span], progress: Progress) -> list[float]:
+    def without(self, spans: Sequence[PartSpan], progress: Progress) -> list[float]:
         """F of the whole prompt, and with each of the spans hidden."""
         shifted = [
             replace(s, start=s.start + self._start, stop=s.stop + self._start) for s in spans
         ]
-        waiting = [Span("", 0, 0), *shifted]
+        waiting = [PartSpan("", 0, 0), *shifted]
         longest = len(self._prompt) + max(len(self.answer), len(self.against))
         rows = max(1, _TOKENS_AT_ONCE // longest)
         values: list[float] = []
@@ -134,7 +134,7 @@ class Explained:
             values += self._difference(lambda row, spans=hidden: self._masked(row, spans)).tolist()  # type: ignore[misc]
         return values
 
-    def _masked(self, row: list[int], spans: Sequence[Span]) -> Tensor:
+    def _masked(self, row: list[int], spans: Sequence[PartSpan]) -> Tensor:
         """Final states of a row of tokens, once with each span hidden."""
         size, last = len(row), len(self._prompt) - 1
         mask = torch.full((size, size), -torch.inf).triu(1).repeat(len(spans), 1, 1)
@@ -164,7 +164,7 @@ def _ranks(values: Sequence[float]) -> "np.ndarray[Any, np.dtype[np.float64]]":
 _TURN = {"user", "assistant", "thinking", "tool"}
 
 
-def parts_of_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[Span]:
+def parts_of_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[PartSpan]:
     """The parts of a prompt by its segments; a marker belongs to the segment after it.
 
     An example is an input and an output, or named fields up to its answer. The user's text alone is
@@ -175,7 +175,7 @@ def parts_of_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> list
     per_example = len(names) // max(answers, 1)
     turns = sum(segment.kind == "user" for segment in segments)
     counts = dict.fromkeys(("example", "passage", "turn"), 0)
-    spans: list[Span] = []
+    spans: list[PartSpan] = []
     at = start = 0
     begins = True
     for segment in segments:
@@ -196,21 +196,21 @@ def parts_of_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> list
         if spans and spans[-1].name == name:
             spans[-1] = replace(spans[-1], stop=at)
         else:
-            spans.append(Span(name, start, at))
+            spans.append(PartSpan(name, start, at))
         start = at
     if spans:
         spans[-1] = replace(spans[-1], stop=at)
     return spans
 
 
-def parts_of_text(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> list[Span]:
+def parts_of_text(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> list[PartSpan]:
     """The parts of a plain text: what empty lines divide, or else its lines."""
     divider = "\n\n" if "\n\n" in text.strip() else "\n"
     ends, at = [], 0
     for part in text.split(divider):
         at += len(part) + len(divider)
         ends.append(at)
-    spans: list[Span] = []
+    spans: list[PartSpan] = []
     for place in range(len(ids)):
         begun = len(tokenizer.decode(ids[:place]))
         number = next((n for n, end in enumerate(ends, start=1) if begun < end), len(ends))
@@ -218,5 +218,5 @@ def parts_of_text(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> list[S
         if spans and spans[-1].name == name:
             spans[-1] = replace(spans[-1], stop=place + 1)
         else:
-            spans.append(Span(name, place, place + 1))
+            spans.append(PartSpan(name, place, place + 1))
     return spans

@@ -131,7 +131,7 @@ def _pairs_at(cut: Sequence[str], starts: Iterable[int], length: int) -> Iterato
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CuttingStep:
     """One step in cutting a word.
 
     token: the new token. rank: the number of the merge, 0 for the one that the tokenizer learned
@@ -148,7 +148,7 @@ class Word:
     """How a word became tokens. tokens: what it was before the first step."""
 
     tokens: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[CuttingStep, ...]
 
 
 def merge_steps(tokenizer: PieceTokenizer, text: str) -> list[Word]:
@@ -191,7 +191,8 @@ def merge_steps(tokenizer: PieceTokenizer, text: str) -> list[Word]:
         Word(
             tuple(map(shown, start)),
             tuple(
-                Step(shown(step.token), step.rank, tuple(map(shown, step.tokens))) for step in taken
+                CuttingStep(shown(step.token), step.rank, tuple(map(shown, step.tokens)))
+                for step in taken
             ),
         )
         for start, taken in steps
@@ -208,7 +209,7 @@ def _words(library: Any, text: str) -> list[str]:
     return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(text)]
 
 
-_Cut = tuple[tuple[str, ...], list[Step]]
+_Cut = tuple[tuple[str, ...], list[CuttingStep]]
 
 
 class _MergedWords:
@@ -224,14 +225,14 @@ class _MergedWords:
     def __call__(self, word: str) -> _Cut:
         characters = [*word[:-1], word[-1:] + self._suffix]
         start = tokens = tuple(part for character in characters for part in self._known(character))
-        steps: list[Step] = []
+        steps: list[CuttingStep] = []
         if self._takes_whole and word in self._vocabulary:
-            return start, [Step(word, None, (word,))] if len(start) > 1 else []
+            return start, [CuttingStep(word, None, (word,))] if len(start) > 1 else []
         while pairs := [p for p in pairwise(tokens) if p in self._ranks]:
             best = min(pairs, key=self._ranks.__getitem__)
             merged = best[0] + best[1]
             tokens = tuple(_merge(tokens, _starts(tokens, best), merged))
-            steps.append(Step(merged, self._ranks[best], tokens))
+            steps.append(CuttingStep(merged, self._ranks[best], tokens))
         return start, steps
 
     def _known(self, character: str) -> list[str]:
@@ -251,16 +252,18 @@ class _LongestMatch:
         self._longest = rules["max_input_chars_per_word"]
 
     def __call__(self, word: str) -> _Cut:
-        steps: list[Step] = []
+        steps: list[CuttingStep] = []
         taken: tuple[str, ...] = ()
         rest = word
         while rest:
             token = self._first(rest, self._continues if taken else "")
             if token is None or len(word) > self._longest:
-                return (word,), [Step(self._unknown, None, (self._unknown,))]
+                return (word,), [CuttingStep(self._unknown, None, (self._unknown,))]
             rest = rest[len(token) - (len(self._continues) if taken else 0) :]
             taken = (*taken, token)
-            steps.append(Step(token, None, (*taken, *([self._continues + rest] if rest else []))))
+            steps.append(
+                CuttingStep(token, None, (*taken, *([self._continues + rest] if rest else [])))
+            )
         return (word,), steps if len(taken) > 1 else []
 
     def _first(self, rest: str, mark: str) -> str | None:

@@ -18,7 +18,7 @@ from chatapp.rows.reading import (
     FileSource,
     Labels,
     RowsError,
-    Table,
+    RowTable,
     either,
     label_of,
     names,
@@ -189,7 +189,7 @@ def source_at(path: Path) -> FileSource:
     return FileSource(*str(path).split(":", 2))
 
 
-def _tables(path: Path, columns: Columns) -> list[Table]:
+def _tables(path: Path, columns: Columns) -> list[RowTable]:
     if "\0" in str(path):
         raise RowsError(f"{quoted(str(path))}: holds a NUL character and is not a valid path")
     kind, kinds = suffix(path), (*POOL_SUFFIXES, *([".txt"] if columns.published else []))

@@ -61,7 +61,7 @@ Labels = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RowTable:
     """Rows of one file, or of one split of a hub data set. `rows` can be read repeatedly.
 
     labels: the names that the file itself gives to the numbers in its columns.
@@ -72,7 +72,7 @@ class Table:
     labels: Labels = field(default_factory=dict)
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Where rows come from: a path, or the id of a hub data set with a subset and a split."""
 
     path: str
@@ -93,7 +93,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _BOM = b"\xef\xbb\xbf"
 
 
-def tables(source: Source) -> list[Table]:
+def tables(source: RowSource) -> list[RowTable]:
     """The files of a source: one, those of a folder sorted by name, or a split.
 
     Raises RowsError when it does not exist, or nothing in it can be read.
@@ -129,12 +129,12 @@ def either(names: Sequence[str]) -> str:
     return ", ".join(names[:-1]) + " or " + names[-1]
 
 
-def _table(path: Path) -> Table:
+def _table(path: Path) -> RowTable:
     read = READERS.get(suffix(path))
     if read is None:
         raise RowsError(f"{path}: expected a file named {either(tuple(READERS))}, also with .gz")
     labels = _parquet_labels(path) if read is _parquet_rows else {}
-    return Table(str(path), lambda: read(path), labels)
+    return RowTable(str(path), lambda: read(path), labels)
 
 
 Record = tuple[int, Mapping[Any, Any] | str]
@@ -496,7 +496,7 @@ READERS: Mapping[str, Callable[[Path], FileRows]] = {
 """Every type of file by its suffix, and the reader of its rows."""
 
 
-def _hub_table(source: Source) -> Table:
+def _hub_table(source: RowSource) -> RowTable:
     import datasets
 
     try:
@@ -518,10 +518,10 @@ def _hub_table(source: Source) -> Table:
         for name, feature in (getattr(rows, "features", None) or {}).items()
         if isinstance(feature, datasets.ClassLabel)
     }
-    return Table(name, numbered, labels)
+    return RowTable(name, numbered, labels)
 
 
-def renamed(table: Table, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
+def renamed(table: RowTable, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
     """The rows of a table with the field names that `columns` maps them to.
 
     Raises RowsError when the first row lacks a named column.

@@ -170,14 +170,14 @@ class CompletionBody(Writing):
     return_tokens_as_token_ids: bool | None = None
 
 
-class Part(Known):
+class ContentPart(Known):
     """A part of a message; only texts can be read."""
 
     type: str
     text: str | None = None
 
 
-class Function(Known):
+class CalledFunction(Known):
     """A call's function, or the one to call. arguments: a JSON object as text."""
 
     name: str
@@ -188,14 +188,14 @@ class ToolCall(Known):
     """A call in an earlier message of the assistant."""
 
     id: str | None = None
-    function: Function
+    function: CalledFunction
 
 
 class MessageBody(Known):
     """A message of the chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Several[Part] | None = None
+    content: str | Several[ContentPart] | None = None
     tool_calls: Several[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -219,7 +219,7 @@ class NamedTool(Known):
     """The tool that the reply has to call."""
 
     type: Literal["function"]
-    function: Function
+    function: CalledFunction
 
 
 class JSONSchema(Known):

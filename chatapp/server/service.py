@@ -183,7 +183,7 @@ class Service:
 
 
 @dataclass(slots=True)
-class Piece:
+class ReplyPiece:
     """A part of the reply at a place. thought: of one before it. end: how it ended, in the last
     part.
     """
@@ -195,7 +195,7 @@ class Piece:
     calls: list[Document] = field(default_factory=list)
     end: Finished | None = None
 
-    def add(self, other: "Piece") -> None:
+    def add(self, other: "ReplyPiece") -> None:
         """Append the next part."""
         self.text += other.text
         if other.thought is not None:
@@ -239,7 +239,7 @@ class Replies(ABC):
 
     async def whole(self, worker: Worker, name: str) -> Document:
         """The answer. name: of the model here."""
-        joined = [Piece(place) for place in range(self._places)]
+        joined = [ReplyPiece(place) for place in range(self._places)]
         async with aclosing(self._pieces(worker)) as pieces:
             async for piece in pieces:
                 joined[piece.place].add(piece)
@@ -262,18 +262,18 @@ class Replies(ABC):
             yield head | {"choices": [], "usage": self._usage()}
 
     @abstractmethod
-    def _pieces(self, worker: Worker) -> AsyncGenerator[Piece]:
+    def _pieces(self, worker: Worker) -> AsyncGenerator[ReplyPiece]:
         """What the replies consist of, in the order in which it becomes known.
 
         Raises BadRequestError for one that fails.
         """
 
     @abstractmethod
-    def _choice(self, piece: Piece) -> Document:
+    def _choice(self, piece: ReplyPiece) -> Document:
         """A whole reply."""
 
     @abstractmethod
-    def _parts(self, piece: Piece) -> Iterable[Document]:
+    def _parts(self, piece: ReplyPiece) -> Iterable[Document]:
         """The parts of a stream for a piece."""
 
     def _head(self, kind: str, name: str) -> Document:
@@ -323,7 +323,7 @@ class ChatReplies(Replies):
         super().__init__(model, requests, len(requests))
         self._begun: set[int] = set()
 
-    async def _pieces(self, worker: Worker) -> AsyncGenerator[Piece]:
+    async def _pieces(self, worker: Worker) -> AsyncGenerator[ReplyPiece]:
         replies = [_ChatReply(self._model, self._chat) for _ in self._requests]
         going_on = len(replies)
         async with aclosing(worker.generate(self._requests)) as events:
@@ -338,7 +338,7 @@ class ChatReplies(Replies):
                 if not going_on:
                     return
 
-    def _choice(self, piece: Piece) -> Document:
+    def _choice(self, piece: ReplyPiece) -> Document:
         content = piece.text if piece.text or not piece.calls else None
         message: Document = {"role": "assistant", "content": content, "refusal": None}
         if piece.thought is not None:
@@ -347,9 +347,9 @@ class ChatReplies(Replies):
             message["tool_calls"] = piece.calls
         return piece.choice({"message": message}, self._logprobs(piece))
 
-    def _parts(self, piece: Piece) -> Iterable[Document]:
+    def _parts(self, piece: ReplyPiece) -> Iterable[Document]:
         """The first one of each reply has the role."""
-        going_on = Piece(piece.place)
+        going_on = ReplyPiece(piece.place)
         if piece.place not in self._begun:
             self._begun.add(piece.place)
             yield going_on.choice({"delta": {"role": "assistant", "content": ""}}, None)
@@ -363,7 +363,7 @@ class ChatReplies(Replies):
         if piece.end is not None:
             yield piece.choice({"delta": {}}, None)
 
-    def _logprobs(self, piece: Piece) -> Document | None:
+    def _logprobs(self, piece: ReplyPiece) -> Document | None:
         if not self._body.logprobs:
             return None
 
@@ -396,7 +396,7 @@ class _ChatReply:
         self._trimmer = Trimmer(begun=chat.is_continued)
         self._shown = ShownTokens(model, begun=chat.is_continued)
 
-    def take(self, event: Event, place: int) -> Piece:
+    def take(self, event: Event, place: int) -> ReplyPiece:
         """What an event adds to the reply, as a piece at a place.
 
         Raises BadRequestError for one that reports an error.
@@ -411,7 +411,7 @@ class _ChatReply:
             self._tokens += 1
             token = drawn(event) if visible.thought is None and requested is None else None
         shown = self._shown.push(token, text, is_last=is_last)
-        piece = Piece(place, text, visible.thought, shown)
+        piece = ReplyPiece(place, text, visible.thought, shown)
         if requested is not None:  # it ends the reply
             piece.calls.append(_call(requested))
         if isinstance(event, Finished):
@@ -484,7 +484,7 @@ class Completions(Replies):
             one for request in requests for one in requests_for(model, body, choices, most, request)
         ]
 
-    async def _pieces(self, worker: Worker) -> AsyncGenerator[Piece]:
+    async def _pieces(self, worker: Worker) -> AsyncGenerator[ReplyPiece]:
         if self._body.echo:
             top = self._body.logprobs
             for number, ids in enumerate(self._prompts):
@@ -495,25 +495,27 @@ class Completions(Replies):
                     )
                 for which in range(self._count):
                     text = self._text(number, ids)
-                    yield Piece(number * self._count + which, text, tokens=tokens)
+                    yield ReplyPiece(number * self._count + which, text, tokens=tokens)
         if not self._requests:
             for place in range(self._places):
                 size = len(self._prompts[place // self._count])
-                yield Piece(place, end=self._ended(place, Finished("length", prompt_tokens=size)))
+                yield ReplyPiece(
+                    place, end=self._ended(place, Finished("length", prompt_tokens=size))
+                )
             return
         async with aclosing(worker.generate(self._requests)) as events:
             async for place, event in events:
                 if isinstance(event, Finished):
                     raise_error(event)
                     tokens, end = ended(self._model, event), self._ended(place, event)
-                    yield Piece(place, event.text, tokens=tokens, end=end)
+                    yield ReplyPiece(place, event.text, tokens=tokens, end=end)
                 else:
-                    yield Piece(place, event.text, tokens=[drawn(event)])
+                    yield ReplyPiece(place, event.text, tokens=[drawn(event)])
 
-    def _choice(self, piece: Piece, offset: int = 0) -> Document:
+    def _choice(self, piece: ReplyPiece, offset: int = 0) -> Document:
         return piece.choice({"text": piece.text}, self._logprobs(piece.tokens, offset))
 
-    def _parts(self, piece: Piece) -> Iterable[Document]:
+    def _parts(self, piece: ReplyPiece) -> Iterable[Document]:
         offset = self._written.get(piece.place, 0)
         self._written[piece.place] = offset + len(piece.text)
         return [self._choice(piece, offset)]

@@ -124,7 +124,7 @@ class ChatApp(Acting, FailingApp[int]):
         self.store = store or Store(database_path())
         self.chat = ChatScreen(settings, self.store, load or self._load_by_name, chat_id)
         if lesson is not None:
-            from chatapp.tui.chat.lesson import LessonScreen
+            from chatapp.tui.chat.lecture import LessonScreen
 
             self.chat = LessonScreen(settings, self.store, load, lesson)
         self.lesson: ChatScreen | None = None
@@ -262,7 +262,7 @@ class ChatApp(Acting, FailingApp[int]):
         Raises UserError for a lesson that does not exist.
         """
         from chatapp.dialogue.lessons.lesson import find_lesson
-        from chatapp.tui.chat.lesson import LessonScreen
+        from chatapp.tui.chat.lecture import LessonScreen
 
         lesson, model = find_lesson(name), self.chat.conversation.model
         load = None

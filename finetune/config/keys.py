@@ -14,9 +14,9 @@ from chatapp.common.validation import bounds_in_words
 from finetune.config.objectives import Check, Objectives
 from finetune.config.sections import (
     ConfigError,
+    DocumentSource,
     FinetuneConfig,
     PretrainConfig,
-    Source,
     Task,
     TrainSource,
 )
@@ -95,7 +95,7 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
             yield from _keys(inner, f"{prefix}{name}." + ("N." if inner in _LISTED else ""))
 
 
-_LISTED = (Source, TrainSource, Task)
+_LISTED = (DocumentSource, TrainSource, Task)
 """Tables of which there may be several."""
 
 _KINDS: dict[str, tuple[Any, str]] = {

@@ -68,7 +68,7 @@ def _as_sources(value: object) -> object:
     return [{"path": row} if isinstance(row, str) else row for row in rows]
 
 
-class Source(Section):
+class DocumentSource(Section):
     """A file of training documents."""
 
     path: str = Field(
@@ -81,8 +81,8 @@ class Source(Section):
 class PretrainData(Section):
     """The source of the text."""
 
-    train: Annotated[list[Source], Field(min_length=1), BeforeValidator(_as_sources)] = Field(
-        description="a path, or a list of {path, weight}"
+    train: Annotated[list[DocumentSource], Field(min_length=1), BeforeValidator(_as_sources)] = (
+        Field(description="a path, or a list of {path, weight}")
     )
     held_out: float = Field(
         0.01,

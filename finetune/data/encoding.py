@@ -44,7 +44,7 @@ class Span(IntEnum):
     """
 
 
-class Piece(NamedTuple):
+class TokenPiece(NamedTuple):
     """Tokens of one origin. may_be_cut: whether a row that is too long can be shortened here."""
 
     span: Span
@@ -74,7 +74,7 @@ class ChatEncoder:
         # Markers are the same few texts in every chat, and earlier turns recur.
         self._encoded = lru_cache(maxsize=256)(tokenizer.encode)
 
-    def encode(self, messages: Sequence[Message], tools: Tools = ()) -> list[list[Piece]]:
+    def encode(self, messages: Sequence[Message], tools: Tools = ()) -> list[list[TokenPiece]]:
         """The chat as the examples that train its replies: one, unless turns are rewritten.
 
         In the patterns of this program, which rewrite nothing, a chat is one example. In a model's
@@ -94,7 +94,7 @@ class ChatEncoder:
         marked = template.render_trained(messages)
         if marked is not None:
             return [self._marked(marked, messages)]
-        examples: list[list[Piece]] = []
+        examples: list[list[TokenPiece]] = []
         for turn, message in enumerate(messages):
             if message.role != "assistant":
                 continue
@@ -125,7 +125,7 @@ class ChatEncoder:
 
     def _whole(
         self, template: ShippedTemplate, messages: Sequence[Message], tools: Tools
-    ) -> list[Piece]:
+    ) -> list[TokenPiece]:
         marked = dialogue_segments(template, messages, tools)
         # Even if replies run on to the next marker, the last one of a chat must end.
         if marked[-1][0].kind != "end":
@@ -134,7 +134,7 @@ class ChatEncoder:
 
     def _marked(
         self, marked: Sequence[tuple[Segment, bool]], messages: Sequence[Message]
-    ) -> list[Piece]:
+    ) -> list[TokenPiece]:
         segments = without_start([segment for segment, _ in marked], self)
         trained = [is_trained for _, is_trained in marked][len(marked) - len(segments) :]
         return [
@@ -142,17 +142,17 @@ class ChatEncoder:
             for piece, is_trained in zip(self._pieces(segments, messages), trained, strict=True)
         ]
 
-    def _pieces(self, segments: Sequence[Segment], messages: Sequence[Message]) -> list[Piece]:
+    def _pieces(self, segments: Sequence[Segment], messages: Sequence[Message]) -> list[TokenPiece]:
         """A prompt segment by segment."""
         # The instruction is the template's own if the chat has none.
         texts = {"user", "assistant", "tool"}
         texts |= {"instruction"} if messages[0].role == "system" else set()
-        pieces: list[Piece] = []
+        pieces: list[TokenPiece] = []
 
         def of(segment: Segment, begins: bool) -> list[int]:
             span = Span.PROMPT if segment.kind in texts else Span.TEMPLATE
             ids = self._ids(segment, begins)
-            pieces.append(Piece(span, ids, segment.kind == "user"))
+            pieces.append(TokenPiece(span, ids, segment.kind == "user"))
             return ids
 
         in_order(segments, of)
@@ -160,7 +160,7 @@ class ChatEncoder:
 
     def _reply(
         self, template: ChatTemplate, messages: Sequence[Message], prompt: str
-    ) -> list[Piece]:
+    ) -> list[TokenPiece]:
         """The template's text of the last message after a prompt, closed.
 
         If the chat with its reply does not begin with the prompt (which opens a thought that the
@@ -180,12 +180,12 @@ class ChatEncoder:
             reply = segments[next(i for i, t in enumerate(begun) if not prompt.startswith(t)) :]
         else:
             reply = segments[next(i for i in replied if i > asked) :]
-        pieces = [Piece(Span.RESPONSE, self._ids(segment)) for segment in reply]
+        pieces = [TokenPiece(Span.RESPONSE, self._ids(segment)) for segment in reply]
         ended = max(i for i, segment in enumerate(reply) if segment.kind == "assistant")
         if not any(segment.kind == "special" for segment in reply[ended:]):
             # The token at which chats stop.
             end = template.end if template.end.kind == "special" else END_OF_TEXT
-            pieces.append(Piece(Span.RESPONSE, self._ids(end)))
+            pieces.append(TokenPiece(Span.RESPONSE, self._ids(end)))
         return pieces
 
     def reply_ids(self, text: str) -> list[int]:
@@ -270,7 +270,7 @@ def _call_segments(call: Call, answered: Call | None) -> list[Segment]:
     return [Segment("assistant", f"\n{text}\n"), *results]
 
 
-def count(pieces: Sequence[Piece]) -> int:
+def count(pieces: Sequence[TokenPiece]) -> int:
     """Tokens of an example."""
     return sum(len(piece.ids) for piece in pieces)
 
@@ -285,7 +285,7 @@ def _from(segments: Sequence[Segment], start: int) -> list[Segment]:
     return rest
 
 
-def _after(before: Sequence[Piece], prompt: Sequence[Piece]) -> list[Piece] | None:
+def _after(before: Sequence[TokenPiece], prompt: Sequence[TokenPiece]) -> list[TokenPiece] | None:
     """The rest of a prompt after an example that it begins with; None when it does not."""
     known = [id for piece in before for id in piece.ids]
     if [id for piece in prompt for id in piece.ids][: len(known)] != known:
@@ -381,7 +381,7 @@ class ExampleEncoder:
             examples = self._shorten(example, examples, self.length - spare)
         return [_encoded(pieces, example) for pieces in examples]
 
-    def _chat(self, example: TrainingExample) -> list[list[Piece]]:
+    def _chat(self, example: TrainingExample) -> list[list[TokenPiece]]:
         messages, tools = self.ordered(example), example.tools
         try:
             return self.chats.encode(messages, tools)
@@ -401,17 +401,17 @@ class ExampleEncoder:
             self.truncated.update(changes)
         return messages
 
-    def _parts(self, example: TrainingExample) -> list[Piece]:
+    def _parts(self, example: TrainingExample) -> list[TokenPiece]:
         """A few-shot prompt unchanged, without the template; the last answer is closed."""
         pieces = [
-            Piece(Span.RESPONSE, self.chats.reply_ids(part))
+            TokenPiece(Span.RESPONSE, self.chats.reply_ids(part))
             if number % 2
-            else Piece(
+            else TokenPiece(
                 Span.PROMPT, self.tokenizer.encode(part, begins=number == 0), may_be_cut=True
             )
             for number, part in enumerate(example.parts)
         ]
-        return [*pieces, Piece(Span.RESPONSE, [self.tokenizer.end_id])]
+        return [*pieces, TokenPiece(Span.RESPONSE, [self.tokenizer.end_id])]
 
     def _windows(self, example: TrainingExample) -> list[Encoded]:
         """A plain text in equal windows, so that none is a single token without a label."""
@@ -427,10 +427,10 @@ class ExampleEncoder:
         ]
 
     def _shorten(
-        self, example: TrainingExample, examples: list[list[Piece]], length: int
-    ) -> list[list[Piece]]:
+        self, example: TrainingExample, examples: list[list[TokenPiece]], length: int
+    ) -> list[list[TokenPiece]]:
         """Shorten the examples by the policy. Raises ExampleTooLong."""
-        shorter: list[list[Piece]] | None = None
+        shorter: list[list[TokenPiece]] | None = None
         if self.too_long == "truncate-prompt":
             cut = [_cut_prompts(pieces, length) for pieces in examples]
             shorter = [pieces for pieces in cut if pieces is not None]
@@ -449,13 +449,13 @@ class ExampleEncoder:
         self.truncated[how] += 1
         return shorter
 
-    def _cut_history(self, example: TrainingExample, length: int) -> list[list[Piece]] | None:
+    def _cut_history(self, example: TrainingExample, length: int) -> list[list[TokenPiece]] | None:
         """As many of the newest turns as fit, after the system message; at least one pair."""
         messages = self.ordered(example)
         first = 1 if messages[0].role == "system" else 0
         system, turns = messages[:first], messages[first:]
 
-        def left(dropped: int) -> list[list[Piece]]:
+        def left(dropped: int) -> list[list[TokenPiece]]:
             return self.chats.encode([*system, *turns[dropped:]], example.tools)
 
         learnt = [i for i, turn in enumerate(turns) if turn.role == "assistant" and turn.learnt]
@@ -467,14 +467,14 @@ class ExampleEncoder:
         return left(starts[fitting])
 
 
-def _encoded(pieces: Sequence[Piece], row: TrainingExample) -> Encoded:
+def _encoded(pieces: Sequence[TokenPiece], row: TrainingExample) -> Encoded:
     ids = np.fromiter((id for piece in pieces for id in piece.ids), np.int32)
     spans = np.array([piece.span for piece in pieces], np.uint8)
     spans = spans.repeat([len(piece.ids) for piece in pieces])
     return Encoded(ids, spans, row.key, location=row.location)
 
 
-def _cut_prompts(pieces: list[Piece], length: int) -> list[Piece] | None:
+def _cut_prompts(pieces: list[TokenPiece], length: int) -> list[TokenPiece] | None:
     """The longest prompts cut to one length, in the middle: a request is often at the beginning of
     a long text or at its end. None when hardly anything would remain.
     """
@@ -485,7 +485,7 @@ def _cut_prompts(pieces: list[Piece], length: int) -> list[Piece] | None:
     if cap < min(_SHORTEST_PROMPT, max(lengths)):
         return None
 
-    def shortened(piece: Piece) -> Piece:
+    def shortened(piece: TokenPiece) -> TokenPiece:
         ids = piece.ids
         if not piece.may_be_cut or len(ids) <= cap:
             return piece

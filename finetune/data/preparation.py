@@ -17,7 +17,7 @@ from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import OWN
 from chatapp.prompting.template import PLAIN, TEMPLATES
-from chatapp.rows.reading import BadRow, Row, Table, renamed, tables
+from chatapp.rows.reading import BadRow, Row, RowTable, renamed, tables
 from finetune.config.sections import BadRows, ConfigError, Data, TooLong, TrainSource
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
 from finetune.data.formats import FIELDS, Layout, detect, text_field
@@ -122,7 +122,7 @@ _TRUNCATED = {
 }
 
 
-class Example(Protocol):
+class EncodedExample(Protocol):
     """A row as tokens.
 
     key: distinguishes it from other rows. split_key: decides between training and evaluation.
@@ -137,10 +137,10 @@ class Example(Protocol):
     def content(self) -> bytes: ...
 
 
-Encodes = TypeVar("Encodes", bound=Example)
+Encodes = TypeVar("Encodes", bound=EncodedExample)
 
 
-class Encoder(Protocol[Encodes]):
+class RowEncoder(Protocol[Encodes]):
     """Converts the results of a layout to examples, and counts the shortened ones."""
 
     @property
@@ -165,7 +165,7 @@ class RowKind(Generic[Encodes]):
 
     fields: tuple[str, ...]
     detect: Callable[[Row], Layout[Any]]
-    encoder: Encoder[Encodes]
+    encoder: RowEncoder[Encodes]
     phrased: bool = False
 
 
@@ -345,7 +345,7 @@ class _Reader(Generic[Encodes]):
             yield from self._read_table(table, source, phrasings)
 
     def _read_table(
-        self, table: Table, source: TrainSource, phrasings: Phrasings | None
+        self, table: RowTable, source: TrainSource, phrasings: Phrasings | None
     ) -> Iterator[_EncodedRow[Encodes]]:
         report = TableReport(table.name)
         self.report.tables.append(report)

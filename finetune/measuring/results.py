@@ -11,7 +11,7 @@ from rich.text import Text
 
 from chatapp.common.foreign import one_line
 from chatapp.tasks.metrics import difference
-from finetune.training.answers import Reply
+from finetune.training.answers import SampledReply
 
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
 SCORES = ("exact_match", "rouge_l")
@@ -21,12 +21,12 @@ NAMES = {"loss_per_byte": "loss a byte", "rouge_l": "ROUGE-L"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GreedyAnswer:
     """A greedy reply with the row's own."""
 
     prompt: str
     reference: str
-    reply: Reply
+    reply: SampledReply
 
     def document(self) -> dict[str, str]:
         """Plain data for --json; an error only if the reply failed."""
@@ -45,13 +45,13 @@ class SetResult:
 
     examples: int
     figures: dict[str, float]
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[GreedyAnswer] = field(default_factory=list)
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     left_out: int = 0
     predictions: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def failed(self) -> list[Answer]:
+    def failed(self) -> list[GreedyAnswer]:
         """The answers whose generation failed, which no figure counts."""
         return [answer for answer in self.answers if answer.reply.error]
 

@@ -43,7 +43,7 @@ from finetune.objectives.log_probs import reply_sums, token_log_probs
 from finetune.objectives.objective import (
     ModelText,
     Objective,
-    Question,
+    RowPrompt,
     RowSets,
     Scalar,
     through_head,
@@ -147,11 +147,11 @@ class Grpo(Objective):
 
     def questions(
         self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int = 0
-    ) -> Iterator[Question]:
+    ) -> Iterator[RowPrompt]:
         prompts = cast(PromptRows, rows).prompts
-        return (Question(prompt.ids, prompt.text, prompt.reference, prompt) for prompt in prompts)
+        return (RowPrompt(prompt.ids, prompt.text, prompt.reference, prompt) for prompt in prompts)
 
-    def reward(self, question: Question, reply: str, tokenizer: Tokenizer) -> float | None:
+    def reward(self, question: RowPrompt, reply: str, tokenizer: Tokenizer) -> float | None:
         if question.prompt is None:  # a prompt of the configuration, which has no row
             return None
         return self.rewards.of(question.prompt, _as_drawn(reply, tokenizer, ends=False))

@@ -37,7 +37,7 @@ from finetune.objectives.objective import (
     Figures,
     ModelText,
     Objective,
-    Question,
+    RowPrompt,
     RowSets,
     Scalar,
     Tell,
@@ -56,7 +56,7 @@ from finetune.objectives.rows import (
 AuxNorm = Literal["token", "sequence"]
 
 
-class Losses(NamedTuple):
+class L3Losses(NamedTuple):
     """Scalars in nats, except accuracy. Their sums over a step's micro-batches are the step's.
 
     l3 has the gradient. accuracy: the fraction of response tokens that were most probable.
@@ -93,7 +93,7 @@ def l3_losses(
     aux_weight: float,
     aux_norm: AuxNorm = "token",
     bias: Tensor | None = None,
-) -> Losses:
+) -> L3Losses:
     """L3, L2 and L1 of a micro-batch.
 
     hidden: (rows, tokens, width), the input of the language-model head; the state at t - 1
@@ -125,7 +125,7 @@ def l3_losses(
         torch.is_grad_enabled(),
     )
     # Sums of products instead of `@`, which autocast would round to bfloat16.
-    return Losses(
+    return L3Losses(
         l3,
         (nll * response_weights).sum(),
         (nll * aux_weights).sum(),
@@ -157,7 +157,7 @@ class ChatEvaluator(Evaluator):
         held_out = {name: replies_apart(rows) for name, rows in sets.held_out.items()}
         return replies_apart(sets.train), held_out
 
-    def questions(self, rows: Sequence[Encoded]) -> Iterator[Question]:
+    def questions(self, rows: Sequence[Encoded]) -> Iterator[RowPrompt]:
         return row_questions(rows, self.text.tokenizer, self.text.window)
 
     @torch.inference_mode()
@@ -270,7 +270,7 @@ class L3(ReplyObjective):
 
     def of_hidden(
         self, hidden: Tensor, head: Any, batch: Tensors, counts: Tensor, done: float
-    ) -> Losses:
+    ) -> L3Losses:
         """The losses of the language-model head's input; see `l3_losses`."""
         return l3_losses(
             hidden,

@@ -75,7 +75,7 @@ class RowSets:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RowPrompt:
     """A prompt of a row. ids: its tokens, without those that start every sequence.
 
     text: the user's text. reference: the row's own reply, or "". prompt: of the row, for an
@@ -141,7 +141,7 @@ class Evaluator(ABC):
         """Whether a row fits this model's window without cuts."""
         return not getattr(row, "is_window", False)
 
-    def questions(self, rows: Sequence[Any]) -> Iterator[Question]:
+    def questions(self, rows: Sequence[Any]) -> Iterator[RowPrompt]:
         """The prompts of the rows, for replies that are compared with the rows' own."""
         return iter(())
 
@@ -199,13 +199,13 @@ class Objective(ABC):
 
     def questions(
         self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int = 0
-    ) -> Iterator[Question]:
+    ) -> Iterator[RowPrompt]:
         """The prompts of rows, each with room for a reply. skip: tokens at the start of a row that
         the model itself puts there.
         """
         return row_questions(cast(Any, rows).examples, tokenizer, context, skip)
 
-    def reward(self, question: Question, reply: str, tokenizer: Tokenizer) -> float | None:
+    def reward(self, question: RowPrompt, reply: str, tokenizer: Tokenizer) -> float | None:
         """The reward of a reply; None without rewards."""
         return None
 
@@ -331,7 +331,7 @@ def objective_class(config: FinetuneConfig) -> type[Objective]:
 
 def row_questions(
     examples: Sequence[Encoded], tokenizer: Tokenizer, context: int, skip: int = 0
-) -> Iterator[Question]:
+) -> Iterator[RowPrompt]:
     """The last question of each example, in their order.
 
     A plain text has none, and a prompt that fills the window is left out. skip: tokens at the start
@@ -342,7 +342,7 @@ def row_questions(
         response = last_response(spans)
         first = response.start
         if 0 < first < context:
-            yield Question(
+            yield RowPrompt(
                 ids[:first].tolist(),
                 tokenizer.decode(ids[:first][spans[:first] == Span.PROMPT].tolist()).strip(),
                 tokenizer.decode(ids[response].tolist()).strip(),

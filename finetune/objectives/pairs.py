@@ -37,7 +37,7 @@ from finetune.objectives.objective import (
     Figures,
     ModelText,
     Objective,
-    Question,
+    RowPrompt,
     RowSets,
     Scalar,
     Tell,
@@ -70,7 +70,7 @@ REWARD_FIGURES = {
 LOGP_FIGURES = {"chosen_logp": "log p chosen", "rejected_logp": "log p rejected"}
 
 
-class Replies(NamedTuple):
+class SideReplies(NamedTuple):
     """The replies of one side of a batch, each (pairs,).
 
     logps: log-probability, a sum over the reply's tokens. reference: the same by the reference.
@@ -113,11 +113,11 @@ class PairScores(NamedTuple):
         return figures
 
 
-def replies_of(logps: Tensor, batch: Tensors) -> Replies:
+def replies_of(logps: Tensor, batch: Tensors) -> SideReplies:
     """The replies of a batch whose tokens have these log-probabilities, (sequences, tokens)."""
     labels = batch["response_mask"]
     tokens = reply_sums(labels, batch)
-    return Replies(
+    return SideReplies(
         reply_sums(logps * labels, batch),
         reply_sums(batch["reference"] * labels, batch),
         tokens,
@@ -136,7 +136,7 @@ class FeedbackEvaluator(Evaluator):
         sets = encode_feedback(self.config, self.text, kind.detect)
         return sets.train, sets.held_out
 
-    def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[Question]:
+    def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[RowPrompt]:
         """The prompts of the better replies, and of the good ones."""
         liked = [row.liked for row in rows if row.liked is not None]
         return row_questions(liked, self.text.tokenizer, self.text.window)
@@ -179,7 +179,7 @@ class PairEvaluator(FeedbackEvaluator):
         self.objective.extend(model, seed=0)
         self.objective.load(model, self.text.files.path)
 
-    def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[Question]:
+    def questions(self, rows: Sequence[EncodedFeedback]) -> Iterator[RowPrompt]:
         return super().questions(rows) if self.objective.replies else iter(())
 
     def measure(self, model: Any, rows: Sequence[EncodedFeedback], tell: Tell) -> Figures:
@@ -266,7 +266,7 @@ class PairObjective(FeedbackObjective):
         keys = settings.model_dump(exclude={"kind"})
         return cls(**{_FIELDS.get(key, key): value for key, value in keys.items()})
 
-    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
+    def of_replies(self, chosen: SideReplies, rejected: SideReplies) -> PairScores:
         """The results of pairs from the log-probabilities of their replies."""
         raise NotImplementedError
 
@@ -399,7 +399,7 @@ class Dpo(PairObjective):
     title = "DPO"
     needs_reference = True
 
-    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
+    def of_replies(self, chosen: SideReplies, rejected: SideReplies) -> PairScores:
         ratios = [side.logps - side.reference for side in (chosen, rejected)]
         if self.loss == "ipo":
             means = [
@@ -449,11 +449,11 @@ class Cpo(PairObjective):
     name = "cpo"
     title = "CPO"
 
-    def log_probability(self, side: Replies) -> Tensor:
+    def log_probability(self, side: SideReplies) -> Tensor:
         """The log-probability of each reply, (pairs,)."""
         return side.logps
 
-    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
+    def of_replies(self, chosen: SideReplies, rejected: SideReplies) -> PairScores:
         logps = [self.log_probability(side) for side in (chosen, rejected)]
         return PairScores(
             loss=-functional.logsigmoid(self.beta * (logps[0] - logps[1]) - self.gamma),
@@ -481,7 +481,7 @@ class Simpo(Cpo):
     name = "simpo"
     title = "SimPO"
 
-    def log_probability(self, side: Replies) -> Tensor:
+    def log_probability(self, side: SideReplies) -> Tensor:
         return side.logps / side.tokens.clamp(min=1)
 
 
@@ -503,7 +503,7 @@ class Orpo(PairObjective):
     name = "orpo"
     title = "ORPO"
 
-    def of_replies(self, chosen: Replies, rejected: Replies) -> PairScores:
+    def of_replies(self, chosen: SideReplies, rejected: SideReplies) -> PairScores:
         means = [
             (side.logps / side.tokens.clamp(min=1)).clamp(max=_HIGHEST)
             for side in (chosen, rejected)

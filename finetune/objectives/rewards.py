@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.common.foreign import one_line, parse_json, printable
-from chatapp.common.limited_process import LimitPassedError, Lines, Program, Supervision
+from chatapp.common.limited_process import LimitPassedError, LineProcess, Program, Supervision
 from chatapp.common.paths import trusted_folders_path
 from chatapp.common.userfiles import UserError, quoted, read_text
 from chatapp.dialogue.reply_scores import ReplyScorer
@@ -60,7 +60,7 @@ class RewardFunction:
 
     def __init__(self, place: str, timeout: float) -> None:
         self.place, self.timeout = place, timeout
-        self._worker: Lines | None = None
+        self._worker: LineProcess | None = None
         self._start()
 
     def __call__(self, prompt: str, reply: str, reference: str) -> float:
@@ -75,14 +75,14 @@ class RewardFunction:
             f"{self.place} {reason}, for the reply {quoted(reply)} to {quoted(prompt)}"
         )
 
-    def _start(self) -> Lines:
+    def _start(self) -> LineProcess:
         file, _, name = self.place.rpartition(":")
         supervision = Supervision(
             Program((sys.executable, "-P", str(_WORKER), file, name), Path.cwd())
         )
         pipe = subprocess.PIPE
         process = supervision.start(stdin=pipe, stdout=pipe, stderr=pipe)
-        self._worker = worker = Lines(process, partial(supervision.wait, process))
+        self._worker = worker = LineProcess(process, partial(supervision.wait, process))
         weakref.finalize(self, worker.end)
         threading.Thread(target=self._pass_on, args=(process,), daemon=True).start()
         answer = self._exchange(worker, None, STARTING)
@@ -93,7 +93,7 @@ class RewardFunction:
         return worker
 
     def _exchange(
-        self, worker: Lines, request: dict[str, str] | None, seconds: float
+        self, worker: LineProcess, request: dict[str, str] | None, seconds: float
     ) -> dict[str, Any]:
         """The next answer of the process, or an error."""
         try:

@@ -28,12 +28,12 @@ from finetune.config.sections import ConfigError, Task
 from finetune.config.sections import Samples as SampleSettings
 from finetune.data.batches import TrainingRows
 from finetune.data.preparation import HELD_OUT
-from finetune.objectives.objective import Question
+from finetune.objectives.objective import RowPrompt
 from finetune.training.setup import RunSetup
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class SampledReply:
     """A model's reply. error: why the generation failed, or "". reward: None without rewards."""
 
     text: str
@@ -47,7 +47,7 @@ class Reply:
 
 def greedy_replies(
     model: LanguageModel, stop: Sequence[str], prompts: Iterable[Sequence[int]], max_tokens: int
-) -> Iterator[Reply]:
+) -> Iterator[SampledReply]:
     """The greedy reply to each prompt.
 
     stop: texts that end a reply.
@@ -58,14 +58,14 @@ def greedy_replies(
         yield whole_reply([replace(finished, text=text)])
 
 
-def whole_reply(events: Iterable[TurnEvent]) -> Reply:
+def whole_reply(events: Iterable[TurnEvent]) -> SampledReply:
     """The complete reply of a generation, without the space around it."""
     texts, error = [], ""
     for event in events:
         texts.append(event.text)
         if isinstance(event, Finished) and event.reason == "error":
             error = event.message or "no reason was given"
-    return Reply("".join(texts).strip(), error)
+    return SampledReply("".join(texts).strip(), error)
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def _speaking(setup: RunSetup, model: NetworkModel) -> Iterator[None]:
     model.forget()
 
 
-Samples = list[tuple[str, Reply]]
+Samples = list[tuple[str, SampledReply]]
 """Prompts, each with the reply to it."""
 
 
@@ -113,7 +113,7 @@ def sampler(setup: RunSetup) -> Callable[[], Samples] | None:
 
 def _own_prompts(
     settings: SampleSettings, template: Template, model: LanguageModel
-) -> list[Question]:
+) -> list[RowPrompt]:
     """The prompts in the configuration. Raises ConfigError."""
     prompts = []
     for text in settings.prompts:
@@ -122,11 +122,11 @@ def _own_prompts(
             written = write_prompt(writer_for(model, template), [Exchange(text)], options)
         except ValueError as error:
             raise ConfigError(f"samples.prompts: {one_line(text)[:40]!r}: {error}") from None
-        prompts.append(Question(written.ids, text))
+        prompts.append(RowPrompt(written.ids, text))
     return prompts
 
 
-def _questions(setup: RunSetup, rows: TrainingRows, model: NetworkModel) -> Iterator[Question]:
+def _questions(setup: RunSetup, rows: TrainingRows, model: NetworkModel) -> Iterator[RowPrompt]:
     return setup.objective.questions(rows, setup.tokenizer, model.context, len(setup.start))
 
 

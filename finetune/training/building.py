@@ -33,9 +33,9 @@ from finetune.objectives.objective import Objective
 from finetune.training.adapters import copy_companions, trained_parameters
 from finetune.training.answers import Samples, best_figure, task_figures
 from finetune.training.checkpoints import UNFINISHED, save_chat, whole_model
-from finetune.training.display import View, line, memory, peak_memory, render
+from finetune.training.display import RunView, line, memory, peak_memory, render
 from finetune.training.draws import OwnReplies, Rollouts
-from finetune.training.loop import Draws, Loop, Observer, Plan
+from finetune.training.loop import Draws, Loop, Plan, RunObserver
 from finetune.training.record import RunLog, write_json
 from finetune.training.setup import RunSetup, processes
 
@@ -92,7 +92,7 @@ def timed_steps(setup: RunSetup) -> tuple[int, float, int]:
     return trained_parameters(setup.model), seconds / tokens * mean_step, peak_memory()
 
 
-class _Clock(Observer):
+class _Clock(RunObserver):
     """Times a few steps, including the preparation of their rows, and ends the run."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ LEARNED = {"previous": "previous", "induction": "induction", "last_word": "last 
 """What the display shows of `Watch.measure` as curves from 0 to 1, and its names there."""
 
 
-class RunDisplay(Observer):
+class RunDisplay(RunObserver):
     """On a terminal a live panel; elsewhere a line at intervals.
 
     figures, curves: the displayed keys of the log, see `Objective`. sample: makes the sample
@@ -232,7 +232,7 @@ class RunDisplay(Observer):
         self.curves = (*curves, *default_curves)
         self.sample, self.sample_every = sample, sample_every
         self.watch = watch
-        self.view = View(title)
+        self.view = RunView(title)
         self.live: Live | None = None
         self.tokens_per_second = 0.0
 

@@ -30,7 +30,7 @@ CURVE_ROWS = 8
 
 
 @dataclass(slots=True)
-class View:
+class RunView:
     """The state of a run at one moment.
 
     figures: name -> text, in display order. curves: name -> points. samples: (prompt, reply) of the
@@ -48,7 +48,7 @@ class View:
     learned: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
-def render(view: View, width: int, height: int) -> RenderableType:
+def render(view: RunView, width: int, height: int) -> RenderableType:
     """The live display, `width` characters wide, for a terminal of `height` lines."""
     rows = max(4, min(CURVE_ROWS, height // 5))
     parts: list[RenderableType] = [_progress(view), _figures(view)]
@@ -66,14 +66,14 @@ def render(view: View, width: int, height: int) -> RenderableType:
     return Panel(Group(*parts), title=Text(one_line(view.title)), title_align="left", width=width)
 
 
-def line(view: View) -> str:
+def line(view: RunView) -> str:
     """The same in one line, for a log."""
     left = "" if view.seconds_left is None else f"  {duration(view.seconds_left)} left"
     figures = "  ".join(f"{name} {text}" for name, text in view.figures.items())
     return f"step {view.step}/{view.steps}  {figures}{left}"
 
 
-def _progress(view: View) -> RenderableType:
+def _progress(view: RunView) -> RenderableType:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column()
     grid.add_column(ratio=1)
@@ -85,7 +85,7 @@ def _progress(view: View) -> RenderableType:
     return grid
 
 
-def _figures(view: View) -> RenderableType:
+def _figures(view: RunView) -> RenderableType:
     text = Text()
     for name, value in view.figures.items():
         text.append(f"{name} ", STYLES.get(name, "dim")).append(f"{value}   ")

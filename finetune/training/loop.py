@@ -119,14 +119,14 @@ class Progress:
         )
 
 
-class Part(Protocol):
+class CheckpointPart(Protocol):
     """What a checkpoint keeps beside weights and optimizer. process: the number of this one."""
 
     def save(self, folder: Path, process: int) -> None: ...
     def load(self, folder: Path, process: int) -> None: ...
 
 
-class Draws(Part, Protocol):
+class Draws(CheckpointPart, Protocol):
     """Converts batches of prompts to batches of replies; see `Rollouts`."""
 
     def __call__(
@@ -134,7 +134,7 @@ class Draws(Part, Protocol):
     ) -> list[Tensors]: ...
 
 
-class Observer:
+class RunObserver:
     """Is told of a run as it goes; a method that is left as it is does nothing."""
 
     def begins(self, loop: "Loop") -> None: ...
@@ -182,7 +182,7 @@ class Loop:
         self.average = WeightAverage(model, plan.average) if plan.average else None
         self.draws: Draws | None = None
         self.answers: Sequence[Callable[[], dict[str, float]]] = ()
-        self.observers: list[Observer] = []
+        self.observers: list[RunObserver] = []
         self.progress = Progress()
         self.tokens_seen = 0
         self.ends = self.stop_requested = False
@@ -327,7 +327,7 @@ class Loop:
 
     # --- what is told ---
 
-    def _tell(self, what: Callable[[Observer], None]) -> None:
+    def _tell(self, what: Callable[[RunObserver], None]) -> None:
         for observer in self.observers:
             what(observer)
 
@@ -417,7 +417,7 @@ class Loop:
     # --- checkpoints ---
 
     @property
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[CheckpointPart]:
         return [part for part in (self.average, self.draws) if part is not None]
 
     def save_checkpoint(self) -> None:

@@ -46,7 +46,7 @@ def test_every_passage_is_summarised_and_each_sentence_has_its_places(
 def test_a_document_is_read_in_another_process(
     run: Run, document: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chatapp.dialogue.documents.reading.read_blocks", pytest.fail)
+    monkeypatch.setattr("chatapp.dialogue.documents.passages.read_blocks", pytest.fail)
     assert run("summarize", document).out.startswith("Paragraph0 has.  [line 1")
 
 

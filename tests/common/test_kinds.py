@@ -141,8 +141,8 @@ MEANS = {
     "labels": "l3:l3_losses l3:decoder_losses masked:Masked.losses architectures:Segments.losses "
     "distillation:Distillation.losses.compute",
     "bytes": "l3:ChatEvaluator.measure forgetting:_nats_a_byte",
-    "tokens of a reply": "protocol:score_continuation export:_check pairs:replies_of pairs:Dpo.of_replies "
-    "pairs:Simpo.log_probability pairs:Orpo.of_replies grpo:Grpo.losses.mean",
+    "tokens of a reply": "protocol:score_continuation export:_check pairs:replies_of "
+    "pairs:Dpo.of_replies pairs:Simpo.log_probability pairs:Orpo.of_replies grpo:Grpo.losses.mean",
     "replies, or those of a kind": "grpo:Grpo.losses.compute grpo:Grpo.preview kto:Kto.losses "
     "grpo:Grpo.preview_figures kto:Kto.losses.compute",
     "steps, or what they are means over": "objective:Objective.means",

@@ -24,8 +24,8 @@ from chatapp.engine.constraint import validation
 from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.constraint.matching import Matcher
+from chatapp.engine.constraint.token_bytes import Vocabulary
 from chatapp.engine.constraint.validation import misfit
-from chatapp.engine.constraint.vocabulary import Vocabulary
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.gguf.vocabulary import gguf_tokenizer

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from finetune.cli import app
 from finetune.config.sections import FinetuneConfig
 from finetune.data.encoding import Encoded, Span
-from finetune.measuring.report import header
+from finetune.measuring.run_report import header
 from finetune.objectives.rows import masked
 from finetune.run import examine, show
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from finetune.compare import Comparison
+from finetune.compare import RunComparison
 from finetune.config.sections import ConfigError
 
 
@@ -30,14 +30,14 @@ def test_seeds_are_one_line_with_their_spread(tmp_path: Path) -> None:
         run(tmp_path / "b", 1, [0.0, 0.1, 0.2, 0.6]),
         run(tmp_path / "deep", 0, [0.0, 0.1, 0.1, 0.2], layers=6),
     ]
-    comparison = Comparison.of(runs)
+    comparison = RunComparison.of(runs)
     assert sorted(len(group) for group in comparison.groups) == [1, 2]
     rows = cells(shown(comparison, tmp_path / "shown"))
     assert rows["induction"] == ["0.700 ± 0.141", "0.200"]
     assert rows["induction formed at step"] == ["3 ± 1", "never"]  # at steps 2 and 4
 
 
-def shown(comparison: Comparison, path: Path) -> str:
+def shown(comparison: RunComparison, path: Path) -> str:
     with path.open("w") as file:
         Console(file=file, width=140).print(comparison)
     return path.read_text()
@@ -57,7 +57,7 @@ def test_the_costs_are_in_the_table(tmp_path: Path) -> None:
             log.write(json.dumps(last | {"memory_bytes": 3 * 2**20}) + "\n")
         result = {"parameters": 1240, "formula": "V·H + 40; V = 300, H = 4"}
         (folder / "result.json").write_text(json.dumps(result))
-    comparison = Comparison.of(runs)
+    comparison = RunComparison.of(runs)
     text = shown(comparison, tmp_path / "shown")
     rows = cells(text)
     assert rows["tokens/s"] == ["110 ± 14"]
@@ -72,7 +72,7 @@ def test_a_masked_loss_has_a_row_of_its_own(tmp_path: Path) -> None:
     record = json.loads((runs[1] / "pretrain.json").read_text())
     record["shape"]["architecture"] = "bert"
     (runs[1] / "pretrain.json").write_text(json.dumps(record))
-    text = shown(Comparison.of(runs), tmp_path / "shown")
+    text = shown(RunComparison.of(runs), tmp_path / "shown")
     rows = cells(text)
     assert sorted(rows["held-out loss"]) == ["", "4.900"]
     assert rows["held-out masked loss"] == rows["held-out loss"][::-1]
@@ -81,7 +81,7 @@ def test_a_masked_loss_has_a_row_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_document_has_every_point(tmp_path: Path) -> None:
-    comparison = Comparison.of([run(tmp_path / "a", 0, [0.0, 0.1, 0.4])])
+    comparison = RunComparison.of([run(tmp_path / "a", 0, [0.0, 0.1, 0.4])])
     (one,) = comparison.document()["runs"]
     assert one["curves"]["induction"] == [[0, 0.0], [1, 0.1], [2, 0.4]]
     assert one["induction_formed"] == 2
@@ -91,16 +91,16 @@ def test_the_document_has_every_point(tmp_path: Path) -> None:
 def test_the_plot_is_a_picture(tmp_path: Path, name: str) -> None:
     pytest.importorskip("matplotlib")
     runs = [run(tmp_path / "a", 0, [0.0, 0.4]), run(tmp_path / "b", 1, [0.0, 0.5])]
-    Comparison.of(runs).save_plot(tmp_path / name)
+    RunComparison.of(runs).save_plot(tmp_path / name)
     head = (tmp_path / name).read_bytes()[:400]
     assert head.startswith(b"\x89PNG") if name.endswith("png") else b"<svg" in head
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected the folder of a run"):
-        Comparison.of([tmp_path])
+        RunComparison.of([tmp_path])
     with pytest.raises(ConfigError, match=r"\.png, \.svg or \.pdf"):
-        Comparison.of([run(tmp_path / "a", 0, [0.0, 0.4])]).save_plot(tmp_path / "curves.gif")
+        RunComparison.of([run(tmp_path / "a", 0, [0.0, 0.4])]).save_plot(tmp_path / "curves.gif")
 
 
 @pytest.mark.parametrize("row", ["[1]", "{}", '{"step": "a"}', '{"step": null}', '{"step": [1]}'])
@@ -109,12 +109,12 @@ def test_a_damaged_log_is_named_with_its_line(tmp_path: Path, row: str) -> None:
     with (folder / "losses.jsonl").open("a") as log:
         log.write(row + "\n")
     with pytest.raises(ConfigError, match="line 2: is not a row of a run's log"):
-        Comparison.of([folder])
+        RunComparison.of([folder])
 
 
 def test_a_value_of_a_log_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     folder = run(tmp_path / "a", 0, [0.0])
     with (folder / "losses.jsonl").open("a") as log:
         log.write('{"step": 2, "loss": "low", "induction": {"a": 1}}\n')
-    ((course,),) = Comparison.of([folder]).groups
+    ((course,),) = RunComparison.of([folder]).groups
     assert course.curves["loss"] == [(0, 6.0)]

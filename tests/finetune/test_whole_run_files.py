@@ -12,7 +12,7 @@ from full_disk import full_after
 
 from chatapp.common.paths import CHAT_TEMPLATE
 from chatapp.prompting.template import CHAT
-from finetune.measuring.report import PLOT_FILE, REPORT_FILE, write_report
+from finetune.measuring.run_report import PLOT_FILE, REPORT_FILE, write_report
 from finetune.objectives import rows
 from finetune.objectives.l3 import L3
 from finetune.run import BAD_BATCH_FILE, _write_bad_batch

@@ -25,7 +25,7 @@ from finetune.data.packing import Rows
 from finetune.objectives.l3 import L3
 from finetune.objectives.objective import Objective
 from finetune.run import resume, train
-from finetune.training.loop import Loop, Observer, Plan
+from finetune.training.loop import Loop, Plan, RunObserver
 
 VOCABULARY = 40
 
@@ -77,7 +77,7 @@ def examples(lengths: Sequence[int], seed: int = 0) -> list[Encoded]:
     return made
 
 
-class Kept(Observer):
+class Kept(RunObserver):
     """Keeps what a loop tells."""
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ def trace(run: Path, key: str = "l3", log: str = "log.jsonl") -> dict[int, float
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Any) -> None:
     """Let `action()` run at the end of a step of every loop."""
 
-    class Act(Observer):
+    class Act(RunObserver):
         def step_ends(self, loop: Loop) -> None:
             if loop.progress.step == step:
                 action()

@@ -13,14 +13,14 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.lab.prompt_parts import Span, parts_of_segments, parts_of_text, rank_correlation
+from chatapp.lab.prompt_parts import PartSpan, parts_of_segments, parts_of_text, rank_correlation
 from chatapp.lab.views.prompt_part_view import attribute_prompt
 from chatapp.prompting.messages import Segment
 
 Pair = tuple[LocalModel, Any]
 
 PROMPT = [5, 17, 93, 200, 41, 5, 18, 77, 123]
-SPANS = [Span("example 1", 0, 3), Span("example 2", 3, 6), Span("input", 6, 9)]
+SPANS = [PartSpan("example 1", 0, 3), PartSpan("example 2", 3, 6), PartSpan("input", 6, 9)]
 
 
 def masks(decoder: Decoder, reference: Any, hidden: set[tuple[int, int]], size: int) -> Any:
@@ -82,7 +82,7 @@ def test_effects_are_those_of_transformers(pair: Pair, answers: list[list[int]])
 
     end = len(PROMPT) + max(map(len, answers)) + 1
     last = len(PROMPT)
-    singles = [Span("", at, at + 1) for at in range(len(PROMPT))]
+    singles = [PartSpan("", at, at + 1) for at in range(len(PROMPT))]
     effects = [*(part.occlusion for part in found.parts), *found.occlusion]
     for span, effect in zip([*SPANS, *singles], effects, strict=True):
         keys = range(span.start + 1, span.stop + 1)
@@ -109,8 +109,12 @@ def test_the_likeliest_tokens_are_compared_by_default(local: LocalModel) -> None
 
 def test_the_example_that_mattered_most_is_named(local: LocalModel) -> None:
     ids = local.tokenizer.encode("The quick brown fox jumps over the lazy dog.")
-    spans = [Span("instruction", 0, 2), Span("example 1", 2, 5), Span("example 2", 5, 8)]
-    found = attribute_prompt(local, ids, [*spans, Span("input", 8, len(ids))])
+    spans = [
+        PartSpan("instruction", 0, 2),
+        PartSpan("example 1", 2, 5),
+        PartSpan("example 2", 5, 8),
+    ]
+    found = attribute_prompt(local, ids, [*spans, PartSpan("input", 8, len(ids))])
     by_name = {part.part: part.occlusion for part in found.parts}
     best = max(("example 1", "example 2"), key=by_name.__getitem__)
     assert found.most_used is not None

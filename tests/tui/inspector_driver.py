@@ -8,8 +8,8 @@ from tui_driver import Driver
 
 from chatapp.common.settings import Settings
 from chatapp.engine.model import Sampling
-from chatapp.tui.inspector.choosing import TokenText
 from chatapp.tui.inspector.panel import Inspector
+from chatapp.tui.inspector.token_choice import TokenText
 from chatapp.tui.inspector.view import InspectorTab
 
 SETTINGS = Settings(sampling=Sampling(seed=5, max_tokens=12))

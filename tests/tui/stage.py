@@ -18,7 +18,7 @@ from chatapp.engine.models.catalogue import ListedModel
 from chatapp.engine.models.description import OWN, ModelInfo
 from chatapp.engine.models.known_models import known_models
 from chatapp.tui.chat import model_actions
-from chatapp.tui.conversation.turn import DrawnReply
+from chatapp.tui.conversation.turn import ShownReply
 from chatapp.tui.screens import history
 
 WEATHER = """\
@@ -99,7 +99,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: Path) -> Iterato
     """The same files, models and speeds everywhere; nothing blinks, and no clock goes."""
     for widget in (Input, TextArea):
         monkeypatch.setattr(widget.cursor_blink, "_default", False)
-    monkeypatch.setattr(DrawnReply, "tokens_per_second", property(lambda reply: 20.0))
+    monkeypatch.setattr(ShownReply, "tokens_per_second", property(lambda reply: 20.0))
     monkeypatch.setattr(Finished, "tokens_per_second", property(lambda finished: 20.0))
     monkeypatch.setattr(history, "ago", lambda then, now: "3 days ago")
     monkeypatch.setattr(catalogue, "on_this_machine", lambda *_: [*HERE])

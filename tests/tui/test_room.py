@@ -11,9 +11,9 @@ from tui_driver import OpenApp
 
 from chatapp.dialogue.store.rows import Basis
 from chatapp.lab.predictions import Candidate
-from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.tabs import candidate_line
+from chatapp.tui.inspector.token_choice import HeatMap
 from chatapp.tui.screens.compare import CompareScreen, Side
 from chatapp.tui.screens.library import choice_of
 from chatapp.tui.widgets.status import StatusLine

@@ -17,7 +17,7 @@ from chatapp.tasks.settings import SHOTS
 
 if TYPE_CHECKING:
     from chatapp.tasks.evaluation.evaluate import Task
-    from chatapp.tasks.evaluation.experiments import Preference
+    from chatapp.tasks.evaluation.experiments import PairPreference
     from chatapp.tasks.evaluation.report import Result
 
 app = typer.Typer(no_args_is_help=True, help="Find what the answers to a prompt depend on.")
@@ -141,7 +141,7 @@ def pairs(
     _print_preferences({"all pairs": whole, **equal, **by_kind})
 
 
-def _print_preferences(rows: "Mapping[str, Preference]") -> None:
+def _print_preferences(rows: "Mapping[str, PairPreference]") -> None:
     """A line for all pairs, and one for each kind of them."""
     width = max(map(len, rows))
     write(

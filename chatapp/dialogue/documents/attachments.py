@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from chatapp.common.userfiles import UserError, open_regular, reason
+from chatapp.dialogue.documents.passages import Unreadable
 from chatapp.dialogue.documents.reader import DocumentReader
-from chatapp.dialogue.documents.reading import Unreadable
 from chatapp.tasks.files.documents import DocumentsError
 
 MOST_BYTES = 2**20

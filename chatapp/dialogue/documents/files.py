@@ -32,7 +32,7 @@ class SourceFile:
 
 
 @dataclass(slots=True)
-class Listing:
+class FileListing:
     """The files of some paths by name, and the number left out for each reason."""
 
     files: dict[str, SourceFile] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class Listing:
             )
 
 
-def list_files(paths: Sequence[str]) -> Listing:
+def list_files(paths: Sequence[str]) -> FileListing:
     """List the files that paths name.
 
     A path is a file, a folder with everything below it (except names that begin with a dot and
     those ignored by its .gitignore files), or a pattern with its matches. Raises DocumentsError, in
     a sentence, for a path that does not exist.
     """
-    listing = Listing()
+    listing = FileListing()
     for name in paths:
         for path in _expanded(name):
             if path.is_dir():
@@ -93,7 +93,7 @@ def _expanded(name: str) -> list[Path]:
     raise DocumentsError(sentence)
 
 
-def _walk(top: Path, listing: Listing) -> None:
+def _walk(top: Path, listing: FileListing) -> None:
     def refuse(error: OSError) -> None:
         listing.left_out[f"folders that cannot be read ({reason(error)})"] += 1
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from chatapp.common.limited_process import LimitedProcess, LimitPassedError, do_nothing
 from chatapp.common.userfiles import UserError
-from chatapp.dialogue.documents.files import Listing, SourceFile, list_files
-from chatapp.dialogue.documents.reading import Piece, Unreadable, cut, read_blocks, read_bytes
+from chatapp.dialogue.documents.files import FileListing, SourceFile, list_files
+from chatapp.dialogue.documents.passages import Piece, Unreadable, cut, read_blocks, read_bytes
 from chatapp.tasks.files.documents import DocumentsError
 
 _SECONDS = 60.0
@@ -40,9 +40,11 @@ class DocumentReader:
     def __init__(self) -> None:
         self._process = LimitedProcess(__name__, "answer", memory=_MOST_MEMORY)
 
-    def list_files(self, paths: Sequence[str], wait: Callable[[], None] = do_nothing) -> Listing:
+    def list_files(
+        self, paths: Sequence[str], wait: Callable[[], None] = do_nothing
+    ) -> FileListing:
         """See `files.list_files`. Raises DocumentsError."""
-        listing = Listing()
+        listing = FileListing()
         try:
             for files, left_out in self._process.stream({"list": paths}, _LISTING_SECONDS, wait):
                 listing.files |= {file[0]: SourceFile(*file) for file in files}

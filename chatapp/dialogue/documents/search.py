@@ -17,7 +17,7 @@ from chatapp.tasks.files.documents import DocumentsError, DocumentSet
 # Help and completion should not wait for numpy.
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel
-    from chatapp.tasks.selection.similarity import Index as Similarity
+    from chatapp.tasks.selection.similarity import SimilarityIndex as Similarity
 
 _FORMAT = 2
 """The version of the index's file; raise it when its tables or the cutting of texts change."""
@@ -30,7 +30,7 @@ _DAMPING = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class SearchCoverage:
     """The extent of a search. left_out: files without passages, counted by reason."""
 
     files: int
@@ -64,7 +64,7 @@ class Documents:
         self._reader = DocumentReader()
         self._similarity: tuple[list[str], list[int], Similarity] | None = None
 
-    def renew(self, progress: Progress | None = None) -> Coverage:
+    def renew(self, progress: Progress | None = None) -> SearchCoverage:
         """Read changed files. Raises DocumentsError when there is nothing to search.
 
         progress: called often while files are found and read; an exception of it ends the reading.
@@ -72,7 +72,7 @@ class Documents:
         report = progress or (lambda done, of: None)
         listing = self._reader.list_files(self.document_set.paths, lambda: report(0, 1))
         left_out = listing.left_out + self._index.renew(listing.files, self._reader, report)
-        coverage = Coverage(*self._index.count(), left_out)
+        coverage = SearchCoverage(*self._index.count(), left_out)
         if not coverage.passages:
             counted = f" ({coverage})" if left_out else ""
             raise DocumentsError(

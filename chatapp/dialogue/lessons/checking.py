@@ -9,7 +9,7 @@ from chatapp.dialogue.lessons.lesson import Bounds, Expect, Lesson, Step
 from chatapp.dialogue.lessons.teaching import Workshop
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.lessons.outcome import Outcome
+    from chatapp.dialogue.lessons.outcome import StepOutcome
     from chatapp.engine.model import LanguageModel
 
 Load = Callable[[str], "LanguageModel"]
@@ -43,10 +43,10 @@ def check_lesson(lesson: Lesson, load: Load) -> Iterator[Checked]:
 
 
 def _problems(lesson: Lesson, step: Step, model: "LanguageModel") -> list[str]:
-    from chatapp.dialogue.lessons.outcome import Outcome
+    from chatapp.dialogue.lessons.outcome import StepOutcome
 
     try:
-        outcome = Outcome(lesson, step, model)
+        outcome = StepOutcome(lesson, step, model)
         if step.token is not None:
             _ = outcome.position
         return list(failures(step.expect, outcome))
@@ -54,7 +54,7 @@ def _problems(lesson: Lesson, step: Step, model: "LanguageModel") -> list[str]:
         return [str(error)]
 
 
-def failures(expect: Expect, outcome: "Outcome") -> Iterator[str]:
+def failures(expect: Expect, outcome: "StepOutcome") -> Iterator[str]:
     """What is not as expected, in sentences. Raises UserError, ValueError and IndexError for a
     token, a part or a layer that is not there.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chatapp.lab.traces import Trace
 
 
-class Outcome:
+class StepOutcome:
     """The outcome of a step with a prompt or a message.
 
     reply: the model's; "" without one. ids: the tokens of the text before it.

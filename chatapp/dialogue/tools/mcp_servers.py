@@ -28,7 +28,7 @@ from chatapp.common.userfiles import UserError, dotted_key, quoted, reason
 from chatapp.common.web import web_client, without_keys
 from chatapp.dialogue.tools.schemas import fault
 from chatapp.dialogue.tools.tool import LONGEST_SCHEMA, Arguments, Stopped, Tool, ToolError, bounded
-from chatapp.dialogue.tools.user_tools import NAME, Address, Server
+from chatapp.dialogue.tools.user_tools import NAME, Address, ToolServer
 
 if TYPE_CHECKING:
     import httpx2
@@ -70,7 +70,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._running: dict[Program | Address, Connection] = {}
-        self._listings: dict[Server, Listing] = {}
+        self._listings: dict[ToolServer, Listing] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         weakref.finalize(self, _close_all, self._running)  # at the latest when the program ends
@@ -81,11 +81,11 @@ class Servers:
             self._is_closed = True
             _close_all(self._running)
 
-    def known(self, server: Server) -> Listing:
+    def known(self, server: ToolServer) -> Listing:
         """The tools that a server has listed before; none when it has not yet."""
         return self._listings.get(server, Listing())
 
-    def ask(self, server: Server, cancel: threading.Event | None = None) -> Listing:
+    def ask(self, server: ToolServer, cancel: threading.Event | None = None) -> Listing:
         """Let a server list its tools. Raises ToolError, which names it."""
         try:
             connection = self._connection(server)
@@ -107,7 +107,7 @@ class Servers:
         self._listings[server] = Listing(tools, tuple(problems))
         return self._listings[server]
 
-    def _connection(self, server: Server) -> "Connection":
+    def _connection(self, server: ToolServer) -> "Connection":
         """The connection to a server, started if necessary. Raises ToolError once all
         are closed."""
         with self._lock:  # or two parallel requests would start it twice
@@ -118,7 +118,7 @@ class Servers:
                 connection = self._running[server.target] = Connection(server.target)
             return connection
 
-    def _tool(self, server: Server, foreign: "mcp_types.Tool") -> Tool:
+    def _tool(self, server: ToolServer, foreign: "mcp_types.Tool") -> Tool:
         """A tool that a server has listed. Raises ToolError for an invalid one."""
         name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server.name}_{foreign.name}")
         if not NAME.fullmatch(name):
@@ -145,7 +145,7 @@ class Servers:
         )
 
     def _call(
-        self, server: Server, name: str, arguments: Arguments, cancel: threading.Event
+        self, server: ToolServer, name: str, arguments: Arguments, cancel: threading.Event
     ) -> str:
         """The result of a call. Raises ToolError and Stopped."""
         connection = self._connection(server)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from chatapp.common.limited_process import LimitedProcess, LimitPassedError
 from chatapp.common.userfiles import UserError, quoted
 from chatapp.common.web import web_client
-from chatapp.dialogue.documents.reading import Unreadable, read_blocks
+from chatapp.dialogue.documents.passages import Unreadable, read_blocks
 from chatapp.dialogue.tools.tool import Arguments, ToolError, stopped_by
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ class Registry:
 
     tools: Mapping[str, Tool]
     problems: Mapping[str, str]
-    servers: Mapping[str, user_tools.Server]
+    servers: Mapping[str, user_tools.ToolServer]
     running: Servers
 
     def chosen(
@@ -62,7 +62,7 @@ class Registry:
         """Whether an unknown tool may belong to a server."""
         return name not in self.tools and bool(self._servers_of(name))
 
-    def _servers_of(self, name: str) -> "list[user_tools.Server]":
+    def _servers_of(self, name: str) -> "list[user_tools.ToolServer]":
         """The server of this name, or else those that may have the tool, the most likely first."""
         if name in self.servers:
             return [self.servers[name]]
@@ -112,7 +112,7 @@ def find_tools(documents: DocumentSet | None = None, running: Servers | None = N
     running = running or Servers()
     tools = {tool.name: with_examples(tool) for tool in _built_in(documents)}
     problems: dict[str, str] = {}
-    servers: dict[str, user_tools.Server] = {}
+    servers: dict[str, user_tools.ToolServer] = {}
     try:
         paths = user_tools.files()
     except ToolError as error:
@@ -136,7 +136,7 @@ def find_tools(documents: DocumentSet | None = None, running: Servers | None = N
 
 
 def _add_servers(
-    servers: dict[str, user_tools.Server], problems: dict[str, str], tools: Mapping[str, Tool]
+    servers: dict[str, user_tools.ToolServer], problems: dict[str, str], tools: Mapping[str, Tool]
 ) -> None:
     """Add the servers of the file that the setting `mcp_servers` names."""
     try:

@@ -137,7 +137,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ToolServer:
     """A server whose tools can be called. target: the program, or where it answers. timeout: of a
     call, in seconds. output_limit: of a result, in characters.
     """
@@ -157,7 +157,7 @@ def files() -> list[Path]:
         raise ToolError(f"{folder}: cannot be read: {reason(error)}") from None
 
 
-def read(path: Path) -> Tool | Server:
+def read(path: Path) -> Tool | ToolServer:
     """The tool or the server that a file describes. Raises ToolError, naming the file and the
     key."""
     from chatapp.common.validation import strict_model, validated
@@ -175,7 +175,7 @@ def read(path: Path) -> Tool | Server:
     folder = _folder(keys, path)
     if isinstance(keys, ServerFile):
         program = Program(keys.server, folder, keys.environment)
-        return Server(keys.name, program, keys.timeout, keys.output_limit)
+        return ToolServer(keys.name, program, keys.timeout, keys.output_limit)
     program = Program(keys.command, folder, keys.environment)
     command = CommandLine(program, keys.timeout, keys.output_limit)
     tool = Tool(
@@ -261,7 +261,7 @@ def _folder(keys: ToolFile | ServerFile, path: Path) -> Path:
         raise ToolError(f"{path}: 'folder': {error}") from None
 
 
-def read_servers(path: Path) -> tuple[list[Server], dict[str, str]]:
+def read_servers(path: Path) -> tuple[list[ToolServer], dict[str, str]]:
     """The servers of a file, and a sentence for every invalid one by its name.
 
     Raises ToolError for a file without the block.
@@ -270,7 +270,7 @@ def read_servers(path: Path) -> tuple[list[Server], dict[str, str]]:
     block = document.get("mcpServers")
     if not isinstance(block, dict):
         raise ToolError(f"{path}: 'mcpServers' is {shown(block)}, expected an object of servers")
-    servers: list[Server] = []
+    servers: list[ToolServer] = []
     problems: dict[str, str] = {}
     for key, entry in block.items():
         name = re.sub(r"[^A-Za-z0-9_-]", "_", key)[:64] or "_"
@@ -279,7 +279,7 @@ def read_servers(path: Path) -> tuple[list[Server], dict[str, str]]:
                 raise ToolError(f"is {shown(entry)}, expected an object")
             if not entry.get("disabled"):
                 target = _target(entry, path.parent)
-                servers.append(Server(name, target, TIMEOUT, LONGEST_RESULT))
+                servers.append(ToolServer(name, target, TIMEOUT, LONGEST_RESULT))
         except ToolError as error:
             problems[name] = f"{path}: mcpServers.{quoted(key)}: {error}"
     return servers, problems

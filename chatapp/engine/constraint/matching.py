@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from chatapp.engine.constraint.compiling import ConstraintError, words_of
 from chatapp.engine.constraint.constraint import Constraint
+from chatapp.engine.constraint.token_bytes import Vocabulary
 from chatapp.engine.constraint.validation import misfit
-from chatapp.engine.constraint.vocabulary import Vocabulary
 from chatapp.engine.events import FinishReason
 
 _CUT = {

@@ -37,7 +37,13 @@ from chatapp.engine.decoder.relative import RelativeAttention, distances_between
 from chatapp.engine.errors import ModelError
 from chatapp.engine.kernels import native
 from chatapp.engine.kernels.linear import Linear, linear_layer
-from chatapp.engine.kernels.native_layers import KINDS, NO_NORM, NativeBlocks, NativeLinear, Rows
+from chatapp.engine.kernels.native_layers import (
+    KINDS,
+    NO_NORM,
+    NativeBlocks,
+    NativeLinear,
+    TokenRows,
+)
 from chatapp.engine.kernels.precision import has_kernels, is_matrix
 
 
@@ -128,7 +134,7 @@ def native_blocks(
 
 def _struct(
     block: Block, architecture: Architecture, rotations: Sequence[Rotation]
-) -> native.Block | None:
+) -> native.BlockStruct | None:
     attention, mlp = block.attention, block.mlp
     products = (attention.query_key_value, attention.projection, mlp.expand, mlp.contract)
     structs = [part.struct for part in products if isinstance(part, Linear | NativeLinear)]
@@ -137,14 +143,14 @@ def _struct(
     rotation = attention.rotation
     query, key = attention.norm.structs if attention.norm is not None else (NO_NORM, NO_NORM)
     after = [NO_NORM if n is None else n.struct for n in (block.norm_after_1, block.norm_after_2)]
-    heads = native.Attention(
+    heads = native.AttentionStruct(
         heads=attention.heads,
         key_value_heads=attention.key_value_heads,
         head_size=attention.head_size,
         window=attention.window or 0,
         scale=attention.scale,
     )
-    return native.Block(
+    return native.BlockStruct(
         *(block.norm_1.struct, block.norm_2.struct, *after, query, key, *structs, heads),
         width=architecture.width,
         inner=architecture.inner,
@@ -347,7 +353,9 @@ class Decoder:
             x = x + run.observed("positions", of_positions.expand_as(x))
         return x
 
-    def _native_rows(self, at: Tensor, span: int, cache: KeyValueCache | RowCache) -> Rows | None:
+    def _native_rows(
+        self, at: Tensor, span: int, cache: KeyValueCache | RowCache
+    ) -> TokenRows | None:
         """The tokens for the native kernels; None without kernels, or for too many tokens.
 
         at: (tokens,) their positions, less than `span`.
@@ -358,7 +366,7 @@ class Decoder:
         if isinstance(cache, KeyValueCache):
             cache.prepare(len(at))
         is_batch = isinstance(cache, RowCache)
-        return Rows(at.int(), span, turns, cache.layers, is_batch)
+        return TokenRows(at.int(), span, turns, cache.layers, is_batch)
 
     def _turns(self, positions: Tensor) -> dict[Rotation, tuple[Tensor, Tensor]]:
         return {rotation: rotation.turns(positions) for rotation in self.rotations}

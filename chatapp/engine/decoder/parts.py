@@ -35,7 +35,7 @@ from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.interventions import Change, Interventions
 from chatapp.engine.kernels.linear import linear_layer
 from chatapp.engine.kernels.native import Norm
-from chatapp.engine.kernels.native_layers import Rows
+from chatapp.engine.kernels.native_layers import TokenRows
 
 
 class Observer(Protocol):
@@ -145,7 +145,7 @@ class Pass:
     cache: KeyValues | None = None
     masks: Mapping[int | None, Tensor] | None = None
     observe: Observer | None = None
-    native: Rows | None = None
+    native: TokenRows | None = None
     distances: Tensor | None = None
 
     def observed(self, point: str, x: Tensor) -> Tensor:

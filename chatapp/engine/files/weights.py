@@ -18,7 +18,7 @@ from torch import Tensor
 from chatapp.common.paths import cache_dir
 from chatapp.common.userfiles import whole_file
 from chatapp.engine.decoder.families import checkpoint_of
-from chatapp.engine.decoder.families.architecture import Architecture, Part
+from chatapp.engine.decoder.families.architecture import Architecture, WeightPart
 from chatapp.engine.decoder.families.family import Checkpoint
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles, gguf_parts
@@ -39,7 +39,7 @@ class _Piece:
     is_transposed: whether the checkpoint has it as (in, out).
     """
 
-    part: Part
+    part: WeightPart
     index: int
     shape: tuple[int, ...]
     is_transposed: bool
@@ -116,12 +116,14 @@ def _pieces(checkpoint: Checkpoint, architecture: Architecture) -> dict[str, _Pi
     return pieces
 
 
-def _pieces_of(checkpoint: Checkpoint, architecture: Architecture, part: Part) -> dict[str, _Piece]:
+def _pieces_of(
+    checkpoint: Checkpoint, architecture: Architecture, part: WeightPart
+) -> dict[str, _Piece]:
     """The tensors of a checkpoint that form a part."""
     names = checkpoint.stored_names(part.name)
     # If a checkpoint stacks them itself, under one name, the part is read as one.
     if len(names) < len(part.rows):
-        part = Part(part.name, (sum(part.rows),), part.columns)
+        part = WeightPart(part.name, (sum(part.rows),), part.columns)
     is_transposed = checkpoint.is_transposed and part.is_product and part.name != "head.weight"
     pieces = {}
     for index, (name, rows) in enumerate(zip(names, part.rows, strict=True)):

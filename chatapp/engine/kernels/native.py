@@ -45,7 +45,7 @@ OPTIONS = (
 _SECONDS = 300.0
 
 
-class Linear(ctypes.Structure):
+class LinearStruct(ctypes.Structure):
     """`linear` in kernels.c."""
 
     _fields_ = (
@@ -60,7 +60,7 @@ class Norm(ctypes.Structure):
     _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("epsilon", ctypes.c_float))
 
 
-class Attention(ctypes.Structure):
+class AttentionStruct(ctypes.Structure):
     """`attention` in kernels.c."""
 
     _fields_ = (
@@ -69,7 +69,7 @@ class Attention(ctypes.Structure):
     )
 
 
-class Tokens(ctypes.Structure):
+class TokensStruct(ctypes.Structure):
     """`tokens` in kernels.c."""
 
     _fields_ = (
@@ -80,13 +80,13 @@ class Tokens(ctypes.Structure):
     )
 
 
-class Block(ctypes.Structure):
+class BlockStruct(ctypes.Structure):
     """`block` in kernels.c."""
 
     _fields_ = (
         *((name, Norm) for name in ("norm_1", "norm_2", "after_1", "after_2", "query", "key")),
-        *((name, Linear) for name in ("query_key_value", "projection", "expand", "contract")),
-        ("attention", Attention),
+        *((name, LinearStruct) for name in ("query_key_value", "projection", "expand", "contract")),
+        ("attention", AttentionStruct),
         *((name, ctypes.c_int) for name in ("width", "inner", "activation")),
         *((name, ctypes.c_int) for name in ("is_gated", "is_parallel", "turned", "rotation")),
     )

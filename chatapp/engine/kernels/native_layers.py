@@ -87,7 +87,9 @@ def _seconds_by_threads(most: int) -> dict[int, float]:
     assert library is not None
     tiles = torch.ones(_OUTPUTS * _COLUMNS, dtype=torch.int8)
     scale, x, y = torch.ones(_OUTPUTS), torch.ones(_COLUMNS), torch.empty(_OUTPUTS)
-    layer = native.Linear(native.INT8, _COLUMNS, _OUTPUTS, tiles.data_ptr(), scale.data_ptr(), None)
+    layer = native.LinearStruct(
+        native.INT8, _COLUMNS, _OUTPUTS, tiles.data_ptr(), scale.data_ptr(), None
+    )
     of = ctypes.byref(layer)
     room = torch.empty(library.linear_room(of, 1), dtype=torch.uint8)
     counts = [*(2**n for n in range(most.bit_length()) if 2**n < most), most]
@@ -107,7 +109,7 @@ def _is_torch_faster(threads: int) -> bool:
     assert library is not None
     weight, x = torch.ones(4 * _WIDTH, _WIDTH), torch.ones(_MANY_ROWS, _WIDTH)
     y = torch.empty(_MANY_ROWS, len(weight))
-    layer = native.Linear(native.FLOAT32, _WIDTH, len(weight), weight.data_ptr(), None, None)
+    layer = native.LinearStruct(native.FLOAT32, _WIDTH, len(weight), weight.data_ptr(), None, None)
     library.set_threads(threads)
     best = [float("inf")] * 2
     for _ in range(_ROUNDS):
@@ -151,13 +153,13 @@ class NativeLinear:
         inputs = weight.shape[1] * (2 if kind == native.INT8 else 4)
         self._kept = (weight, scale, bias)
         addresses = (None if part is None else part.data_ptr() for part in self._kept)
-        self.struct = native.Linear(kind, inputs, outputs, *addresses)
+        self.struct = native.LinearStruct(kind, inputs, outputs, *addresses)
 
     def __call__(self, x: Tensor) -> Tensor:
         return multiply(self._library, self.struct, x)
 
 
-def multiply(library: ctypes.CDLL, layer: native.Linear, x: Tensor) -> Tensor:
+def multiply(library: ctypes.CDLL, layer: native.LinearStruct, x: Tensor) -> Tensor:
     """The product (…, out) of states (…, in)."""
     x = x.contiguous()
     y, rows, of = (
@@ -177,15 +179,15 @@ def choose_threads(library: ctypes.CDLL, rows: int) -> None:
     library.set_threads(most if most < 2 or rows > _TOKENS else token_threads(most))
 
 
-def float_struct(weight: Tensor, bias: Tensor | None) -> native.Linear:
+def float_struct(weight: Tensor, bias: Tensor | None) -> native.LinearStruct:
     """A product with float32 weights (out, in), for a block."""
     outputs, inputs = weight.shape
     address = None if bias is None else bias.data_ptr()
-    return native.Linear(native.FLOAT32, inputs, outputs, weight.data_ptr(), None, address)
+    return native.LinearStruct(native.FLOAT32, inputs, outputs, weight.data_ptr(), None, address)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TokenRows:
     """The tokens of a pass that blocks compute natively, one a row.
 
     at: their positions, int32. span: one more than the largest position. turns: of each rotation,
@@ -210,11 +212,11 @@ class NativeBlocks:
 
     __slots__ = ("_library", "_structs", "most_rows")
 
-    def __init__(self, structs: Sequence[native.Block]) -> None:
+    def __init__(self, structs: Sequence[native.BlockStruct]) -> None:
         library = native.kernels().library
         assert library is not None
         self._library = library
-        self._structs = (native.Block * len(structs))(*structs)
+        self._structs = (native.BlockStruct * len(structs))(*structs)
         # With integers there is no other way, and none was faster (prompt of 512, SmolLM2: 0.53 s
         # of one core in int8, 0.60 in int4; by torch's products 0.67 and 0.96).
         is_float = structs[0].expand.kind == native.FLOAT32
@@ -222,14 +224,14 @@ class NativeBlocks:
         self.most_rows = FEW_ROWS if is_slower else sys.maxsize
 
     def add_to(
-        self, x: Tensor, rows: Rows, raise_if_cancelled: Callable[[], None] | None = None
+        self, x: Tensor, rows: TokenRows, raise_if_cancelled: Callable[[], None] | None = None
     ) -> None:
         """Add to the states x (rows, width), in place, what the blocks add to them.
 
         Few rows go through all blocks in one call, so that between two of them no thread waits for
         Python. raise_if_cancelled: called before each call.
         """
-        library, first, size = self._library, rows.held[0], ctypes.sizeof(native.Block)
+        library, first, size = self._library, rows.held[0], ctypes.sizeof(native.BlockStruct)
         keys, layer, values = first.data_ptr(), first.numel(), 4 * first.stride(0)
         row = first.stride(1) if rows.is_batch else 0
         count = x.shape[0]  # len of a tensor takes longer than a call of the library
@@ -243,7 +245,7 @@ class NativeBlocks:
             if raise_if_cancelled is not None:
                 raise_if_cancelled()
             here = keys + 4 * layer * block
-            tokens = native.Tokens(here, here + values, row, first.stride(2), *positions)
+            tokens = native.TokensStruct(here, here + values, row, first.stride(2), *positions)
             library.apply_blocks(
                 ctypes.addressof(self._structs) + size * block,
                 blocks,

@@ -193,7 +193,7 @@ NOTHING = "∅"
 """Shown for a token without text."""
 
 
-class Piece(NamedTuple):
+class RowPiece(NamedTuple):
     """A part of a row: characters of token number `token`, from column `x` on."""
 
     token: int
@@ -201,11 +201,11 @@ class Piece(NamedTuple):
     text: str
 
 
-def layout(texts: Sequence[str], width: int) -> list[list[Piece]]:
+def layout(texts: Sequence[str], width: int) -> list[list[RowPiece]]:
     """Rows of at most `width` columns. A row ends after a line break, and before a token that would
     not fit; only a token longer than a row is cut.
     """
-    rows: list[list[Piece]] = [[]]
+    rows: list[list[RowPiece]] = [[]]
     x = 0
     for index, text in enumerate(texts):
         for part in (visible(text) or NOTHING).split("⏎"):
@@ -215,9 +215,9 @@ def layout(texts: Sequence[str], width: int) -> list[list[Piece]]:
                 if x and x + cell_len(piece) > width:
                     rows.append([])
                     x = 0
-                rows[-1].append(Piece(index, x, piece))
+                rows[-1].append(RowPiece(index, x, piece))
                 x += cell_len(piece)
-            rows[-1].append(Piece(index, x, "⏎"))
+            rows[-1].append(RowPiece(index, x, "⏎"))
             rows.append([])
             x = 0
         # There is none after the last part.

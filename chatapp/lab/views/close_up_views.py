@@ -168,7 +168,7 @@ class StateNeighbours(Neighbours):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class AttendedKey:
     """One key that a query meets. product: q · k. score: q · k times the scale. weight: its share
     after the softmax. size: the length of weight · v, what it adds to the mixture."""
 
@@ -209,7 +209,7 @@ class WeightSteps(View):
     position: int
     text: str
     scale: float
-    keys: tuple[Key, ...]
+    keys: tuple[AttendedKey, ...]
     mixed: float
     error: float
 
@@ -249,7 +249,8 @@ class WeightSteps(View):
             own.piece(ids[position]),
             kind.scale,
             tuple(
-                Key(first + n - start, texts[first + n], *numbers) for n, numbers in enumerate(rows)
+                AttendedKey(first + n - start, texts[first + n], *numbers)
+                for n, numbers in enumerate(rows)
             ),
             float(mixed.norm()),
             float((mixed - seen[points[3]][at]).abs().max()),

@@ -25,7 +25,7 @@ _SHOWN = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WhyQuestion:
     """Why one token and not another: a text, what comes after it, and what that is compared with.
 
     texts: of the text's tokens. token, against: their own texts; against is None for the mean of
@@ -61,7 +61,7 @@ def ask(
     token: int | None = None,
     against: int | str | None = None,
     interventions: "Interventions | None" = None,
-) -> Question:
+) -> WhyQuestion:
     """Let a model read `ids`, and compare what may come after them.
 
     token: the most likely one by default. against: the runner-up by default, `MEAN` for the mean of
@@ -86,7 +86,7 @@ def ask(
     token = int(reading.logits.argmax()) if token is None else token
     other = runner_up(reading.logits, token) if against is None else against
     contrast = Contrast(token, None if isinstance(other, str) else other)
-    return Question(
+    return WhyQuestion(
         reading,
         contrast,
         tuple(model.piece(id) for id in ids),
@@ -96,7 +96,7 @@ def ask(
     )
 
 
-def question_at(subject: Subject, options: Compared) -> Question:
+def question_at(subject: Subject, options: Compared) -> WhyQuestion:
     """What is asked about the token after the place that is looked at. Raises UserError."""
     tokenizer, answer, against = subject.model.tokenizer, options.answer, options.against
     token = subject.following if answer is None else token_of(tokenizer, answer, "--answer")
@@ -132,7 +132,7 @@ class Why(View):
     )
     Options: ClassVar[type[Any]] = Compared
 
-    question: Question
+    question: WhyQuestion
     difference: float
     components: "tuple[Component, ...]"
 
@@ -142,7 +142,7 @@ class Why(View):
 
     @classmethod
     def of(
-        cls, question: Question, *, effects: bool = True, progress: Progress = no_progress
+        cls, question: WhyQuestion, *, effects: bool = True, progress: Progress = no_progress
     ) -> Self:
         """effects: whether each head and MLP is switched off to measure its total effect."""
         from dataclasses import replace
@@ -242,7 +242,7 @@ class Ablation(View):
     key: ClassVar[str] = "b"
     Options: ClassVar[type[Any]] = AblationOptions
 
-    question: Question
+    question: WhyQuestion
     effects: "tuple[Effect, ...]"
     is_mean: bool = False
     is_each: bool = False
@@ -403,7 +403,7 @@ class SmallCircuit(View):
     key: ClassVar[str] = "c"
     Options: ClassVar[type[Any]] = CircuitOptions
 
-    question: Question
+    question: WhyQuestion
     circuit: "Circuit"
     other: tuple[str, ...] = ()
 

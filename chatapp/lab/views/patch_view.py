@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from chatapp.common.userfiles import Progress, UserError, no_progress, quoted
 from chatapp.lab.drawing.blocks import Block, Cell, Heading, Map, Note, Pieces, Table
 from chatapp.lab.view import Compared, Subject, View, named_token, option
-from chatapp.lab.views.part_views import MEAN, Question, ask, question_at
+from chatapp.lab.views.part_views import MEAN, WhyQuestion, ask, question_at
 
 if TYPE_CHECKING:
     from chatapp.engine.decoder.interventions import Interventions
     from chatapp.engine.model import LanguageModel
-    from chatapp.lab.patching import Direction, Grid, Patching
+    from chatapp.lab.patching import Direction, PatchGrid, Patching
 
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -54,7 +54,7 @@ class Patches(View):
     )
     Options: ClassVar[type[Any]] = PatchOptions
 
-    question: Question
+    question: WhyQuestion
     corrupt_texts: tuple[str, ...]
     result: "Patching"
     is_estimated: bool
@@ -65,7 +65,7 @@ class Patches(View):
         if options.other is not None and options.noise is not None:
             raise UserError("use either --with or --noise, not both")
         question = question_at(subject, options)
-        other: Question | list[int]
+        other: WhyQuestion | list[int]
         if options.noise is not None:
             other = _places(options.noise)
         elif options.other:
@@ -84,8 +84,8 @@ class Patches(View):
     @classmethod
     def of(
         cls,
-        question: Question,
-        corrupt: Question | Sequence[int],
+        question: WhyQuestion,
+        corrupt: WhyQuestion | Sequence[int],
         direction: "Direction" = "restore",
         *,
         estimate: bool = False,
@@ -95,8 +95,8 @@ class Patches(View):
         from chatapp.lab.patching import patch, with_noise
 
         reading, contrast = question.reading, question.contrast
-        noise = () if isinstance(corrupt, Question) else tuple(corrupt)
-        if isinstance(corrupt, Question):
+        noise = () if isinstance(corrupt, WhyQuestion) else tuple(corrupt)
+        if isinstance(corrupt, WhyQuestion):
             other, texts = corrupt.reading, corrupt.texts
         else:
             other, texts = with_noise(reading, noise), question.texts
@@ -173,7 +173,7 @@ class Patches(View):
         """The two texts, and the map of the residual stream alone."""
         return self.blocks()[:-2]
 
-    def _grid_blocks(self, grid: "Grid") -> list[Block]:
+    def _grid_blocks(self, grid: "PatchGrid") -> list[Block]:
         """A map of patches: tokens in rows, so that they can be read, or layers."""
         cells = (f"{layer}.{place} {value:+.2f}" for layer, place, value in grid.largest(5))
         largest = ", ".join(cells)

@@ -13,7 +13,7 @@ from chatapp.lab.views.part_views import MEAN
 if TYPE_CHECKING:
     from chatapp.engine.decoder.interventions import Interventions
     from chatapp.engine.model import LanguageModel
-    from chatapp.lab.prompt_parts import PartEffect, Span
+    from chatapp.lab.prompt_parts import PartEffect, PartSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +152,21 @@ class PromptParts(View):
         ]
 
 
-def _spans_of_chat(subject: Subject) -> "list[Span]":
+def _spans_of_chat(subject: Subject) -> "list[PartSpan]":
     """The parts of the tokens up to the chosen one: those of the prompt, and the reply so far."""
-    from chatapp.lab.prompt_parts import Span, parts_of_segments
+    from chatapp.lab.prompt_parts import PartSpan, parts_of_segments
 
     size = len(subject.before)
     start = len(subject.ids) if subject.start is None else subject.start
     spans = parts_of_segments(subject.segments, subject.model.tokenizer)
-    spans = [*spans, Span("reply", start, size)]
+    spans = [*spans, PartSpan("reply", start, size)]
     return [replace(span, stop=min(span.stop, size)) for span in spans if span.start < size]
 
 
 def attribute_prompt(
     model: "LanguageModel",
     ids: Sequence[int],
-    spans: "Sequence[Span]",
+    spans: "Sequence[PartSpan]",
     answer: Sequence[int] = (),
     against: Sequence[int] = (),
     *,
@@ -183,14 +183,14 @@ def attribute_prompt(
     fit, ModelError for weights that are not float32.
     """
     from chatapp.lab.heads import own_decoder
-    from chatapp.lab.prompt_parts import Explained, PartEffect, Span
+    from chatapp.lab.prompt_parts import Explained, PartEffect, PartSpan
 
     own = own_decoder(model)
     own.check_text(ids)
     with own.lock:
         explained = Explained(own, ids, answer, against, changes)
         gradient = explained.gradient()
-        single = [Span(str(at), at, at + 1) for at in range(len(ids))] if by_token else []
+        single = [PartSpan(str(at), at, at + 1) for at in range(len(ids))] if by_token else []
         whole, *hidden = explained.without([*spans, *single], progress)
     effects = [whole - value for value in hidden]
     parts = [

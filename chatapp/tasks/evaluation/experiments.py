@@ -115,7 +115,7 @@ _BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TextPair:
     """Two texts, and what they are about, if the file says so."""
 
     first: str
@@ -124,7 +124,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Preference:
+class PairPreference:
     """How much more likely a model finds the first texts of n pairs.
 
     mean, interval: of log p(first) - log p(second), in nats, the interval of 95 % by Student's t
@@ -139,12 +139,12 @@ class Preference:
     preferred_interval: tuple[float, float]
 
 
-def read_text_pairs(path: Path) -> list[Pair]:
+def read_text_pairs(path: Path) -> list[TextPair]:
     """The pairs in a JSONL or CSV file with the columns `FIELDS`, perhaps with `KIND`.
 
     Raises PromptError at the first bad row, and when there are fewer than two.
     """
-    pairs: list[Pair] = []
+    pairs: list[TextPair] = []
     columns = Columns(inputs=FIELDS, output=KIND)
     for line, row in read_rows(path, columns, output_required=False):
         if isinstance(row, BadRow):
@@ -152,14 +152,14 @@ def read_text_pairs(path: Path) -> list[Pair]:
         first, second = (row.values[name] for name in FIELDS)
         if first == second:
             raise PromptError(f"{path}, line {line}: both texts are the same")
-        pairs.append(Pair(first, second, row.output))
+        pairs.append(TextPair(first, second, row.output))
     if len(pairs) < 2:
         raise PromptError(f"{path}: contains {len(pairs)} pairs; an interval needs two or more")
     return pairs
 
 
 def score_pairs(
-    model: LanguageModel, pairs: Sequence[Pair], progress: Progress | None = None
+    model: LanguageModel, pairs: Sequence[TextPair], progress: Progress | None = None
 ) -> list[float]:
     """log p(first) - log p(second) of each pair, in nats.
 
@@ -179,7 +179,7 @@ def score_pairs(
     return differences
 
 
-def preference(differences: Sequence[float]) -> Preference:
+def preference(differences: Sequence[float]) -> PairPreference:
     """The summary of the differences of one or more pairs."""
     n, mean = len(differences), fmean(differences)
     wins = sum(1.0 if one > 0 else 0.5 if one == 0 else 0.0 for one in differences)
@@ -187,7 +187,7 @@ def preference(differences: Sequence[float]) -> Preference:
     if n > 1:
         half = t_quantile(n - 1) * stdev(differences) / math.sqrt(n)
         interval = (mean - half, mean + half)
-    return Preference(n, mean, interval, wins / n, wilson(wins, n))
+    return PairPreference(n, mean, interval, wins / n, wilson(wins, n))
 
 
 EQUAL = "equally many tokens"
@@ -195,8 +195,8 @@ EQUAL = "equally many tokens"
 
 
 def with_equal_lengths(
-    model: LanguageModel, pairs: Sequence[Pair], differences: Sequence[float]
-) -> dict[str, Preference]:
+    model: LanguageModel, pairs: Sequence[TextPair], differences: Sequence[float]
+) -> dict[str, PairPreference]:
     """The summary of the pairs of `EQUAL`; {} where there are none, or no others."""
     encode = model.tokenizer.encode
     equal = [
@@ -208,8 +208,8 @@ def with_equal_lengths(
 
 
 def preferences_by_kind(
-    pairs: Sequence[Pair], differences: Sequence[float]
-) -> dict[str, Preference]:
+    pairs: Sequence[TextPair], differences: Sequence[float]
+) -> dict[str, PairPreference]:
     """The summary of the pairs of each kind, in the order of the kinds' names."""
     kinds = sorted({pair.kind for pair in pairs if pair.kind})
     return {

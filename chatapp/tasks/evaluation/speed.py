@@ -96,7 +96,7 @@ def measure(model: LocalGenerator) -> Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class SpeedEstimate:
     """What a model would need on this machine's CPU: its precision, bytes of memory, and the tokens
     per second that it cannot exceed, because each reads all weights.
     """
@@ -106,7 +106,7 @@ class Estimate:
     speed: float
 
 
-def estimate(models: Iterable[KnownModel]) -> dict[str, Estimate]:
+def estimate(models: Iterable[KnownModel]) -> dict[str, SpeedEstimate]:
     """An estimate for each model, by name, from its shape and the measured speed of the memory."""
     cpu = torch.device("cpu")
     bandwidth = _READ["cpu"] / _seconds_to_read(cpu)
@@ -115,7 +115,7 @@ def estimate(models: Iterable[KnownModel]) -> dict[str, Estimate]:
         sizes = ModelSizes(layers=None, heads=None, **model.shape)
         precision = precision_for("auto", sizes.parameters, cpu)
         speed = bandwidth / (sizes.parameters * WEIGHT_BYTES[precision])
-        estimates[model.name] = Estimate(precision, memory_needed(sizes, precision), speed)
+        estimates[model.name] = SpeedEstimate(precision, memory_needed(sizes, precision), speed)
     return estimates
 
 

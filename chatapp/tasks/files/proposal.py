@@ -15,7 +15,7 @@ from chatapp.rows.examples import (
     PromptError,
     source_at,
 )
-from chatapp.rows.reading import Row, Table, names, tables
+from chatapp.rows.reading import Row, RowTable, names, tables
 
 # Rows that are looked at, and the most labels that a classification has.
 _ROWS, _MOST_LABELS = 1000, 20
@@ -99,7 +99,7 @@ def _inputs(texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[st
     return (longest,) if longest else ()
 
 
-def _labels(answer: str, rows: Sequence[Mapping[str, Any]], table: Table) -> list[str]:
+def _labels(answer: str, rows: Sequence[Mapping[str, Any]], table: RowTable) -> list[str]:
     """The possible answers, in the order of their numbers; none if answers are free text."""
     if own := table.labels.get(answer):
         return list(own)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from chatapp.tasks.selection.similarity import (
         CoveringIndex,
         Encoder,
-        Index,
         Metric,
         Similarities,
+        SimilarityIndex,
     )
 
 
-class Options(Protocol):
+class SelectOptions(Protocol):
     """The keys of a [select] table that methods read; see `select.Select`."""
 
     @property
@@ -62,7 +62,7 @@ class Selector(ABC):
         self._pool = pool
 
     @classmethod
-    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> "Selector":
+    def build(cls, pool: Pool, options: SelectOptions, encoder: "Encoder | None") -> "Selector":
         """Build a selector of this method. encoder: for those that need one; None is TF-IDF."""
         return cls(pool)
 
@@ -106,7 +106,7 @@ class Random(Selector):
         self._seed = seed
 
     @classmethod
-    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> Selector:
+    def build(cls, pool: Pool, options: SelectOptions, encoder: "Encoder | None") -> Selector:
         return cls(pool, options.seed)
 
     def select(self, query: str, k: int) -> list[int]:
@@ -158,7 +158,7 @@ class Nearest(Selector):
 
     ranks = True
 
-    def __init__(self, pool: Pool, index: "Index") -> None:
+    def __init__(self, pool: Pool, index: "SimilarityIndex") -> None:
         super().__init__(pool)
         self._index = index
         self._last: tuple[str, Similarities] | None = None
@@ -187,7 +187,7 @@ class Bm25(Nearest):
     baseline = "bm25"
 
     @classmethod
-    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> Selector:
+    def build(cls, pool: Pool, options: SelectOptions, encoder: "Encoder | None") -> Selector:
         from chatapp.tasks.selection.similarity import Bm25Index
 
         return cls(pool, Bm25Index(pool.inputs))
@@ -201,7 +201,7 @@ class Knn(Nearest):
     needs_encoder = True
 
     @classmethod
-    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> Selector:
+    def build(cls, pool: Pool, options: SelectOptions, encoder: "Encoder | None") -> Selector:
         return cls(pool, _index(pool, options, encoder))
 
 
@@ -217,12 +217,12 @@ class Mmr(Nearest):
     summary = "near to the input but different from each other"
     needs_encoder = True
 
-    def __init__(self, pool: Pool, index: "Index", relevance: float = 0.5) -> None:
+    def __init__(self, pool: Pool, index: "SimilarityIndex", relevance: float = 0.5) -> None:
         super().__init__(pool, index)
         self._relevance = relevance
 
     @classmethod
-    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> Selector:
+    def build(cls, pool: Pool, options: SelectOptions, encoder: "Encoder | None") -> Selector:
         return cls(pool, _index(pool, options, encoder), options.relevance)
 
     def select(self, query: str, k: int) -> list[int]:
@@ -274,13 +274,13 @@ class KnnBlock(Knn):
     summary = "a block drawn once for all inputs, then a few of the nearest"
     draws = True
 
-    def __init__(self, pool: Pool, index: "Index", seed: int, nearest: int) -> None:
+    def __init__(self, pool: Pool, index: "SimilarityIndex", seed: int, nearest: int) -> None:
         super().__init__(pool, index)
         self._block = Balanced(pool, seed).select("", len(pool))
         self._nearest = nearest
 
     @classmethod
-    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> Selector:
+    def build(cls, pool: Pool, options: SelectOptions, encoder: "Encoder | None") -> Selector:
         return cls(pool, _index(pool, options, encoder), options.seed, options.nearest)
 
     def select(self, query: str, k: int) -> list[int]:
@@ -370,7 +370,7 @@ def vote(pool: Pool, indices: Sequence[int]) -> str:
     return max(votes, key=lambda output: votes[output])
 
 
-def _index(pool: Pool, options: Options, encoder: "Encoder | None") -> "CoveringIndex":
+def _index(pool: Pool, options: SelectOptions, encoder: "Encoder | None") -> "CoveringIndex":
     from chatapp.tasks.selection.similarity import DenseIndex, TfidfIndex
 
     if encoder is None:

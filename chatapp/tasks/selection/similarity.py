@@ -38,7 +38,7 @@ class Encoder(Protocol):
         ...
 
 
-class Index(Protocol):
+class SimilarityIndex(Protocol):
     """The similarity of a pool's inputs to a text. Larger is nearer."""
 
     def scores(self, query: str) -> Similarities:
@@ -50,7 +50,7 @@ class Index(Protocol):
         ...
 
 
-class CoveringIndex(Index, Protocol):
+class CoveringIndex(SimilarityIndex, Protocol):
     """An index that also compares tokens."""
 
     def recalls(self, query: str, rows: Sequence[int]) -> Similarities:

@@ -18,7 +18,7 @@ from chatapp.dialogue.drafts import Drafts
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
 from chatapp.tui.chat.model_switch import ModelSwitch
-from chatapp.tui.conversation.turn import Start, Turn
+from chatapp.tui.conversation.turn import ReplyTurn, Start
 from chatapp.tui.platform import runtime
 from chatapp.tui.platform.actions import shown_key
 from chatapp.tui.widgets.approval import ToolQuestion
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from chatapp.prompting.messages import Call
     from chatapp.tui.chat.parts import ChatWidgets
     from chatapp.tui.conversation.conversation import Conversation
-    from chatapp.tui.conversation.turn import DrawnReply
+    from chatapp.tui.conversation.turn import ShownReply
     from chatapp.tui.events import Submitted
     from chatapp.tui.screens.history import ChatChoice
     from chatapp.tui.screens.library import PromptChoice
@@ -208,7 +208,7 @@ class ChatControls:
 
     def _begin(self, start: Start, submitted: "Submitted | None" = None) -> None:
         display = ReplyDisplay(self.conversation, self.widgets, submitted, self._turn_changed)
-        self.conversation.turn = Turn(start, [display], submitted)
+        self.conversation.turn = ReplyTurn(start, [display], submitted)
         self.begin_waiting()
         if self.conversation.session is None and self.conversation.loading is None:
             self.models.load()
@@ -371,7 +371,7 @@ class ReplyDisplay:
         self._widgets.show_title()
         await self._on_change(has_ended=False)
 
-    def go_on(self, reply: "DrawnReply", text: str, thought: str) -> None:
+    def go_on(self, reply: "ShownReply", text: str, thought: str) -> None:
         status, view, started = self._widgets.status, self._view, self._started
         if view is None or started is None:
             return

@@ -17,8 +17,8 @@ from chatapp.tui.platform.programs import CodeBlocks, code_blocks
 from chatapp.tui.platform.textual_internals import bindings_for
 from chatapp.tui.screens.branches import RankScreen
 from chatapp.tui.screens.compare import CompareScreen
-from chatapp.tui.screens.reading import SourceScreen
 from chatapp.tui.screens.teaching import TraceScreen, trace_command
+from chatapp.tui.screens.texts import SourceScreen
 from chatapp.tui.widgets.message import MessageView
 
 _VERSIONS = Binding.Group("Versions", compact=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chatapp.dialogue.store.database import StoreError
-from chatapp.tui.conversation.loading import LoadFailed, LoadRequest, ModelLoaded
+from chatapp.tui.conversation.model_loading import LoadFailed, LoadRequest, ModelLoaded
 from chatapp.tui.platform import runtime
 from chatapp.tui.platform.actions import shown_key
 from chatapp.tui.platform.runtime import in_words

@@ -19,7 +19,7 @@ from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Target
 from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.screens.history import ChatChoice, FoundChats
-from chatapp.tui.screens.reading import PageScreen
+from chatapp.tui.screens.texts import PageScreen
 from chatapp.tui.widgets.approval import Approval
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.find import FindBar

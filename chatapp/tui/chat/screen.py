@@ -25,7 +25,7 @@ from chatapp.tui.chat.model_actions import ModelActions
 from chatapp.tui.chat.parts import FROM as SIDEBAR_FROM
 from chatapp.tui.chat.parts import ChatWidgets, Sidebar
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.conversation.loading import LoadFailed, ModelLoaded
+from chatapp.tui.conversation.model_loading import LoadFailed, ModelLoaded
 from chatapp.tui.inspector.panel import Inspector, UseStep
 from chatapp.tui.inspector.view import Branch, SwitchPart
 from chatapp.tui.platform import runtime
@@ -34,7 +34,7 @@ from chatapp.tui.platform.textual_internals import bindings_for
 from chatapp.tui.screens.branches import BranchScreen
 from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.screens.parameters import ParametersScreen
-from chatapp.tui.screens.reading import CopyScreen
+from chatapp.tui.screens.texts import CopyScreen
 from chatapp.tui.widgets.approval import Approval, ToolAsks
 from chatapp.tui.widgets.dialog import Field
 from chatapp.tui.widgets.find import FindBar

@@ -22,8 +22,8 @@ from chatapp.dialogue.store.database import Gone
 from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check_changeable
 from chatapp.tui import events
-from chatapp.tui.conversation.loading import LoadRequest
-from chatapp.tui.conversation.turn import DrawnReply, NumberedEvent, Turn
+from chatapp.tui.conversation.model_loading import LoadRequest
+from chatapp.tui.conversation.turn import NumberedEvent, ReplyTurn, ShownReply
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.approval import ask_on_screen
 
@@ -67,7 +67,7 @@ class Conversation:
         """The chat with the model; None until the model is loaded."""
         self.loading: LoadRequest | None = None
         """The newest request for a model, until it is answered."""
-        self.turn: Turn | None = None
+        self.turn: ReplyTurn | None = None
         """The turn that runs, or that waits for the model."""
 
     # The chat
@@ -240,7 +240,7 @@ class Conversation:
 
     # Turns
 
-    def begin(self, turn: Turn, pump: MessagePump | None = None) -> bool:
+    def begin(self, turn: ReplyTurn, pump: MessagePump | None = None) -> bool:
         """Draw and show a turn; False when it has to wait for the model.
 
         pump: the screen of its displays, by default the conversation's.
@@ -264,7 +264,7 @@ class Conversation:
                     self._not_stored.append(event)
                 yield number, event
 
-    def end(self) -> Turn | None:
+    def end(self) -> ReplyTurn | None:
         """Remove and return the turn that runs or waits."""
         turn, self.turn = self.turn, None
         return turn
@@ -348,7 +348,7 @@ class Conversation:
                     self._store_stopped(reply)
         self.store_rest()
 
-    def _store_stopped(self, reply: DrawnReply) -> None:
+    def _store_stopped(self, reply: ShownReply) -> None:
         """Store an unfinished reply in its current state."""
         store, before = self.chat.store, reply.before
         if before is None or reply.has_ended:

@@ -33,7 +33,7 @@ Start = Callable[["Session", threading.Event], "Sequence[Iterator[SessionEvent]]
 NumberedEvent = tuple[int, "SessionEvent | BaseException"]
 
 
-class DrawnReply:
+class ShownReply:
     """The new part of a turn's reply.
 
     before: its row before the turn; None until it is stored. has_ended: whether it is complete and
@@ -74,7 +74,7 @@ class Display(Protocol):
     async def begin(self, started: "Started") -> None:
         """The reply has a row in the store."""
 
-    def go_on(self, reply: DrawnReply, text: str, thought: str) -> None:
+    def go_on(self, reply: ShownReply, text: str, thought: str) -> None:
         """The reply has grown; `text` and `thought` are new since the last call."""
 
     def show_call(self, call: "Call", *, has_ended: bool) -> None:
@@ -87,7 +87,7 @@ class Display(Protocol):
         """The reply was refused, or failed half-way."""
 
 
-class Turn:
+class ReplyTurn:
     """Draws replies and shows each on its display.
 
     start: see `Start`. displays: one for each reply. submitted: the user's text, if the turn
@@ -98,7 +98,7 @@ class Turn:
         self, start: Start, displays: Sequence[Display], submitted: Submitted | None = None
     ) -> None:
         self.start = start
-        self.replies = [DrawnReply() for _ in displays]
+        self.replies = [ShownReply() for _ in displays]
         self.submitted = submitted
         self.cancel = threading.Event()
         """Setting it stops the replies, each within one token."""

@@ -25,7 +25,7 @@ from chatapp.lab.views.head_views import (
     strongest_texts,
 )
 from chatapp.lab.views.part_views import Why, question_at
-from chatapp.tui.inspector.choosing import HeatMap, TokenText, attended, quoted, weight_legend
+from chatapp.tui.inspector.token_choice import HeatMap, TokenText, attended, quoted, weight_legend
 from chatapp.tui.inspector.view import CloserView, Look, SwitchPart
 from chatapp.tui.platform.actions import Action
 

@@ -23,11 +23,11 @@ from chatapp.common.foreign import printable
 from chatapp.common.userfiles import reason
 from chatapp.engine.models.resolving import step_beside, step_of
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.inspector.choosing import HeatMap, TokenText
-from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.head_tabs import AttentionView, HeadsView, WhyView
+from chatapp.tui.inspector.patching_tab import CompareView
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
+from chatapp.tui.inspector.token_choice import HeatMap, TokenText
 from chatapp.tui.inspector.view import (
     CloserView,
     CloseUpView,

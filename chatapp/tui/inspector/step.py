@@ -14,7 +14,7 @@ from chatapp.common.shading import bar, percent
 from chatapp.engine.model import Sampling
 from chatapp.lab.view import View
 from chatapp.lab.views.text_views import NextToken
-from chatapp.tui.inspector.choosing import TokenText, likelihood_legend, padded, surprise
+from chatapp.tui.inspector.token_choice import TokenText, likelihood_legend, padded, surprise
 from chatapp.tui.inspector.view import ALTERNATIVES, Branch, Compute, InspectorTab, Look
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import MarkedOptions
@@ -36,7 +36,7 @@ _CONTEXT = 40
 
 
 @dataclass(frozen=True)
-class Step:
+class GenerationStep:
     """The state of a generation. next: the possible next tokens; None when it is over."""
 
     taken: "tuple[Candidate, ...]"
@@ -60,7 +60,7 @@ class LazyStepper:
         self._constraint = look.constraint
         self._stepper: Stepper | None = None
 
-    def after(self, change: "Callable[[Stepper], object]") -> Step:
+    def after(self, change: "Callable[[Stepper], object]") -> GenerationStep:
         """The state after a change. A finished generation stays unchanged."""
         if self._stepper is None:
             self._stepper = self._model.stepper(
@@ -69,7 +69,7 @@ class LazyStepper:
         stepper = self._stepper
         change(stepper)
         after = None if stepper.is_over else NextToken.of(stepper, ALTERNATIVES)
-        return Step(tuple(stepper.taken), after)
+        return GenerationStep(tuple(stepper.taken), after)
 
 
 class StepView(InspectorTab):
@@ -89,7 +89,7 @@ class StepView(InspectorTab):
     def __init__(self, conversation: "Conversation", *, id: str | None = None) -> None:
         super().__init__(conversation, id=id)
         self._stepper: LazyStepper | None = None
-        self._step = Step((), None)
+        self._step = GenerationStep((), None)
         self._parameter = "temperature"
         self._sampling = Sampling()
         self._is_playing = False
@@ -110,7 +110,7 @@ class StepView(InspectorTab):
         self._look = look
         self._is_playing = False
         self._sampling = self._conversation.choices.sampling
-        self._step = Step((), None)
+        self._step = GenerationStep((), None)
         self._stepper = None
         self.query_one(MarkedOptions).show([])
         self.query_one(TokenText).show((), 0)
@@ -134,7 +134,7 @@ class StepView(InspectorTab):
         if stepper is None:
             return
 
-        def arrived(step: Step) -> None:
+        def arrived(step: GenerationStep) -> None:
             if stepper is self._stepper:
                 self._arrived(step)
 
@@ -145,7 +145,7 @@ class StepView(InspectorTab):
         words = Content.styled(printable(reason), "dim")
         self.query_one("#step-sentence", Static).update(words)
 
-    def _arrived(self, step: Step) -> None:
+    def _arrived(self, step: GenerationStep) -> None:
         self._step = step
         start = self._look.start
         context = self._look.tokens.texts[max(0, start - _CONTEXT) : start]

@@ -19,7 +19,7 @@ from chatapp.lab.drawing.console import drawn, drawn_blocks
 from chatapp.lab.view import View
 from chatapp.lab.views.layer_views import Layers, Norms
 from chatapp.lab.views.text_views import PromptText, Tokens
-from chatapp.tui.inspector.choosing import (
+from chatapp.tui.inspector.token_choice import (
     LONGEST,
     TokenText,
     likelihood_legend,
@@ -33,7 +33,7 @@ from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, source_lines
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.reading import Reading
+    from chatapp.dialogue.reading import PromptReading
     from chatapp.engine.model import LanguageModel
     from chatapp.lab.predictions import Candidate
 
@@ -279,7 +279,7 @@ class PromptView(CloserView):
             self.query_one("#prompt-parts", Static).update(Group(*rows))
 
 
-def _notes(reading: "Reading") -> list[Content]:
+def _notes(reading: "PromptReading") -> list[Content]:
     """Notes on a prompt: its demonstrations, its sources, the parts left out."""
     prompt, left_out = reading.prompt, reading.left_out
     notes = [*shot_lines(prompt.shots, prompt.dropped_shots), *source_lines(prompt.sources)]

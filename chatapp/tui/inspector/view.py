@@ -22,12 +22,12 @@ from chatapp.lab.views import VIEWS
 from chatapp.lab.views.text_views import Tokens
 from chatapp.prompting.messages import Segment
 from chatapp.prompting.template import in_a_sentence
-from chatapp.tui.inspector.choosing import TokenText
+from chatapp.tui.inspector.token_choice import TokenText
 from chatapp.tui.platform.actions import Acting, Action
 
 if TYPE_CHECKING:
     from chatapp.common.userfiles import Progress
-    from chatapp.dialogue.reading import Reading
+    from chatapp.dialogue.reading import PromptReading
     from chatapp.dialogue.session import Session
     from chatapp.dialogue.store.rows import StoredMessage
     from chatapp.engine.constraint.constraint import Constraint
@@ -84,7 +84,7 @@ class Look:
 
     tokens: Tokens
     start: int
-    reading: "Reading | None" = None
+    reading: "PromptReading | None" = None
     template: str = ""
     is_draft: bool = False
     reason: str = ""
@@ -170,7 +170,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
     )
 
 
-def _other_writer(session: "Session", reading: "Reading | None") -> str:
+def _other_writer(session: "Session", reading: "PromptReading | None") -> str:
     """The model that wrote a reply, unless it is the one that reads it; "" otherwise."""
     if reading is None or reading.reply is None or session.chat.id is None:
         return ""
@@ -191,7 +191,7 @@ def _limits(
     return limits_of(local, trace, start, constraint) if isinstance(local, LocalGenerator) else ()
 
 
-def _reading(session: "Session", target: Target) -> "Reading | None":
+def _reading(session: "Session", target: Target) -> "PromptReading | None":
     """The model's input for a target; None when there is neither message nor draft."""
     from chatapp.dialogue.reading import draft, read
 

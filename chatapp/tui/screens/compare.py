@@ -16,7 +16,7 @@ from chatapp.dialogue.store.database import StoreError
 from chatapp.engine.models.resolving import BUNDLED
 from chatapp.tui import events
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.conversation.turn import DrawnReply, Turn
+from chatapp.tui.conversation.turn import ReplyTurn, ShownReply
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.dialog import Field, LeftOnce, Options
@@ -47,7 +47,7 @@ HOW = "Enter sends it to both · Tab: these settings"
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparisonResult:
     """The result of a comparison. chat_id: its chat; None when nothing was sent, and then `text` is
     the user's text.
     """
@@ -121,7 +121,7 @@ class Side(Vertical):
         self.reply = started.message
         self.show_note("")
 
-    def go_on(self, reply: DrawnReply, text: str, thought: str) -> None:
+    def go_on(self, reply: ShownReply, text: str, thought: str) -> None:
         if reply.thought_tokens:
             thinking = f"thinking · {reply.thought_tokens} tokens · Esc stops"
             self.show_note("" if reply.text else thinking)
@@ -182,7 +182,7 @@ class _Ready(Options):
             super().action_cursor_down()
 
 
-class CompareScreen(LeftOnce[Compared]):
+class CompareScreen(LeftOnce[ComparisonResult]):
     """Generates and shows both replies, and takes the user's choice.
 
     message: a text to send next, which may still be changed; or an existing message of the user.
@@ -289,7 +289,7 @@ class CompareScreen(LeftOnce[Compared]):
         self._sides[0].query_one(VerticalScroll).focus()
         self._problems.clear()
         pair = self._pair
-        turn = Turn(lambda session, cancel: pair.answers(variants, cancel), open_sides)
+        turn = ReplyTurn(lambda session, cancel: pair.answers(variants, cancel), open_sides)
         self._conversation.begin(turn, self)
         self.refresh_bindings()
 
@@ -382,7 +382,7 @@ class CompareScreen(LeftOnce[Compared]):
             self._show_problem(str(error))
         else:
             self.notify(f"{_STORED_VERDICTS[choice]} k on the reply ranks them anew.", markup=False)
-            self.dismiss(Compared(left.chat_id))
+            self.dismiss(ComparisonResult(left.chat_id))
 
     @Action("Stop the replies", "escape", "Stop")
     def action_stop(self) -> None:
@@ -395,11 +395,11 @@ class CompareScreen(LeftOnce[Compared]):
         """Leave without a choice."""
         replies = [side.reply for side in self._sides if side.reply is not None]
         if replies:
-            self.dismiss(Compared(replies[0].chat_id))
+            self.dismiss(ComparisonResult(replies[0].chat_id))
         elif self.has_class("-sent"):
-            self.dismiss(Compared())
+            self.dismiss(ComparisonResult())
         else:
-            self.dismiss(Compared(text=self.query_one(Prompt).text))
+            self.dismiss(ComparisonResult(text=self.query_one(Prompt).text))
 
     def action_page(self, step: int) -> None:
         """Scroll both replies, from the prompt."""

@@ -11,7 +11,7 @@ from textual.widgets.option_list import Option
 
 from chatapp.common.foreign import printable
 from chatapp.engine.models.known_models import KnownModel, advice
-from chatapp.tui.conversation.loading import GetEnded, GetProgress, GetSaid, Getting
+from chatapp.tui.conversation.model_loading import GetEnded, GetProgress, GetSaid, Getting
 from chatapp.tui.events import ModelsFound
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog, Field, Options

@@ -144,7 +144,7 @@ _ALIKE = 1 / 3
 """The least fraction of common words at which marking the others is useful."""
 
 
-class Difference(NamedTuple):
+class TextDifference(NamedTuple):
     """The spans of two texts that differ; none if they have little in common. Also in words."""
 
     left: tuple[Span, ...]
@@ -152,15 +152,15 @@ class Difference(NamedTuple):
     words: str
 
 
-def difference(left: str, right: str) -> Difference:
+def difference(left: str, right: str) -> TextDifference:
     """Compare two texts; white space does not count."""
     words = [list(re.finditer(r"\w+|[^\w\s]", text)) for text in (left, right)]
     before, after = ([word.group() for word in side] for side in words)
     matcher = SequenceMatcher(None, before, after)
     if before == after:
-        return Difference((), (), "Both replies are the same.")
+        return TextDifference((), (), "Both replies are the same.")
     if matcher.ratio() < _ALIKE:
-        return Difference((), (), "The two replies have little in common.")
+        return TextDifference((), (), "The two replies have little in common.")
     spans: tuple[list[Span], list[Span]] = ([], [])
     counts = [0, 0]
     for tag, *bounds in matcher.get_opcodes():
@@ -172,4 +172,4 @@ def difference(left: str, right: str) -> Difference:
         f"{count} of {len(side)} words at the {name}"
         for count, side, name in zip(counts, words, ("left", "right"), strict=True)
     )
-    return Difference(tuple(spans[0]), tuple(spans[1]), f"Differences are marked: {marks}.")
+    return TextDifference(tuple(spans[0]), tuple(spans[1]), f"Differences are marked: {marks}.")

@@ -6,7 +6,7 @@ from typing import ClassVar, SupportsIndex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.dialogue.documents.reading import Block, cut, read_blocks
+from chatapp.dialogue.documents.passages import Block, cut, read_blocks
 
 
 def pieces(name: str, text: str, size: int) -> list[tuple[str, str]]:

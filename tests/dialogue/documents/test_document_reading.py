@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.dialogue.documents import reader, reading
+from chatapp.dialogue.documents import passages, reader
+from chatapp.dialogue.documents.passages import Block, Unreadable, read_blocks, read_bytes
 from chatapp.dialogue.documents.reader import DocumentReader
-from chatapp.dialogue.documents.reading import Block, Unreadable, read_blocks, read_bytes
 
 Texts = list[tuple[str, str]]
 
@@ -190,7 +190,7 @@ def test_control_characters_become_visible() -> None:
 def test_files_that_are_no_longer_there_or_too_much(
     make: Callable[[Path], None], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_BYTES", 10)
+    monkeypatch.setattr(passages, "MOST_BYTES", 10)
     make(tmp_path / "a.txt")
     with pytest.raises(Unreadable, match=why):
         read_bytes(tmp_path / "a.txt")

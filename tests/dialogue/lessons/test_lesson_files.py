@@ -8,7 +8,7 @@ import pytest
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.lessons.checking import check_lesson
 from chatapp.dialogue.lessons.lesson import find_lesson
-from chatapp.dialogue.lessons.outcome import Outcome
+from chatapp.dialogue.lessons.outcome import StepOutcome
 from chatapp.engine.models.loading import load_model
 
 HEAD = 'title = "Mine"\nsettings = {temperature = 0, max_tokens = 2}\n'
@@ -105,5 +105,5 @@ def test_each_expectation_can_fail(tmp_path: Path, lines: str, problem: str) -> 
 def test_a_reply_that_ends_a_word_is_read_as_it_was_written(tmp_path: Path) -> None:
     step = 'prompt = "Anna saw a zanfo. Anna saw a z"\nsettings = {max_tokens = 3}\n'
     lesson = find_lesson(write(tmp_path, f"{HEAD}{STEP}{step}"))
-    texts = Outcome(lesson, lesson.steps[0], load("bundled")).trace.texts
+    texts = StepOutcome(lesson, lesson.steps[0], load("bundled")).trace.texts
     assert "".join(texts).endswith("Anna saw a zanfo"), "no space before what the model wrote"

@@ -43,7 +43,7 @@ def at(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def product(library: Any, layer: native.Linear, x: Tensor) -> Tensor:
+def product(library: Any, layer: native.LinearStruct, x: Tensor) -> Tensor:
     rows, out = len(x), layer.outputs
     y = torch.full((rows, out), torch.nan)
     room = torch.empty(library.linear_room(ctypes.byref(layer), rows), dtype=torch.uint8)
@@ -87,7 +87,7 @@ def test_products(library: Any, threads: int) -> None:
             x[0, draw.randrange(columns)] *= 200  # an outlier, as Llama has them
         bias = torch.randn(out) if draw.random() < 0.5 else None
         weight = torch.randn(out, columns)
-        layer = native.Linear(native.FLOAT32, columns, out, at(weight), None, at(bias))
+        layer = native.LinearStruct(native.FLOAT32, columns, out, at(weight), None, at(bias))
         expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
         reach = x.abs().double() @ weight.abs().double().t()
         assert ((product(library, layer, x) - expected).abs() <= 2e-6 * reach + 1e-6).all()
@@ -96,7 +96,7 @@ def test_products(library: Any, threads: int) -> None:
         scale = torch.rand(out) * 0.01
         packed = rounding.pack_int8(whole)
         assert torch.equal(unpack_int8(packed, out), whole)
-        layer = native.Linear(native.INT8, columns, out, at(packed), at(scale), at(bias))
+        layer = native.LinearStruct(native.INT8, columns, out, at(packed), at(scale), at(bias))
         assert_rounded_once(product(library, layer, x), x, whole * scale[:, None], bias)
 
         columns = 32 * draw.randint(1, 9)
@@ -106,7 +106,7 @@ def test_products(library: Any, threads: int) -> None:
         least = torch.randn(out, columns // 32).bfloat16().float()
         packed, scales = rounding.pack_int4(numbers), rounding.pack_scales(scale, least)
         assert torch.equal(unpack_int4(packed, out), numbers)
-        layer = native.Linear(native.INT4, columns, out, at(packed), at(scales), at(bias))
+        layer = native.LinearStruct(native.INT4, columns, out, at(packed), at(scales), at(bias))
         values = numbers.view(out, -1, 32) * scale[..., None] + least[..., None]
         assert_rounded_once(product(library, layer, x), x, values.flatten(1), bias)
 
@@ -128,7 +128,7 @@ def test_a_row_gives_the_same_in_company(library: Any) -> None:
             rounding.pack_scales(torch.rand(40, 3), torch.rand(40, 3)),
         ),
     ):
-        layer = native.Linear(kind, 96, 40, at(weight), at(scale), None)
+        layer = native.LinearStruct(kind, 96, 40, at(weight), at(scale), None)
         together = product(library, layer, x)
         alone = torch.cat([product(library, layer, row[None]) for row in x])
         assert torch.equal(together, alone)
@@ -136,7 +136,7 @@ def test_a_row_gives_the_same_in_company(library: Any) -> None:
 
 def test_what_is_no_number_gives_none(library: Any) -> None:
     weight, scale = rounding.pack_int8(torch.ones(16, 4, dtype=torch.int8)), torch.ones(16)
-    layer = native.Linear(native.INT8, 4, 16, at(weight), at(scale), None)
+    layer = native.LinearStruct(native.INT8, 4, 16, at(weight), at(scale), None)
     for wrong in (torch.nan, torch.inf, -torch.inf):
         x = torch.tensor([[1.0, wrong, 0, 0], [1.0, 1, 1, 1]])
         y = product(library, layer, x)
@@ -187,9 +187,9 @@ def test_attention(library: Any) -> None:
             [draw.randrange(positions) for _ in range(rows)], dtype=torch.int32
         )
         query = torch.randn(rows, heads + 2 * shared, size) * 3
-        config = native.Attention(heads, shared, size, window, 0.3)
+        config = native.AttentionStruct(heads, shared, size, window, 0.3)
         held = (at(store[0]), at(store[1]), shared * positions * size, positions * size)
-        tokens = native.Tokens(*held, at(at_positions), rows, positions)
+        tokens = native.TokensStruct(*held, at(at_positions), rows, positions)
         mixed, room = torch.empty(rows, heads, size), torch.empty(rows * heads * positions)
         library.attend(
             ctypes.byref(config),

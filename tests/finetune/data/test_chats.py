@@ -18,7 +18,7 @@ from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import Message, Role
 from chatapp.prompting.template import CHAT
 from chatapp.rows.reading import BadRow, Row
-from finetune.data.encoding import ChatEncoder, ExampleEncoder, ExampleTooLong, Piece, Span
+from finetune.data.encoding import ChatEncoder, ExampleEncoder, ExampleTooLong, Span, TokenPiece
 from finetune.data.formats import TrainingExample, chat_example, detect
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<turn>", "[INST]", "[/INST]")
@@ -81,7 +81,7 @@ def encoder(source: str, **options: Sequence[int]) -> ChatEncoder:
     return ChatEncoder(opened(source), WordTokenizer(SPECIAL), **options)
 
 
-def shown(pieces: Sequence[Piece], tokenizer: WordTokenizer) -> str:
+def shown(pieces: Sequence[TokenPiece], tokenizer: WordTokenizer) -> str:
     """The template as it is, «prompt», [response]; a special token in capitals."""
     names = set(tokenizer.special.values())
     text = ""

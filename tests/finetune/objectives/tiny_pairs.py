@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from finetune.data.batches import collate
 from finetune.data.encoding import Encoded, Span
-from finetune.objectives.pairs import Replies
+from finetune.objectives.pairs import SideReplies
 from finetune.objectives.rows import PairRows, give_reference
 
 PAD = partial(collate, pad_id=0)
@@ -81,6 +81,8 @@ def assert_same_step(
     return logs
 
 
-def side_of(logps: Tensor) -> Replies:
+def side_of(logps: Tensor) -> SideReplies:
     """One side of a batch whose replies have these log-probabilities, of a token each."""
-    return Replies(logps, torch.zeros_like(logps), torch.ones_like(logps), torch.zeros_like(logps))
+    return SideReplies(
+        logps, torch.zeros_like(logps), torch.ones_like(logps), torch.zeros_like(logps)
+    )

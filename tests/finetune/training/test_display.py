@@ -5,7 +5,7 @@ import math
 import pytest
 from rich.console import Console
 
-from finetune.training.display import View, draw_curves, duration, line, memory, render
+from finetune.training.display import RunView, draw_curves, duration, line, memory, render
 
 
 def dots(text: str) -> list[tuple[int, int]]:
@@ -18,7 +18,7 @@ def dots(text: str) -> list[tuple[int, int]]:
     ]
 
 
-def shown(view: View, width: int = 60, height: int = 40) -> str:
+def shown(view: RunView, width: int = 60, height: int = 40) -> str:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(render(view, width, height))
     return console.export_text()
@@ -51,11 +51,11 @@ def test_few_points_are_joined_and_one_outlier_does_not_flatten_the_rest() -> No
 )
 def test_little_or_strange_data_draws_something(points: list[tuple[float, float]]) -> None:
     assert isinstance(draw_curves({"L2": points}, 30, 4).plain, str)
-    assert "step" in line(View(step=1, steps=2, curves={"L2": points}))
+    assert "step" in line(RunView(step=1, steps=2, curves={"L2": points}))
 
 
 def test_the_panel_holds_every_figure_and_no_markup_is_obeyed() -> None:
-    view = View(
+    view = RunView(
         title="[red]bundled[/red] → run",
         step=3,
         steps=10,

@@ -7,7 +7,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from finetune.config.sections import FinetuneConfig
-from finetune.measuring.report import header
+from finetune.measuring.run_report import header
 from finetune.run import examine, show
 from finetune.training.building import FEW_STEPS, steps_of_run, timed_steps, too_few
 from finetune.training.setup import set_up_run

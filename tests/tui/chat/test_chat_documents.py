@@ -13,7 +13,7 @@ from chatapp.dialogue.documents import index
 from chatapp.dialogue.documents.search import Documents
 from chatapp.tasks.files.documents import DocumentSet
 from chatapp.tui.chat import actions
-from chatapp.tui.screens.reading import SourceScreen
+from chatapp.tui.screens.texts import SourceScreen
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from tui_driver import Driver, OpenApp
 from chatapp.common.paths import guesses_path
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
-from chatapp.tui.chat.lesson import LessonScreen
-from chatapp.tui.inspector.choosing import HeatMap, TokenText
+from chatapp.tui.chat.lecture import LessonScreen
 from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.widgets.lesson import LessonPanel
+from chatapp.tui.inspector.token_choice import HeatMap, TokenText
+from chatapp.tui.widgets.lesson_panel import LessonPanel
 
 LESSON = """title = "Mine"
 settings = {temperature = 0, max_tokens = 3}

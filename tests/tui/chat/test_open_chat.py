@@ -12,7 +12,7 @@ from chatapp.dialogue.export import as_text
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.importing import read_chats
 from chatapp.dialogue.store import Store
-from chatapp.tui.screens.reading import CopyScreen
+from chatapp.tui.screens.texts import CopyScreen
 
 
 async def test_tags_are_shown_found_and_exported(

@@ -16,7 +16,7 @@ from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.platform.actions import is_command
 from chatapp.tui.screens.history import HistoryScreen
-from chatapp.tui.screens.reading import PageScreen
+from chatapp.tui.screens.texts import PageScreen
 from chatapp.tui.widgets.prompt import Completions
 
 COMMANDS = [entry for entry in ChatScreen.ACTIONS if entry.command]

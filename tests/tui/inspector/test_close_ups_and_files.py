@@ -10,15 +10,15 @@ from random_models import view_of
 from tui_driver import Driver, OpenApp
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.lab.prompt_parts import Span
+from chatapp.lab.prompt_parts import PartSpan
 from chatapp.lab.view import View
 from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbours, WeightSteps
 from chatapp.lab.views.layer_views import Norms
 from chatapp.lab.views.part_views import SmallCircuit
 from chatapp.lab.views.prompt_part_view import PromptParts, attribute_prompt
-from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.head_tabs import AttentionView
 from chatapp.tui.inspector.tabs import PromptView, TokensView
+from chatapp.tui.inspector.token_choice import HeatMap
 from chatapp.tui.inspector.view import CLOSE_UPS, CloseUpView, InspectorTab
 
 
@@ -43,7 +43,7 @@ async def test_close_ups_are_those_of_the_chosen_token_and_head(
         assert view.cell is not None
         layer, head = view.cell
         expected: dict[str, list[View]] = {
-            "p": [attribute_prompt(gpt2, ids, [Span("instruction", 0, 4)], [following])],
+            "p": [attribute_prompt(gpt2, ids, [PartSpan("instruction", 0, 4)], [following])],
             "w": [view_of(WeightSteps, gpt2, ids, f"{layer}.{head}")],
             "n": [view_of(Neighbours, gpt2, ids, "")],
             "h": [view_of(StateNeighbours, gpt2, ids, str(layer))],

@@ -5,9 +5,9 @@ from tui_driver import OpenApp
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.views.patch_view import compare
-from chatapp.tui.inspector.choosing import HeatMap
-from chatapp.tui.inspector.compare import CompareView
 from chatapp.tui.inspector.head_tabs import AttentionView, WhyView
+from chatapp.tui.inspector.patching_tab import CompareView
+from chatapp.tui.inspector.token_choice import HeatMap
 from chatapp.tui.widgets.dialog import Field
 
 

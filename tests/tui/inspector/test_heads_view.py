@@ -10,8 +10,8 @@ from tui_driver import OpenApp
 from chatapp.engine.backends.local import LocalModel
 from chatapp.lab import heads as lab
 from chatapp.lab.views.head_views import MEASURES, score_heads, strongest_texts
-from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.head_tabs import HeadsView
+from chatapp.tui.inspector.token_choice import HeatMap
 
 TEXTS = ["The quick brown fox jumps.", "A naïve café owner, a naïve café owner."]
 

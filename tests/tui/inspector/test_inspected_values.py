@@ -9,8 +9,8 @@ from chatapp.dialogue.reading import read
 from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.drawing.blocks import layout
 from chatapp.lab.traces import DecoderTrace
-from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.head_tabs import AttentionView
+from chatapp.tui.inspector.token_choice import HeatMap
 
 # What it shows
 

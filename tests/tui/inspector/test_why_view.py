@@ -5,8 +5,8 @@ from tui_driver import OpenApp
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.views.part_views import Why, ask
-from chatapp.tui.inspector.choosing import HeatMap
 from chatapp.tui.inspector.head_tabs import WhyView
+from chatapp.tui.inspector.token_choice import HeatMap
 
 
 async def test_it_shows_what_the_lab_measures(open_app: OpenApp, gpt2: LocalModel) -> None:

@@ -12,7 +12,7 @@ from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.platform.actions import written
 from chatapp.tui.screens.history import ChatList, HistoryScreen
 from chatapp.tui.screens.parameters import ParametersScreen
-from chatapp.tui.screens.reading import SourceScreen
+from chatapp.tui.screens.texts import SourceScreen
 from chatapp.tui.widgets.prompt import Prompt
 
 

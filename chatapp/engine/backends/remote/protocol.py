@@ -53,7 +53,7 @@ class ServedToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenCounts:
     """The server's token counts; reply: 0 if unknown."""
 
     prompt: int
@@ -67,7 +67,7 @@ class Chunk:
 
     tokens: tuple[ServedToken, ...] = ()
     reason: str = ""
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
 
     def __bool__(self) -> bool:
         """Whether it continues the reply with more than spaces."""
@@ -181,13 +181,13 @@ def token_count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _usage(usage: object) -> Usage | None:
+def _usage(usage: object) -> TokenCounts | None:
     prompt = token_count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
     if not isinstance(usage, dict) or not prompt:
         return None
     details = usage.get("prompt_tokens_details")
     reused = token_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    return Usage(prompt, token_count(usage.get("completion_tokens")), reused)
+    return TokenCounts(prompt, token_count(usage.get("completion_tokens")), reused)
 
 
 def _tokens(text: str, logprobs: object) -> tuple[ServedToken, ...]:

@@ -37,7 +37,7 @@ from chatapp.engine.backends.remote.protocol import (
     EventReader,
     RemoteTokenizer,
     ServedToken,
-    Usage,
+    TokenCounts,
     checked,
     ending_with_constraint,
     response_format,
@@ -298,7 +298,7 @@ class _Reply:
         self._forced = request.forced
         self._events = EventReader(model.server)
         self.read = self._events.read
-        self._usage = Usage(count)
+        self._usage = TokenCounts(count)
         self._tokens = 0
         self._started = time.perf_counter()
         self._time_to_first_token = 0.0

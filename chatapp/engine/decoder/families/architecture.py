@@ -35,7 +35,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPart:
     """A tensor of weights, or several that are stacked because they multiply the same input.
 
     rows: of each stacked tensor. columns: None for a vector.
@@ -117,26 +117,26 @@ class Architecture:
         block = sum(math.prod(part.shape) for part in self.block_parts(0) if part.is_product)
         return self.layers * block + self.vocabulary * self.width
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[WeightPart]:
         """Every tensor of the decoder, the output matrix last, unless it is the embedding."""
-        yield Part("embed.weight", (self.vocabulary,), self.width)
+        yield WeightPart("embed.weight", (self.vocabulary,), self.width)
         if self.has_learned_positions:
-            yield Part("positions.weight", (self.context,), self.width)
+            yield WeightPart("positions.weight", (self.context,), self.width)
         for layer in range(self.layers):
             yield from self.block_parts(layer)
         if not self.is_post_norm:
             yield from self._norm("norm", self.width)
         if self.has_output_bias:
-            yield Part("output.bias", (self.vocabulary,))
+            yield WeightPart("output.bias", (self.vocabulary,))
         if not self.is_tied:
             yield self.output
 
     @property
-    def output(self) -> Part:
+    def output(self) -> WeightPart:
         """The output matrix, if it is not the token embedding."""
-        return Part("head.weight", (self.vocabulary,), self.width)
+        return WeightPart("head.weight", (self.vocabulary,), self.width)
 
-    def block_parts(self, layer: int) -> Iterator[Part]:
+    def block_parts(self, layer: int) -> Iterator[WeightPart]:
         """The tensors of one block."""
         block = f"blocks.{layer}"
         queries, keys = self.heads * self.head_size, self.key_value_heads * self.head_size
@@ -151,11 +151,11 @@ class Architecture:
             yield from self._norm(f"{block}.attention.query_norm", self.head_size)
             yield from self._norm(f"{block}.attention.key_norm", self.head_size)
         if self.farthest is not None:
-            yield Part(f"{block}.attention.distances.weight", (queries,), self.width)
+            yield WeightPart(f"{block}.attention.distances.weight", (queries,), self.width)
             # u and v of Dai et al. (2019), by their names in checkpoints, which have no ending.
             for name in ("r_w_bias", "r_r_bias"):
                 part = f"{block}.attention.biases.{name}"
-                yield Part(part, (self.heads,), self.head_size)
+                yield WeightPart(part, (self.heads,), self.head_size)
         projection = f"{block}.attention.projection"
         yield from _linear(projection, (self.width,), queries, has_bias=self.has_projection_bias)
         yield from self._norm(f"{block}.norm_2", self.width)
@@ -167,13 +167,15 @@ class Architecture:
             yield from self._norm(f"{block}.norm_after_1", self.width)
             yield from self._norm(f"{block}.norm_after_2", self.width)
 
-    def _norm(self, name: str, size: int) -> Iterator[Part]:
-        yield Part(f"{name}.weight", (size,))
+    def _norm(self, name: str, size: int) -> Iterator[WeightPart]:
+        yield WeightPart(f"{name}.weight", (size,))
         if self.norm == "LayerNorm":
-            yield Part(f"{name}.bias", (size,))
+            yield WeightPart(f"{name}.bias", (size,))
 
 
-def _linear(name: str, rows: tuple[int, ...], columns: int, *, has_bias: bool) -> Iterator[Part]:
-    yield Part(f"{name}.weight", rows, columns)
+def _linear(
+    name: str, rows: tuple[int, ...], columns: int, *, has_bias: bool
+) -> Iterator[WeightPart]:
+    yield WeightPart(f"{name}.weight", rows, columns)
     if has_bias:
-        yield Part(f"{name}.bias", rows)
+        yield WeightPart(f"{name}.bias", rows)

@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chatapp.engine.decoder.families.architecture import Architecture, Part
+from chatapp.engine.decoder.families.architecture import Architecture, WeightPart
 from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.gguf_row import GGUFRow
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Arrange = Callable[[Architecture, Part, "Tensor"], "Tensor"]
+Arrange = Callable[[Architecture, WeightPart, "Tensor"], "Tensor"]
 
 
-def as_stored(architecture: Architecture, part: Part, tensor: "Tensor") -> "Tensor":
+def as_stored(architecture: Architecture, part: WeightPart, tensor: "Tensor") -> "Tensor":
     """A tensor in the layout of most checkpoints: matrices (out, in)."""
     return tensor
 

@@ -20,7 +20,7 @@ Config = dict[str, Any]
 """A configuration with the keys of a config.json."""
 
 
-class Source(Protocol):
+class OpenGGUF(Protocol):
     """An open GGUF file."""
 
     @property
@@ -38,7 +38,7 @@ class Source(Protocol):
 class Keys:
     """The keys of a GGUF file below the name of its architecture."""
 
-    def __init__(self, file: Source) -> None:
+    def __init__(self, file: OpenGGUF) -> None:
         self.file = file
 
     def value(self, key: str) -> Any:
@@ -64,7 +64,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TensorChange:
     """The change that a GGUF file makes to a tensor.
 
     is_transposed: it holds (out, in) where a checkpoint has (in, out). added: to each weight. rows,
@@ -106,13 +106,13 @@ def _reordered(tensor: "Tensor", rows: tuple[int, int, int], swapped: tuple[int,
     return split.transpose(*swapped).reshape(tensor.shape)
 
 
-def _unchanged(config: Config, tensor: str) -> Change:
-    return Change()
+def _unchanged(config: Config, tensor: str) -> TensorChange:
+    return TensorChange()
 
 
-def shifted_norms(config: Config, tensor: str) -> Change:
+def shifted_norms(config: Config, tensor: str) -> TensorChange:
     """The change of families whose norms multiply by 1 + w: a GGUF file holds the sum."""
-    return Change(added=1) if tensor.endswith("norm.weight") else Change()
+    return TensorChange(added=1) if tensor.endswith("norm.weight") else TensorChange()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class GGUFRow:
     fixed: Config = field(default_factory=dict)
     read: Callable[[Keys, Config], None] = lambda keys, config: None
     spell_out: Callable[[Config], None] = lambda config: None
-    change: Callable[[Config, str], Change] = _unchanged
+    change: Callable[[Config, str], TensorChange] = _unchanged
 
 
 SIZES = {

@@ -11,7 +11,7 @@ With token embedding E, position embedding P and L blocks:
 from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention
 from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Checkpoint, Family
-from chatapp.engine.decoder.families.gguf_row import Change, Config, GGUFRow
+from chatapp.engine.decoder.families.gguf_row import Config, GGUFRow, TensorChange
 
 _DEFAULTS = {
     "n_layer": 12,
@@ -79,8 +79,8 @@ def _spell_out(config: Config) -> None:
 _MATRICES = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
 
 
-def _change(config: Config, tensor: str) -> Change:
-    return Change(is_transposed=tensor.endswith(_MATRICES))
+def _change(config: Config, tensor: str) -> TensorChange:
+    return TensorChange(is_transposed=tensor.endswith(_MATRICES))
 
 
 GPT2 = Family(

@@ -12,10 +12,22 @@ disables it; the output matrix is not tied.
 
 from typing import TYPE_CHECKING
 
-from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention, Part
+from chatapp.engine.decoder.families.architecture import (
+    ACTIVATIONS,
+    Architecture,
+    Attention,
+    WeightPart,
+)
 from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Checkpoint, Family
-from chatapp.engine.decoder.families.gguf_row import BASE, SIZES, Change, Config, GGUFRow, Keys
+from chatapp.engine.decoder.families.gguf_row import (
+    BASE,
+    SIZES,
+    Config,
+    GGUFRow,
+    Keys,
+    TensorChange,
+)
 from chatapp.engine.decoder.families.rotary import read_rotary
 
 if TYPE_CHECKING:
@@ -85,7 +97,7 @@ def _read(fields: ConfigFields) -> Architecture:
     )
 
 
-def _arrange(architecture: Architecture, part: Part, tensor: "Tensor") -> "Tensor":
+def _arrange(architecture: Architecture, part: WeightPart, tensor: "Tensor") -> "Tensor":
     """Queries of all heads, then keys, then values; checkpoints have the three head by head."""
     if ".query_key_value." not in part.name:
         return tensor
@@ -103,11 +115,11 @@ def _spell_out(config: Config) -> None:
     del config["head_dim"]  # it rotates a part of each head, so its files contain no head size
 
 
-def _change(config: Config, tensor: str) -> Change:
+def _change(config: Config, tensor: str) -> TensorChange:
     """A file has all queries first, then keys, then values; checkpoints have them head by head."""
     if "attn_qkv." not in tensor:
-        return Change()
-    return Change(rows=(config["num_attention_heads"], 3, -1), swapped=(0, 1))
+        return TensorChange()
+    return TensorChange(rows=(config["num_attention_heads"], 3, -1), swapped=(0, 1))
 
 
 GPT_NEOX = Family(

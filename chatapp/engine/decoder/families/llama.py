@@ -18,7 +18,7 @@ from chatapp.engine.decoder.families import gguf_row
 from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention
 from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Checkpoint, Family
-from chatapp.engine.decoder.families.gguf_row import Change, Config, GGUFRow, Keys
+from chatapp.engine.decoder.families.gguf_row import Config, GGUFRow, Keys, TensorChange
 from chatapp.engine.decoder.families.rotary import Rotary, read_rotary
 
 DEFAULTS = {
@@ -109,12 +109,12 @@ def _read_gguf(keys: Keys, config: Config) -> None:
     config["mlp_bias"] = "blk.0.ffn_up.bias" in keys.file.names
 
 
-def _change(config: Config, tensor: str) -> Change:
+def _change(config: Config, tensor: str) -> TensorChange:
     """Halves of each head's queries and keys, which are rotated together, are neighbours."""
     for part, heads in (("attn_q.", "num_attention_heads"), ("attn_k.", "num_key_value_heads")):
         if part in tensor:
-            return Change(rows=(config[heads], 2, -1), swapped=(1, 2))
-    return Change()
+            return TensorChange(rows=(config[heads], 2, -1), swapped=(1, 2))
+    return TensorChange()
 
 
 _GGUF = GGUFRow(

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearScaling:
     """Position interpolation (Chen et al. 2023): f / factor."""
 
     factor: float
 
     @classmethod
-    def read(cls, fields: "ConfigFields") -> "Linear":
+    def read(cls, fields: "ConfigFields") -> "LinearScaling":
         """From a config's rotary parameters. Raises ModelError."""
         return cls(fields.positive("factor"))
 
@@ -125,7 +125,7 @@ class Rotary:
 
     base: float
     size: int
-    scaling: Linear | Llama3 | Yarn | None = None
+    scaling: LinearScaling | Llama3 | Yarn | None = None
 
     @property
     def magnitude(self) -> float:
@@ -170,7 +170,7 @@ def read_rotary(
     if kind in ("default", "dynamic"):
         return Rotary(base, size)
     if kind == "linear":
-        return Rotary(base, size, Linear.read(parameters))
+        return Rotary(base, size, LinearScaling.read(parameters))
     if kind == "llama3":
         return Rotary(base, size, Llama3.read(parameters))
     if kind == "yarn":

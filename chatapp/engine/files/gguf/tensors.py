@@ -17,7 +17,7 @@ from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from numpy.typing import NDArray
 
 from chatapp.engine.decoder.families import family_in_gguf
-from chatapp.engine.decoder.families.gguf_row import ARCHITECTURE, Change, Config
+from chatapp.engine.decoder.families.gguf_row import ARCHITECTURE, Config, TensorChange
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.safetensors import TensorHeader
 from chatapp.engine.kernels.rounding import GROUP, Group
@@ -125,17 +125,17 @@ def gguf_names(architecture: str, config: Config, names: Iterable[str]) -> dict[
     return {name: inside for name, inside in stored if inside is not None}
 
 
-def _change(architecture: str, config: Config, stored: str) -> Change:
+def _change(architecture: str, config: Config, stored: str) -> TensorChange:
     """The change that the conversion to GGUF makes to a tensor."""
     family = family_in_gguf(architecture)
-    return Change() if family is None else family.gguf.change(config, stored)
+    return TensorChange() if family is None else family.gguf.change(config, stored)
 
 
-def _read(file: GGUFFile, stored: str, change: Change) -> "Tensor":
+def _read(file: GGUFFile, stored: str, change: TensorChange) -> "Tensor":
     return change.undo(file.read(stored))
 
 
-def _read_groups(file: GGUFFile, stored: str, change: Change) -> "Tensor":
+def _read_groups(file: GGUFFile, stored: str, change: TensorChange) -> "Tensor":
     import torch
 
     return change.undo_rows(torch.from_numpy(groups_of(*file.blocks(stored))))

@@ -18,13 +18,13 @@ from chatapp.lab.drawing.console import drawn_blocks
 from chatapp.lab.view import View, token_of
 from chatapp.lab.views.patch_view import Patches, compare
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.inspector.choosing import HeatMap, TokenText
+from chatapp.tui.inspector.token_choice import HeatMap, TokenText
 from chatapp.tui.inspector.view import InspectorTab, Look
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Field
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.reading import Reading
+    from chatapp.dialogue.reading import PromptReading
     from chatapp.lab.patching import Direction
 
 _NOTHING = (
@@ -189,15 +189,15 @@ class CompareView(InspectorTab):
             self.notify("There is no other version of a reply here.", markup=False)
             return
 
-        def work(tell: object) -> "Reading":
+        def work(tell: object) -> "PromptReading":
             from chatapp.dialogue.reading import read
 
             versions = session.chat.store.siblings(message.id)
             return read(session, versions[message.sibling % len(versions)].id)
 
-        self.measure("Reading the version", work, self._compare_with)
+        self.measure("PromptReading the version", work, self._compare_with)
 
-    def _compare_with(self, reading: "Reading") -> None:
+    def _compare_with(self, reading: "PromptReading") -> None:
         """Compare with another version, as far as the shorter one goes."""
         ids, other = self._look.tokens.ids, (*reading.prompt.ids, *reading.reply_ids)
         pairs = enumerate(zip(ids, other, strict=False))

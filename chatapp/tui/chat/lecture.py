@@ -14,11 +14,11 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.tui import events
 from chatapp.tui.chat.screen import ChatScreen
-from chatapp.tui.conversation.loading import LoadRequest
+from chatapp.tui.conversation.model_loading import LoadRequest
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Opening, Target
 from chatapp.tui.platform.actions import Action
-from chatapp.tui.widgets.lesson import OTHER_SIDE, LessonPanel
+from chatapp.tui.widgets.lesson_panel import OTHER_SIDE, LessonPanel
 
 if TYPE_CHECKING:
     from chatapp.common.settings import Settings

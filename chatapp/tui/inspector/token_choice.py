@@ -28,7 +28,7 @@ from chatapp.common.shading import (
     visible,
     weight_color,
 )
-from chatapp.lab.drawing.blocks import NOTHING, Map, Piece, layout
+from chatapp.lab.drawing.blocks import NOTHING, Map, RowPiece, layout
 from chatapp.tui.platform.actions import Acting, Action
 
 LONGEST = 16
@@ -101,7 +101,7 @@ class TokenText(Acting, ScrollView, can_focus=True):
         self._paints: Sequence[Paint | None] = ()
         self._held: int | None = None
         self._width = 0
-        self._rows: list[list[Piece]] = []
+        self._rows: list[list[RowPiece]] = []
         self._first_row: list[int] = []
 
     def show(self, texts: Sequence[str], cursor: int) -> None:
