@@ -90,6 +90,10 @@ def list_chats(limit: Limit = 50, as_json: shared.JsonOption = False) -> None:
         _write_rich(table)
 
 
+_MOST_SENTENCES = 20
+"""How many faults of an import are printed, and how many notes."""
+
+
 @app.command()
 def search(
     query: Annotated[str, typer.Argument(help="Words that a message must contain.")],
@@ -227,8 +231,11 @@ def import_chats(
     for sentence in (sentence for sentence, is_so in reports.items() if is_so):
         complain(sentence)
     notes = [chat.note for chat in imported.chats if chat.note]
-    for sentence in (*imported.faults, *notes):
-        complain(sentence)
+    for sentences in (imported.faults, notes):
+        for sentence in sentences[:_MOST_SENTENCES]:
+            complain(sentence)
+        if (more := len(sentences) - _MOST_SENTENCES) > 0:
+            complain(f"and {more:,} more of this kind")
 
 
 @app.command()

@@ -234,6 +234,10 @@ def test_chats_are_imported(run, ids: list[int], tmp_path: Path) -> None:
     new = json.loads(run("history", "import", str(target), "--json").out)
     assert [(sorted(chat), chat["added"]) for chat in new] == [(["added", "id", "title"], 0)] * 2
     assert len(chats_left()) == 4
+    target.write_text(json.dumps([*documents, *[{"title": HOSTILE}] * 30]))
+    lines = run("history", "import", str(target)).err.splitlines()
+    assert lines[2] == "chatapp: left out 30 that cannot be read:"
+    assert (len(lines), lines[-1]) == (3 + 20 + 1, "chatapp: and 10 more of this kind")
     target.write_text("{")
     status, out, err = run("history", "import", str(target))
     assert (status, out) == (2, "")

@@ -39,6 +39,7 @@ _SUFFIXES = (".json", ".jsonl", ".ndjson")
 _MOST_UNPACKED = 2**30
 """Bytes of all texts of an archive together; a few megabytes could be unpacked to terabytes."""
 
+_MOST_ENTRIES = 100_000
 _PIECE = 2**20
 _BOM = "\ufeff"
 _FOREIGN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError)
@@ -108,6 +109,8 @@ def _archived(path: Path) -> Iterator[_FileText]:
     left, fault = _MOST_UNPACKED, ""
     try:
         with zipfile.ZipFile(path) as archive:
+            if len(archive.infolist()) > _MOST_ENTRIES:
+                raise ValueError(f"it holds more than {_MOST_ENTRIES:,} files")
             for entry in sorted(archive.infolist(), key=lambda entry: entry.filename):
                 name = PurePosixPath(entry.filename)
                 if _is_wanted(name.name) and name.parts[0] != "__MACOSX" and left >= 0:
@@ -116,7 +119,7 @@ def _archived(path: Path) -> Iterator[_FileText]:
                     left -= size
                     yield text
     except (*_FOREIGN, NotImplementedError) as error:
-        fault = f"is not a whole zip archive: {error}"
+        fault = f"cannot be read as an archive: {error}"
     except OSError as error:
         fault = f"cannot be read: {reason(error)}"
     if fault:

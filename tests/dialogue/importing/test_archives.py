@@ -95,6 +95,9 @@ def test_no_archive_is_unpacked_without_end(
     assert [each.messages[0].text for each in read.chats] == ["Hi"]
     (fault,) = read.faults
     assert fault.endswith("more than 1 MiB; the rest is left out")
+    monkeypatch.setattr(importing, "_MOST_ENTRIES", 3)
+    with pytest.raises(ImportingError, match="more than 3 files"):
+        read_chats(path)
 
 
 def test_a_broken_archive_is_refused_in_words(tmp_path: Path) -> None:
