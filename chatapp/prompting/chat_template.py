@@ -136,7 +136,8 @@ class ChatTemplate:
     `bos_token`, `eos_token` and the other named tokens of the tokenizer, and its own switches.
     thinking: the value of its switch for thinking; None leaves that to the template. today: the
     date that it may write; None for the day of rendering. tools: the ones that the model may call,
-    as JSON schemas of functions. Raises ChatTemplateError when the source is no template.
+    as JSON schemas of functions. tool_source: the program with tools, where there is one of its
+    own. Raises ChatTemplateError when a source is no template.
     """
 
     source: str
@@ -146,12 +147,14 @@ class ChatTemplate:
     thinking: bool | None = None
     today: date | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
+    tool_source: str = ""
 
     def __post_init__(self) -> None:
         """Raises ChatTemplateError when the source is too long or no template."""
-        if len(self.source) > _LONGEST_SOURCE:
+        longest = max(len(self.source), len(self.tool_source))
+        if longest > _LONGEST_SOURCE:
             raise ChatTemplateError(
-                f"{self.origin}: the chat template has {len(self.source):,} characters; "
+                f"{self.origin}: the chat template has {longest:,} characters; "
                 f"expected at most {_LONGEST_SOURCE:,}"
             )
         self._variables  # noqa: B018  # a template that cannot be read is refused here
@@ -239,12 +242,12 @@ class ChatTemplate:
     @property
     def has_calls(self) -> bool:
         """Whether the template says how the model calls tools."""
-        return pattern_in(self.source, self.special) is not None
+        return pattern_in(self.tool_source or self.source, self.special) is not None
 
     @property
     def calls(self) -> CallPattern:
         """How the model calls tools: by the pattern of its template, or as instructed in words."""
-        return pattern_in(self.source, self.special) or HERMES
+        return pattern_in(self.tool_source or self.source, self.special) or HERMES
 
     @cached_property
     def instruction(self) -> str:
@@ -360,9 +363,10 @@ class ChatTemplate:
             "add_generation_prompt": announce,
         }
         today = self.today.isoformat() if self.today else None
-        answer = self._ask(
-            {"values": to_json(values), "today": today, "special": self.special}, until
-        )
+        request = {"values": to_json(values), "today": today, "special": self.special}
+        if tools and self.tool_source:
+            request["source"] = self.tool_source
+        answer = self._ask(request, until)
         if "endless" in answer:
             raise _EndlessError(f"{self.origin}: the chat template {answer['endless']}")
         if "refusal" in answer:
@@ -385,17 +389,20 @@ class ChatTemplate:
 
     @cached_property
     def _variables(self) -> frozenset[str]:
-        """The names that the program reads. Raises ChatTemplateError when it is invalid."""
-        answer = self._ask({}, time.monotonic() + _MOST_SECONDS)
-        if "line" in answer:
-            raise ChatTemplateError(
-                f"{self.origin}: the chat template, line {answer['line']}: {answer['problem']}"
-            )
-        if "problem" in answer:
-            raise ChatTemplateError(
-                f"{self.origin}: the chat template cannot be compiled: {answer['problem']}"
-            )
-        return frozenset(answer["variables"])
+        """The names that the programs read. Raises ChatTemplateError when one is invalid."""
+        names = frozenset[str]()
+        for source in filter(None, (self.source, self.tool_source)):
+            answer = self._ask({"source": source}, time.monotonic() + _MOST_SECONDS)
+            if "line" in answer:
+                raise ChatTemplateError(
+                    f"{self.origin}: the chat template, line {answer['line']}: {answer['problem']}"
+                )
+            if "problem" in answer:
+                raise ChatTemplateError(
+                    f"{self.origin}: the chat template cannot be compiled: {answer['problem']}"
+                )
+            names |= frozenset(answer["variables"])
+        return names
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:

@@ -1,6 +1,7 @@
 """Chats with a model that brings a chat template of its own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.chat_template import ChatTemplate
+from chatapp.prompting.messages import Message, text_of
 
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")
 SOURCE = (
@@ -56,7 +58,26 @@ def test_the_file_wins_over_the_key_and_of_several_the_default(tmp_path: Path) -
     assert choose_template(model(tmp_path), "").stop == ("<|im_start|>",)
 
 
-@pytest.mark.parametrize("given", [7, {"a": "b"}, "{% for %}"])
+def test_of_several_templates_the_one_for_tools_writes_a_chat_with_tools(tmp_path: Path) -> None:
+    tool_use = "{{ tools[0].function.name }}: {{ messages[-1].content }} <tool_call>"
+    named = [{"name": "default", "template": SOURCE}, {"name": "tool_use", "template": tool_use}]
+    plain = choose_template(model(tmp_path, chat_template=named[:1]), "")
+    both = choose_template(model(tmp_path, chat_template=named), "")
+    assert both.fingerprint == plain.fingerprint
+    asked = [Message("user", "Hi")]
+    assert text_of(both.render(asked)) == text_of(plain.render(asked))
+    clock = {"type": "function", "function": {"name": "clock", "parameters": {}}}
+    assert text_of(replace(both, tools=(clock,)).render(asked)) == "clock: Hi <tool_call>"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(7, {"a": "b"}, "{% for %}", [{"name": "tool_use", "template": "x"}]),
+        [{"name": "default", "template": 7}],
+        [{"name": "default", "template": "x"}, {"name": "tool_use", "template": "{% for %}"}],
+    ],
+)
 def test_a_damaged_template_is_named(tmp_path: Path, given: object) -> None:
     with pytest.raises(ValueError, match=r"tokenizer_config.json: .*chat.template"):
         choose_template(model(tmp_path, chat_template=given), "")

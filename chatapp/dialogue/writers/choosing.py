@@ -52,19 +52,28 @@ def chat_template_of(
     """The chat template in the keys of a tokenizer_config.json, or None.
 
     origin: of the keys. special: the names of the tokenizer's special tokens. Of several named
-    templates it is "default". Raises ChatTemplateError.
+    templates it is "default", and "tool_use" with tools. Raises ChatTemplateError.
     """
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {
-            entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
-        }
-        source = named.get("default")
-    if source is None or source == "":
+    source, tool_source = config.get("chat_template"), ""
+    if isinstance(source, list) and source:
+        named = {str(e.get("name")): e.get("template") for e in source if isinstance(e, dict)}
+        if "default" not in named:
+            raise ChatTemplateError(
+                f"{origin}: chat_template is a list of {shown(sorted(named))}, expected one that "
+                "is named 'default'"
+            )
+        source, tool_source = named["default"], named.get("tool_use") or ""
+    if not source:
         return None
-    if not isinstance(source, str):
-        raise ChatTemplateError(f"{origin}: chat_template is {shown(source)}, expected a string")
-    return ChatTemplate(source, origin, tuple(sorted(special)), _named_tokens(config))
+    for program in (source, tool_source):
+        if not isinstance(program, str):
+            raise ChatTemplateError(
+                f"{origin}: chat_template is {shown(program)}, expected a string"
+            )
+    named_tokens = _named_tokens(config)
+    return ChatTemplate(
+        source, origin, tuple(sorted(special)), named_tokens, tool_source=tool_source
+    )
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
