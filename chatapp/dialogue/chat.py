@@ -223,7 +223,7 @@ class Chat:
 
     # The user's choices; each method raises StoreError, and then changes nothing
 
-    def hold_with(self, basis: Basis) -> None:
+    def use_basis(self, basis: Basis) -> None:
         """Use other instructions, another prompt file or template."""
         self._keep(self.store.set_basis, basis)
         self.basis = basis

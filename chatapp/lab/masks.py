@@ -76,7 +76,11 @@ class MaskedTrace(Trace):
         return predictions(rows, [self._hidden] * len(rows), top=top, piece=self._piece)[0]
 
     def _own(self, logits: Tensor) -> Tensor:
-        return self._model.own(logits, len(self.ids))[:, : self._model.vocabulary].float().cpu()
+        return (
+            self._model.without_frame(logits, len(self.ids))[:, : self._model.vocabulary]
+            .float()
+            .cpu()
+        )
 
 
 def masked_predictions(model: MaskedModel, ids: Sequence[int], top: int) -> tuple[Prediction, ...]:
@@ -91,7 +95,7 @@ def masked_predictions(model: MaskedModel, ids: Sequence[int], top: int) -> tupl
         with model.lock:
             logits = model.run(rows[start : start + _ROWS]).logits
         places = range(start, start + len(logits))
-        own = model.own(logits, len(ids))[range(len(logits)), places]
+        own = model.without_frame(logits, len(ids))[range(len(logits)), places]
         golds = [None if ids[place] == model.mask_id else ids[place] for place in places]
         real = own[:, : model.vocabulary].float().cpu()
         expected += predictions(real, golds, top=top, piece=model.piece)

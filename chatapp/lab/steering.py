@@ -53,7 +53,7 @@ class Direction:
     name: str
     vectors: Mapping[int, "np.ndarray[Any, np.dtype[np.float32]]"]
 
-    def at(self, strength: float, architecture: Architecture) -> Interventions:
+    def with_strength(self, strength: float, architecture: Architecture) -> Interventions:
         """The changes of this strength. Raises UserError for a direction of another model."""
         if not math.isfinite(strength):
             raise UserError(f"the strength of {self.name} is {strength}; expected a number")
@@ -211,7 +211,7 @@ def steering(text: str, architecture: Architecture) -> Interventions:
         name, strength = "", math.nan
     if not name:
         raise UserError(f"{text!r}: expected a direction and a strength, as in calm=0.1")
-    return load_direction(name).at(strength, architecture)
+    return load_direction(name).with_strength(strength, architecture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def sweep(
     replies = []
     for done, strength in enumerate(strengths):
         progress(done, len(strengths))
-        changes = direction.at(strength, own.decoder.architecture).added_after(len(ids))
+        changes = direction.with_strength(strength, own.decoder.architecture).added_after(len(ids))
         events = list(draw(changes))
         text = "".join(event.text for event in events)
         drawn = [event.id for event in events if isinstance(event, Token)]

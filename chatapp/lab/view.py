@@ -110,7 +110,7 @@ class Subject:
     progress: Progress = field(default=no_progress, repr=False)
 
     @property
-    def before(self) -> tuple[int, ...]:
+    def ids_up_to_token(self) -> tuple[int, ...]:
         """The tokens up to the chosen one."""
         return self.ids[: self.position + 1]
 

@@ -291,7 +291,7 @@ def test_a_row_has_the_instructions_that_were_in_force_at_its_reply(store: Store
     list(session.regenerate(yes.id))
     no = session.chat.messages[-1]
     store.set_ranking([yes.id, no.id])
-    session.chat.hold_with(Basis("Be rude."))
+    session.chat.use_basis(Basis("Be rude."))
     list(session.say("Sure?"))
     store.set_thumb(session.chat.messages[-1].id, 1)
     (preference,) = rows(store, "dpo")
@@ -334,7 +334,7 @@ def test_a_row_has_the_demonstrations_of_the_prompt_file(store: Store, tmp_path:
     session = say(store, "Rome", "Oslo", basis=Basis(prompt=str(path)))
     list(session.say("Italy"))
     list(session.say("Norway"))
-    session.chat.hold_with(Basis())
+    session.chat.use_basis(Basis())
     store.set_thumb(session.chat.messages[-1].id, 1)
     (row,) = rows(store, "kto")
     assert row["prompt"] == [

@@ -177,10 +177,10 @@ def test_instructions_of_the_chat_come_before_those_of_the_file(
     model = ScriptedModel([" x"])
     session = held_with(store, model, file(COLOURS[:1]), system=" Be brief. ")
     say(session, "Hi")
-    session.chat.hold_with(replace(session.chat.basis, system=""))
+    session.chat.use_basis(replace(session.chat.basis, system=""))
     session.regenerate(2)
     list(session.regenerate(2))
-    session.chat.hold_with(replace(session.chat.basis, system=None))
+    session.chat.use_basis(replace(session.chat.basis, system=None))
     list(session.regenerate(2))
     rest = "Q: red rose\nA: warm\nQ: Hi\nA:"
     assert model.prompts == [f"Be brief.\n{rest}", rest, f"Say it.\n{rest}"]

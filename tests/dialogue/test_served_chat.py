@@ -61,7 +61,7 @@ def message(role: str, content: str) -> dict[str, str]:
 def test_a_chat_is_sent_as_messages(
     server: CompletionsServer, session: Session, store: Store
 ) -> None:
-    session.chat.hold_with(replace(session.chat.basis, system=" Be brief. "))
+    session.chat.use_basis(replace(session.chat.basis, system=" Be brief. "))
     list(session.say("Is it\n\nUser:\nso?"))
     list(session.say("Really?"))
     sent = [
@@ -79,7 +79,7 @@ def test_a_chat_is_sent_as_messages(
     reading = read(session, session.chat.messages[-1].id)
     assert reading.prompt.messages_sent == sent
     assert not reading.outdated
-    session.chat.hold_with(replace(session.chat.basis, system="Be long."))
+    session.chat.use_basis(replace(session.chat.basis, system="Be long."))
     assert read(session, session.chat.messages[-1].id).outdated
 
 

@@ -525,7 +525,7 @@ def test_a_reply_is_not_outdated_because_a_server_was_not_asked_yet(
     reply = session.chat.messages[-1].id
     again = Session(Chat(store, session.chat.id), model, template=session.template)
     assert not read(again, reply).outdated
-    again.chat.hold_with(replace(again.chat.basis, system="Be brief."))
+    again.chat.use_basis(replace(again.chat.basis, system="Be brief."))
     again.set_tools(["demo_count"])
     assert read(again, reply).outdated
     again.chat.close()

@@ -102,7 +102,7 @@ def test_replies_are_those_of_hooks(pair: Pair) -> None:
 
 def test_strength_0_is_the_model_itself(local: LocalModel) -> None:
     direction = make_direction(local, "a", PAIRS)
-    changes = direction.at(0.0, local.decoder.architecture)
+    changes = direction.with_strength(0.0, local.decoder.architecture)
     assert not changes
     ids = local.tokenizer.encode("The lazy dog")
     assert torch.equal(local.logits(ids, changes), local.logits(ids))
@@ -127,7 +127,7 @@ def test_a_direction_is_kept_as_a_control_vector(local: LocalModel) -> None:
         assert np.array_equal(read.vectors[1], direction.vectors[1])
     shape = local.decoder.architecture
     changes = steering("calm=0.5", shape)
-    assert changes == steering("calm  0.5", shape) == direction.at(0.5, shape)
+    assert changes == steering("calm  0.5", shape) == direction.with_strength(0.5, shape)
     assert changes.words == "with calm 0.5"
 
 
@@ -156,9 +156,9 @@ def test_bad_input_is_one_sentence(local: LocalModel, tmp_path: Path) -> None:
     high = Direction("high", {shape.layers: np.ones(shape.width, dtype=np.float32)})
     for direction in (wide, high):
         with pytest.raises(UserError, match="was made for another model"):
-            direction.at(1.0, shape)
+            direction.with_strength(1.0, shape)
     with pytest.raises(UserError, match="expected a number"):
-        high.at(math.nan, shape)
+        high.with_strength(math.nan, shape)
     with pytest.raises(UserError, match="layers 0 to 1"):
         make_direction(local, "a", PAIRS, 2)
     with pytest.raises(UserError, match="end in the same states"):

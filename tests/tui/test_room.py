@@ -50,10 +50,10 @@ async def test_what_the_chat_is_held_with_is_in_the_status_line(
 ) -> None:
     async with open_app(size=(60, 20)) as driver:
         for name, words in (("monk", "persona monk"), ("feel", "prompt file feel")):
-            driver.chat.controls.hold_with(choice_of(name))
+            driver.chat.controls.use_prompt(choice_of(name))
             await driver.idle()
             assert words in driver.screen_text
-        driver.chat.controls.hold_with(choice_of("none"))
+        driver.chat.controls.use_prompt(choice_of("none"))
         await driver.idle()
         assert "prompt file feel" not in driver.screen_text
         assert "persona" not in driver.screen_text
@@ -75,7 +75,7 @@ async def test_the_status_line_never_runs_off(open_app: OpenApp, width: int) -> 
 
 async def test_label_probabilities_stand_under_the_reply(open_app: OpenApp, own: Path) -> None:
     async with open_app(GlassModel(["x"])) as driver:
-        driver.chat.controls.hold_with(choice_of("feel"))
+        driver.chat.controls.use_prompt(choice_of("feel"))
         await driver.say("ice")
         assert driver.texts[-1] in ("warm", "cold")
         assert "warm " in driver.notes[-1]
@@ -83,7 +83,7 @@ async def test_label_probabilities_stand_under_the_reply(open_app: OpenApp, own:
         assert driver.notes[-1].count("%") == 3
         assert "of the vocabulary" in driver.notes[-1]
         assert not [notice for notice in driver.notices if "%" in notice]
-        driver.chat.controls.hold_with(choice_of("none"))
+        driver.chat.controls.use_prompt(choice_of("none"))
         await driver.say("Hello")
         assert "%" in driver.notes[1], "it stays there"
 
@@ -92,13 +92,13 @@ async def test_another_label_of_the_same_model_is_not_asked_for(
     open_app: OpenApp, own: Path
 ) -> None:
     async with open_app(GlassModel(["x"])) as driver:
-        driver.chat.controls.hold_with(choice_of("feel"))
+        driver.chat.controls.use_prompt(choice_of("feel"))
         await driver.say("ice")
         await driver.press("ctrl+up", "r")
         assert driver.notices[-1] == (
             "A label is scored, not sampled: another reply would be the same."
         )
-        driver.chat.controls.hold_with(choice_of("none"))
+        driver.chat.controls.use_prompt(choice_of("none"))
         await driver.press("ctrl+up", "r")
         await driver.idle()
         assert "‹ 2/2 ›" in driver.screen_text

@@ -75,7 +75,7 @@ class MaskedModel:
         with torch.inference_mode():
             return self.network(input_ids=ids, **options)
 
-    def own(self, values: Tensor, size: int) -> Tensor:
+    def without_frame(self, values: Tensor, size: int) -> Tensor:
         """The part of (…, tokens, n) that belongs to a text of `size` tokens."""
         first = len(self.start)
         return values[..., first : first + size, :]

@@ -229,7 +229,7 @@ class Experts(View):
         from chatapp.engine.backends.transformers_model import TransformersModel
         from chatapp.engine.models.running import model_here
 
-        model, ids = model_here(subject.model), subject.before
+        model, ids = model_here(subject.model), subject.ids_up_to_token
         if not isinstance(model, TransformersModel) or not (modules := _expert_modules(model)):
             raise UserError(
                 f"{model.name}: this model has no mixture of experts; each token goes through the "

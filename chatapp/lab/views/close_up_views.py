@@ -153,7 +153,7 @@ class StateNeighbours(Neighbours):
         from chatapp.lab.heads import own_decoder
         from chatapp.lab.traces import seen_at
 
-        own, ids, state = own_decoder(subject.model), subject.before, options.state
+        own, ids, state = own_decoder(subject.model), subject.ids_up_to_token, options.state
         layers = own.decoder.architecture.layers
         points = {"embed": "embed"} | {str(layer): f"blocks.{layer}" for layer in range(layers)}
         if state not in points:
@@ -222,7 +222,7 @@ class WeightSteps(View):
         from chatapp.lab.heads import own_decoder
         from chatapp.lab.traces import seen_at
 
-        part, position, ids = subject.part(options.head), subject.position, subject.before
+        part, position, ids = subject.part(options.head), subject.position, subject.ids_up_to_token
         if part.head is None:
             raise UserError(f"{part}: expected a head, such as 3.5")
         own = own_decoder(subject.model)
@@ -351,11 +351,11 @@ class Neurons(View):
         if not part.is_mlp or part.neuron is not None:
             raise UserError(f"{part}: expected an MLP, such as 4.mlp")
         own = own_decoder(subject.model)
-        own.check_text(subject.before)
+        own.check_text(subject.ids_up_to_token)
         decoder = own.decoder
         last = f"blocks.{decoder.architecture.layers - 1}"
         points = [f"blocks.{part.layer}.mlp.neurons", f"blocks.{part.layer}.mlp", last]
-        seen = seen_at(own, subject.before, points, subject.changes)
+        seen = seen_at(own, subject.ids_up_to_token, points, subject.changes)
         activations, added, state = (seen[point][-1] for point in points)
         with torch.inference_mode():
             logits = decoder.uncapped_head(decoder.normed(state[None]))[0]

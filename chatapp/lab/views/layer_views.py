@@ -137,7 +137,7 @@ class Norms(View):
 
     @classmethod
     def look(cls, subject: Subject, options: AtToken) -> "Norms":
-        return cls.of(subject.model, subject.before, subject.position, subject.changes)
+        return cls.of(subject.model, subject.ids_up_to_token, subject.position, subject.changes)
 
     @classmethod
     def of(

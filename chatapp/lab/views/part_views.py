@@ -103,7 +103,7 @@ def question_at(subject: Subject, options: Compared) -> WhyQuestion:
     other: int | str | None = against
     if against is not None and against != MEAN:
         other = token_of(tokenizer, against, "--against")
-    return ask(subject.model, subject.before, token, other, subject.changes)
+    return ask(subject.model, subject.ids_up_to_token, token, other, subject.changes)
 
 
 def part_in_words(name: str, *, begins: bool = False) -> str:
@@ -342,7 +342,7 @@ class Losses(View):
     def look(cls, subject: Subject, options: AtToken) -> "Losses":
         from chatapp.lab.contributions import losses_without
 
-        question = ask(subject.model, subject.before, interventions=subject.changes)
+        question = ask(subject.model, subject.ids_up_to_token, interventions=subject.changes)
         loss, changes = losses_without(question.reading, subject.progress)
         return cls(loss, len(question.texts) - 1, changes)
 
@@ -416,7 +416,7 @@ class SmallCircuit(View):
         if question.difference < 0 and not named and question.contrast.against is not None:
             # Another token was likelier than the one that followed.
             pair = question.contrast.against, question.contrast.token
-            question = ask(subject.model, subject.before, *pair, subject.changes)
+            question = ask(subject.model, subject.ids_up_to_token, *pair, subject.changes)
         if options.patch == "":
             raise UserError("--patch is empty; expected another prompt")
         other = None

@@ -55,7 +55,7 @@ class PromptParts(View):
             raise UserError("parts compares two answers; --against mean is for the other views")
         if "" in (options.answer, options.against):
             raise UserError("--answer and --against need a text of at least one token")
-        tokenizer, before = subject.model.tokenizer, subject.before
+        tokenizer, before = subject.model.tokenizer, subject.ids_up_to_token
         answer, against = (
             [] if text is None else tokenizer.encode(text, begins=False)
             for text in (options.answer, options.against)
@@ -156,7 +156,7 @@ def _spans_of_chat(subject: Subject) -> "list[PartSpan]":
     """The parts of the tokens up to the chosen one: those of the prompt, and the reply so far."""
     from chatapp.lab.prompt_parts import PartSpan, parts_of_segments
 
-    size = len(subject.before)
+    size = len(subject.ids_up_to_token)
     start = len(subject.ids) if subject.start is None else subject.start
     spans = parts_of_segments(subject.segments, subject.model.tokenizer)
     spans = [*spans, PartSpan("reply", start, size)]

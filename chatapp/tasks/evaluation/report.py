@@ -52,7 +52,7 @@ class Measured:
         return cast(float, self.score([commonest] * len(self.task.items)))
 
     def golden(self) -> list[list[bool]]:
-        """Of each demonstration of each answer, whether it has the item's gold answer."""
+        """Whether each demonstration of each answer has the item's gold answer."""
         outputs = self.task.prompt.pool.outputs
         shown = [[outputs[i] == row["gold"] for i in row["examples"]] for row in self.rows]
         return shown if any(shown) else []

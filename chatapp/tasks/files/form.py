@@ -49,7 +49,7 @@ class Template:
         """The names of the fields, each as often as it occurs."""
         return tuple(piece.name for piece in self.pieces if isinstance(piece, Field))
 
-    def before(self, name: str) -> "Template":
+    def up_to_field(self, name: str) -> "Template":
         """The part before the first field of this name."""
         return Template(self.pieces[: self.pieces.index(Field(name))])
 
@@ -137,7 +137,7 @@ def named_form(example: str, query: str) -> Form:
     output = named[-1]
     if set(named) == {output}:
         raise FormError("example" if example else "query", "holds no field for an input")
-    query_template = query_template or shown.before(output)
+    query_template = query_template or shown.up_to_field(output)
     _check_query(query_template, shown, output)
     return Form(
         shown, query_template, query_template, None, output, _lead(shown, query_template, output)
@@ -167,7 +167,7 @@ def _lead(example: Template, query: Template, output: str) -> str:
     """White space before an answer: as the query ends in, else as in an example."""
     if query.ending != query.ending.rstrip():
         return query.ending[len(query.ending.rstrip(" \t")) :]
-    before = example.before(output).ending
+    before = example.up_to_field(output).ending
     return before[len(before.rstrip(" \t")) :]
 
 

@@ -182,7 +182,7 @@ class ChatActions(Acting, Screen[None]):
             return
         self.refuse_while_busy()
         system = None if argument == TEMPLATES_OWN else argument
-        conversation.chat.hold_with(replace(conversation.chat.basis, system=system))
+        conversation.chat.use_basis(replace(conversation.chat.basis, system=system))
         conversation.measure()
         self.widgets.inform("These instructions apply from the next message on.")
 
@@ -249,14 +249,14 @@ class ChatActions(Acting, Screen[None]):
             screen = LibraryScreen(self.conversation, self.target().draft)
             choice = await self.app.push_screen_wait(screen)
             if choice is not None:
-                self.controls.hold_with(choice)
+                self.controls.use_prompt(choice)
 
     async def _use_prompt(self, name: str, cancel: threading.Event) -> None:
         asked_for = self.conversation.chat
         choice = await asyncio.to_thread(choice_of, name)
         if self.conversation.chat is asked_for and not cancel.is_set():
             self.refuse_while_busy()  # a message may have been sent in the meantime
-            self.controls.hold_with(choice)
+            self.controls.use_prompt(choice)
 
     @Action(
         "Answer with passages of files, folders, patterns; none removes them",

@@ -152,12 +152,12 @@ class ChatControls:
                 prompt.give_back(text)
                 self.widgets.show_problem(_DELETED)
 
-    def hold_with(self, choice: "PromptChoice") -> None:
+    def use_prompt(self, choice: "PromptChoice") -> None:
         """Use a persona or a prompt file, or neither."""
         if self.is_busy():
             return
         with self.widgets.store_errors():
-            self.conversation.hold_with(choice.basis)
+            self.conversation.use_basis(choice.basis)
             self.widgets.show_problem("")
             self.models.show()
             self.widgets.look_again()

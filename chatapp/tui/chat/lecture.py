@@ -145,7 +145,7 @@ class LessonScreen(ChatScreen):
         if not await self._has_model(self._lesson.model_of(step)):
             return
         conversation = self.conversation
-        conversation.hold_with(Basis(prompt=self._lesson.prompt_file_of(step)))
+        conversation.use_basis(Basis(prompt=self._lesson.prompt_file_of(step)))
         conversation.set_sampling(self._lesson.sampling_of(step))
         self.controls.models.show()
         if step.off:

@@ -87,9 +87,9 @@ class Conversation:
         if self.model is not None and not self.loading:
             self._new_session(self.model)
 
-    def hold_with(self, basis: Basis) -> None:
+    def use_basis(self, basis: Basis) -> None:
         """Change the chat's basis, while no turn is running. Raises StoreError."""
-        self.chat.hold_with(basis)
+        self.chat.use_basis(basis)
         if self.session is not None:
             self._new_session(self.session.model)
 
@@ -100,7 +100,7 @@ class Conversation:
         if self.model is not None:
             choose_template(self.model, name)
         self._settings = replace(self._settings, template=name)
-        self.hold_with(replace(self.chat.basis, asked_template=""))
+        self.use_basis(replace(self.chat.basis, asked_template=""))
 
     def set_thinking(self, thinking: bool) -> None:
         """Let the model think before it replies, or not. Raises ValueError, and changes nothing,

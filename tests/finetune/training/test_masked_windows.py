@@ -49,7 +49,7 @@ def test_it_fills_masks_from_both_sides(run: Path) -> None:
     for word in WORDS:
         ids = model.encode(f"so {word} {word} [MASK] {word} {word} {word}.")
         (wanted,) = model.tokenizer.encode(f" {word}")
-        logits = model.own(model.run([ids]).logits[0], len(ids))
+        logits = model.without_frame(model.run([ids]).logits[0], len(ids))
         assert int(logits[ids.index(model.mask_id)].argmax()) == wanted
 
 

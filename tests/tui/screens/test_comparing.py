@@ -316,7 +316,7 @@ async def test_both_are_put_into_the_prompt_file_of_the_chat(
     )
     model = ScriptedModel(["smooth", "rough"])
     async with open_app(model) as driver:
-        driver.chat.conversation.hold_with(Basis(prompt=str(path)))
+        driver.chat.conversation.use_basis(Basis(prompt=str(path)))
         driver.chat.controls.models.show()
         await driver.until(lambda: driver.status.used)
         await driver.idle()

@@ -181,8 +181,7 @@ _AHEAD = 64
 """Items that have arrived and wait to be read; then nothing more is read from the server."""
 
 _MOST_BYTES, _MOST_REFUSAL_BYTES = 64 * 2**20, 2**20
-"""Of an answer, as it is after decompression: of tokens and their log-probabilities, and of an
-error."""
+"""Bytes of an answer as decoded: one of tokens and their log-probabilities, and an error."""
 
 _BUSY, _MOST_TRIES, _RETRY_SECONDS = 503, 30, 1.0
 """A server whose queue is full is asked again."""
