@@ -56,5 +56,6 @@ def check_ranges(document: Any) -> None:
     for (*_, above, key), number in figures(document, ("", "")):
         key = key.removeprefix("eval_")
         place = f"{above}/{key}"
+        assert place in RANGES or key in RANGES, f"add the range of {key!r} to tests/ranges.py"
         low, high = RANGES[place if place in RANGES else key]
         assert low - 1e-6 <= number <= high + 1e-6, (place, number)

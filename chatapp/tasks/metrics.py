@@ -393,11 +393,12 @@ def _over_items(
     measure: str, answers: Sequence[str], golds: Sequence[Gold]
 ) -> Callable[[Sequence[int]], float]:
     """The measure as a function of the item indices, which may repeat."""
-    if measure == "macro_f1":
-        return lambda items: macro_f1([answers[i] for i in items], [golds[i] for i in items])
     if measure == "bleu":
         return _bleu_over_items(answers, golds)
-    single = [MEASURES[measure].score([a], [g]) for a, g in zip(answers, golds, strict=True)]
+    metric = MEASURES[measure]
+    if metric.kind == "whole":
+        return lambda items: metric.score([answers[i] for i in items], [golds[i] for i in items])
+    single = [metric.score([a], [g]) for a, g in zip(answers, golds, strict=True)]
     return lambda items: fmean(single[i] for i in items)
 
 

@@ -92,7 +92,7 @@ def test_replies_are_those_of_hooks(pair: Pair) -> None:
     found = sweep(model, direction, ids, [0.8], drawn_by(model, ids, GREEDY)).replies[0]
     drawn = tokens[1 + len(ids) :]
     text = model.tokenizer.decode(drawn)
-    assert found.text == text
+    assert text in (found.text, found.text + "\ufffd")  # of an unfinished character nothing stays
     both = list(zip(plain, steered, strict=True))
     kl = np.mean([float((p.exp() * (p - s)).sum()) for p, s in both])
     nats = np.mean([-float(p[id]) for p, id in zip(plain, drawn, strict=True)])

@@ -247,3 +247,14 @@ def test_the_interval_of_a_difference_holds_the_truth(seeds: int) -> None:
         low, high = metrics.difference("accuracy", first, second, ["a"] * 80).interval
         held += low <= 0.15 * 2 / 3 <= high
     assert 0.92 <= held / runs <= 0.98
+
+
+def test_the_interval_of_any_metric_of_the_whole_resamples_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    again = metrics.Metric(metrics.macro_f1, "whole")
+    monkeypatch.setitem(metrics.MEASURES, "another", again)
+    answers, golds = ["a", "b", "b", "a", "b"] * 9, ["a", "a", "b", "a", "b"] * 9
+    interval = metrics.bootstrap("macro_f1", answers, golds)
+    assert metrics.bootstrap("another", answers, golds) == interval
+    assert interval[0] < metrics.macro_f1(answers, golds) < interval[1]
