@@ -38,16 +38,15 @@ def lambda_table() -> Table:
         _write_prompts(folder, *prompts)
         for weight in weights:
             results = [_taught(folder, weight, seed) for seed in seeds]
-            rows.append((f"{weight:g}", *(_mean(results, key) for key in ("before", "after"))))
+            rows.append((f"{weight:g}", _mean(results)))
     count = (
         f"bundled, one epoch over {prompts[0]} prompts of the P3 collection at 1e-3, nats a "
         f"token on {prompts[1]} others; n = {len(seeds)} seeds, ± between them"
     )
-    return Table(("λ", "before", "after"), rows, count)
+    return Table(("λ", "loss of held-out replies"), rows, count)
 
 
-def _mean(results: list[dict[str, float]], key: str) -> str:
-    values = [result[key] for result in results]
+def _mean(values: list[float]) -> str:
     return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
@@ -66,8 +65,8 @@ def _write_prompts(folder: Path, train: int, held_out: int) -> None:
     (folder / "held_out.jsonl").write_text("".join(rows[train : train + held_out]), "utf-8")
 
 
-def _taught(folder: Path, weight: float, seed: int) -> dict[str, float]:
-    """The loss on held-out replies before training and after it."""
+def _taught(folder: Path, weight: float, seed: int) -> float:
+    """The loss on held-out replies after training."""
     from rich.console import Console
 
     from finetune.config.sections import FinetuneConfig
@@ -89,7 +88,7 @@ def _taught(folder: Path, weight: float, seed: int) -> dict[str, float]:
     with open(os.devnull, "w") as nowhere:
         output = train(FinetuneConfig.model_validate(values), Console(file=nowhere))
     losses = [row["eval_loss"] for row in read_log(output / LOG_FILE) if "eval_loss" in row]
-    return {"before": losses[0], "after": losses[-1]}
+    return float(losses[-1])
 
 
 def pretraining_table() -> Table:
