@@ -13,7 +13,7 @@ CEILINGS = {
     "lines": 78_563,
     "modules": 333,
     "lines of finetune/bundled_model": 2_776,
-    "lines of tests": 62_967,
+    "lines of tests": 62_976,
 }
 """`lines` and `modules` count what is in the wheel: chatapp and finetune without bundled_model; a
 module is a file that is not `__init__.py`. They rose once: by the door for Python and by chats and
