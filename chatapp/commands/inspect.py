@@ -2,8 +2,9 @@
 
 import inspect as signatures
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -21,14 +22,11 @@ from chatapp.commands.console import (
 )
 from chatapp.commands.loading import choices_for, load
 from chatapp.common.userfiles import UserError
-from chatapp.lab.view import Option, Subject, View, token_position
-from chatapp.lab.views import FIRST, VIEWS
-from chatapp.lab.views.attention_views import AttentionOptions, CrossAttention
-from chatapp.lab.views.layer_views import LayersOptions
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the views are imported when one is asked for: `chatapp --help` names none
     from chatapp.common.settings import Settings
     from chatapp.engine.files.model_files import ModelFiles
+    from chatapp.lab.view import Option, Subject, View
 
 _DEFAULT = "text"  # the command for a text without a view before it
 
@@ -56,7 +54,7 @@ class OutputTarget:
         if output.exists() and not self.force:  # before the model is loaded
             raise UserError(f"{output}: this file already exists; --force replaces it")
 
-    def take(self, views: Sequence[View], document: dict[str, Any]) -> None:
+    def take(self, views: Sequence["View"], document: dict[str, Any]) -> None:
         """Print views, write them to the file, or add them to the JSON document."""
         if self.as_json:
             write_json(document | {view.name: view.to_json() for view in views})
@@ -72,13 +70,17 @@ class OutputTarget:
             write(printed(views, in_color=sys.stdout.isatty()), verbatim=True)
 
 
-@dataclass(frozen=True)
-class _FirstOptions(AttentionOptions, LayersOptions):
-    """What the views of a text without a name take."""
-
-
 class _Views(TyperGroup):
     """A command for each view; without a view's name, the arguments are those of `text`."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        del self.commands
+
+    @cached_property
+    def commands(self) -> MutableMapping[str, Any]:  # type: ignore[override]
+        """Each view's command by its name."""
+        return typer.main.get_group(_commands()).commands
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
@@ -93,13 +95,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     subcommand_metavar="[VIEW] TEXT [OPTIONS]...",
     help="Show what a model makes of a text, by views of its inside. "
-    f"Without a VIEW: {', '.join(view.name for view in FIRST)}.",
+    "Without a VIEW: tokens, next, attention, layers.",
 )
 
 
 def _run(
     context: typer.Context,
-    views: Sequence[type[View]],
+    views: Sequence[type["View"]],
     options: Any,
     text: str | None,
     target: OutputTarget,
@@ -128,13 +130,15 @@ def _run(
             shown = [view.look(subject, options) for view in rest]
         is_plain = subject.masked is None and "attention" in names
         if is_plain and 0 < subject.trace.encoded < len(subject.ids):
+            from chatapp.lab.views.attention_views import CrossAttention
+
             shown.append(CrossAttention.look(subject, options))
     target.take(shown, document)
 
 
 def _subject(
-    settings: "Settings", content: str, options: Any, views: Sequence[type[View]]
-) -> Subject:
+    settings: "Settings", content: str, options: Any, views: Sequence[type["View"]]
+) -> "Subject":
     """A text that a model has read, with the reply of an encoder-decoder. Raises UserError."""
     from chatapp.open_model import OpenModel
 
@@ -147,8 +151,8 @@ def _subject(
 
 
 def _masked_subject(
-    settings: "Settings", content: str, options: Any, views: Sequence[type[View]]
-) -> Subject | None:
+    settings: "Settings", content: str, options: Any, views: Sequence[type["View"]]
+) -> "Subject | None":
     """A text of which one token is masked; None for any model but a masked one.
 
     The token is that of --token, or the first mask of the text. Raises UserError for a text without
@@ -157,6 +161,9 @@ def _masked_subject(
     files = _masked_files(settings.model)
     if files is None:
         return None
+    from chatapp.lab.view import Subject, token_position
+    from chatapp.lab.views import FIRST, VIEWS
+
     if any(not view.reads_masks for view in views):
         known = [view.name for view in VIEWS.values() if view.reads_masks]
         raise UserError(f"{settings.model}: of a masked model, only {', '.join(known)} are shown")
@@ -196,7 +203,7 @@ def _masked_files(name: str) -> "ModelFiles | None":
 # The commands of the table
 
 
-def _command(views: Sequence[type[View]], options: type[Any]) -> Callable[..., None]:
+def _command(views: Sequence[type["View"]], options: type[Any]) -> Callable[..., None]:
     """A command that shows views; its parameters are their options."""
     takes_text = any(view.takes_text != "never" for view in views)
     declared = [(f, f.metadata["option"]) for f in fields(options) if "option" in f.metadata]
@@ -229,7 +236,7 @@ def _command(views: Sequence[type[View]], options: type[Any]) -> Callable[..., N
     return command
 
 
-def _parameter(field: "Field[Any]", option: Option, kind: Any) -> signatures.Parameter:
+def _parameter(field: "Field[Any]", option: "Option", kind: Any) -> signatures.Parameter:
     """An option of a view as a parameter of a command."""
     default: Any = field.default
     shared: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
@@ -255,10 +262,21 @@ def _parameter(field: "Field[Any]", option: Option, kind: Any) -> signatures.Par
     )
 
 
-for _name, _view in VIEWS.items():
-    if _name != "prompt":  # `chatapp render` shows that of a chat
-        _help = f"{_view.summary}\n\n{_view.formula}"
-        app.command(_name, help=_help)(_command([_view], _view.Options))
-app.command(_DEFAULT, help=f"Show {', '.join(v.name for v in FIRST)} of a text.")(
-    _command(FIRST, _FirstOptions)
-)
+def _commands() -> typer.Typer:
+    """The commands of the table, and that of a text without a view's name."""
+    from chatapp.lab.views import FIRST, VIEWS
+    from chatapp.lab.views.attention_views import AttentionOptions
+    from chatapp.lab.views.layer_views import LayersOptions
+
+    @dataclass(frozen=True)
+    class FirstOptions(AttentionOptions, LayersOptions):
+        """What the views of a text without a name take."""
+
+    commands = typer.Typer(rich_markup_mode=None)
+    for name, view in VIEWS.items():
+        if name != "prompt":  # `chatapp render` shows that of a chat
+            help = f"{view.summary}\n\n{view.formula}"
+            commands.command(name, help=help)(_command([view], view.Options))
+    first = f"Show {', '.join(view.name for view in FIRST)} of a text."
+    commands.command(_DEFAULT, help=first)(_command(FIRST, FirstOptions))
+    return commands

@@ -11,6 +11,7 @@ from fakes import ScriptedModel
 from program import Run
 
 from chatapp.engine.models.loading import load_model
+from chatapp.lab.views import FIRST
 
 TEXT = "User: he has"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -27,6 +28,11 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def probabilities(candidates: list[dict[str, Any]]) -> list[float]:
     return [each["probability"] for each in candidates]
+
+
+def test_the_help_names_what_is_shown_without_a_view(run: Run) -> None:
+    words = " ".join(run("inspect", "--help").out.split())
+    assert f"Without a VIEW: {', '.join(view.name for view in FIRST)}." in words
 
 
 def test_the_document_holds_the_models_numbers(run: Run, folder: str) -> None:
