@@ -23,9 +23,7 @@ def model() -> OpenModel:
     return chatapp.load("bundled")
 
 
-def test_every_block_of_the_guide_runs_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_block_of_the_guide_runs_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = [{"input": "You won a prize, click!", "output": "spam"}]
     rows += [{"input": "See you at the meeting.", "output": "ham"}]
@@ -43,7 +41,7 @@ def test_every_block_of_the_guide_runs_in_order(
     assert {row["shots"] for row in names["measured"].rows} == {0, 4}
 
 
-def test_the_package_is_imported_at_once_and_the_door_at_its_first_use() -> None:
+def test_the_package_is_imported_at_once_and_the_door_at_its_first_use():
     code = (
         "import sys, chatapp, finetune\n"
         "assert not {'torch', 'rich', 'pydantic', 'chatapp.open_model'} & set(sys.modules)\n"
@@ -54,7 +52,7 @@ def test_the_package_is_imported_at_once_and_the_door_at_its_first_use() -> None
         chatapp.lode  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_completion_and_a_view_are_those_of_the_commands(model: OpenModel) -> None:
+def test_a_completion_and_a_view_are_those_of_the_commands(model):
     words = ["complete", "Once upon", "--max-tokens", "12", "--seed", "3"]
     printed = answer_of(*words, "--precision", "float32")
     completed = model.complete("Once upon", max_tokens=12, seed=3)
@@ -73,7 +71,7 @@ def answer_of(*words: str) -> dict[str, Any]:
     return dict(json.loads(found.stdout))
 
 
-def test_what_is_changed_inside_lasts_as_long_as_the_context(model: OpenModel) -> None:
+def test_what_is_changed_inside_lasts_as_long_as_the_context(model):
     chat = model.chat(temperature=0)
     before = model.inspect("Once upon a").next().to_json()
     with model.changed("3"), model.changed("4.mlp") as changed:
@@ -89,9 +87,7 @@ def test_what_is_changed_inside_lasts_as_long_as_the_context(model: OpenModel) -
     assert not model.changes
 
 
-def test_a_reply_that_is_left_keeps_its_text_and_the_next_one_finishes_the_last(
-    model: OpenModel,
-) -> None:
+def test_a_reply_that_is_left_keeps_its_text_and_the_next_one_finishes_the_last(model):
     with model.chat(temperature=0) as chat:
         for token in chat.say("Hello!"):
             assert 0 < token.probability <= 1
@@ -109,7 +105,7 @@ def test_a_reply_that_is_left_keeps_its_text_and_the_next_one_finishes_the_last(
         assert chat.inspect().tokens().reading
 
 
-def test_a_stored_chat_goes_on_in_the_store(model: OpenModel) -> None:
+def test_a_stored_chat_goes_on_in_the_store(model):
     from chatapp.common.paths import database_path
     from chatapp.dialogue.chat import Chat
     from chatapp.dialogue.session import Session
@@ -148,19 +144,19 @@ def test_a_stored_chat_goes_on_in_the_store(model: OpenModel) -> None:
         (lambda m: chatapp.open_chat(99), "99"),
     ],
 )
-def test_a_wrong_value_is_one_sentence(model: OpenModel, wrong: object, names: str) -> None:
+def test_a_wrong_value_is_one_sentence(model, wrong, names):
     with pytest.raises((ValueError, TypeError, AttributeError, UserError)) as error:
         wrong(model)  # type: ignore[operator]
     assert names in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_model_that_does_not_exist_is_a_sentence() -> None:
+def test_a_model_that_does_not_exist_is_a_sentence():
     with pytest.raises(ModelError, match="no-such-folder"):
         chatapp.load("./no-such-folder")
 
 
-def test_what_a_notebook_shows_holds_foreign_text_as_text(model: OpenModel) -> None:
+def test_what_a_notebook_shows_holds_foreign_text_as_text(model):
     chat = model.chat(temperature=0)
     chat.say("<script>alert(1)</script>").finish()
     assert "<script>" not in chat._repr_html_()

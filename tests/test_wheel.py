@@ -35,7 +35,7 @@ def metadata(wheel: ZipFile) -> Message:
         ("finetune/recipes", "finetune/recipes"),
     ],
 )
-def test_what_the_program_reads_is_in_it(wheel: ZipFile, folder: str, inside: str) -> None:
+def test_what_the_program_reads_is_in_it(wheel, folder, inside):
     here = {
         path.relative_to(ROOT / folder).as_posix(): path.read_bytes()
         for path in (ROOT / folder).rglob("*")
@@ -46,7 +46,7 @@ def test_what_the_program_reads_is_in_it(wheel: ZipFile, folder: str, inside: st
     assert {name.removeprefix(f"{inside}/"): wheel.read(name) for name in names} == here
 
 
-def test_every_module_is_in_it_except_how_the_bundled_model_is_made(wheel: ZipFile) -> None:
+def test_every_module_is_in_it_except_how_the_bundled_model_is_made(wheel):
     modules = {
         path.relative_to(ROOT).as_posix()
         for package in ("chatapp", "finetune")
@@ -59,7 +59,7 @@ def test_every_module_is_in_it_except_how_the_bundled_model_is_made(wheel: ZipFi
     assert {"chatapp/py.typed", "finetune/py.typed"} <= set(wheel.namelist())
 
 
-def test_what_only_the_bundled_model_needs_is_an_extra(metadata: Message) -> None:
+def test_what_only_the_bundled_model_needs_is_an_extra(metadata):
     needed = metadata.get_all("Requires-Dist", [])
     yaml = [requirement for requirement in needed if re.match(r"pyyaml\b", requirement)]
     assert any("extra == 'bundled-model'" in requirement for requirement in yaml)

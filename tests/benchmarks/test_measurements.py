@@ -19,7 +19,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name != "harness"])
-def test_it_gives_a_table(name: str) -> None:
+def test_it_gives_a_table(name):
     if TABLES[name] == "screen" and sys.platform == "win32":
         pytest.skip("Windows has no pseudo-terminal")
     table = measurement(name)()
@@ -31,7 +31,7 @@ def test_it_gives_a_table(name: str) -> None:
     assert "nan" not in table.text()
 
 
-def test_results_hold_what_was_measured_and_no_other_table() -> None:
+def test_results_hold_what_was_measured_and_no_other_table():
     text = RESULTS.read_text("utf-8")
     for name in TABLES:
         _, block, _ = divided(file_of(name).read_text("utf-8"), name)
@@ -40,9 +40,7 @@ def test_results_hold_what_was_measured_and_no_other_table() -> None:
     assert not re.search(r"^\|", text, re.MULTILINE)
 
 
-def test_compare_names_the_figures_that_are_not_within_the_spread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_names_the_figures_that_are_not_within_the_spread(tmp_path, monkeypatch, capsys):
     block = measurement("demonstrations")().text()
     results = tmp_path / "RESULTS.md"
     marks = "<!-- demonstrations -->\n{}\n<!-- end of demonstrations -->\n"
@@ -73,11 +71,11 @@ def test_compare_names_the_figures_that_are_not_within_the_spread(
         ("–", "3 ms", False),
     ],
 )
-def test_figures_agree_within_a_spread(before: str, now: str, *, do: bool) -> None:
+def test_figures_agree_within_a_spread(before, now, *, do):
     assert agree(before, now) == agree(now, before) == do
 
 
-def test_a_table_takes_the_place_of_the_one_before() -> None:
+def test_a_table_takes_the_place_of_the_one_before():
     text = "# A\n\n<!-- keys -->\nold\n<!-- end of keys -->\n\n## B\n"
     block = Table(("", "ms"), [("first", "1 ± 0")], "n = 1").text()
     assert written(text, "keys", block) == text.replace(
@@ -89,6 +87,6 @@ def test_a_table_takes_the_place_of_the_one_before() -> None:
         Table(("a", "b"), [("1",)], "").text()
 
 
-def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_refused(capsys):
     assert measure.main(["keyz"]) == 2
     assert "keyz: expected one of demonstrations" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from chatapp.commands.serving import api as serving
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_it_serves_until_it_is_ended(home: Path) -> None:
+def test_it_serves_until_it_is_ended(home):
     port = closed_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "chatapp", "api", "--port", str(port)],
@@ -55,7 +55,7 @@ def chatapp(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_server_in_the_background(home: Path) -> None:
+def test_a_server_in_the_background(home):
     port = str(closed_port())
     started = chatapp("api", "--background", "--port", port)
     try:
@@ -75,7 +75,7 @@ def test_a_server_in_the_background(home: Path) -> None:
     assert "no server runs" in chatapp("api", "--stop").stderr
 
 
-def test_of_two_servers_at_once_the_second_names_the_first_and_ends(home: Path) -> None:
+def test_of_two_servers_at_once_the_second_names_the_first_and_ends(home):
     ports = [str(closed_port()) for _ in range(2)]
     starting = [
         subprocess.Popen(
@@ -98,7 +98,7 @@ def test_of_two_servers_at_once_the_second_names_the_first_and_ends(home: Path) 
     assert stopped.returncode == 0, stopped.stderr
 
 
-def test_a_background_server_that_cannot_start_says_why(home: Path) -> None:
+def test_a_background_server_that_cannot_start_says_why(home):
     failed = chatapp("api", "--background", "--model", "no-such-model")
     assert failed.returncode == 2
     assert "no-such-model" in failed.stderr
@@ -114,7 +114,7 @@ def test_a_background_server_that_cannot_start_says_why(home: Path) -> None:
         (["--model", "no-such-model"], "no-such-model"),
     ],
 )
-def test_refusals(home: Path, arguments: list[str], words: str) -> None:
+def test_refusals(home, arguments, words):
     result = CliRunner().invoke(app, ["api", *arguments])
     assert result.exit_code != 0
     assert words in f"{result.stderr} {result.exception}"
@@ -133,9 +133,7 @@ main()
 """
 
 
-def test_a_stuck_server_is_ended_all_the_same(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stuck_server_is_ended_all_the_same(home, monkeypatch, capsys):
     port = closed_port()
     command = [sys.executable, "-c", STUCK, str(port)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
@@ -161,7 +159,7 @@ main()
 """
 
 
-def test_one_signal_ends_it_although_a_computation_goes_on(home: Path) -> None:
+def test_one_signal_ends_it_although_a_computation_goes_on(home):
     port = closed_port()
     command = [sys.executable, "-c", ENDLESS, str(port)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import UseModel
 from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
@@ -27,13 +26,13 @@ KEYS = (
 ).split()
 
 
-def test_the_answer_alone_is_on_standard_output(run, use_model: UseModel) -> None:
+def test_the_answer_alone_is_on_standard_output(run, use_model):
     model = use_model(ScriptedModel([" I am a model.\n"]))
     assert run("ask", "Who are you?") == (0, "I am a model.\n", "")
     assert model.prompts[0].endswith("User: Who are you?\nAssistant:")
 
 
-def test_piped_text_is_appended_to_the_question(run, use_model: UseModel) -> None:
+def test_piped_text_is_appended_to_the_question(run, use_model):
     model = use_model(ScriptedModel([" Ok."]))
     run("ask", "Summarise:", stdin="two\nlines — ü\n".encode())
     run("ask", stdin=b"only this\n")
@@ -41,7 +40,7 @@ def test_piped_text_is_appended_to_the_question(run, use_model: UseModel) -> Non
     assert model.prompts[1].endswith("User: only this\nAssistant:")
 
 
-def test_a_terminal_is_not_read_from(run, use_model: UseModel) -> None:
+def test_a_terminal_is_not_read_from(run, use_model):
     use_model(ScriptedModel([" Ok."]))
     result = run("ask", "Hi", stdin=b"not for you", terminal=True)
     assert (result.status, result.out) == (0, "Ok.\n")
@@ -52,13 +51,13 @@ def test_a_terminal_is_not_read_from(run, use_model: UseModel) -> None:
     )
 
 
-def test_status_shows_on_a_terminal_alone(run, use_model: UseModel) -> None:
+def test_status_shows_on_a_terminal_alone(run, use_model):
     use_model(ScriptedModel([" Ok."]))
     assert "Loading bundled" in run("ask", "Hi", terminal=True).err
     assert run("ask", "Hi").err == ""
 
 
-def test_json_is_one_document(run, use_model: UseModel) -> None:
+def test_json_is_one_document(run, use_model):
     model = use_model(ScriptedModel([" Ja, 你好."]))
     assert json.loads(run("ask", "Hi", "--json").out)["seed"] == model.samplings[0].seed
     status, out, err = run("ask", "Hi", "--json", "--seed", "5")
@@ -73,8 +72,8 @@ def test_json_is_one_document(run, use_model: UseModel) -> None:
 
 
 def test_the_makers_values_are_the_defaults_and_everyone_is_named(
-    run, use_model: UseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    run, use_model, tmp_path, monkeypatch
+):
     folder = write_tiny_gpt2(tmp_path / "model")
     makers = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": "much"}
     (folder / "generation_config.json").write_text(json.dumps(makers))
@@ -96,9 +95,7 @@ def test_the_makers_values_are_the_defaults_and_everyone_is_named(
     assert err.endswith(f"chatapp: {folder}/{expected}\n")
 
 
-def test_a_models_own_template_is_used_and_another_refused(
-    run, use_model: UseModel, tmp_path: Path
-) -> None:
+def test_a_models_own_template_is_used_and_another_refused(run, use_model, tmp_path):
     save_template(CHAT, tmp_path)
     use_model(ScriptedModel([" Ok."], folder=tmp_path))
     assert json.loads(run("ask", "Hi", "--json").out)["template"] == "chat"
@@ -110,7 +107,7 @@ def test_a_models_own_template_is_used_and_another_refused(
     assert CHAT.fingerprint not in err
 
 
-def test_a_terminal_obeys_nothing_of_the_answer(run, use_model: UseModel) -> None:
+def test_a_terminal_obeys_nothing_of_the_answer(run, use_model):
     use_model(ScriptedModel([" [/b] \x1b]0;x\x07 \x1b[2J\x9b\r\tand\nso \ud800 \u202eon"]))
     shown = "[/b] ␛]0;x␇ ␛[2J\ufffd␍\tand\nso \ufffd \ufffdon\n"
     assert run("ask", "Hi").out == shown
@@ -130,9 +127,7 @@ def test_a_terminal_obeys_nothing_of_the_answer(run, use_model: UseModel) -> Non
     ],
 )
 @pytest.mark.parametrize("command", ["ask", "complete"])
-def test_standard_input_that_is_no_utf8_is_refused(
-    run, use_model: UseModel, command: str, stdin: bytes, words: str
-) -> None:
+def test_standard_input_that_is_no_utf8_is_refused(run, use_model, command, stdin, words):
     model = use_model(ScriptedModel([" Ok."]))
     status, out, err = run(command, "what is", stdin=stdin)
     assert (status, out) == (2, "")
@@ -140,7 +135,7 @@ def test_standard_input_that_is_no_utf8_is_refused(
     assert not model.prompts
 
 
-def test_a_question_longer_than_the_window_is_refused(run, use_model: UseModel) -> None:
+def test_a_question_longer_than_the_window_is_refused(run, use_model):
     use_model(ScriptedModel([" Ok."], context=100))
     status, out, err = run("ask", "word " * 200)
     assert (status, out) == (2, "")
@@ -150,7 +145,7 @@ def test_a_question_longer_than_the_window_is_refused(run, use_model: UseModel) 
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_a_model_that_fails_gives_status_one(run, use_model: UseModel, flags: list[str]) -> None:
+def test_a_model_that_fails_gives_status_one(run, use_model, flags):
     use_model(ScriptedModel([RuntimeError("out of memory")]))
     status, out, err = run("ask", "Hi", *flags)
     assert (status, err) == (1, "chatapp: out of memory\n")
@@ -158,7 +153,7 @@ def test_a_model_that_fails_gives_status_one(run, use_model: UseModel, flags: li
         assert json.loads(out)["finish_reason"] == "error"
 
 
-def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch):
     def fail(name: str, **_: object) -> None:
         raise ModelError(f"{name}: there is no such folder")
 
@@ -168,7 +163,7 @@ def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch: pytest.Mon
     )
 
 
-def test_an_interrupt_while_loading_ends_quietly(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_loading_ends_quietly(run, monkeypatch):
     def interrupt(name: str, **_: object) -> None:
         raise KeyboardInterrupt
 
@@ -221,7 +216,7 @@ def talking(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]
         yield process
 
 
-def test_an_interrupt_prints_what_there_was(tmp_path: Path) -> None:
+def test_an_interrupt_prints_what_there_was(tmp_path):
     with talking(tmp_path) as process:
         assert process.stdout is not None
         start = os.read(process.stdout.fileno(), 4)
@@ -234,7 +229,7 @@ def test_an_interrupt_prints_what_there_was(tmp_path: Path) -> None:
     assert len(out.split()) < 200
 
 
-def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_quietly(tmp_path):
     with talking(tmp_path) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -244,7 +239,7 @@ def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
     assert process.returncode == 141
 
 
-def test_a_real_model_answers_the_same_twice(tmp_path: Path) -> None:
+def test_a_real_model_answers_the_same_twice(tmp_path):
     folder = write_tiny_gpt2(tmp_path / "model")
     flags = f"--model {folder} --seed 1 --max-tokens 20".split()
     results = [
@@ -269,9 +264,7 @@ def test_a_real_model_answers_the_same_twice(tmp_path: Path) -> None:
 # Thinking
 
 
-def test_what_was_thought_is_counted_and_not_printed(
-    run, use_model: UseModel, tmp_path: Path
-) -> None:
+def test_what_was_thought_is_counted_and_not_printed(run, use_model, tmp_path):
     use_model(thinking_model(tmp_path / "model", ["<think>\nHm.\n</think>\n\nHello!"]))
     assert run("ask", "Hi") == (0, "Hello!\n", "chatapp: thought for 5 tokens\n")
     document = json.loads(run("ask", "Hi", "--json").out)
@@ -282,7 +275,7 @@ def test_what_was_thought_is_counted_and_not_printed(
     assert shown.err.index("Thinking …\r\x1b[K") < shown.err.index("thought for")
 
 
-def test_the_switch_for_thinking(run, use_model: UseModel, tmp_path: Path) -> None:
+def test_the_switch_for_thinking(run, use_model, tmp_path):
     model = use_model(thinking_model(tmp_path / "model", ["Hello!"]))
     run("ask", "Hi", "--no-think")
     run("ask", "Hi", "--think")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import UseModel
 
 from chatapp.common.paths import database_path
 from chatapp.dialogue.store import Store
@@ -38,7 +37,7 @@ def held_chat(store: Store, *said: str, **values: str) -> int:
     return chat_id
 
 
-def test_a_question_goes_on_with_the_last_chat(run, use_model: UseModel, store: Store) -> None:
+def test_a_question_goes_on_with_the_last_chat(run, use_model, store):
     held_chat(store, "An older one", "Yes.")
     chat_id = held_chat(store, "My name is Ada.", "Hello Ada.", system="Be brief.")
     model = use_model(ScriptedModel([" Ada."]), name="tiny")
@@ -53,9 +52,7 @@ def test_a_question_goes_on_with_the_last_chat(run, use_model: UseModel, store: 
     ]
 
 
-def test_a_chat_goes_on_with_documents_and_tools(
-    run, use_model: UseModel, store: Store, in_folder: Path
-) -> None:
+def test_a_chat_goes_on_with_documents_and_tools(run, use_model, store, in_folder):
     (in_folder / "notes.md").write_text("A walrus eats clams.")
     chat_id = held_chat(store, "Hi", "Hello.")
     model = use_model(ScriptedModel([" <<2+2=", " Clams."]), name="tiny")
@@ -76,9 +73,7 @@ def test_a_chat_goes_on_with_documents_and_tools(
 
 
 @pytest.mark.parametrize(("option", "value"), [("--docs", "gone"), ("--tools", "gone")])
-def test_what_cannot_be_had_is_not_for_the_chat(
-    run, use_model: UseModel, store: Store, option: str, value: str
-) -> None:
+def test_what_cannot_be_had_is_not_for_the_chat(run, use_model, store, option, value):
     chat_id = held_chat(store, "Hi", "Hello.")
     use_model(ScriptedModel([" Yes."]), name="tiny")
     result = run("ask", "-c", "Well?", option, value)
@@ -87,9 +82,7 @@ def test_what_cannot_be_had_is_not_for_the_chat(
     assert (chat.documents, chat.tools, len(store.path(chat_id))) == (None, (), 2)
 
 
-def test_the_chats_own_model_and_sampling_are_used(
-    run, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_chats_own_model_and_sampling_are_used(run, store, monkeypatch):
     chat_id = held_chat(store, "Hi", "Hello.")
     store.set_chosen(chat_id, {"temperature": 0.25, "top_k": 7})
     loaded = []
@@ -122,14 +115,7 @@ def test_the_chats_own_model_and_sampling_are_used(
         (["-f", "latin.txt"], "latin.txt, line 2: is not valid UTF-8"),
     ],
 )
-def test_what_the_user_can_put_right(
-    run,
-    use_model: UseModel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    flags: list[str],
-    words: str,
-) -> None:
+def test_what_the_user_can_put_right(run, use_model, tmp_path, monkeypatch, flags, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bytes.bin").write_bytes(b"a\0b")
     (tmp_path / "latin.txt").write_bytes(b"a\n\xe4")
@@ -141,9 +127,7 @@ def test_what_the_user_can_put_right(
     assert not model.prompts
 
 
-def test_a_chat_keeps_its_instructions_and_is_not_deleted(
-    run, use_model: UseModel, store: Store
-) -> None:
+def test_a_chat_keeps_its_instructions_and_is_not_deleted(run, use_model, store):
     chat_id = held_chat(store, "Hi", "Hello.")
     use_model(ScriptedModel([" Ok."]))
     assert "already has instructions" in run("ask", "-c", "Hi", "--system", "Be rude.").err
@@ -151,7 +135,7 @@ def test_a_chat_keeps_its_instructions_and_is_not_deleted(
     assert f"chat {chat_id} is deleted" in run("ask", "--chat", str(chat_id), "Hi").err
 
 
-def test_files_are_put_into_the_message(run, use_model: UseModel, tmp_path: Path) -> None:
+def test_files_are_put_into_the_message(run, use_model, tmp_path):
     for name in ("one.txt", "two.md"):
         (tmp_path / name).write_text(f"what {name} says — ü\n")
     model = use_model(ScriptedModel([" Ok."]))

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from ranges import check_ranges
@@ -15,7 +14,7 @@ SCHEMA = {
 }
 
 
-def test_an_answer_fits_its_schema(run, tmp_path: Path) -> None:
+def test_an_answer_fits_its_schema(run, tmp_path):
     file = tmp_path / "pet.json"
     file.write_text(json.dumps(SCHEMA), encoding="utf-8")
     asked = ("ask", "My cat is 7.", "--model", "bundled", "--seed", "1")
@@ -31,7 +30,7 @@ def test_an_answer_fits_its_schema(run, tmp_path: Path) -> None:
     assert "valid" not in json.loads(run(*asked, "--json")[1])
 
 
-def test_an_answer_that_is_cut_off_is_said_to_be_invalid(run) -> None:
+def test_an_answer_that_is_cut_off_is_said_to_be_invalid(run):
     asked = ("ask", "Count.", "--model", "bundled", "--max-tokens", "5", "--pattern", "[0-9]{99}")
     code, _, err = run(*asked)
     assert code == 1
@@ -52,7 +51,7 @@ def test_an_answer_that_is_cut_off_is_said_to_be_invalid(run) -> None:
         (["--pattern", "a", "--tools", "clock"], "--pattern and --tools cannot be used together"),
     ],
 )
-def test_what_cannot_be_used_is_refused(run, options: list[str], words: str) -> None:
+def test_what_cannot_be_used_is_refused(run, options, words):
     code, out, err = run("ask", "Hello?", *options)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert re.match(f"chatapp: .*{words}", err)
@@ -67,7 +66,7 @@ examples = [{{input = "Rex, a dog of 3", output = '{{"kind": "dog", "age": 3}}'}
 """
 
 
-def test_a_prompt_file_says_what_its_answers_look_like(run, tmp_path: Path) -> None:
+def test_a_prompt_file_says_what_its_answers_look_like(run, tmp_path):
     (tmp_path / "pet.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
     file = tmp_path / "pets.toml"
     file.write_text(PROMPT.format(output='schema = "pet.json"'), encoding="utf-8")

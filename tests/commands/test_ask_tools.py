@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import UseModel
 from thinking_model import thinking_model
 
 from chatapp.commands.ask import asking
@@ -34,7 +33,7 @@ def touch(tmp_path: Path) -> Path:
     return tmp_path / "touched"
 
 
-def test_a_call_is_told_on_standard_error(run, use_model: UseModel, tmp_path: Path) -> None:
+def test_a_call_is_told_on_standard_error(run, use_model, tmp_path):
     replies = [call("calculator", expression="1/3"), "A third."]
     told = "chatapp: calculator(expression=1/3): 0.333333333333333… (1/3)\n"
     for options in ([], ["--json"]):
@@ -57,7 +56,7 @@ def test_a_call_is_told_on_standard_error(run, use_model: UseModel, tmp_path: Pa
     )
 
 
-def test_the_bundled_models_pattern(run, use_model: UseModel) -> None:
+def test_the_bundled_models_pattern(run, use_model):
     use_model(ScriptedModel([" She has <<48*76=9", "3648 eggs."]))
     assert run("ask", "How many?", "--tools", "calculator") == (
         *(0, "She has <<48*76=3648>>3648 eggs.\n"),
@@ -69,18 +68,14 @@ def test_the_bundled_models_pattern(run, use_model: UseModel) -> None:
     assert "clock would never be called" in result.err
 
 
-def test_a_call_stays_out_of_the_answer_in_a_terminal(
-    run, use_model: UseModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_stays_out_of_the_answer_in_a_terminal(run, use_model, monkeypatch):
     use_model(ScriptedModel([" She has <<48*76=9", "3648 eggs."]))
     monkeypatch.setattr("sys.stderr", sys.stdout)  # a terminal shows both in one place
     out = run("ask", "How many?", "--tools", "calculator").out
     assert out.endswith("<<48*76=3648>>3648 eggs.\nchatapp: calculator(expression=48*76): 3648\n")
 
 
-def test_a_tool_that_asks_runs_only_when_it_was_named(
-    run, use_model: UseModel, tmp_path: Path, touch: Path
-) -> None:
+def test_a_tool_that_asks_runs_only_when_it_was_named(run, use_model, tmp_path, touch):
     use_model(thinking_model(tmp_path / "model", [call("touch"), "Done."] * 2))
     result = run("ask", "Do it", "--tools", "touch")
     assert result.status == 0
@@ -93,9 +88,7 @@ def test_a_tool_that_asks_runs_only_when_it_was_named(
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no terminals to pretend")
 @pytest.mark.parametrize(("answer", "ran"), [("y\n", True), ("\n", False), ("no\n", False)])
-def test_a_terminal_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, ran: bool
-) -> None:
+def test_a_terminal_is_asked(tmp_path, monkeypatch, answer, ran):
     ours, theirs = os.openpty()
     os.write(ours, b"y\n")  # typed before the question
     shown = io.StringIO()
@@ -137,9 +130,7 @@ def test_a_terminal_is_asked(
         (["--tools", "bad"], "bad.toml: 'description' is missing"),
     ],
 )
-def test_wrong_options_are_told(
-    run, use_model: UseModel, tmp_path: Path, options: list[str], problem: str
-) -> None:
+def test_wrong_options_are_told(run, use_model, tmp_path, options, problem):
     tools_dir().mkdir(parents=True)
     (tools_dir() / "bad.toml").write_text('name = "bad"\ncommand = ["true"]\n')
     use_model(thinking_model(tmp_path / "model", ["Hi"]))

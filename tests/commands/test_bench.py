@@ -20,7 +20,7 @@ MATRICES = 2 * 12 * 16**2 + 108 * 16
 @pytest.mark.parametrize(
     ("precision", "width"), [(None, 4), ("float32", 4), ("bfloat16", 2), ("int8", 1)]
 )
-def test_the_figures(run, model: Path, precision: str | None, width: int) -> None:
+def test_the_figures(run, model, precision, width):
     chosen = ["--precision", precision] if precision else []
     status, out, err = run("bench", "--model", str(model), *chosen, "--json")
     assert (status, err) == (0, "")
@@ -37,7 +37,7 @@ def test_the_figures(run, model: Path, precision: str | None, width: int) -> Non
     )
 
 
-def test_the_table(run, model: Path) -> None:
+def test_the_table(run, model):
     status, out, err = run("bench", "--model", str(model))
     assert (status, err) == (0, "")
     names = [line.split()[0] for line in out.splitlines()]
@@ -46,7 +46,7 @@ def test_the_table(run, model: Path) -> None:
     assert "50 tokens after 50\n" in out
 
 
-def test_what_cannot_be_measured(run, use_model, model: Path) -> None:
+def test_what_cannot_be_measured(run, use_model, model):
     status, out, err = run("bench", "--model", str(model), "--precision", "int3")
     assert (status, out) == (2, "")
     assert err == (

@@ -46,7 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch, kept: list[bool]) -> list[tuple[Set
     return calls
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy():
     script = "import sys; from chatapp.cli import main\ntry: main()\nfinally: print(*sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", script, "--help"], cwd=ROOT, env={}, capture_output=True, text=True
@@ -57,7 +57,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert not heavy & set(result.stdout.split())
 
 
-def test_it_runs_as_a_module() -> None:
+def test_it_runs_as_a_module():
     result = subprocess.run(
         [sys.executable, "-m", "chatapp", "--version"], cwd=ROOT, capture_output=True, text=True
     )
@@ -65,18 +65,18 @@ def test_it_runs_as_a_module() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["ask"], ["docs"], ["history"], ["models"]])
-def test_a_group_has_help(run, arguments: list[str]) -> None:
+def test_a_group_has_help(run, arguments):
     status, out, _ = run(*arguments, "-h")
     assert status == 0
     assert re.search(r"^Usage: chatapp", out, re.MULTILINE)
 
 
-def test_without_a_command_the_chat_starts(run, started: list) -> None:
+def test_without_a_command_the_chat_starts(run, started):
     assert run("--model", "./mine", "--template", "alpaca", terminal=True) == (0, "", "")
     assert started == [(Settings(model="./mine", template="alpaca"), None)]
 
 
-def test_the_chat_goes_on_with_the_one_changed_last(run, started: list) -> None:
+def test_the_chat_goes_on_with_the_one_changed_last(run, started):
     assert run("-c", terminal=True).status == 0
     store = Store(database_path())
     store.create_chat()
@@ -86,7 +86,7 @@ def test_the_chat_goes_on_with_the_one_changed_last(run, started: list) -> None:
     assert [chat_id for _, chat_id in started] == [None, last]
 
 
-def test_an_unsaved_chat_makes_no_file(run, started: list, kept: list, home: Path) -> None:
+def test_an_unsaved_chat_makes_no_file(run, started, kept, home):
     assert run("--unsaved", terminal=True) == (0, "", "")
     assert kept == [False]
     assert not home.exists()
@@ -95,8 +95,8 @@ def test_an_unsaved_chat_makes_no_file(run, started: list, kept: list, home: Pat
 
 @pytest.mark.parametrize(("answer", "status", "kept_then"), [(b"\n", 0, [False]), (b"n\n", 2, [])])
 def test_where_nothing_can_be_stored_an_unsaved_chat_is_offered(
-    run, started: list, kept: list, home: Path, answer: bytes, status: int, kept_then: list[bool]
-) -> None:
+    run, started, kept, home, answer, status, kept_then
+):
     home.mkdir()
     (home / "data").write_text("no folder")
     done = run(stdin=answer, terminal=True)
@@ -105,18 +105,18 @@ def test_where_nothing_can_be_stored_an_unsaved_chat_is_offered(
     assert "Chat without saving anything (--unsaved)?" in done.err
 
 
-def test_the_chat_needs_a_terminal(run, started: list) -> None:
+def test_the_chat_needs_a_terminal(run, started):
     status, _, err = run()
     assert (status, started) == (2, [])
     assert err == "chatapp: the chat needs a terminal; `chatapp ask` answers without one\n"
 
 
-def test_options_of_the_chat_are_not_lost_before_a_command(run) -> None:
+def test_options_of_the_chat_are_not_lost_before_a_command(run):
     status, _, err = run("--model", "x", "history", "list")
     assert (status, err) == (2, "chatapp: put options after the command: chatapp ask --model …\n")
 
 
-def test_wrong_settings_are_one_sentence(run, started: list) -> None:
+def test_wrong_settings_are_one_sentence(run, started):
     settings_path().parent.mkdir(parents=True)
     settings_path().write_text("modle = 'x'\n")
     status, _, err = run(terminal=True)
@@ -127,7 +127,7 @@ def test_wrong_settings_are_one_sentence(run, started: list) -> None:
     assert run("ask", "Hi").status == 2
 
 
-def test_wrong_flags_give_status_two(run) -> None:
+def test_wrong_flags_give_status_two(run):
     for arguments in (["askk"], ["ask", "--nope"], ["ask", "--seed", "x"], ["history", "show"]):
         assert run(*arguments).status == 2
     status, _, err = run("ask", "Hi", "--top-p", "7")
@@ -136,9 +136,7 @@ def test_wrong_flags_give_status_two(run) -> None:
     )
 
 
-def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(
-    run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(run, monkeypatch):
     def broken(name: str, **_: object) -> ScriptedModel:
         raise ZeroDivisionError("by \x1b[31mzero")
 
@@ -156,9 +154,7 @@ def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(
     assert log.read_text().count("Traceback") == 2
 
 
-def test_debugging_shows_the_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_debugging_shows_the_traceback(monkeypatch, capsys):
     monkeypatch.setenv("CHATAPP_DEBUG", "1")
     with pytest.raises(ZeroDivisionError) as caught:
         raise ZeroDivisionError("by \x1b[31mzero")
@@ -170,7 +166,7 @@ def test_debugging_shows_the_traceback(
     assert "ZeroDivisionError: by ␛[31mzero" in shown
 
 
-def test_a_panic_is_an_error_like_any_other(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_is_an_error_like_any_other(run, monkeypatch):
     class PanicException(BaseException):
         """As Rust libraries raise it: no Exception."""
 
@@ -187,9 +183,7 @@ def test_a_panic_is_an_error_like_any_other(run, monkeypatch: pytest.MonkeyPatch
     assert "PanicException" in (log_dir() / "chatapp.log").read_text()
 
 
-def test_a_bug_is_told_even_where_no_log_can_be_written(
-    run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_is_told_even_where_no_log_can_be_written(run, home, monkeypatch):
     def broken(name: str, **_: object) -> ScriptedModel:
         raise ZeroDivisionError
 
@@ -207,9 +201,7 @@ PROGRAMS = (["chatapp", "--help"], ["finetune", "--help"], ["chatapp", "models",
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no such device")
 @pytest.mark.parametrize("command", PROGRAMS, ids=" ".join)
 @pytest.mark.parametrize("streams", ["1>/dev/full", "1>&-", "2>&- 0<&-", "1>ascii.txt"])
-def test_streams_that_take_nothing_or_not_all(
-    home: Path, tmp_path: Path, command: list[str], streams: str
-) -> None:
+def test_streams_that_take_nothing_or_not_all(home, tmp_path, command, streams):
     variables = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     shell = f"exec {shlex.quote(sys.executable)} -m {shlex.join(command)} {streams}"
     done = subprocess.run(

@@ -4,11 +4,10 @@ import json
 
 import pytest
 from fakes import ScriptedModel
-from program import UseModel
 from tiny import write_tiny_gpt2
 
 
-def test_complete_goes_on_with_the_text(run, use_model: UseModel) -> None:
+def test_complete_goes_on_with_the_text(run, use_model):
     model = use_model(ScriptedModel([" scientists found …\n"]))
     assert run("complete", "In a shocking finding,").out == " scientists found …\n"
     run("complete", stdin=b"From a pipe\n")
@@ -19,7 +18,7 @@ def test_complete_goes_on_with_the_text(run, use_model: UseModel) -> None:
     assert document["template"] is None
 
 
-def test_an_answer_without_parts_says_so(run, tmp_path_factory) -> None:
+def test_an_answer_without_parts_says_so(run, tmp_path_factory):
     folder = str(write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256))
     options = ("--model", folder, "--temperature", "0", "--max-tokens", "8")
     for command in ("complete", "ask"):
@@ -35,7 +34,7 @@ def test_an_answer_without_parts_says_so(run, tmp_path_factory) -> None:
     assert refused.err == "chatapp: 7.1: there is no layer 7; the model has 2, numbered 0 to 1\n"
 
 
-def test_a_model_without_such_parts_says_so(run, use_model: UseModel) -> None:
+def test_a_model_without_such_parts_says_so(run, use_model):
     use_model(ScriptedModel(["Ok."]))
     refused = run("complete", "Hi", "--ablate", "0.1")
     assert refused.status == 2
@@ -43,7 +42,7 @@ def test_a_model_without_such_parts_says_so(run, use_model: UseModel) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n "])
-def test_complete_refuses_an_empty_text(run, use_model: UseModel, text: str) -> None:
+def test_complete_refuses_an_empty_text(run, use_model, text):
     use_model(ScriptedModel([" Ok."]))
     status, out, err = run("complete", text)
     assert (status, out) == (2, "")

@@ -23,7 +23,7 @@ def machine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (home / "config" / "servers.toml").write_text('[big]\nurl = "http://localhost:1"\n')
 
 
-def test_names(home: Path) -> None:
+def test_names(home):
     assert options.models("") == ["bundled", "runs/[b]mine[/b]", "big"]
     assert options.models("b") == ["bundled", "big"]
     assert options.models("nothing") == []
@@ -34,7 +34,7 @@ def test_names(home: Path) -> None:
     assert "2D+,RW" in options.paper_tasks("2D+,R")
 
 
-def test_chats_by_their_ids() -> None:
+def test_chats_by_their_ids():
     assert options.chats("") == []
     assert not database_path().exists()  # asking makes nothing
     store = Store(database_path())
@@ -45,7 +45,7 @@ def test_chats_by_their_ids() -> None:
     assert options.chats("1") == [("1", "About␛ the [b]sea[/b] and more")]
 
 
-def test_what_is_wrong_is_not_the_shells_business(home: Path) -> None:
+def test_what_is_wrong_is_not_the_shells_business(home):
     (home / "config" / "servers.toml").write_text("oops")
     assert options.models("") == []
     database_path().parent.mkdir(parents=True)
@@ -92,18 +92,18 @@ def complete(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("chatapp models info bi", "big"),
     ],
 )
-def test_the_shell_asks(words: str, offered: str, tmp_path: Path) -> None:
+def test_the_shell_asks(words, offered, tmp_path):
     result = complete(words, tmp_path)
     assert result.stdout.split() == [offered]
     assert not {"torch", "transformers", "textual"} & set(result.stderr.split())
 
 
-def test_where_files_are_meant_nothing_is_offered(tmp_path: Path) -> None:
+def test_where_files_are_meant_nothing_is_offered(tmp_path):
     assert complete("chatapp perplexity READ", tmp_path).stdout.strip() == ""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_it_can_be_installed(run, shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_be_installed(run, shell, monkeypatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     instructions = {"_CHATAPP_COMPLETE": f"source_{shell}"}
     result = subprocess.run(

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import Run, UseModel
 
 from chatapp.dialogue.documents import index
 
@@ -20,7 +19,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "notes"
 
 
-def test_passages_as_json(run: Run, notes: Path) -> None:
+def test_passages_as_json(run, notes):
     result = run("docs", "search", "what does a walrus eat", str(notes), "--limit", "1", "--json")
     (passage,) = json.loads(result.out)["passages"]
     assert passage.pop("score") > 0
@@ -31,7 +30,7 @@ def test_passages_as_json(run: Run, notes: Path) -> None:
     }
 
 
-def test_passages_to_read(run: Run, notes: Path) -> None:
+def test_passages_to_read(run, notes):
     result = run("docs", "search", "hay", str(notes), "--method", "both:tfidf")
     assert result.out.startswith(f"[1] {notes / 'b.txt'}, line 1 (")
     assert "Horses eat hay.␛[2J" in result.out
@@ -39,7 +38,7 @@ def test_passages_to_read(run: Run, notes: Path) -> None:
     assert "1 of 2 passages of 2 files" in result.err
 
 
-def test_wrong_input(run: Run, notes: Path) -> None:
+def test_wrong_input(run, notes):
     for arguments in (["gone.txt"], [str(notes), "--method", "bm2"], [str(notes / "*.pdf")]):
         result = run("docs", "search", "x", *arguments)
         assert result.status == 2
@@ -47,9 +46,7 @@ def test_wrong_input(run: Run, notes: Path) -> None:
         assert result.err.count("\n") == 1
 
 
-def test_an_answer_with_documents_names_its_sources(
-    run: Run, use_model: UseModel, notes: Path
-) -> None:
+def test_an_answer_with_documents_names_its_sources(run, use_model, notes):
     model = use_model(ScriptedModel([" Clams."] * 2, context=200))
     arguments = ("ask", "What does a walrus eat?", "--docs", str(notes / "a.md"))
     result = run(*arguments, "--docs", str(notes / "*.txt"))
@@ -73,9 +70,7 @@ limit = 1
 
 
 @pytest.mark.parametrize("style", ["text", "turns"])
-def test_a_prompt_file_with_documents(
-    run: Run, use_model: UseModel, notes: Path, tmp_path: Path, style: str
-) -> None:
+def test_a_prompt_file_with_documents(run, use_model, notes, tmp_path, style):
     model = use_model(ScriptedModel([" Clams."], context=200))
     (tmp_path / "task.toml").write_text(PROMPT + f'[chat]\nstyle = "{style}"\n')
     result = run("run", str(tmp_path / "task.toml"), "--input", "What does a walrus eat?")
@@ -87,9 +82,7 @@ def test_a_prompt_file_with_documents(
     )
 
 
-def test_an_evaluation_refuses_documents(
-    run: Run, use_model: UseModel, notes: Path, tmp_path: Path
-) -> None:
+def test_an_evaluation_refuses_documents(run, use_model, notes, tmp_path):
     use_model(ScriptedModel([" Clams."]))
     (tmp_path / "task.toml").write_text(PROMPT)
     (tmp_path / "test.jsonl").write_text('{"input": "a", "output": "b"}\n')

@@ -102,12 +102,12 @@ COMMANDS = {
 }
 
 
-def test_every_command_has_an_entry_here() -> None:
+def test_every_command_has_an_entry_here():
     assert list(WRONG) == list(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_it_says_what_it_is_for(name: str) -> None:
+def test_it_says_what_it_is_for(name):
     program, *words = name.split()
     app = {"chatapp": chatapp.cli.app, "finetune": finetune.cli.app}[program]
     result = CliRunner().invoke(app, [*words, "--help"])
@@ -118,7 +118,7 @@ def test_it_says_what_it_is_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_guide_names_it(name: str) -> None:
+def test_a_guide_names_it(name):
     words = tuple(name.split())
     guides = (guide for guide in GUIDES if guide.name not in ("CHANGELOG.md", "CONTRIBUTING.md"))
     named = (command.words[: len(words)] for guide in guides for command in commands(guide))
@@ -126,7 +126,7 @@ def test_a_guide_names_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_test_file_is_its_own(name: str) -> None:
+def test_a_test_file_is_its_own(name):
     """Of chatapp that of the module it stands in; of finetune that of its name."""
     program, *words = name.split()
     if program == "chatapp":
@@ -140,9 +140,7 @@ def test_a_test_file_is_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_wrong_input_is_one_sentence(
-    name: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
-) -> None:
+def test_wrong_input_is_one_sentence(name, run, tmp_path, monkeypatch, pytestconfig):
     monkeypatch.chdir(tmp_path)
     wrong = WRONG[name]
     for path, text in ((settings_path(), wrong.settings), (database_path(), wrong.chats)):

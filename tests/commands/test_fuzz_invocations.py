@@ -25,11 +25,11 @@ def invoke(folder: Path, seed: str, count: int) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="an invocation is a fork")
-def test_random_invocations(tmp_path: Path) -> None:
+def test_random_invocations(tmp_path):
     invoke(tmp_path, "gate", 8)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(36_000)
-def test_five_thousand_random_invocations(tmp_path: Path) -> None:
+def test_five_thousand_random_invocations(tmp_path):
     invoke(tmp_path, "long", 5_000)

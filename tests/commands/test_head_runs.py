@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from program import Run
 from safetensors.torch import save_file
 from tiny import write_tiny_gpt2
 
@@ -54,9 +53,7 @@ def predicted(head: str) -> list[dict[str, float]]:
     return [dict(zip(LABELS, each, strict=True)) for each in outputs]
 
 
-def test_run_tells_the_label_of_the_head_and_its_probabilities(
-    run: Run, spam: str, head: str
-) -> None:
+def test_run_tells_the_label_of_the_head_and_its_probabilities(run, spam, head):
     for text, expected in zip(TEXTS, predicted(head), strict=True):
         result = run("run", spam, "--input", text, "--model", head, "--json")
         assert result.status == 0
@@ -70,9 +67,7 @@ def test_run_tells_the_label_of_the_head_and_its_probabilities(
     assert f"spam  {predicted(head)[0]['spam']:.4f}" in result.err
 
 
-def test_a_file_of_inputs_is_answered_and_gone_on_with(
-    run: Run, spam: str, head: str, tmp_path: Path
-) -> None:
+def test_a_file_of_inputs_is_answered_and_gone_on_with(run, spam, head, tmp_path):
     inputs, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
     inputs.write_text("\n".join(TEXTS) + "\n")
     command = ("run", spam, "--inputs", str(inputs), "--output", str(out), "--model", head)
@@ -85,9 +80,7 @@ def test_a_file_of_inputs_is_answered_and_gone_on_with(
     assert outputs == [json.loads(line)["output"] for line in whole]
 
 
-def test_what_a_head_cannot_answer_is_refused(
-    run: Run, spam: str, head: str, tmp_path: Path
-) -> None:
+def test_what_a_head_cannot_answer_is_refused(run, spam, head, tmp_path):
     Path(spam).write_text(TASK.replace('"ham"', '"fine"'))
     result = run("run", spam, "--input", "x", "--model", head)
     assert result.status == 2
@@ -100,7 +93,7 @@ def test_what_a_head_cannot_answer_is_refused(
     assert (result.status, "not the weights of this head" in result.err) == (2, True)
 
 
-def test_eval_has_a_column_for_the_head(run: Run, spam: str, head: str, tmp_path: Path) -> None:
+def test_eval_has_a_column_for_the_head(run, spam, head, tmp_path):
     items = [(text, "spam" if number % 2 else "ham") for number, text in enumerate(TEXTS)]
     test = tmp_path / "test.jsonl"
     test.write_text("".join(json.dumps({"text": t, "label": g}) + "\n" for t, g in items))

@@ -4,7 +4,6 @@ import json
 import re
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -35,14 +34,14 @@ def chats_left() -> list[int]:
     return ids
 
 
-def test_an_empty_history_is_no_error(run) -> None:
+def test_an_empty_history_is_no_error(run):
     assert run("history", "list") == (0, "", "chatapp: there are no chats yet\n")
     assert run("history", "list", "--json") == (0, "[]\n", "")
     assert run("history", "search", "x") == (0, "", "chatapp: no message contains 'x'\n")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_list_shows_each_chat_on_one_line(run, ids: list[int], terminal: bool) -> None:
+def test_the_list_shows_each_chat_on_one_line(run, ids, terminal):
     status, out, err = run("history", "list", terminal=terminal)
     assert (status, err) == (0, "")
     out = re.sub(r"\x1b\[[01]m", "", out)  # the heading's bold
@@ -56,7 +55,7 @@ def test_the_list_shows_each_chat_on_one_line(run, ids: list[int], terminal: boo
     assert "\x07" not in out
 
 
-def test_search_marks_what_it_found(run, ids: list[int]) -> None:
+def test_search_marks_what_it_found(run, ids):
     status, out, _ = run("history", "search", "WALRUS")
     assert status == 0
     assert "    assistant: a **walrus** \ufffd\n" in out
@@ -67,7 +66,7 @@ def test_search_marks_what_it_found(run, ids: list[int]) -> None:
     assert (hit["chat_id"], hit["role"]) == (ids[0], "user")
 
 
-def test_show_is_safe_to_look_at(run, ids: list[int]) -> None:
+def test_show_is_safe_to_look_at(run, ids):
     status, out, _ = run("history", "show", str(ids[1]))
     assert status == 0
     assert "## User\n\n[/b] ␛]0;x␇ ␛[2J [link=x]\n" in out
@@ -78,7 +77,7 @@ def test_show_is_safe_to_look_at(run, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("seconds", [1e300, -1e300, float("inf")])
-def test_a_time_out_of_range_hides_no_chat(run, ids: list[int], seconds: float) -> None:
+def test_a_time_out_of_range_hides_no_chat(run, ids, seconds):
     with closing(sqlite3.connect(database_path())) as database:
         database.execute("UPDATE messages SET created = ?", [seconds])
         database.execute("UPDATE chats SET created = ?, updated = ?", [seconds, seconds])
@@ -88,7 +87,7 @@ def test_a_time_out_of_range_hides_no_chat(run, ids: list[int], seconds: float) 
 
 
 @pytest.mark.parametrize("command", ["show", "export", "delete"])
-def test_a_chat_that_is_not_there_is_named(run, command: str) -> None:
+def test_a_chat_that_is_not_there_is_named(run, command):
     flags = ["--yes"] if command == "delete" else []
     assert run("history", command, "7", *flags) == (2, "", "chatapp: there is no chat 7\n")
 
@@ -96,9 +95,7 @@ def test_a_chat_that_is_not_there_is_named(run, command: str) -> None:
 # Export
 
 
-def test_export_keeps_the_text_as_it_is_in_pipes_and_files(
-    run, ids: list[int], tmp_path: Path
-) -> None:
+def test_export_keeps_the_text_as_it_is_in_pipes_and_files(run, ids, tmp_path):
     out = run("history", "export", str(ids[1])).out
     assert f"## User\n\n{HOSTILE}\n" in out
     shown = run("history", "export", str(ids[1]), terminal=True).out
@@ -109,7 +106,7 @@ def test_export_keeps_the_text_as_it_is_in_pipes_and_files(
     assert file.read_text() == out
 
 
-def test_export_replaces_no_file_unasked(run, ids: list[int], tmp_path: Path) -> None:
+def test_export_replaces_no_file_unasked(run, ids, tmp_path):
     file = tmp_path / "mine.md"
     file.write_text("precious")
     arguments = ("history", "export", str(ids[0]), "-o", str(file))
@@ -121,9 +118,7 @@ def test_export_replaces_no_file_unasked(run, ids: list[int], tmp_path: Path) ->
     assert "walrus" in file.read_text()
 
 
-def test_a_file_survives_a_disk_that_is_full(
-    run, ids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_survives_a_disk_that_is_full(run, ids, tmp_path, monkeypatch):
     file = tmp_path / "mine.md"
     file.write_text("precious")
 
@@ -138,7 +133,7 @@ def test_a_file_survives_a_disk_that_is_full(
 
 
 @pytest.mark.parametrize("arguments", [[], ["1", "--all"]])
-def test_export_wants_one_chat_or_all(run, arguments: list[str]) -> None:
+def test_export_wants_one_chat_or_all(run, arguments):
     assert run("history", "export", *arguments) == (
         *(2, "", "chatapp: give either the id of a chat or --all\n"),
     )
@@ -147,7 +142,7 @@ def test_export_wants_one_chat_or_all(run, arguments: list[str]) -> None:
 # Delete
 
 
-def test_deleting_has_to_be_confirmed(run, ids: list[int]) -> None:
+def test_deleting_has_to_be_confirmed(run, ids):
     assert run("history", "delete", str(ids[0])) == (
         *(2, "", "chatapp: to delete a chat, confirm with --yes\n"),
     )
@@ -157,16 +152,14 @@ def test_deleting_has_to_be_confirmed(run, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("n", 1, 2), ("", 1, 2), ("y", 0, 1)])
-def test_deleting_asks_on_a_terminal(
-    run, ids: list[int], answer: str, status: int, left: int
-) -> None:
+def test_deleting_asks_on_a_terminal(run, ids, answer, status, left):
     result = run("history", "delete", str(ids[1]), stdin=f"{answer}\n".encode(), terminal=True)
     assert result.status == status
     assert len(chats_left()) == left
     assert "\x1b" not in result.out + result.err
 
 
-def test_a_damaged_database_is_told_in_words(run) -> None:
+def test_a_damaged_database_is_told_in_words(run):
     database_path().parent.mkdir(parents=True)
     database_path().write_bytes(b"no database" * 100)
     status, out, err = run("history", "list")
@@ -176,7 +169,7 @@ def test_a_damaged_database_is_told_in_words(run) -> None:
     assert database_path().read_bytes() == b"no database" * 100
 
 
-def test_feedback_is_exported_as_training_rows(run, ids: list[int], tmp_path: Path) -> None:
+def test_feedback_is_exported_as_training_rows(run, ids, tmp_path):
     file = tmp_path / "rows.jsonl"
     for more in ((), ("--output", str(file))):
         assert run("history", "export", "--feedback", "kto", *more) == (
@@ -203,7 +196,7 @@ def test_feedback_is_exported_as_training_rows(run, ids: list[int], tmp_path: Pa
     assert run("history", "export", "--feedback", "sft", "99").status == 2
 
 
-def test_chats_are_imported(run, ids: list[int], tmp_path: Path) -> None:
+def test_chats_are_imported(run, ids, tmp_path):
     target = tmp_path / "chats.json"
     run("history", "export", "--all", "--format", "json", "-o", str(target))
     here = "chatapp: imported 0 chats\nchatapp: left 2 chats as before\n"
@@ -245,7 +238,7 @@ def test_chats_are_imported(run, ids: list[int], tmp_path: Path) -> None:
     assert len(chats_left()) == 4
 
 
-def test_a_damaged_file_is_replaced_by_the_copy_of_the_day(run, ids: list[int]) -> None:
+def test_a_damaged_file_is_replaced_by_the_copy_of_the_day(run, ids):
     path = database_path()
     assert run("history", "list")[0] == 0  # at whose end the copy is made
     with path.open("r+b") as file:
@@ -261,9 +254,7 @@ def test_a_damaged_file_is_replaced_by_the_copy_of_the_day(run, ids: list[int]) 
     assert (status, json.loads(out)["chats"]) == (0, 2)
 
 
-def test_an_interrupted_import_leaves_nothing(
-    run, ids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_import_leaves_nothing(run, ids, tmp_path, monkeypatch):
     target = tmp_path / "chats.json"
     run("history", "export", "--all", "--format", "json", "-o", str(target))
     target.write_text(target.read_text().replace('"id": ', '"id": 7'))

@@ -30,12 +30,12 @@ def probabilities(candidates: list[dict[str, Any]]) -> list[float]:
     return [each["probability"] for each in candidates]
 
 
-def test_the_help_names_what_is_shown_without_a_view(run: Run) -> None:
+def test_the_help_names_what_is_shown_without_a_view(run):
     words = " ".join(run("inspect", "--help").out.split())
     assert f"Without a VIEW: {', '.join(view.name for view in FIRST)}." in words
 
 
-def test_the_document_holds_the_models_numbers(run: Run, folder: str) -> None:
+def test_the_document_holds_the_models_numbers(run, folder):
     result = run("inspect", TEXT, "--model", folder, "--json", "--top", "4", "--top-k", "2")
     assert result.status == 0
     document = json.loads(result.out)
@@ -71,7 +71,7 @@ def test_the_document_holds_the_models_numbers(run: Run, folder: str) -> None:
     assert all(each["drawn"] == 0 for each in after["candidates"][2:])
 
 
-def test_one_token_gives_its_row(run: Run, folder: str) -> None:
+def test_one_token_gives_its_row(run, folder):
     whole = json.loads(run("inspect", TEXT, "--model", folder, "--json").out)
     options = ("--json", "--token", "-2")
     one = json.loads(run("inspect", TEXT, "--model", folder, *options).out)
@@ -89,7 +89,7 @@ def test_one_token_gives_its_row(run: Run, folder: str) -> None:
         )
 
 
-def test_long_texts_ask_for_one_token(run: Run, folder: str) -> None:
+def test_long_texts_ask_for_one_token(run, folder):
     text = "x" * 200
     refused = run("inspect", text, "--model", folder, "--json")
     assert refused.status == 2
@@ -102,7 +102,7 @@ def test_long_texts_ask_for_one_token(run: Run, folder: str) -> None:
     assert "300 tokens" in too_long.err
 
 
-def test_the_terminal_shows_all_of_it(run: Run, folder: str) -> None:
+def test_the_terminal_shows_all_of_it(run, folder):
     result = run("inspect", TEXT, "--model", folder)
     assert result.status == 0
     assert max(map(len, result.out.split("\n"))) <= 100
@@ -120,7 +120,7 @@ def test_the_terminal_shows_all_of_it(run: Run, folder: str) -> None:
         assert f"{token['entropy']:.1f}" in row.split()
 
 
-def test_a_view_can_be_chosen(run: Run, folder: str) -> None:
+def test_a_view_can_be_chosen(run, folder):
     only = run("inspect", "layers", TEXT, "--model", folder).out
     assert "Layers" in only
     assert "Tokens" not in only
@@ -130,9 +130,7 @@ def test_a_view_can_be_chosen(run: Run, folder: str) -> None:
     assert "Tokens  " in named, "a text may be the name of a view"
 
 
-def test_colours_only_where_there_are_some(
-    run: Run, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colours_only_where_there_are_some(run, folder, monkeypatch):
     assert "\x1b" not in run("inspect", TEXT, "--model", folder).out
     coloured = run("inspect", TEXT, "--model", folder, terminal=True).out
     assert "48;2;" in coloured
@@ -141,7 +139,7 @@ def test_colours_only_where_there_are_some(
     assert not re.search(r"\x1b\[[\d;]*[34]8;", plain)
 
 
-def test_foreign_text_is_shown_and_never_obeyed(run: Run, folder: str) -> None:
+def test_foreign_text_is_shown_and_never_obeyed(run, folder):
     result = run("inspect", FOREIGN, "--model", folder, "--top", "3")
     assert result.status == 0
     assert not OBEYED.search(result.out)
@@ -149,9 +147,7 @@ def test_foreign_text_is_shown_and_never_obeyed(run: Run, folder: str) -> None:
     assert json.loads(run("inspect", "tokens", FOREIGN, "--model", folder, "--json").out)
 
 
-def test_an_existing_file_is_replaced_only_when_asked(
-    run: Run, folder: str, tmp_path: Path
-) -> None:
+def test_an_existing_file_is_replaced_only_when_asked(run, folder, tmp_path):
     target = tmp_path / "page.html"
     target.write_text("mine")
     command = ("inspect", "x", "--model", folder, "--output", str(target))
@@ -189,9 +185,7 @@ def test_wrong_input(
     assert list(tmp_path.glob("*.*")) == []
 
 
-def test_standard_input_and_models_that_do_not_show_their_inside(
-    run: Run, folder: str, use_model: "object"
-) -> None:
+def test_standard_input_and_models_that_do_not_show_their_inside(run, folder, use_model):
     out = run("inspect", "tokens", "--model", folder, "--json", stdin=TEXT.encode()).out
     assert json.loads(out)["text"] == TEXT
     assert run("inspect", "--model", folder, stdin=TEXT.encode()).out.startswith("Tokens")

@@ -1,7 +1,6 @@
 """`chatapp inspect` with BERT and its relatives: the model's own numbers, and what is refused."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,7 @@ def inspected(run: Run, *arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", tiny_masked.KINDS)
-def test_candidates_attention_and_layers_are_the_models_own(
-    tmp_path: Path, run: Run, kind: str
-) -> None:
+def test_candidates_attention_and_layers_are_the_models_own(tmp_path, run, kind):
     tiny_masked.save(tmp_path, kind)
     found = inspected(run, TEXT, "--model", tmp_path, "--top", 30)
     network = AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
@@ -50,7 +47,7 @@ def test_candidates_attention_and_layers_are_the_models_own(
     assert found["tokens"][5]["probability"] is None
 
 
-def test_a_token_of_the_text_is_masked(tmp_path: Path, run: Run) -> None:
+def test_a_token_of_the_text_is_masked(tmp_path, run):
     model = tiny_masked.save(tmp_path)
     text = "the capital of france is rome."
     found = inspected(run, text, "--model", tmp_path, "--token", 3)
@@ -61,7 +58,7 @@ def test_a_token_of_the_text_is_masked(tmp_path: Path, run: Run) -> None:
     assert found["mask"]["actual"]["probability"] == pytest.approx(float(share), rel=1e-4)
 
 
-def test_what_a_masked_model_cannot_do_is_one_sentence(tmp_path: Path, run: Run) -> None:
+def test_what_a_masked_model_cannot_do_is_one_sentence(tmp_path, run):
     tiny_masked.save(tmp_path)
     with pytest.raises(ModelError, match=r"writes no replies; `chatapp inspect .* \[MASK\]"):
         load_model(str(tmp_path))

@@ -21,7 +21,7 @@ def document(run: Run, folder: str, *words: str) -> dict[str, Any]:
     return found
 
 
-def test_patching_two_prompts_and_with_noise(run: Run, folder: str) -> None:
+def test_patching_two_prompts_and_with_noise(run, folder):
     model = load_model(folder)
     size = len(model.tokenizer.encode(TEXT))
     assert len(model.tokenizer.encode(OTHER)) == size
@@ -67,9 +67,7 @@ def test_patching_two_prompts_and_with_noise(run: Run, folder: str) -> None:
         (["losses", "--token", "0"], "the loss of a text needs at least two tokens"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(
-    run: Run, folder: str, options: list[str], words: str
-) -> None:
+def test_what_cannot_be_done_is_one_sentence(run, folder, options, words):
     arguments = 1 + (options[0] == "ablate")
     words_of = [*options[:arguments], TEXT, *options[arguments:]]
     result = run("inspect", *words_of, "--model", folder)

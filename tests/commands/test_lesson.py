@@ -1,9 +1,5 @@
 """`chatapp lesson`: the list, and the check without a screen."""
 
-from pathlib import Path
-
-from program import Run
-
 from chatapp.dialogue.lessons.lesson import NAMES
 
 LESSON = """title = "Mine"
@@ -25,12 +21,12 @@ expect = {count = [9, 9]}
 """
 
 
-def test_without_a_name_it_lists_the_lessons(run: Run) -> None:
+def test_without_a_name_it_lists_the_lessons(run):
     result = run("lesson")
     assert [line.split()[0] for line in result.out.splitlines()] == list(NAMES)
 
 
-def test_check_prints_a_line_a_step_and_fails_where_one_fails(run: Run, tmp_path: Path) -> None:
+def test_check_prints_a_line_a_step_and_fails_where_one_fails(run, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(LESSON, encoding="utf-8")
     result = run("lesson", "check", str(path))
@@ -45,7 +41,7 @@ def test_check_prints_a_line_a_step_and_fails_where_one_fails(run: Run, tmp_path
     assert run("lesson", "check", str(path)).status == 0
 
 
-def test_a_lesson_needs_a_terminal(run: Run) -> None:
+def test_a_lesson_needs_a_terminal(run):
     result = run("lesson", "tokens")
     assert result.status == 2
     assert "`chatapp lesson check` runs it without one" in result.err

@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import Run, UseModel
 
 PROMPTS = Path(__file__).parents[2] / "prompts"
 SHOWN = tomllib.loads((Path(__file__).parent / "paper_prompts.toml").read_text())["shown"]
 
 
 @pytest.mark.parametrize("case", SHOWN, ids=lambda case: case["command"])
-def test_the_prompt_of_the_library_is_shown_byte_for_byte(
-    run: Run, use_model: UseModel, case: dict[str, str]
-) -> None:
+def test_the_prompt_of_the_library_is_shown_byte_for_byte(run, use_model, case):
     use_model(ScriptedModel([" x"]))
     command = ["run", *case["command"].split(), "--input", case["input"], "--shots", case["shots"]]
     result = run(*command, "--json")
@@ -25,7 +22,7 @@ def test_the_prompt_of_the_library_is_shown_byte_for_byte(
 
 
 @pytest.mark.parametrize(("name", "end"), [("unicorns", "a dozen"), ("prime_numbers", "17, 19,")])
-def test_a_text_to_complete(run: Run, use_model: UseModel, name: str, end: str) -> None:
+def test_a_text_to_complete(run, use_model, name, end):
     (path,) = PROMPTS.rglob(f"{name}.txt")
     text = path.read_bytes().decode().removesuffix("\n")
     use_model(ScriptedModel([" 23"]))

@@ -2,11 +2,10 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import Run, UseModel
+from program import UseModel
 
 
 @pytest.fixture
@@ -14,7 +13,7 @@ def model(use_model: UseModel) -> ScriptedModel:
     return use_model(ScriptedModel([], context=16))
 
 
-def test_each_figure_is_named(run: Run, model: ScriptedModel, tmp_path: Path) -> None:
+def test_each_figure_is_named(run, model, tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes(b"\xef\xbb\xbffour words\r\nand one\n")
     made = json.loads(run("perplexity", str(file), "--json").out)
@@ -35,13 +34,8 @@ def test_each_figure_is_named(run: Run, model: ScriptedModel, tmp_path: Path) ->
     ("nats", "shown"), [(2.0, "7.389"), (4.0, "54.60"), (6.0, "403.4"), (13.58, "790,167")]
 )
 def test_figures_have_the_digits_that_mean_something(
-    run: Run,
-    model: ScriptedModel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    nats: float,
-    shown: str,
-) -> None:
+    run, model, tmp_path, monkeypatch, nats, shown
+):
     monkeypatch.setattr(
         model, "score", lambda pairs: [[-nats] * len(continuation) for _, continuation in pairs]
     )
@@ -59,14 +53,7 @@ def test_figures_have_the_digits_that_mean_something(
         (None, [], "cannot be read: No such file"),
     ],
 )
-def test_what_the_user_can_put_right(
-    run: Run,
-    model: ScriptedModel,
-    tmp_path: Path,
-    content: bytes | None,
-    options: list[str],
-    error: str,
-) -> None:
+def test_what_the_user_can_put_right(run, model, tmp_path, content, options, error):
     file = tmp_path / "text.txt"
     if content is not None:
         file.write_bytes(content)

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from program import Run
 
 PROMPT = """
 instruction = "Classify."
@@ -24,7 +23,7 @@ def prompt(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_example_that_decided_an_answer(run: Run, folder: str, prompt: str) -> None:
+def test_the_example_that_decided_an_answer(run, folder, prompt):
     options = ("run", prompt, "--model", folder, "--input", "abc", "--parts")
     result = run(*options, "--json")
     assert result.status == 0, result.err
@@ -44,7 +43,7 @@ def test_the_example_that_decided_an_answer(run: Run, folder: str, prompt: str) 
     assert f"mostly to {best}:" in " ".join(shown.err.split())
 
 
-def test_what_run_cannot_explain_is_refused(run: Run, folder: str, prompt: str) -> None:
+def test_what_run_cannot_explain_is_refused(run, folder, prompt):
     options = ("run", prompt, "--model", folder, "--input", "abc", "--parts")
     for more in (("--score", "channel"), ("--select", "vote")):
         result = run(*options, *more)

@@ -1,14 +1,13 @@
 """`chatapp render`: the prompt of a chat, and files that hold none."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
 
-def test_the_prompt_of_a_chat(run, tmp_path: Path) -> None:
+def test_the_prompt_of_a_chat(run, tmp_path):
     file = tmp_path / "chat.json"
     file.write_text(json.dumps([*CHAT, {"role": "user", "content": "Bye"}]))
     text = run("render", str(file), "--model", "bundled").out
@@ -31,7 +30,7 @@ def test_the_prompt_of_a_chat(run, tmp_path: Path) -> None:
         (json.dumps([CHAT[1]]), "message 1 of the chat is from 'assistant'"),
     ],
 )
-def test_what_is_no_chat_is_refused(run, tmp_path: Path, content: str, words: str) -> None:
+def test_what_is_no_chat_is_refused(run, tmp_path, content, words):
     file = tmp_path / "chat.json"
     file.write_text(content)
     status, out, err = run("render", str(file))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import Run, UseModel
+from program import UseModel
 from tiny import write_tiny_gpt2
 
 from chatapp.engine.models import loading
@@ -64,9 +64,7 @@ def rows(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_label_on_standard_output_and_probabilities_beside_it(
-    run: Run, spam: str, model: ScriptedModel
-) -> None:
+def test_a_label_on_standard_output_and_probabilities_beside_it(run, spam, model):
     result = run("run", spam, "--input", "A free prize")
     assert (result.status, result.out) == (0, "spam\n")
     lines = [line.split() for line in result.err.splitlines()]
@@ -74,7 +72,7 @@ def test_a_label_on_standard_output_and_probabilities_beside_it(
     assert lines[1:3] == [["spam", "0.5000", "0.3679"], ["ham", "0.5000", "0.3679"]]  # e to the -1
 
 
-def test_json(run: Run, spam: str, model: ScriptedModel) -> None:
+def test_json(run, spam, model):
     result = run("run", spam, "--input", "A free prize", "--json")
     made = json.loads(result.out)
     assert result.err == ""
@@ -91,9 +89,7 @@ def test_json(run: Run, spam: str, model: ScriptedModel) -> None:
     assert made["seconds"] >= 0
 
 
-def test_a_pool_without_a_prompt_file_proposes_one(
-    run: Run, spam: str, model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_without_a_prompt_file_proposes_one(run, spam, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pool = [{"email": f"prize {n}", "class": ("ham", "spam")[n % 2]} for n in range(6)]
     Path("mail.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pool))
@@ -109,9 +105,7 @@ def test_a_pool_without_a_prompt_file_proposes_one(
     assert json.loads(saved.out)["prompt"].endswith("\n\nEmail: prize 3\nClass:")
 
 
-def test_a_prompt_file_takes_another_pool(
-    run: Run, spam: str, model: ScriptedModel, tmp_path: Path
-) -> None:
+def test_a_prompt_file_takes_another_pool(run, spam, model, tmp_path):
     pool = tmp_path / "other.csv"
     pool.write_text("input,output\nTwo prizes,spam\nLunch,ham\n")
     made = json.loads(run("run", spam, "--pool", str(pool), "--input", "A prize", "--json").out)
@@ -125,7 +119,7 @@ def test_a_prompt_file_takes_another_pool(
     assert "--pool" in run("run", str(text), "--pool", str(pool)).err
 
 
-def test_options_stand_above_the_file(run: Run, spam: str, model: ScriptedModel) -> None:
+def test_options_stand_above_the_file(run, spam, model):
     def examples(*options: str) -> list[int]:
         result = run("run", spam, "--input", "See you", "--json", *options)
         return [each["index"] for each in json.loads(result.out)["examples"]]
@@ -150,7 +144,7 @@ def test_options_stand_above_the_file(run: Run, spam: str, model: ScriptedModel)
     assert voted["log_likelihoods"] is None
 
 
-def test_show_prompt(run: Run, spam: str, model: ScriptedModel) -> None:
+def test_show_prompt(run, spam, model):
     result = run("run", spam, "--input", "[red]free\x1b[31m prize", "--show-prompt")
     assert result.out == "spam\n"
     assert "Email: A free prize for you\nClass: spam\n" in result.err
@@ -158,9 +152,7 @@ def test_show_prompt(run: Run, spam: str, model: ScriptedModel) -> None:
     assert "example 2 shown, similarity 0." in result.err
 
 
-def test_text_is_generated_where_there_are_no_labels(
-    run: Run, french: str, model: ScriptedModel
-) -> None:
+def test_text_is_generated_where_there_are_no_labels(run, french, model):
     result = run("run", french, "--input", "apple")
     assert (result.status, result.out) == (0, "pomme\n")
     assert model.prompts == ["English: cheese\nFrench: fromage\n\nEnglish: apple\nFrench:"]
@@ -171,14 +163,14 @@ def test_text_is_generated_where_there_are_no_labels(
     assert made["label_probabilities"] == {}
 
 
-def test_a_failing_model(run: Run, french: str, use_model: UseModel) -> None:
+def test_a_failing_model(run, french, use_model):
     use_model(ScriptedModel([RuntimeError("out of memory")]))
     result = run("run", french, "--input", "apple")
     assert result.status == 1
     assert "out of memory" in result.err
 
 
-def test_a_prompt_of_the_library_by_its_name(run: Run, model: ScriptedModel) -> None:
+def test_a_prompt_of_the_library_by_its_name(run, model):
     for name in ("spam", "spam.toml", "prompts/spam.toml"):
         result = run("run", name, "--input", "You have won", "--select", "fixed")
         assert result.out in ("spam\n", "ham\n")
@@ -187,9 +179,7 @@ def test_a_prompt_of_the_library_by_its_name(run: Run, model: ScriptedModel) -> 
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_lies_here_hides_no_prompt_of_the_library(
-    run: Run, model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_what_lies_here_hides_no_prompt_of_the_library(run, model, tmp_path, monkeypatch, kind):
     here = tmp_path / "spam"
     if kind == "folder":
         here.mkdir()
@@ -202,9 +192,7 @@ def test_what_lies_here_hides_no_prompt_of_the_library(
     assert run("run", "./spam", "--input", "x").status == 2
 
 
-def test_labels_are_scored_in_float32_whatever_the_chat_multiplies_in(
-    run: Run, spam: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_are_scored_in_float32_whatever_the_chat_multiplies_in(run, spam, monkeypatch):
     asked = []
 
     def load_model(name: str, *, precision: str, device: str, **options: object) -> ScriptedModel:
@@ -216,7 +204,7 @@ def test_labels_are_scored_in_float32_whatever_the_chat_multiplies_in(
     assert asked == ["float32"]
 
 
-def test_without_a_file_the_library_is_listed(run: Run) -> None:
+def test_without_a_file_the_library_is_listed(run):
     result = run("run")
     assert result.status == 0
     listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in result.out.splitlines()}
@@ -228,7 +216,7 @@ def test_without_a_file_the_library_is_listed(run: Run) -> None:
     assert "there is no prompt file" in result.err
 
 
-def test_inputs_from_a_pipe(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
+def test_inputs_from_a_pipe(run, spam, model, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor() as pool:
@@ -238,7 +226,7 @@ def test_inputs_from_a_pipe(run: Run, spam: str, model: ScriptedModel, tmp_path:
     assert [json.loads(line)["input"] for line in result.out.splitlines()] == ["one", "two"]
 
 
-def test_a_full_disk(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
+def test_a_full_disk(run, spam, model, tmp_path):
     path, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     path.write_text("one\ntwo\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -275,9 +263,7 @@ def test_a_full_disk(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) 
         (["--input", "x", "--select", "knn:nowhere/at/all"], "nowhere/at/all"),
     ],
 )
-def test_what_the_user_can_put_right(
-    run: Run, spam: str, model: ScriptedModel, options: list[str], error: str
-) -> None:
+def test_what_the_user_can_put_right(run, spam, model, options, error):
     result = run("run", spam, *options)
     assert result.status == 2
     assert error in result.err
@@ -285,7 +271,7 @@ def test_what_the_user_can_put_right(
     assert result.out == ""
 
 
-def test_a_file_of_inputs(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
+def test_a_file_of_inputs(run, spam, model, tmp_path):
     inputs, output = tmp_path / "in.csv", tmp_path / "out.jsonl"
     inputs.write_text('text\n"one\nprize"\ntwo\n')
     result = run("run", spam, "--inputs", str(inputs), "--output", str(output))
@@ -295,18 +281,14 @@ def test_a_file_of_inputs(run: Run, spam: str, model: ScriptedModel, tmp_path: P
     assert set(rows(output)[0]) >= {"label_probabilities", "examples", "dropped", "prompt", "run"}
 
 
-def test_inputs_from_standard_input_and_answers_on_standard_output(
-    run: Run, spam: str, model: ScriptedModel
-) -> None:
+def test_inputs_from_standard_input_and_answers_on_standard_output(run, spam, model):
     result = run("run", spam, "--inputs", "-", stdin=b"one\n\ntwo\n")
     assert [json.loads(line)["input"] for line in result.out.splitlines()] == ["one", "two"]
     result = run("run", spam, "--inputs", "-", stdin=b'{"input": "one"}\n{"input": "two"}\n')
     assert [json.loads(line)["input"] for line in result.out.splitlines()] == ["one", "two"]
 
 
-def test_a_model_that_fails_on_one_input(
-    run: Run, french: str, use_model: UseModel, tmp_path: Path
-) -> None:
+def test_a_model_that_fails_on_one_input(run, french, use_model, tmp_path):
     use_model(ScriptedModel([" un", RuntimeError("broken"), " trois"]))
     output = tmp_path / "out.jsonl"
     result = run(
@@ -318,9 +300,7 @@ def test_a_model_that_fails_on_one_input(
 
 
 @pytest.mark.parametrize("cut", [0.0, 0.3, 0.5, 0.999, 1.0])
-def test_a_cut_output_is_continued(
-    run: Run, spam: str, model: ScriptedModel, tmp_path: Path, cut: float
-) -> None:
+def test_a_cut_output_is_continued(run, spam, model, tmp_path, cut):
     inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     inputs.write_text("".join(f"mail number {n}\n\n" for n in range(50)))
     command = ("run", spam, "--inputs", str(inputs), "--output", str(output))
@@ -334,9 +314,7 @@ def test_a_cut_output_is_continued(
     assert [row["input"] for row in rows(output)] == [f"mail number {n}" for n in range(50)]
 
 
-def test_an_output_of_another_run_is_refused(
-    run: Run, spam: str, model: ScriptedModel, tmp_path: Path
-) -> None:
+def test_an_output_of_another_run_is_refused(run, spam, model, tmp_path):
     inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     inputs.write_text("one\ntwo\nthree\n")
     command = ("run", spam, "--inputs", str(inputs), "--output", str(output))
@@ -372,7 +350,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "CHATAPP_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
 
 
-def test_killed_after_a_third_no_row_is_lost_and_none_done_twice(spam: str, tmp_path: Path) -> None:
+def test_killed_after_a_third_no_row_is_lost_and_none_done_twice(spam, tmp_path):
     model = write_tiny_gpt2(tmp_path / "model")
     inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     texts = [f"mail {n} has a prize" for n in range(1000)]
@@ -396,7 +374,7 @@ def test_killed_after_a_third_no_row_is_lost_and_none_done_twice(spam: str, tmp_
     assert [row["line"] for row in rows(output)] == list(range(1, 1001))
 
 
-def test_interrupted_it_says_how_to_go_on(spam: str, tmp_path: Path) -> None:
+def test_interrupted_it_says_how_to_go_on(spam, tmp_path):
     model = write_tiny_gpt2(tmp_path / "model")
     inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     inputs.write_text("\n".join(f"mail {n}" for n in range(100_000)))

@@ -63,7 +63,7 @@ def shown(run: Run, *command: str) -> list[int]:
     return [example["index"] for example in made["examples"]]
 
 
-def test_a_prompt_file_or_an_option_may_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
+def test_a_prompt_file_or_an_option_may_name_it(run, task, model):
     assert shown(run, str(task)) == [1, 0]
     task.write_text(TASK.replace("shortest", "fixed"))
     assert shown(run, str(task)) == [0, 1]
@@ -71,9 +71,7 @@ def test_a_prompt_file_or_an_option_may_name_it(run: Run, task: Path, model: Scr
     assert shown(run, str(task), "--select", "shortest:tfidf") == [1, 0]
 
 
-def test_an_evaluation_asks_it_what_it_is(
-    run: Run, task: Path, model: ScriptedModel, tmp_path: Path
-) -> None:
+def test_an_evaluation_asks_it_what_it_is(run, task, model, tmp_path):
     """It draws, so it is run with every seed; it is printed as chosen, as it does not rank."""
     test, report = tmp_path / "test.jsonl", tmp_path / "report"
     test.write_text('{"text": "grass", "label": "plant"}\n')
@@ -89,7 +87,7 @@ def test_an_evaluation_asks_it_what_it_is(
 
 
 @pytest.mark.parametrize("command", ["run", "eval"])
-def test_help_tells_what_it_chooses(command: str) -> None:
+def test_help_tells_what_it_chooses(command):
     """In a process of its own, because the help of a command is put together at its import."""
     script = """
 import sys

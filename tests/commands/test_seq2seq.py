@@ -28,7 +28,7 @@ def prompt(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_answers(run, model: str) -> None:
+def test_it_answers(run, model):
     flags = ("--model", model, "--seed", "1", "--max-tokens", "6", "--json")
     for command in ("ask", "complete"):
         result = run(command, "The lazy dog", *flags)
@@ -39,7 +39,7 @@ def test_it_answers(run, model: str) -> None:
         assert json.loads(run(command, "The lazy dog", *flags).out)["reply"] == answer["reply"]
 
 
-def test_it_takes_prompt_files(run, model: str, prompt: Path, tmp_path: Path) -> None:
+def test_it_takes_prompt_files(run, model, prompt, tmp_path):
     flags = (str(prompt), "--model", model)
     assert run("run", *flags, "--input", "a cat").status == 0
     inputs = tmp_path / "inputs.jsonl"
@@ -75,7 +75,7 @@ def inputs_with(folder: Path) -> Path:
     return path
 
 
-def test_both_stacks_are_inspected(run, model: str, tmp_path: Path) -> None:
+def test_both_stacks_are_inspected(run, model, tmp_path):
     text = ("inspect", "The lazy dog", "--model", model)
     reply = json.loads(run("complete", *text[1:], "--temperature", "0", "--json").out)["reply"]
     page = tmp_path / "page.html"
@@ -97,7 +97,7 @@ def test_both_stacks_are_inspected(run, model: str, tmp_path: Path) -> None:
         assert words in failed.err
 
 
-def test_what_it_cannot_do_is_said(run, model: str) -> None:
+def test_what_it_cannot_do_is_said(run, model):
     measured = run("bench", "--model", model)
     assert measured.status == 2
     assert "is an encoder-decoder model" in measured.err

@@ -20,7 +20,7 @@ def server(home: Path) -> Iterator[CompletionsServer]:
         yield server
 
 
-def test_ask(run, server: CompletionsServer) -> None:
+def test_ask(run, server):
     server.stream = [*said(" It", " is.")[:-1], usage(31, 2, cached=30), "[DONE]"]
     status, out, err = run("ask", "Is it?", "--model", server.url, "--seed", "7")
     assert (status, out, err) == (0, "It is.\n", "")
@@ -32,21 +32,21 @@ def test_ask(run, server: CompletionsServer) -> None:
     assert document["model"] == "mine"
 
 
-def test_complete(run, server: CompletionsServer) -> None:
+def test_complete(run, server):
     server.stream = said(" one\x1b[31m")
     status, out, _ = run("complete", "Once ", "--model", "mine#tiny")
     assert (status, out) == (0, " one␛[31m\n")
     assert server.requests[0]["prompt"] == "Once"
 
 
-def test_a_server_that_breaks_off(run, server: CompletionsServer) -> None:
+def test_a_server_that_breaks_off(run, server):
     server.stream = [piece(" It is"), break_off]
     status, out, err = run("ask", "Is it?", "--model", "mine")
     assert (status, out) == (1, "It is\n")
     assert "broke off the connection" in err
 
 
-def test_what_needs_the_model_itself(run, server: CompletionsServer, tmp_path: Path) -> None:
+def test_what_needs_the_model_itself(run, server, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("It was the best of times.")
     for command in (
@@ -61,16 +61,14 @@ def test_what_needs_the_model_itself(run, server: CompletionsServer, tmp_path: P
         assert any(reason in err for reason in reasons)
 
 
-def test_run_generates(run, server: CompletionsServer) -> None:
+def test_run_generates(run, server):
     server.stream = said(" I like it.", "\n")
     server.models = [{"id": "tiny", "max_model_len": 2048}]
     status, out, err = run("run", "grammar", "--input", "I likes it.", "--model", "mine")
     assert (status, out, err) == (0, "I like it.\n", "")
 
 
-def test_models(
-    run, server: CompletionsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models(run, server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert f"mine     server · {server.url}\n" in run("models", "list").out
     listed = json.loads(run("models", "list", "--json").out)

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from program import Run
 
 from chatapp.lab.steering import directions_dir
 
@@ -19,7 +18,7 @@ def pairs(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_direction_from_making_to_an_answer(run: Run, folder: str, pairs: str) -> None:
+def test_a_direction_from_making_to_an_answer(run, folder, pairs):
     made = run("steer", "make", "calm", pairs, "--model", folder, "--layer", "1")
     assert made.status == 0, made.err
     assert "calm is made from 2 pairs, for layer 1" in made.err
@@ -47,7 +46,7 @@ def test_a_direction_from_making_to_an_answer(run: Run, folder: str, pairs: str)
     assert steered["changes"] == "with calm 3"
 
 
-def test_bad_input_is_one_sentence(run: Run, folder: str, pairs: str) -> None:
+def test_bad_input_is_one_sentence(run, folder, pairs):
     directions_dir().mkdir(parents=True)
     for arguments, words in (
         (("ask", "Hi", "--steer", "calm"), "expected a direction and a strength"),

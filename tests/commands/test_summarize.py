@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import Run, UseModel
+from program import UseModel
 
 PARAGRAPHS = [f"Paragraph{n} has the word{n} and {'more ' * 20}text." for n in range(12)]
 
@@ -24,9 +24,7 @@ def document(tmp_path: Path, use_model: UseModel) -> str:
     return str(path)
 
 
-def test_every_passage_is_summarised_and_each_sentence_has_its_places(
-    run: Run, document: str
-) -> None:
+def test_every_passage_is_summarised_and_each_sentence_has_its_places(run, document):
     made = json.loads(run("summarize", document, "--json").out)
     first, *_, last = made["levels"]
     assert len(first) > 3
@@ -43,14 +41,12 @@ def test_every_passage_is_summarised_and_each_sentence_has_its_places(
     assert outline == [f"[{each['passages'][0]}]  {each['text']}" for each in first]
 
 
-def test_a_document_is_read_in_another_process(
-    run: Run, document: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_document_is_read_in_another_process(run, document, monkeypatch):
     monkeypatch.setattr("chatapp.dialogue.documents.passages.read_blocks", pytest.fail)
     assert run("summarize", document).out.startswith("Paragraph0 has.  [line 1")
 
 
-def test_a_model_that_is_too_small_for_it_says_so(run: Run, tmp_path: Path) -> None:
+def test_a_model_that_is_too_small_for_it_says_so(run, tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("The council met on Monday and voted to repair the old pool.")
     shown = run("summarize", str(path), "--model", "bundled")
@@ -59,7 +55,7 @@ def test_a_model_that_is_too_small_for_it_says_so(run: Run, tmp_path: Path) -> N
     assert shown.out.splitlines()[0].endswith("  [no passage]")  # "Thirty drivers, the old pool …"
 
 
-def test_what_is_no_document_or_no_summary_is_refused(run: Run, tmp_path: Path) -> None:
+def test_what_is_no_document_or_no_summary_is_refused(run, tmp_path):
     path = tmp_path / "empty.txt"
     path.write_text("")
     shown = run("summarize", str(path))

@@ -1,7 +1,6 @@
 """`chatapp tokens`: what it prints, and what it refuses in a sentence."""
 
 import json
-from pathlib import Path
 
 import gguf
 import pytest
@@ -17,7 +16,7 @@ def printed(*arguments: str) -> str:
     return result.stdout
 
 
-def test_the_tokens_of_a_text(tmp_path: Path) -> None:
+def test_the_tokens_of_a_text(tmp_path):
     document = json.loads(printed("tokens", "Hello <|endoftext|>", "--json"))
     assert "".join(document["pieces"]) == "Hello <|endoftext|>"
     assert len(document["ids"]) == len(document["pieces"]) > 2
@@ -27,7 +26,7 @@ def test_the_tokens_of_a_text(tmp_path: Path) -> None:
     assert "Hello" in printed("tokens", "Hello").replace("│", "")
 
 
-def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
+def test_a_vocabulary_without_weights(tmp_path):
     path = tmp_path / "words.gguf"
     writer = gguf.GGUFWriter(path, "gpt2")
     writer.add_tokenizer_model("gpt2")
@@ -44,13 +43,13 @@ def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
     assert document == {"model": str(path), "ids": [2, 1, 0], "pieces": ["ab", "b", "a"]}
 
 
-def test_a_text_or_a_file(tmp_path: Path) -> None:
+def test_a_text_or_a_file(tmp_path):
     for arguments in (["tokens"], ["tokens", "a", "--file", "b"]):
         with pytest.raises(UserError, match="give either a text or --file"):
             CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
-def test_cuts_and_bytes_are_seen_without_colours() -> None:
+def test_cuts_and_bytes_are_seen_without_colours():
     lines = printed("tokens", "naïve").splitlines()
     assert lines[0][0] == lines[0][-1] == "│"
     assert lines[0].count("│") > 2
@@ -58,7 +57,7 @@ def test_cuts_and_bytes_are_seen_without_colours() -> None:
     assert lines[1] == "ï = C3 AF"
 
 
-def test_the_steps_of_a_text() -> None:
+def test_the_steps_of_a_text():
     document = json.loads(printed("tokens", "Hello there", "--steps", "--json"))
     ends = [word["steps"][-1]["tokens"] for word in document["words"]]
     assert [token for end in ends for token in end] == document["pieces"]
@@ -67,7 +66,7 @@ def test_the_steps_of_a_text() -> None:
     assert shown[-1] == f"{len(document['ids'])} tokens, the same as the tokenizer's own"
 
 
-def test_a_vocabulary_is_learned_from_a_file(tmp_path: Path) -> None:
+def test_a_vocabulary_is_learned_from_a_file(tmp_path):
     file = tmp_path / "words.txt"
     file.write_text("hug 10\npug 5\npun 12\nbun 4\nhugs 5\n")
     learn = ("tokens", "--learn", str(file), "--merges", "3")

@@ -61,9 +61,7 @@ def refusal(run: Run, folder: Path, write: Write) -> str:
 
 
 @pytest.mark.parametrize("place", WRITES)
-def test_the_file_before_is_whole(
-    run: Run, use_model: Callable[[ScriptedModel], object], tmp_path: Path, place: str
-) -> None:
+def test_the_file_before_is_whole(run, use_model, tmp_path, place):
     use_model(ScriptedModel([" animal"]))
     folder = tmp_path / "place"
     folder.mkdir()
@@ -76,7 +74,7 @@ def test_the_file_before_is_whole(
     assert sorted(folder.iterdir()) == names
 
 
-def test_a_new_file_is_whole_or_absent(tmp_path: Path) -> None:
+def test_a_new_file_is_whole_or_absent(tmp_path):
     path = tmp_path / ("long" * 60 + ".md")
     with full_after(50), pytest.raises(OSError, match="File too large"):
         write_named(path, "x" * 99)
@@ -92,7 +90,7 @@ def test_a_new_file_is_whole_or_absent(tmp_path: Path) -> None:
         write_named(tmp_path / "none" / "file", "x")
 
 
-def test_a_pipe_stays_one(tmp_path: Path) -> None:
+def test_a_pipe_stays_one(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=write_named, args=(pipe, "text"), kwargs={"replace": True})

@@ -35,7 +35,7 @@ def users(names: str) -> set[str]:
     return {file for file, _, _ in calls(names)}
 
 
-def test_json_is_read_by_one_function() -> None:
+def test_json_is_read_by_one_function():
     """`parse_json` raises ValueError for everything, so no `except` can name too little."""
     own = {"chatapp/common/foreign.py", "finetune/objectives/reward_worker.py"}  # a script
     assert users(r"json\.loads?") == own
@@ -45,7 +45,7 @@ def test_json_is_read_by_one_function() -> None:
 SHIPPED = re.compile(r"__file__|files\(|_TABLE|SOURCE|^PATH$|^ITEMS$|^\(folder / .page\.(css|js)")
 
 
-def test_files_are_opened_by_one_room() -> None:
+def test_files_are_opened_by_one_room():
     """Who opens a path itself waits for a pipe without end, or reads a device."""
     found = set()
     for file, node, name in calls(r"(.*\.)?(open|read_text|read_bytes)"):
@@ -58,7 +58,7 @@ def test_files_are_opened_by_one_room() -> None:
     assert found == KINDS["opened"].keys()
 
 
-def test_folders_are_made_by_one_function() -> None:
+def test_folders_are_made_by_one_function():
     """`mkdir(parents=True, mode=…)` leaves those above to everybody; `make_private` does not."""
     for file, node, _ in calls(r".*\.(mkdir|makedirs)"):
         options = {keyword.arg for keyword in node.keywords}
@@ -69,7 +69,7 @@ def test_folders_are_made_by_one_function() -> None:
 _PACKED = r"gzip|bz2|lzma|tarfile|zipfile|pyarrow.*|pypdf|brotli|zstandard|compression.*"
 
 
-def test_decoded_bytes_are_counted() -> None:
+def test_decoded_bytes_are_counted():
     found = users(r"np\.load|.*\.decompress|.*unpack_archive|zlib\.\w+")
     found |= users(r"httpx2\.(Async)?Client|urlopen|requests\..*|aiohttp\.Client.*")
     for file, tree in FILES.items():
@@ -84,7 +84,7 @@ def test_decoded_bytes_are_counted() -> None:
     assert whole == KINDS["whole"].keys()
 
 
-def test_what_several_processes_write_is_locked() -> None:
+def test_what_several_processes_write_is_locked():
     own = r"(write|change)_whole|write_named|whole_file|open_own|np\.save.*|json\.dump"
     found = users(rf"{own}|os\.(replace|rename|link)|.*\.write_(text|bytes)")
     for file, node, name in calls(r".*\.(rename|replace)|(.*\.)?(fd)?open"):
@@ -103,7 +103,7 @@ def test_what_several_processes_write_is_locked() -> None:
     assert users(".*FileLock") == {"chatapp/common/userfiles.py", hub}
 
 
-def test_queues_have_a_bound() -> None:
+def test_queues_have_a_bound():
     found = set()
     for file, node, name in calls(r"(.*\.)?(Simple|Lifo|Priority)?Queue(\[.*\])?|(.*\.)?deque"):
         is_bounded = node.keywords if name.endswith("deque") else node.args
@@ -114,14 +114,14 @@ def test_queues_have_a_bound() -> None:
         assert node.args, file
 
 
-def test_processes_are_started_by_one_room() -> None:
+def test_processes_are_started_by_one_room():
     """A program of others ends with its call only below a supervisor."""
     pattern = r"subprocess\.(Popen|run|check_output|call)|os\.(fork|system|popen|exec.*|spawn.*)"
     assert users(pattern) <= KINDS["starters"].keys()
     assert users("exec|eval") == {"chatapp/dialogue/tools/python.py"}
 
 
-def test_times_are_read_by_one_function() -> None:
+def test_times_are_read_by_one_function():
     """`local_time` takes any number of a damaged file."""
     assert users(r".*fromtimestamp|time\.(localtime|gmtime)") == {"chatapp/common/foreign.py"}
 
@@ -176,7 +176,7 @@ def means(node: ast.AST, names: tuple[str, ...] = ()) -> Iterator[str]:
         yield from means(child, names)
 
 
-def test_each_mean_has_a_known_divisor() -> None:
+def test_each_mean_has_a_known_divisor():
     """A sum once had a step more than its divisor, and a share was 1.996."""
     found = {f"{Path(file).stem}:{name}" for file, tree in FILES.items() for name in means(tree)}
     assert found == set(" ".join(MEANS.values()).split())
@@ -219,7 +219,7 @@ _SECONDS = 0.2
 """Linear ones need a hundredth of it."""
 
 
-def test_regular_expressions_take_linear_time() -> None:
+def test_regular_expressions_take_linear_time():
     found = patterns()
     assert len(found) > 80
     for place, (pattern, flags, how) in found.items():

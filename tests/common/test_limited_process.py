@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 from tool_server import ends
 
@@ -24,14 +23,14 @@ for item in LimitedProcess("stuck", "answer", memory=10**9).stream(None, 1.0):
 """
 
 
-def test_a_child_ends_whose_caller_was_killed(tmp_path: Path) -> None:
+def test_a_child_ends_whose_caller_was_killed(tmp_path):
     (tmp_path / "stuck.py").write_text(STUCK)
     command = [sys.executable, "-c", CALLER, str(tmp_path), "kill"]
     printed = subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout
     assert ends(int(printed))
 
 
-def test_a_child_ends_that_takes_too_long(tmp_path: Path) -> None:
+def test_a_child_ends_that_takes_too_long(tmp_path):
     (tmp_path / "stuck.py").write_text(STUCK)
     command = [sys.executable, "-c", CALLER, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -4,7 +4,6 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from test_kinds import ROOT
@@ -23,7 +22,7 @@ for value in range(20):
 """
 
 
-def test_two_programs_that_change_a_file_lose_nothing(home: Path, tmp_path: Path) -> None:
+def test_two_programs_that_change_a_file_lose_nothing(home, tmp_path):
     names = ["temperature", "top_p", "min_p"]
     for name in names:
         (tmp_path / name).mkdir()
@@ -38,7 +37,7 @@ def test_two_programs_that_change_a_file_lose_nothing(home: Path, tmp_path: Path
     assert not [*(home / "config").glob(".*")]
 
 
-def test_a_lock_is_released_by_the_end_of_its_process(tmp_path: Path) -> None:
+def test_a_lock_is_released_by_the_end_of_its_process(tmp_path):
     code = f"from chatapp.common.userfiles import hold; from pathlib import Path; import os; \
 held = hold(Path({str(tmp_path / 'a.lock')!r})); print('held', flush=True); input()"
     with subprocess.Popen(
@@ -54,7 +53,7 @@ held = hold(Path({str(tmp_path / 'a.lock')!r})); print('held', flush=True); inpu
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no modes")
-def test_what_the_program_makes_is_for_this_user_alone(home: Path) -> None:
+def test_what_the_program_makes_is_for_this_user_alone(home):
     """Folders of mode 700 above every file, whatever the user's umask; a secret file of 600."""
     code = """
 import os

@@ -46,9 +46,7 @@ def help_of_ask() -> str:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_parameter_appears_everywhere(
-    name: str, help_of_ask: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parameter_appears_everywhere(name, help_of_ask, tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     of = PARAMETERS[name]
     value = of.kind(3) if of.kind is int else 0.25
@@ -130,9 +128,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_bad_value_is_refused_with_the_same_range_everywhere(
-    place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_value_is_refused_with_the_same_range_everywhere(place, name, tmp_path, monkeypatch):
     if name in ELSEWHERE.get(place, []):
         return
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
@@ -169,7 +165,7 @@ OPTIONS: dict[str, Parameter] = {
 
 
 @pytest.mark.parametrize("place", OPTIONS)
-def test_an_option_or_key_has_the_range_of_its_parameter(place: str, tmp_path: Path) -> None:
+def test_an_option_or_key_has_the_range_of_its_parameter(place, tmp_path):
     of, words = OPTIONS[place], place.split()
     if place.startswith("["):
         with pytest.raises(PromptError, match=f"expected {re.escape(of.range_in_words)}"):
@@ -183,7 +179,7 @@ def test_an_option_or_key_has_the_range_of_its_parameter(place: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_server_is_asked_for_it_or_the_user_is_told(name: str) -> None:
+def test_a_server_is_asked_for_it_or_the_user_is_told(name):
     of = PARAMETERS[name]
     value = of.kind(3) if of.kind is int else 0.25
     remote = RemoteModel(Client(Server("http://here/v1")), name="x", context=99)
@@ -199,7 +195,7 @@ def test_a_server_is_asked_for_it_or_the_user_is_told(name: str) -> None:
         assert told == f"The server does not support {name}."
 
 
-def test_a_range_is_said_in_words_and_kept() -> None:
+def test_a_range_is_said_in_words_and_kept():
     words = {name: each.range_in_words for name, each in PARAMETERS.items()}
     assert words["temperature"] == "from 0 to 100"
     assert words["top_k"] == "0 (off) or more"
@@ -211,7 +207,7 @@ def test_a_range_is_said_in_words_and_kept() -> None:
         Sampling(temperature=math.nan)
 
 
-def test_only_the_seed_may_be_left_open() -> None:
+def test_only_the_seed_may_be_left_open():
     assert parameter("seed").parsed("") is None
     assert parameter("seed").checked(None) is None
     with pytest.raises(ValueError, match="top_k is ''; expected a whole number"):
@@ -220,7 +216,7 @@ def test_only_the_seed_may_be_left_open() -> None:
         Sampling.of({"top_k": None})
 
 
-def test_what_switches_a_parameter_off_is_in_its_range() -> None:
+def test_what_switches_a_parameter_off_is_in_its_range():
     off = {name: each.off for name, each in PARAMETERS.items() if each.off is not None}
     assert len(off) == 8
     Sampling.of(off)

@@ -14,7 +14,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "data" / "presets.json"
 
 
-def test_what_is_kept_comes_back(path: Path) -> None:
+def test_what_is_kept_comes_back(path):
     assert read_presets(path) == {}
     exact = Sampling(temperature=0.0, seed=5)
     save_preset(path, "exact", exact)
@@ -29,7 +29,7 @@ def test_what_is_kept_comes_back(path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["presets.json"]
 
 
-def test_some_parameters_are_enough(path: Path) -> None:
+def test_some_parameters_are_enough(path):
     path.parent.mkdir()
     path.write_text('\ufeff{"a": {"temperature": 1, "seed": null}}', encoding="utf-8")
     assert read_presets(path) == {"a": Sampling(temperature=1.0)}
@@ -48,7 +48,7 @@ def test_some_parameters_are_enough(path: Path) -> None:
         ('{"a": {"temperature": 1' + "0" * 400 + "}}", "temperature"),
     ],
 )
-def test_a_broken_file_is_one_sentence_and_stays(path: Path, text: str, words: str) -> None:
+def test_a_broken_file_is_one_sentence_and_stays(path, text, words):
     path.parent.mkdir()
     path.write_text(text)
     for change in (
@@ -64,7 +64,7 @@ def test_a_broken_file_is_one_sentence_and_stays(path: Path, text: str, words: s
     assert path.read_text() == text
 
 
-def test_a_file_that_is_no_text_and_one_that_cannot_be_written(path: Path) -> None:
+def test_a_file_that_is_no_text_and_one_that_cannot_be_written(path):
     path.parent.mkdir()
     path.write_bytes(b'{"\xff": {}}')
     with pytest.raises(PresetsError, match="line 1: is not valid UTF-8"):
@@ -78,24 +78,24 @@ def test_a_file_that_is_no_text_and_one_that_cannot_be_written(path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["", "  \n", "x" * 61])
-def test_a_preset_needs_a_name(path: Path, name: str) -> None:
+def test_a_preset_needs_a_name(path, name):
     with pytest.raises(PresetsError, match="needs a name of 1 to 60 characters"):
         save_preset(path, name, Sampling())
     assert not path.exists()
 
 
-def test_one_that_another_program_has_removed_meanwhile(path: Path) -> None:
+def test_one_that_another_program_has_removed_meanwhile(path):
     save_preset(path, "a", Sampling())
     remove_preset(path, "b")
     assert read_presets(path) == {"a": Sampling()}
 
 
-def test_what_there_is_not_is_said_with_what_there_is() -> None:
+def test_what_there_is_not_is_said_with_what_there_is():
     assert no_preset("exakt", ["exact", "wild"]).endswith("did you mean 'exact'?")
     assert no_preset("zzz", ["exact", "wild"]).endswith("there are exact, wild")
     assert no_preset("zzz", []).endswith("there are none yet")
 
 
-def test_the_file_is_plain_json(path: Path) -> None:
+def test_the_file_is_plain_json(path):
     save_preset(path, "a", Sampling(seed=1))
     assert json.loads(path.read_text())["a"]["seed"] == 1

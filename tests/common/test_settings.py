@@ -22,7 +22,7 @@ def write(text: str) -> Path:
     return path
 
 
-def test_chatapp_home_moves_every_folder(home: Path) -> None:
+def test_chatapp_home_moves_every_folder(home):
     folders = {paths.config_dir(), paths.data_dir(), paths.cache_dir(), paths.log_dir()}
     assert {folder.parent for folder in folders} == {home}
     assert len(folders) == 4
@@ -30,17 +30,17 @@ def test_chatapp_home_moves_every_folder(home: Path) -> None:
     assert not any(folder.exists() for folder in folders)
 
 
-def test_without_chatapp_home_the_platform_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_chatapp_home_the_platform_decides(monkeypatch):
     monkeypatch.delenv("CHATAPP_HOME")
     assert paths.data_dir().name == "chatapp"
     assert paths.data_dir().is_absolute()
 
 
-def test_nothing_set_gives_the_defaults() -> None:
+def test_nothing_set_gives_the_defaults():
     assert load_settings() == Settings()
 
 
-def test_flags_win_over_variables_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_win_over_variables_over_the_file(monkeypatch):
     write('model = "./mine"\ntemperature = 1\ntop_k = 5\nmax_tokens = 10\n')
     monkeypatch.setenv("CHATAPP_TOP_K", "6")
     monkeypatch.setenv("CHATAPP_MAX_TOKENS", "11")
@@ -49,7 +49,7 @@ def test_flags_win_over_variables_over_the_file(monkeypatch: pytest.MonkeyPatch)
     assert settings.sampling == Sampling(temperature=1.0, top_k=6, max_tokens=12)
 
 
-def test_temperature_0_as_a_flag_is_greedy_without_penalties() -> None:
+def test_temperature_0_as_a_flag_is_greedy_without_penalties():
     model = {"temperature": 0.6, "repetition_penalty": 1.2, "top_k": 20}
     chosen = load_settings({"temperature": 0}).choices(model).sampling
     assert (chosen.temperature, chosen.repetition_penalty, chosen.no_repeat_ngram) == (0, 1, 0)
@@ -59,12 +59,12 @@ def test_temperature_0_as_a_flag_is_greedy_without_penalties() -> None:
     assert warm.repetition_penalty == 1.2
 
 
-def test_a_file_may_start_with_a_byte_order_mark() -> None:
+def test_a_file_may_start_with_a_byte_order_mark():
     write('\ufefftheme = "nord"\n')
     assert load_settings().theme == "nord"
 
 
-def test_an_unknown_key_is_named_with_file_line_and_nearest_key() -> None:
+def test_an_unknown_key_is_named_with_file_line_and_nearest_key():
     path = write('# mine\nmodel = "bundled"\n\ntemprature = 0.5\n')
     with pytest.raises(SettingsError) as error:
         load_settings()
@@ -73,7 +73,7 @@ def test_an_unknown_key_is_named_with_file_line_and_nearest_key() -> None:
     )
 
 
-def test_a_key_unlike_any_other_lists_the_keys_there_are() -> None:
+def test_a_key_unlike_any_other_lists_the_keys_there_are():
     write("[zzz]\nx = 1\n")
     with pytest.raises(SettingsError, match=r"line 1: .*'zzz'; there are model, template"):
         load_settings()
@@ -89,7 +89,7 @@ def test_a_key_unlike_any_other_lists_the_keys_there_are() -> None:
         ('device = "gpu"', "device is 'gpu'; expected one of auto, cpu, cuda, mps"),
     ],
 )
-def test_a_bad_value_is_refused_in_one_sentence(line: str, expected: str) -> None:
+def test_a_bad_value_is_refused_in_one_sentence(line, expected):
     path = write(line)
     with pytest.raises(SettingsError) as error:
         load_settings()
@@ -98,19 +98,19 @@ def test_a_bad_value_is_refused_in_one_sentence(line: str, expected: str) -> Non
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_no_text_is_refused() -> None:
+def test_a_file_that_is_no_text_is_refused():
     write("").write_bytes(b"model = '\xff'")
     with pytest.raises(SettingsError, match="is not valid UTF-8"):
         load_settings()
 
 
-def test_a_folder_in_place_of_the_file_is_refused() -> None:
+def test_a_folder_in_place_of_the_file_is_refused():
     paths.settings_path().mkdir(parents=True)
     with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
         load_settings()
 
 
-def test_variables_and_flags_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_and_flags_are_named(monkeypatch):
     monkeypatch.setenv("CHATAPP_TOP_P", "much")
     with pytest.raises(SettingsError, match="variable CHATAPP_TOP_P: top_p is 'much'"):
         load_settings()
@@ -133,7 +133,7 @@ def test_variables_and_flags_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ('[keys]\nhelp = "f9"\n', 'theme = "nord"\n[keys]\nhelp = "f9"\n'),
     ],
 )
-def test_a_theme_is_kept_and_all_else_stays(before: str, after: str) -> None:
+def test_a_theme_is_kept_and_all_else_stays(before, after):
     path = write("")
     path.write_bytes(before.encode())
     path.chmod(0o640)
@@ -143,7 +143,7 @@ def test_a_theme_is_kept_and_all_else_stays(before: str, after: str) -> None:
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_theme_is_kept_where_there_was_no_file_and_behind_a_link(tmp_path: Path) -> None:
+def test_a_theme_is_kept_where_there_was_no_file_and_behind_a_link(tmp_path):
     keep_settings({"theme": 'a "quoted" näme'})
     assert load_settings().theme == 'a "quoted" näme'
     path = paths.settings_path()
@@ -156,7 +156,7 @@ def test_a_theme_is_kept_where_there_was_no_file_and_behind_a_link(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["theme = ", "a = 1\na = 2", "\xff"])
-def test_a_file_that_cannot_keep_a_theme_stays_as_it_is(text: str) -> None:
+def test_a_file_that_cannot_keep_a_theme_stays_as_it_is(text):
     path = write("")
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(SettingsError, match="theme cannot be saved"):

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 from test_kinds import ROOT, calls, users
 
@@ -33,7 +32,7 @@ Ended()
 """
 
 
-def test_a_librarys_words_are_on_no_terminal_and_in_no_log(home: Path) -> None:
+def test_a_librarys_words_are_on_no_terminal_and_in_no_log(home):
     done = subprocess.run(
         [sys.executable, "-c", SPEAKING], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -44,7 +43,7 @@ def test_a_librarys_words_are_on_no_terminal_and_in_no_log(home: Path) -> None:
     assert (home / "log" / "chatapp.log").read_text().count("Traceback") == 1
 
 
-def test_every_program_of_this_package_silences_libraries() -> None:
+def test_every_program_of_this_package_silences_libraries():
     """Nobody else sets up what is written of their messages."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     mains = {place.partition(":")[0].replace(".", "/") + ".py" for place in scripts.values()}

@@ -2,14 +2,12 @@
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from chatapp.common import userfiles
 from chatapp.common.userfiles import (
-    Location,
     UserError,
     line_of,
     missing_path,
@@ -67,11 +65,11 @@ c = 4
         ((), None),
     ],
 )
-def test_the_line_on_which_a_key_is_set(location: Location, line: int | None) -> None:
+def test_the_line_on_which_a_key_is_set(location, line):
     assert line_of(SOURCE, location) == line
 
 
-def test_an_unknown_word_is_told_with_the_one_meant_or_with_all() -> None:
+def test_an_unknown_word_is_told_with_the_one_meant_or_with_all():
     assert suggestion("colum", ["column", "row"]) == "; did you mean 'column'?"
     assert suggestion("zzz", ["column", "row"]) == "; there are column, row"
     assert suggestion("zzz", []) == "; there are none yet"
@@ -85,15 +83,13 @@ def test_an_unknown_word_is_told_with_the_one_meant_or_with_all() -> None:
         ("a = " + "[" * 50_000, "x.toml: is nested too deeply"),
     ],
 )
-def test_broken_toml_is_one_sentence(text: str, sentence: str) -> None:
+def test_broken_toml_is_one_sentence(text, sentence):
     with pytest.raises(UserError) as error:
         parse_toml(text, Path("x.toml"))
     assert str(error.value) == sentence
 
 
-def test_a_path_that_leads_nowhere_is_told_from_a_hub_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_leads_nowhere_is_told_from_a_hub_id(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "instructions").mkdir(parents=True)
     missing = "there is no such file or folder"
@@ -106,9 +102,7 @@ def test_a_path_that_leads_nowhere_is_told_from_a_hub_id(
         assert missing_path(name) == ""
 
 
-def test_no_hub_is_asked_for_a_misspelt_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_hub_is_asked_for_a_misspelt_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     monkeypatch.setattr("chatapp.engine.models.hub.downloaded_folder", pytest.fail)
@@ -118,7 +112,7 @@ def test_no_hub_is_asked_for_a_misspelt_path(
 
 @pytest.mark.skipif(not Path("/proc/kmsg").exists(), reason="Linux has these devices")
 @pytest.mark.parametrize(("endless", "why"), [("/dev/zero", "it is a device"), ("/proc/kmsg", "")])
-def test_an_endless_file_is_a_sentence(endless: str, why: str) -> None:
+def test_an_endless_file_is_a_sentence(endless, why):
     with pytest.raises(UserError, match=rf"^{endless}: cannot be read: {why}"):
         read_text(Path(endless))
 
@@ -127,13 +121,13 @@ def test_an_endless_file_is_a_sentence(endless: str, why: str) -> None:
 @pytest.mark.parametrize(
     "read", [lambda p: list(inputs.read_inputs(p)), lambda p: list(journal.read_rows(p))]
 )
-def test_rows_of_a_device_are_not_read(read: Callable[[Path], object]) -> None:
+def test_rows_of_a_device_are_not_read(read):
     with pytest.raises(PromptError, match="it is a device"):
         read(Path("/dev/zero"))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX has files of descriptors")
-def test_an_endless_pipe_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_pipe_is_a_sentence(monkeypatch):
     monkeypatch.setattr(userfiles, "_MOST", 2**10)
     source, sink = os.pipe()
     os.write(sink, b"x" * 2_000)
@@ -144,12 +138,12 @@ def test_an_endless_pipe_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX has it")
-def test_the_empty_device_is_an_empty_file() -> None:
+def test_the_empty_device_is_an_empty_file():
     assert read_text(Path(os.devnull)) == ""
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX has files of descriptors")
-def test_a_pipe_that_the_user_names_is_read_to_its_end() -> None:
+def test_a_pipe_that_the_user_names_is_read_to_its_end():
     source, sink = os.pipe()
     writer = threading.Timer(0.1, lambda: (os.write(sink, b"late"), os.close(sink)))
     writer.start()
@@ -157,9 +151,7 @@ def test_a_pipe_that_the_user_names_is_read_to_its_end() -> None:
     os.close(source)
 
 
-def test_a_file_that_has_nothing_yet_is_an_error_and_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_has_nothing_yet_is_an_error_and_is_not_waited_for(tmp_path, monkeypatch):
     """As /proc/kmsg does, which looks like a regular file."""
     os.mkfifo(tmp_path / "pipe")
     keep_open = os.open(tmp_path / "pipe", os.O_RDWR)

@@ -74,7 +74,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("source", REFUSALS)
-def test_what_is_wrong_is_one_sentence(source: str) -> None:
+def test_what_is_wrong_is_one_sentence(source):
     assert refusal(source) == REFUSALS[source]
 
 
@@ -84,7 +84,7 @@ class Place:
     port: int = 80
 
 
-def test_a_dataclass_is_as_strict() -> None:
+def test_a_dataclass_is_as_strict():
     def place(data: object) -> Place:
         return Place(
             **dict(validated(strict_model(Place), data, UserError, origin="x", what="place"))

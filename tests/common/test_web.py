@@ -19,7 +19,7 @@ def answering(**headers: str) -> Any:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "GZIP"])
-async def test_a_compressed_answer_is_refused(coding: str) -> None:
+async def test_a_compressed_answer_is_refused(coding):
     with (
         web_client(httpx2.Client, transport=answering(content_encoding=coding)) as client,
         pytest.raises(httpx2.DecodingError, match="compressed"),
@@ -31,7 +31,7 @@ async def test_a_compressed_answer_is_refused(coding: str) -> None:
             await waiting.get("http://a.example")
 
 
-def test_events_are_utf_8_whatever_the_server_says() -> None:
+def test_events_are_utf_8_whatever_the_server_says():
     """zlib is a codec, too: its text may be a thousand times as long as what arrived."""
     transport = answering(content_type="text/event-stream; charset=zlib")
     with web_client(httpx2.Client, transport=transport) as client:
@@ -48,6 +48,6 @@ def test_events_are_utf_8_whatever_the_server_says() -> None:
         ("me@a.example asks: why? a=b", "me@a.example asks: why? a=b"),
     ],
 )
-def test_addresses_are_named_without_their_keys(text: str, shown: str) -> None:
+def test_addresses_are_named_without_their_keys(text, shown):
     assert without_keys(text) == shown
     assert first_line(ValueError(f"{text}\nmore")) == shown

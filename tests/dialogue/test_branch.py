@@ -1,7 +1,5 @@
 """What the model read for a reply, and another reply that begins with chosen tokens."""
 
-from pathlib import Path
-
 import pytest
 from fakes import ScriptedModel, WordTokenizer
 from tiny import write_tiny_gpt2
@@ -10,7 +8,6 @@ from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.events import Options, Started
 from chatapp.dialogue.reading import read, usage
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.turn import turn
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange
@@ -20,7 +17,7 @@ from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import CHAT, PLAIN
 
 
-def test_a_reply_is_read_with_its_prompt_and_tokens(store: Store) -> None:
+def test_a_reply_is_read_with_its_prompt_and_tokens(store):
     model = ScriptedModel([" One two.", " Three four."])
     session = Session(Chat(store), model, template=PLAIN)
     for text in ("Hello", "And?"):
@@ -35,7 +32,7 @@ def test_a_reply_is_read_with_its_prompt_and_tokens(store: Store) -> None:
     assert (of_user.reply, of_user.reply_ids) == (None, ())
 
 
-def test_what_does_not_fit_is_named(store: Store) -> None:
+def test_what_does_not_fit_is_named(store):
     session = Session(Chat(store), ScriptedModel([" yes" * 8]), template=CHAT)
     session.model.context = 64
     for number in range(8):
@@ -51,7 +48,7 @@ def test_what_does_not_fit_is_named(store: Store) -> None:
         read(session, foreign)
 
 
-def test_a_branch_is_a_sibling_that_begins_as_one_wants(store: Store) -> None:
+def test_a_branch_is_a_sibling_that_begins_as_one_wants(store):
     model = ScriptedModel([" One two three.", " and so on."])
     session = Session(Chat(store), model, template=CHAT)
     list(session.say("Count"))
@@ -73,7 +70,7 @@ def test_a_branch_is_a_sibling_that_begins_as_one_wants(store: Store) -> None:
     assert read(session, branch.id).reply_ids[:2] == tuple(begin)
 
 
-def test_a_branch_may_end_at_once(store: Store) -> None:
+def test_a_branch_may_end_at_once(store):
     model = ScriptedModel([" One two three."])
     session = Session(Chat(store), model, template=CHAT)
     list(session.say("Count"))
@@ -91,7 +88,7 @@ def test_a_branch_may_end_at_once(store: Store) -> None:
     assert len(model.prompts) == 1, "the model was not asked"
 
 
-def test_branches_that_cannot_be(store: Store) -> None:
+def test_branches_that_cannot_be(store):
     model = ScriptedModel([" One two three."], context=20)
     session = Session(Chat(store), model, template=CHAT)
     list(session.say("Count"))
@@ -107,7 +104,7 @@ def test_branches_that_cannot_be(store: Store) -> None:
     assert len(store.siblings(reply.id)) == 1
 
 
-def test_a_branch_of_a_real_model(store: Store, tmp_path: Path) -> None:
+def test_a_branch_of_a_real_model(store, tmp_path):
     model = load_model(str(write_tiny_gpt2(tmp_path / "model", context=128)))
     sampling = Sampling(temperature=0, max_tokens=12)
     session = Session(Chat(store), model, template=CHAT, sampling=sampling)
@@ -145,7 +142,7 @@ class HoldingStream:
         return self._held
 
 
-def test_what_the_last_of_the_given_tokens_held_back_comes_with_the_end() -> None:
+def test_what_the_last_of_the_given_tokens_held_back_comes_with_the_end():
     model = ScriptedModel([])
     model.tokenizer = HoldingTokenizer()
     begin = [*model.tokenizer.encode(" one two"), model.tokenizer.end_id]

@@ -11,7 +11,7 @@ from chatapp.engine.models.resolving import BUNDLED
 from chatapp.prompting.calls import CALCULATOR, HERMES, CallFilter
 
 
-def test_what_follows_the_mark_of_a_call_is_a_call() -> None:
+def test_what_follows_the_mark_of_a_call_is_a_call():
     model = load_model(BUNDLED)
     tools = find_tools().chosen(["clock", "calculator"])
     schemas = {name: tool.parameters for name, tool in tools.items()}
@@ -40,7 +40,7 @@ def test_what_follows_the_mark_of_a_call_is_a_call() -> None:
     assert complete
 
 
-def test_a_text_without_a_call_is_free() -> None:
+def test_a_text_without_a_call_is_free():
     model = load_model(BUNDLED)
     constraint = call_constraint(model, HERMES, {"clock": {"type": "object"}})
     ids = model.tokenizer.encode("Once upon a time")
@@ -52,5 +52,5 @@ def test_a_text_without_a_call_is_free() -> None:
     assert free == kept
 
 
-def test_calls_within_the_text_have_no_grammar() -> None:
+def test_calls_within_the_text_have_no_grammar():
     assert call_constraint(load_model(BUNDLED), CALCULATOR, {"calculator": {}}) is None

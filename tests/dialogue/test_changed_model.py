@@ -13,7 +13,6 @@ from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.importing import read_chats, store_chats
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.interventions import (
     UNCHANGED,
@@ -50,7 +49,7 @@ def reply(session: Session, text: str) -> int:
     return started.message.id
 
 
-def test_a_changed_reply_is_marked_and_others_are_not(store: Store, model: LocalModel) -> None:
+def test_a_changed_reply_is_marked_and_others_are_not(store, model):
     session = Session(Chat(store), model, template=PLAIN, sampling=GREEDY)
     before = reply(session, "Hi")
     session.chat.interventions = off(model, "1.0 0.mlp")
@@ -66,9 +65,7 @@ def test_a_changed_reply_is_marked_and_others_are_not(store: Store, model: Local
     assert again.chat.messages[-1].text == store.message(after).text
 
 
-def test_its_text_is_that_of_the_changed_model(
-    store: Store, model: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_text_is_that_of_the_changed_model(store, model, monkeypatch):
     asked: list[Request] = []
     generate = model.generate
     monkeypatch.setattr(
@@ -84,9 +81,7 @@ def test_its_text_is_that_of_the_changed_model(
     assert store.message(id).text.startswith(expected.strip())
 
 
-def test_exports_carry_the_mark_and_imports_keep_it(
-    store: Store, model: LocalModel, tmp_path: Path
-) -> None:
+def test_exports_carry_the_mark_and_imports_keep_it(store, model, tmp_path):
     session = Session(Chat(store), model, template=PLAIN, sampling=GREEDY)
     session.chat.interventions = off(model, "1.0")
     reply(session, "Hi")
@@ -103,7 +98,7 @@ def test_exports_carry_the_mark_and_imports_keep_it(
     assert [message.changes for message in store.path(imported.id)] == ["", "without 1.0"]
 
 
-def test_what_teaches_leaves_changed_replies_out(store: Store) -> None:
+def test_what_teaches_leaves_changed_replies_out(store):
     chat_id = store.create_chat()
     question = store.add_message(chat_id, None, "user", "Tea?")
     good, changed = (
@@ -120,7 +115,7 @@ def test_what_teaches_leaves_changed_replies_out(store: Store) -> None:
     assert not to_training_rows(chat, store.path(chat_id, changed.id))
 
 
-def test_a_reply_that_goes_on_keeps_its_mark(store: Store, model: LocalModel) -> None:
+def test_a_reply_that_goes_on_keeps_its_mark(store, model):
     sampling = Sampling(temperature=0, max_tokens=2)
     session = Session(Chat(store), model, template=PLAIN, sampling=sampling)
     session.chat.interventions = off(model, "1.0")
@@ -130,7 +125,7 @@ def test_a_reply_that_goes_on_keeps_its_mark(store: Store, model: LocalModel) ->
     assert store.message(id).changes == "without 1.0"
 
 
-def test_directions_are_added_from_the_reply_on(store: Store) -> None:
+def test_directions_are_added_from_the_reply_on(store):
     class Kept(ScriptedModel):
         def generate(self, request):
             self.request = request

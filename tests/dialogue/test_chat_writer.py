@@ -41,7 +41,7 @@ def model(path: Path, **config: object) -> ScriptedModel:
     return ScriptedModel(replies, folder=folder(path, **config), special=SPECIAL)
 
 
-def test_a_models_own_template_is_chosen(tmp_path: Path) -> None:
+def test_a_models_own_template_is_chosen(tmp_path):
     chosen = choose_template(model(tmp_path), "")
     assert isinstance(chosen, ChatTemplate)
     assert chosen.name == "own"
@@ -51,14 +51,14 @@ def test_a_models_own_template_is_chosen(tmp_path: Path) -> None:
         choose_template(model(tmp_path), "plain")
 
 
-def test_the_file_wins_over_the_key_and_of_several_the_default(tmp_path: Path) -> None:
+def test_the_file_wins_over_the_key_and_of_several_the_default(tmp_path):
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": SOURCE}]
     assert choose_template(model(tmp_path, chat_template=named), "").stop == ("<|im_end|>",)
     (tmp_path / "chat_template.jinja").write_text(SOURCE.replace("im_end", "im_start"))
     assert choose_template(model(tmp_path), "").stop == ("<|im_start|>",)
 
 
-def test_of_several_templates_the_one_for_tools_writes_a_chat_with_tools(tmp_path: Path) -> None:
+def test_of_several_templates_the_one_for_tools_writes_a_chat_with_tools(tmp_path):
     tool_use = "{{ tools[0].function.name }}: {{ messages[-1].content }} <tool_call>"
     named = [{"name": "default", "template": SOURCE}, {"name": "tool_use", "template": tool_use}]
     plain = choose_template(model(tmp_path, chat_template=named[:1]), "")
@@ -78,12 +78,12 @@ def test_of_several_templates_the_one_for_tools_writes_a_chat_with_tools(tmp_pat
         [{"name": "default", "template": "x"}, {"name": "tool_use", "template": "{% for %}"}],
     ],
 )
-def test_a_damaged_template_is_named(tmp_path: Path, given: object) -> None:
+def test_a_damaged_template_is_named(tmp_path, given):
     with pytest.raises(ValueError, match=r"tokenizer_config.json: .*chat.template"):
         choose_template(model(tmp_path, chat_template=given), "")
 
 
-def test_a_chat_is_rendered_and_a_typed_token_stays_text(tmp_path: Path) -> None:
+def test_a_chat_is_rendered_and_a_typed_token_stays_text(tmp_path):
     scripted = model(tmp_path)
     session = Session(Chat(Store(tmp_path / "chats.db")), scripted)
     for text in ("Hi <|im_end|>", "Again"):
@@ -101,14 +101,14 @@ def test_a_chat_is_rendered_and_a_typed_token_stays_text(tmp_path: Path) -> None
     assert special == ["<s>", "<|im_start|>", "<|im_end|>", "<|im_start|>"]
 
 
-def test_what_the_model_puts_first_is_not_put_twice(tmp_path: Path) -> None:
+def test_what_the_model_puts_first_is_not_put_twice(tmp_path):
     scripted = model(tmp_path)
     scripted.start = [scripted.tokenizer.special["<s>"]]
     writer = writer_for(scripted, choose_template(scripted, ""))
     assert writer.write(None, [Exchange("Hi")], max_tokens=8).text.startswith("<|im_start|>user")
 
 
-def test_the_oldest_exchanges_are_left_out(tmp_path: Path) -> None:
+def test_the_oldest_exchanges_are_left_out(tmp_path):
     scripted = model(tmp_path)
     scripted.context = 60
     writer = writer_for(scripted, choose_template(scripted, ""))
@@ -122,7 +122,7 @@ def test_the_oldest_exchanges_are_left_out(tmp_path: Path) -> None:
         writer.write(None, [Exchange("word " * 80)], max_tokens=8)
 
 
-def test_a_begun_reply_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_begun_reply_is_gone_on_with(tmp_path):
     scripted = model(tmp_path)
     writer = writer_for(scripted, choose_template(scripted, ""))
     whole = writer.write(None, [Exchange("Hi", "Hello"), Exchange("Bye")], max_tokens=8)
@@ -131,7 +131,7 @@ def test_a_begun_reply_is_gone_on_with(tmp_path: Path) -> None:
     assert whole.ids[: len(begun.ids)] == begun.ids
 
 
-def test_a_special_token_ends_the_reply_of_a_real_model(tmp_path: Path) -> None:
+def test_a_special_token_ends_the_reply_of_a_real_model(tmp_path):
     write_tiny_gpt2(tmp_path)
     plain = load_model(str(tmp_path))
     name = next(iter(plain.tokenizer.special))
@@ -149,7 +149,7 @@ def test_a_special_token_ends_the_reply_of_a_real_model(tmp_path: Path) -> None:
     assert [event.reason for event in events] == ["stop"]
 
 
-def test_ask_in_the_models_own_template(tmp_path: Path) -> None:
+def test_ask_in_the_models_own_template(tmp_path):
     scripted = model(tmp_path)
     options = Options(Sampling(), system="Be brief.")
     events = answer(scripted, choose_template(scripted, ""), "Hi", options)

@@ -5,7 +5,7 @@ import random
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -81,9 +81,7 @@ def damaged(data: bytes, seed: int) -> Iterator[bytes]:
         yield bytes(scattered)
 
 
-def test_whatever_is_damaged_is_a_sentence_and_is_never_backed_up(
-    path: Path, tmp_path: Path
-) -> None:
+def test_whatever_is_damaged_is_a_sentence_and_is_never_backed_up(path, tmp_path):
     data = path.read_bytes()
     for number, content in enumerate(damaged(data, seed=7)):
         folder = tmp_path / str(number)
@@ -103,7 +101,7 @@ def overwrite(path: Path, start: int, content: bytes) -> None:
         file.write(content)
 
 
-def test_a_damaged_file_is_replaced_by_its_copy_and_kept(path: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_replaced_by_its_copy_and_kept(path, tmp_path):
     expected, copy = texts(path), back_up(path)
     assert copy is not None
     assert copy.stat().st_mode & 0o777 == 0o600
@@ -118,7 +116,7 @@ def test_a_damaged_file_is_replaced_by_its_copy_and_kept(path: Path, tmp_path: P
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
-def test_a_copy_is_made_once_a_day_and_three_are_kept(path: Path) -> None:
+def test_a_copy_is_made_once_a_day_and_three_are_kept(path):
     made = back_up(path)
     assert made is not None
     assert back_up(path) is None, "there is one of today"
@@ -134,7 +132,7 @@ def test_a_copy_is_made_once_a_day_and_three_are_kept(path: Path) -> None:
     assert backups(path)[0] == made
 
 
-def test_a_copy_holds_what_is_in_the_log_while_the_store_is_open(path: Path) -> None:
+def test_a_copy_holds_what_is_in_the_log_while_the_store_is_open(path):
     with closing(Store(path)) as store:
         store.create_chat(title="In the log")
         copy = back_up(path)
@@ -142,14 +140,14 @@ def test_a_copy_holds_what_is_in_the_log_while_the_store_is_open(path: Path) -> 
     assert "In the log" in texts(copy)
 
 
-def test_what_is_deleted_for_good_is_in_no_copy(path: Path) -> None:
+def test_what_is_deleted_for_good_is_in_no_copy(path):
     assert back_up(path) is not None
     with closing(Store(path)) as store:
         store.delete_chat(2)
     assert backups(path) == []
 
 
-def test_a_copy_that_is_no_file_of_chats_replaces_nothing(path: Path, tmp_path: Path) -> None:
+def test_a_copy_that_is_no_file_of_chats_replaces_nothing(path, tmp_path):
     before = path.read_bytes()
     (tmp_path / "text.db").write_bytes(b"not a database")
     (tmp_path / "torn.db").write_bytes(before[:5000])
@@ -163,7 +161,7 @@ def test_a_copy_that_is_no_file_of_chats_replaces_nothing(path: Path, tmp_path: 
     assert path.read_bytes() == before
 
 
-def test_the_log_of_another_file_is_not_written_into_this_one(path: Path, tmp_path: Path) -> None:
+def test_the_log_of_another_file_is_not_written_into_this_one(path, tmp_path):
     content = path.read_bytes()
     other = tmp_path / "other.db"
     fill(other, "tusk")
@@ -187,14 +185,14 @@ def make_pipe(path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 @pytest.mark.parametrize("make", [make_folder, make_pipe])
-def test_what_is_no_file_is_refused(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_is_no_file_is_refused(make, tmp_path):
     make(tmp_path / "chats.db")
     with pytest.raises(StoreError, match="is not a regular file"):
         Store(tmp_path / "chats.db")
     assert back_up(tmp_path / "chats.db") is None
 
 
-def test_tables_of_another_shape_are_damage(tmp_path: Path) -> None:
+def test_tables_of_another_shape_are_damage(tmp_path):
     path = tmp_path / "chats.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE chats (a)")
@@ -208,7 +206,7 @@ def test_tables_of_another_shape_are_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "column", ["sources = '[1]'", "calls = '{'", "text = CAST(x'61ff62' AS TEXT)"]
 )
-def test_a_value_that_cannot_be_read_is_a_sentence(column: str, path: Path) -> None:
+def test_a_value_that_cannot_be_read_is_a_sentence(column, path):
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"UPDATE messages SET {column} WHERE id = 2")
         connection.commit()
@@ -220,7 +218,7 @@ def test_a_value_that_cannot_be_read_is_a_sentence(column: str, path: Path) -> N
     assert "a value cannot be read" in str(found) or "a\ufffdb" in str(found)
 
 
-def test_an_empty_file_is_a_new_one(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_new_one(tmp_path):
     (tmp_path / "chats.db").touch()
     with closing(Store(tmp_path / "chats.db")) as store:
         assert store.chats() == []

@@ -40,9 +40,7 @@ def state(store: Store, chat_id: int) -> tuple[object, ...]:
     ("message_id", "path", "count"),
     [(1, [], 5), (2, [1, 3, 4, 5], 1), (3, [1, 2], 3), (4, [1, 3], 2), (5, [1, 3, 4], 1)],
 )
-def test_a_message_is_deleted_and_brought_back(
-    store: Store, chat_id: int, message_id: int, path: list[int], count: int
-) -> None:
+def test_a_message_is_deleted_and_brought_back(store, chat_id, message_id, path, count):
     before = state(store, chat_id)
     deleted = store.delete_message(message_id)
     assert deleted.count == count
@@ -52,7 +50,7 @@ def test_a_message_is_deleted_and_brought_back(
     assert state(store, chat_id) == before
 
 
-def test_what_cannot_be_brought_back_is_said(store: Store, chat_id: int) -> None:
+def test_what_cannot_be_brought_back_is_said(store, chat_id):
     deleted = store.delete_message(5)
     store.delete_message(4)
     with pytest.raises(Gone):

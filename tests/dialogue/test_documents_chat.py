@@ -45,9 +45,7 @@ def session_of(store: Store, notes: Path, model: Any = None, **options: Any) -> 
 WALRUS = "Passages of documents:\n\n[1] walrus.txt, line 1\nA walrus eats clams.\n\nIt lives"
 
 
-def test_passages_stand_before_the_question_as_their_own_segments(
-    store: Store, notes: Path
-) -> None:
+def test_passages_stand_before_the_question_as_their_own_segments(store, notes):
     model = ScriptedModel([" Clams."], context=200)
     session = session_of(store, notes, model)
     list(session.say("What does a walrus eat?"))
@@ -68,9 +66,7 @@ def test_passages_stand_before_the_question_as_their_own_segments(
     )
 
 
-def test_a_chat_that_is_opened_again_shows_what_was_sent_whatever_became_of_the_files(
-    store: Store, notes: Path
-) -> None:
+def test_a_chat_that_is_opened_again_shows_what_was_sent_whatever_became_of_the_files(store, notes):
     session = session_of(store, notes)
     list(session.say("What does a walrus eat?"))
     sent = read(session, session.chat.messages[-1].id).prompt
@@ -85,7 +81,7 @@ def test_a_chat_that_is_opened_again_shows_what_was_sent_whatever_became_of_the_
     assert again.chat.messages[-1].sources == sent.sources
 
 
-def test_the_next_message_has_its_own_passages_and_the_last_none(store: Store, notes: Path) -> None:
+def test_the_next_message_has_its_own_passages_and_the_last_none(store, notes):
     session = session_of(store, notes)
     list(session.say("What does a walrus eat?"))
     list(session.say("And the horse?"))
@@ -95,9 +91,7 @@ def test_the_next_message_has_its_own_passages_and_the_last_none(store: Store, n
     assert prompt.text.index("walrus eat?") < prompt.text.index("Passages of documents:")
 
 
-def test_a_reply_without_a_passage_says_so(
-    store: Store, notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_without_a_passage_says_so(store, notes, monkeypatch):
     monkeypatch.setattr(index, "least_covered", least_covered)
     session = session_of(store, notes)
     list(session.say("What does a walrus eat?"))
@@ -108,7 +102,7 @@ def test_a_reply_without_a_passage_says_so(
     assert store.message(session.chat.messages[-1].id).remark == NO_PASSAGE
 
 
-def test_another_reply_is_looked_up_anew(store: Store, notes: Path) -> None:
+def test_another_reply_is_looked_up_anew(store, notes):
     session = session_of(store, notes)
     list(session.say("What does a walrus eat?"))
     (notes / "walrus.txt").write_text("A walrus eats mussels.")
@@ -116,7 +110,7 @@ def test_another_reply_is_looked_up_anew(store: Store, notes: Path) -> None:
     assert "mussels" in session.chat.messages[-1].sources[0].text
 
 
-def test_what_does_not_fit_is_left_out_and_said(store: Store, notes: Path) -> None:
+def test_what_does_not_fit_is_left_out_and_said(store, notes):
     (notes / "walrus.txt").write_text("walrus " * 60)
     (notes / "horse.md").write_text("A walrus is no horse.")
     session = session_of(store, notes, ScriptedModel([" Yes."] * 9, context=100))
@@ -131,7 +125,7 @@ def test_what_does_not_fit_is_left_out_and_said(store: Store, notes: Path) -> No
     assert len(prompt.ids) <= 75, "the reply keeps its quarter of the window"
 
 
-def test_passages_push_out_old_turns_not_the_question(store: Store, notes: Path) -> None:
+def test_passages_push_out_old_turns_not_the_question(store, notes):
     (notes / "walrus.txt").write_text("walrus " * 30)
     model = ScriptedModel(["word " * 20] * 9, context=100)
     session = session_of(store, notes, model)
@@ -142,7 +136,7 @@ def test_passages_push_out_old_turns_not_the_question(store: Store, notes: Path)
     assert reading.prompt.sources[0].number == 1
 
 
-def test_documents_that_are_gone_are_told_and_nothing_is_stored(store: Store, notes: Path) -> None:
+def test_documents_that_are_gone_are_told_and_nothing_is_stored(store, notes):
     session = session_of(store, notes)
     for file in notes.iterdir():
         file.unlink()
@@ -154,14 +148,14 @@ def test_documents_that_are_gone_are_told_and_nothing_is_stored(store: Store, no
     assert session.chat.messages[-1].sources == ()
 
 
-def test_reading_can_be_stopped(store: Store, notes: Path) -> None:
+def test_reading_can_be_stopped(store, notes):
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(DocumentsError, match="stopped"):
         list(session_of(store, notes).say("walrus", cancel))
 
 
-def test_documents_are_set_for_the_chat_and_kept(store: Store, notes: Path) -> None:
+def test_documents_are_set_for_the_chat_and_kept(store, notes):
     session = Session(Chat(store), ScriptedModel([" Yes."] * 9, context=200), template=CHAT)
     list(session.say("walrus"))
     session.chat.use_documents(DocumentSet((str(notes),), "both:tfidf"))
@@ -173,7 +167,7 @@ def test_documents_are_set_for_the_chat_and_kept(store: Store, notes: Path) -> N
     assert store.chat(1).documents is None
 
 
-def test_a_draft_is_looked_up_without_being_stored(store: Store, notes: Path) -> None:
+def test_a_draft_is_looked_up_without_being_stored(store, notes):
     session = session_of(store, notes)
     reading = draft(session, "What does a walrus eat?")
     assert reading.prompt.sources[0].number == 1

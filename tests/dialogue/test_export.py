@@ -20,7 +20,7 @@ def chat_of(
     return store.chat(chat_id), store.path(chat_id)
 
 
-def test_markdown_reads_as_a_dialogue(store: Store) -> None:
+def test_markdown_reads_as_a_dialogue(store):
     chat, messages = chat_of(store, ("Hi", HOSTILE, "complete"), ("Go", "on and", "stopped"))
     text = to_markdown(chat, messages)
     assert text.startswith("# Go\n\n*")
@@ -30,13 +30,13 @@ def test_markdown_reads_as_a_dialogue(store: Store) -> None:
     assert "## System" not in text
 
 
-def test_markdown_shows_the_instructions(store: Store) -> None:
+def test_markdown_shows_the_instructions(store):
     text = to_markdown(*chat_of(store, system="Be brief."))
     assert text.startswith("# Untitled chat\n")
     assert text.endswith("## System\n\nBe brief.\n")
 
 
-def test_training_rows_hold_complete_exchanges_alone(store: Store) -> None:
+def test_training_rows_hold_complete_exchanges_alone(store):
     chat, messages = chat_of(
         store,
         ("A", "a", "complete"),
@@ -58,12 +58,12 @@ def test_training_rows_hold_complete_exchanges_alone(store: Store) -> None:
     }
 
 
-def test_a_chat_that_teaches_nothing_gives_no_row(store: Store) -> None:
+def test_a_chat_that_teaches_nothing_gives_no_row(store):
     assert to_training_rows(*chat_of(store, ("A", "a", "partial"), system="x")) == []
     assert to_training_rows(*chat_of(store)) == []
 
 
-def test_a_message_nobody_answered_is_left_out(store: Store) -> None:
+def test_a_message_nobody_answered_is_left_out(store):
     chat_id = store.create_chat()
     first = store.add_message(chat_id, None, "user", "lost")
     second = store.add_message(chat_id, first.id, "user", "again")

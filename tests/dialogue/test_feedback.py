@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +51,7 @@ def replies(store: Store) -> list[int]:
 PROMPT = [{"role": "system", "content": "Be kind."}, user("Hi"), assistant("Hello."), user("Tea?")]
 
 
-def test_what_was_said_is_kept_and_can_be_taken_back(store: Store, replies: list[int]) -> None:
+def test_what_was_said_is_kept_and_can_be_taken_back(store, replies):
     yes, no, _ = replies
     assert store.feedback(1) == {}
     store.set_thumb(yes, 1)
@@ -68,13 +67,13 @@ def test_what_was_said_is_kept_and_can_be_taken_back(store: Store, replies: list
     assert store.feedback(1) == {no: Feedback(no, "No.", 0, 1, None)}
 
 
-def test_it_goes_with_its_chat(store: Store, replies: list[int]) -> None:
+def test_it_goes_with_its_chat(store, replies):
     store.set_thumb(replies[0], -1)
     store.delete_chat(1)
     assert store.feedback(1) == {}
 
 
-def test_what_cannot_be_judged_is_refused_in_words(store: Store, replies: list[int]) -> None:
+def test_what_cannot_be_judged_is_refused_in_words(store, replies):
     with pytest.raises(StoreError, match="message 1 is not a reply"):
         store.set_thumb(1, 1)
     with pytest.raises(StoreError, match="there is no message 99"):
@@ -84,7 +83,7 @@ def test_what_cannot_be_judged_is_refused_in_words(store: Store, replies: list[i
     assert store.feedback(1) == {}
 
 
-def test_the_generation_keeps_what_a_judged_reply_was_drawn_from(store: Store) -> None:
+def test_the_generation_keeps_what_a_judged_reply_was_drawn_from(store):
     model = ScriptedModel(["Yes."], name="tiny")
     session = Session(Chat(store), model, template=PLAIN)
     list(session.say("Tea?"))
@@ -98,7 +97,7 @@ def test_the_generation_keeps_what_a_judged_reply_was_drawn_from(store: Store) -
     assert generation.seed == model.samplings[-1].seed
 
 
-def test_what_was_judged_stays_when_the_reply_goes_on(store: Store, replies: list[int]) -> None:
+def test_what_was_judged_stays_when_the_reply_goes_on(store, replies):
     store.set_thumb(replies[0], 1)
     store.update_message(replies[0], "Yes. But not now.", "complete")
     assert rows(store, "kto") == [
@@ -106,7 +105,7 @@ def test_what_was_judged_stays_when_the_reply_goes_on(store: Store, replies: lis
     ]
 
 
-def test_corrections_are_rows_to_imitate(store: Store, replies: list[int]) -> None:
+def test_corrections_are_rows_to_imitate(store, replies):
     store.set_thumb(replies[0], 1)
     assert rows(store, "sft") == []
     store.set_correction(replies[2], HOSTILE + "!")
@@ -118,9 +117,7 @@ def test_corrections_are_rows_to_imitate(store: Store, replies: list[int]) -> No
     ]
 
 
-def test_preferences_come_from_ranks_thumbs_and_corrections(
-    store: Store, replies: list[int]
-) -> None:
+def test_preferences_come_from_ranks_thumbs_and_corrections(store, replies):
     yes, no, hostile = replies
     store.set_thumb(yes, 1)
     assert rows(store, "dpo") == []
@@ -141,7 +138,7 @@ def test_preferences_come_from_ranks_thumbs_and_corrections(
     assert pairs()[0] == ("No, thanks.", "No.")
 
 
-def test_what_won_a_comparison_is_preferred(store: Store, replies: list[int]) -> None:
+def test_what_won_a_comparison_is_preferred(store, replies):
     yes, no, hostile = replies
     store.add_comparison(yes, no, "equal")
     assert rows(store, "dpo") == []
@@ -165,7 +162,7 @@ def test_what_won_a_comparison_is_preferred(store: Store, replies: list[int]) ->
     ]
 
 
-def test_both_bad_is_a_verdict_on_each(store: Store, replies: list[int]) -> None:
+def test_both_bad_is_a_verdict_on_each(store, replies):
     store.set_thumb(replies[2], 1)
     store.add_comparison(replies[0], replies[1], "both bad")
     assert rows(store, "dpo") == [
@@ -178,7 +175,7 @@ def test_both_bad_is_a_verdict_on_each(store: Store, replies: list[int]) -> None
     assert store.feedback(1)[replies[2]].thumb == 1
 
 
-def test_only_two_replies_to_one_message_are_compared(store: Store, replies: list[int]) -> None:
+def test_only_two_replies_to_one_message_are_compared(store, replies):
     for left, right in ((replies[0], 2), (replies[0], replies[0]), (replies[0], 1)):
         with pytest.raises(StoreError, match="only two replies to the same message"):
             store.add_comparison(left, right, "left")
@@ -191,7 +188,7 @@ def test_only_two_replies_to_one_message_are_compared(store: Store, replies: lis
     assert store.comparisons(1) == []
 
 
-def test_verdicts_come_from_thumbs_and_corrections(store: Store, replies: list[int]) -> None:
+def test_verdicts_come_from_thumbs_and_corrections(store, replies):
     yes, no, hostile = replies
     store.set_thumb(yes, 1)
     store.set_thumb(no, -1)
@@ -201,7 +198,7 @@ def test_verdicts_come_from_thumbs_and_corrections(store: Store, replies: list[i
     assert all(row["prompt"] == PROMPT for row in rows(store, "kto"))
 
 
-def test_an_exchange_without_a_reply_is_left_out_of_the_prompt(store: Store) -> None:
+def test_an_exchange_without_a_reply_is_left_out_of_the_prompt(store):
     chat_id = store.create_chat()
     first = store.add_message(chat_id, None, "user", "Hello?")
     silence = store.add_message(chat_id, first.id, "assistant", "", status="stopped")
@@ -214,7 +211,7 @@ def test_an_exchange_without_a_reply_is_left_out_of_the_prompt(store: Store) -> 
     ]
 
 
-def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path):
     path = tmp_path / "old.db"
     connection = sqlite3.connect(path)
     for statement in MIGRATIONS["chats and messages"]:
@@ -240,7 +237,7 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
         store.close()
 
 
-def test_finetune_reads_the_corrections(store: Store, replies: list[int], tmp_path: Path) -> None:
+def test_finetune_reads_the_corrections(store, replies, tmp_path):
     from finetune.config.sections import FinetuneConfig
     from finetune.run import examine
 
@@ -284,7 +281,7 @@ def say(store: Store, *replies: str, **facts: Any) -> Session:
     return Session(Chat(store, **facts), model, template=PLAIN)
 
 
-def test_a_row_has_the_instructions_that_were_in_force_at_its_reply(store: Store) -> None:
+def test_a_row_has_the_instructions_that_were_in_force_at_its_reply(store):
     session = say(store, "Yes.", "No.", "Maybe.", basis=Basis("Be kind."))
     list(session.say("Tea?"))
     yes = session.chat.messages[-1]
@@ -301,7 +298,7 @@ def test_a_row_has_the_instructions_that_were_in_force_at_its_reply(store: Store
     assert verdict["prompt"] == [rude, user("Tea?"), assistant("No."), user("Sure?")]
 
 
-def test_a_row_has_the_passages_and_the_tools_of_its_reply(store: Store) -> None:
+def test_a_row_has_the_passages_and_the_tools_of_its_reply(store):
     tool = {"type": "function", "function": {"name": "clock"}}
     passage = Source("notes.md", "line 1", "Tea is at five.", 0.9, 1)
     call = Call("clock", {"zone": "UTC"}, "16:50", "done", 4)
@@ -328,7 +325,7 @@ def test_a_row_has_the_passages_and_the_tools_of_its_reply(store: Store) -> None
     assert after == assistant("Soon.")
 
 
-def test_a_row_has_the_demonstrations_of_the_prompt_file(store: Store, tmp_path: Path) -> None:
+def test_a_row_has_the_demonstrations_of_the_prompt_file(store, tmp_path):
     path = tmp_path / "capitals.toml"
     path.write_text(CAPITALS)
     session = say(store, "Rome", "Oslo", basis=Basis(prompt=str(path)))
@@ -345,7 +342,7 @@ def test_a_row_has_the_demonstrations_of_the_prompt_file(store: Store, tmp_path:
     ]
 
 
-def test_a_label_of_a_prompt_file_is_no_reply(store: Store, tmp_path: Path) -> None:
+def test_a_label_of_a_prompt_file_is_no_reply(store, tmp_path):
     path = tmp_path / "spam.toml"
     path.write_text(SPAM)
     session = say(store, "spam", basis=Basis(prompt=str(path)))

@@ -73,7 +73,7 @@ def held_with(store: Store, model: object, prompt: str, **options: object) -> Se
 # What is sent
 
 
-def test_the_chat_goes_on_after_fixed_demonstrations(store: Store, file: WriteFile) -> None:
+def test_the_chat_goes_on_after_fixed_demonstrations(store, file):
     model = ScriptedModel([" It is in the north.", " Nine."])
     session = held_with(store, model, file(DIALOGUE))
     say(session, " Where is it? ")
@@ -89,7 +89,7 @@ def test_the_chat_goes_on_after_fixed_demonstrations(store: Store, file: WriteFi
     ]
 
 
-def test_demonstrations_are_chosen_for_each_message(store: Store, file: WriteFile) -> None:
+def test_demonstrations_are_chosen_for_each_message(store, file):
     model = ScriptedModel([" pink"])
     session = held_with(store, model, file(COLOURS, NEAREST))
     say(session, "red wine")
@@ -110,7 +110,7 @@ def test_demonstrations_are_chosen_for_each_message(store: Store, file: WriteFil
 
 
 @pytest.mark.parametrize("method", ["fixed", "random", "bm25", "knn", "mmr"])
-def test_the_prompt_is_that_of_run(store: Store, file: WriteFile, method: str) -> None:
+def test_the_prompt_is_that_of_run(store, file, method):
     name = file(COLOURS, f'[select]\nmethod = "{method}"\nk = 3\nencoder = "tfidf"\n')
     prompt = load_prompt(Path(name))
     model = ScriptedModel([" x"])
@@ -143,9 +143,7 @@ def labelled(file: WriteFile, rest: str) -> str:
 
 
 @pytest.mark.parametrize("scoring", ["direct", "calibrated", "channel"])
-def test_the_reply_is_the_label_that_run_would_give(
-    store: Store, file: WriteFile, scoring: str
-) -> None:
+def test_the_reply_is_the_label_that_run_would_give(store, file, scoring):
     name = labelled(file, f'{NEAREST.replace("2", "3")}[score]\nmethod = "{scoring}"\n')
     model = Judge([" never said"])
     prompt = load_prompt(Path(name))
@@ -163,7 +161,7 @@ def test_the_reply_is_the_label_that_run_would_give(
     assert model.prompts == []
 
 
-def test_messages_with_labels_stand_alone(store: Store, file: WriteFile) -> None:
+def test_messages_with_labels_stand_alone(store, file):
     session = held_with(store, Judge([]), labelled(file, ""))
     say(session, "good fish")
     say(session, "bad fish")
@@ -171,9 +169,7 @@ def test_messages_with_labels_stand_alone(store: Store, file: WriteFile) -> None
     assert draft(session, "good fish").prompt.choose is not None
 
 
-def test_instructions_of_the_chat_come_before_those_of_the_file(
-    store: Store, file: WriteFile
-) -> None:
+def test_instructions_of_the_chat_come_before_those_of_the_file(store, file):
     model = ScriptedModel([" x"])
     session = held_with(store, model, file(COLOURS[:1]), system=" Be brief. ")
     say(session, "Hi")
@@ -189,7 +185,7 @@ def test_instructions_of_the_chat_come_before_those_of_the_file(
 # What fits
 
 
-def test_examples_that_do_not_fit_are_named(store: Store, file: WriteFile) -> None:
+def test_examples_that_do_not_fit_are_named(store, file):
     long = ("red " + "and red " * 30, "hot")
     model = ScriptedModel([" x"], context=80)
     name = file([COLOURS[0], long, COLOURS[2]], NEAREST.replace("2", "3"))
@@ -204,9 +200,7 @@ def test_examples_that_do_not_fit_are_named(store: Store, file: WriteFile) -> No
         draft(session, "  ")
 
 
-def test_a_long_chat_leaves_the_demonstrations_half_of_the_room(
-    store: Store, file: WriteFile
-) -> None:
+def test_a_long_chat_leaves_the_demonstrations_half_of_the_room(store, file):
     model = ScriptedModel([" one two three four five six seven"], context=120)
     session = held_with(store, model, file(DIALOGUE))
     session.sampling = Sampling(max_tokens=10)
@@ -239,7 +233,7 @@ def test_a_long_chat_leaves_the_demonstrations_half_of_the_room(
 # What is stored
 
 
-def test_the_prompt_survives_and_can_be_taken_off(store: Store, file: WriteFile) -> None:
+def test_the_prompt_survives_and_can_be_taken_off(store, file):
     model = ScriptedModel([" x"])
     name = file(COLOURS[:1])
     session = held_with(store, model, name, asked_template="alpaca")
@@ -258,7 +252,7 @@ def test_the_prompt_survives_and_can_be_taken_off(store: Store, file: WriteFile)
     assert model.prompts[2].startswith("User: Hi\nAssistant: x")
 
 
-def test_a_file_that_is_gone_is_named_and_nothing_is_lost(store: Store, file: WriteFile) -> None:
+def test_a_file_that_is_gone_is_named_and_nothing_is_lost(store, file):
     model = ScriptedModel([" x"])
     name = file(COLOURS[:1])
     session = held_with(store, model, name)
@@ -275,7 +269,7 @@ def test_a_file_that_is_gone_is_named_and_nothing_is_lost(store: Store, file: Wr
     assert len(store.path(1)) == 4
 
 
-def test_a_chat_asks_for_a_template_where_the_model_has_none(tmp_path: Path) -> None:
+def test_a_chat_asks_for_a_template_where_the_model_has_none(tmp_path):
     free, tuned = ScriptedModel([]), ScriptedModel([], folder=tmp_path)
     save_template(CHAT, tmp_path)
     assert choose_template(free, "", "alpaca") == ALPACA
@@ -294,9 +288,7 @@ def in_turns(model: ScriptedModel, store: Store, name: str) -> Session:
     return Session(Chat(store, basis=Basis(prompt=name)), model)
 
 
-def test_a_chat_goes_on_after_demonstrations_in_turns(
-    file: WriteFile, store: Store, tmp_path: Path
-) -> None:
+def test_a_chat_goes_on_after_demonstrations_in_turns(file, store, tmp_path):
     model = thinking_model(tmp_path / "model", ["Very.", "Thanks."])
     session = in_turns(model, store, file(DIALOGUE, TURNS))
     for text in ("Is it hot?", "I see."):

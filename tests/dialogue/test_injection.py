@@ -13,7 +13,6 @@ from thinking_model import thinking_model
 
 from chatapp.dialogue.chat import Chat, Decision
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.tools.permission import PermissionRequest, allow_for_good
 from chatapp.dialogue.tools.registry import find_tools
 from chatapp.tasks.files.documents import DocumentSet
@@ -78,9 +77,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("text", ATTACKS)
 @pytest.mark.parametrize("place", ["tool", "document"])
-def test_a_text_that_asks_for_a_call_gets_no_more_than_a_question(
-    home: Path, store: Store, text: str, place: str
-) -> None:
+def test_a_text_that_asks_for_a_call_gets_no_more_than_a_question(home, store, text, place):
     obeyed, question, ran = ATTACKS[text]
     document = home / "config" / "tools" / "document"
     document.write_text(f"The weather. {text}")

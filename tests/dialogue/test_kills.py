@@ -82,11 +82,11 @@ def kill(path: Path, seed: int, count: int) -> None:
         before = after
 
 
-def test_kills_leave_whole_chats(tmp_path: Path) -> None:
+def test_kills_leave_whole_chats(tmp_path):
     kill(tmp_path / "chats.db", 35, 3)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7_200)
-def test_a_hundred_kills_leave_whole_chats(tmp_path: Path) -> None:
+def test_a_hundred_kills_leave_whole_chats(tmp_path):
     kill(tmp_path / "chats.db", 2026, 100)

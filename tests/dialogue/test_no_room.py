@@ -54,7 +54,7 @@ def read(store: Store) -> list[str]:
     return [store.path(chat.id)[0].text for chat in store.chats()]
 
 
-def test_on_a_full_disk_chats_are_read_and_deleted(disk: Path, path: Path) -> None:
+def test_on_a_full_disk_chats_are_read_and_deleted(disk, path):
     fill(disk)
     store = Store(path)
     assert read(store) == [LONG, "Hello"]
@@ -73,7 +73,7 @@ def test_on_a_full_disk_chats_are_read_and_deleted(disk: Path, path: Path) -> No
     assert [chat.title for chat in Store(path).chats()] == ["There is room now"]
 
 
-def test_a_disk_that_fills_up_while_chats_are_open(disk: Path, path: Path) -> None:
+def test_a_disk_that_fills_up_while_chats_are_open(disk, path):
     store = Store(path)
     fill(disk)
     with pytest.raises(StoreError, match="the disk is full"):
@@ -86,7 +86,7 @@ def test_a_disk_that_fills_up_while_chats_are_open(disk: Path, path: Path) -> No
 
 
 @pytest.mark.parametrize("leaves_log", [False, True])
-def test_on_a_read_only_disk_chats_are_read(disk: Path, path: Path, leaves_log: bool) -> None:
+def test_on_a_read_only_disk_chats_are_read(disk, path, leaves_log):
     if leaves_log:  # as a process does that was killed
         other = Store(path)
         other.rename_chat(1, "in the log")
@@ -105,9 +105,7 @@ def test_on_a_read_only_disk_chats_are_read(disk: Path, path: Path, leaves_log: 
     store.close()
 
 
-def test_a_file_that_sqlite_cannot_write_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_sqlite_cannot_write_is_read(tmp_path, monkeypatch):
     """As in a folder of somebody else: here SQLite itself is kept from writing."""
     path = tmp_path / "chats.db"
     store = Store(path)
@@ -143,7 +141,7 @@ class FullDisk(sqlite3.Connection):
         return super().execute(statement, *values)
 
 
-def test_what_sqlite_says_of_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_sqlite_says_of_a_full_disk(tmp_path, monkeypatch):
     path = tmp_path / "chats.db"
     store = Store(path)
     for title in ("one", "two"):
@@ -162,7 +160,7 @@ def test_what_sqlite_says_of_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mon
     store.close()
 
 
-def test_no_chats_can_be_begun_on_a_full_disk(disk: Path) -> None:
+def test_no_chats_can_be_begun_on_a_full_disk(disk):
     fill(disk)
     with pytest.raises(StoreError, match=r"chats\.db: cannot be opened: the disk is full$"):
         Store(disk / "chats.db")

@@ -16,7 +16,7 @@ from chatapp.dialogue.writers.chat_template import ChatWriter
 from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
 from chatapp.engine.events import Finished
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.prompting.template import ALPACA, CHAT, PLAIN, ShippedTemplate
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN
 
 PIECES = st.lists(st.text(st.sampled_from(" \n\tab")), max_size=12)
 
@@ -47,7 +47,7 @@ class SpaceBefore(ScriptedModel):
 
 
 @pytest.mark.parametrize("template", [PLAIN, ALPACA, CHAT], ids=lambda each: each.name)
-def test_only_the_first_segment_and_those_after_an_end_begin(template: ShippedTemplate) -> None:
+def test_only_the_first_segment_and_those_after_an_end_begin(template):
     writer = ChatWriter(SpaceBefore(), template)
     history = [Exchange("a", "b"), Exchange("c", "d"), Exchange("e")]
     prompt = writer.write("Be brief.", history, max_tokens=4)
@@ -60,21 +60,21 @@ def test_only_the_first_segment_and_those_after_an_end_begin(template: ShippedTe
 
 
 @given(PIECES)
-def test_trimming_while_streaming_is_trimming_at_the_end(pieces: list[str]) -> None:
+def test_trimming_while_streaming_is_trimming_at_the_end(pieces):
     assert "".join(trimmed(pieces)) == "".join(pieces).strip()
 
 
 @given(PIECES)
-def test_a_begun_reply_keeps_the_space_before_its_next_word(pieces: list[str]) -> None:
+def test_a_begun_reply_keeps_the_space_before_its_next_word(pieces):
     assert "".join(trimmed(pieces, begun=True)) == "".join(pieces).rstrip()
 
 
-def test_words_are_shown_as_soon_as_they_come() -> None:
+def test_words_are_shown_as_soon_as_they_come():
     pieces = [" ", " a", " b", "\n", "\n", " c", "\n"]
     assert trimmed(pieces) == ["", "a", " b", "", "", "\n\n c", ""]
 
 
-def test_a_seed_is_drawn_once_and_kept() -> None:
+def test_a_seed_is_drawn_once_and_kept():
     sampling = seeded(Sampling(temperature=0.2))
     assert sampling.seed is not None
     assert sampling.temperature == 0.2
@@ -85,7 +85,7 @@ def test_a_seed_is_drawn_once_and_kept() -> None:
 # Drawn tokens
 
 
-def test_drawn_tokens_are_used_where_they_spell_the_reply() -> None:
+def test_drawn_tokens_are_used_where_they_spell_the_reply():
     model = ScriptedModel([])
     writer = ChatWriter(model, CHAT)
     exchanges = [Exchange("Q", "good day"), Exchange("R")]
@@ -100,7 +100,7 @@ def test_drawn_tokens_are_used_where_they_spell_the_reply() -> None:
 
 
 @pytest.mark.parametrize("pieces", [["other"], ["good", " day"], ["  good", " day"], []])
-def test_drawn_tokens_that_spell_something_else_are_not_used(pieces: list[str]) -> None:
+def test_drawn_tokens_that_spell_something_else_are_not_used(pieces):
     """The template puts a space before the reply; the tokens have to hold it."""
     model = ScriptedModel([])
     writer = ChatWriter(model, CHAT)
@@ -113,7 +113,7 @@ def test_drawn_tokens_that_spell_something_else_are_not_used(pieces: list[str]) 
 # Without a store
 
 
-def test_ask_is_the_first_turn_of_a_chat() -> None:
+def test_ask_is_the_first_turn_of_a_chat():
     for template in (PLAIN, ALPACA, CHAT):
         model = ScriptedModel([f"{template.wording.lead}Fine. \n"])
         sampling = Sampling(seed=3)
@@ -126,14 +126,14 @@ def test_ask_is_the_first_turn_of_a_chat() -> None:
         assert model.stops == [template.stop]
 
 
-def test_ask_takes_instructions() -> None:
+def test_ask_takes_instructions():
     model = ScriptedModel([" Yes."])
     list(answer(model, PLAIN, "Hi", Options(Sampling(), system="Be brief.")))
     list(answer(model, PLAIN, "Hi", Options(Sampling(), system="")))
     assert model.prompts == ["Be brief.\n\nUser: Hi\nAssistant:", "User: Hi\nAssistant:"]
 
 
-def test_ask_refuses_what_cannot_be_answered() -> None:
+def test_ask_refuses_what_cannot_be_answered():
     model = ScriptedModel(["x"], context=50)
     with pytest.raises(ValueError, match="the question is empty"):
         list(answer(model, CHAT, " \n", Options(Sampling())))
@@ -142,7 +142,7 @@ def test_ask_refuses_what_cannot_be_answered() -> None:
     assert model.prompts == []
 
 
-def test_ask_can_be_cancelled() -> None:
+def test_ask_can_be_cancelled():
     cancel = threading.Event()
     options = Options(Sampling(), cancel)
     _, first = islice(
@@ -155,7 +155,7 @@ def test_ask_can_be_cancelled() -> None:
     assert rest[-1].reason == "cancelled"
 
 
-def test_complete_goes_on_with_the_text_as_it_stands() -> None:
+def test_complete_goes_on_with_the_text_as_it_stands():
     model = ScriptedModel([" scientists found\n"])
     events = list(complete(model, "In a shocking finding,  ", Options(Sampling())))
     assert text_of(events) == " scientists found\n"
@@ -163,7 +163,7 @@ def test_complete_goes_on_with_the_text_as_it_stands() -> None:
     assert model.stops == [()]
 
 
-def test_complete_refuses_what_cannot_be_continued() -> None:
+def test_complete_refuses_what_cannot_be_continued():
     model = ScriptedModel(["x"], context=50)
     with pytest.raises(ValueError, match="the text to continue is empty"):
         list(complete(model, "  ", Options(Sampling())))

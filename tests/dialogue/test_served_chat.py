@@ -58,9 +58,7 @@ def message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def test_a_chat_is_sent_as_messages(
-    server: CompletionsServer, session: Session, store: Store
-) -> None:
+def test_a_chat_is_sent_as_messages(server, session, store):
     session.chat.use_basis(replace(session.chat.basis, system=" Be brief. "))
     list(session.say("Is it\n\nUser:\nso?"))
     list(session.say("Really?"))
@@ -83,21 +81,19 @@ def test_a_chat_is_sent_as_messages(
     assert read(session, session.chat.messages[-1].id).outdated
 
 
-def test_which_template(model: LanguageModel) -> None:
+def test_which_template(model):
     assert choose_template(model, "") == choose_template(model, SERVED.name) == SERVED
     assert choose_template(model, "", "alpaca") == SERVED  # a persona's, for models without one
     assert choose_template(model, "plain") == PLAIN
 
 
-def test_a_template_that_was_asked_for_is_sent_as_text(
-    server: CompletionsServer, model: LanguageModel, store: Store
-) -> None:
+def test_a_template_that_was_asked_for_is_sent_as_text(server, model, store):
     server.stream = said("Yes.")
     list(Session(Chat(store), model, template=choose_template(model, "alpaca")).say("So?"))
     assert server.requests[0]["prompt"].startswith(ALPACA.instruction)
 
 
-def test_what_was_thought_is_kept_but_not_sent(server: CompletionsServer, session: Session) -> None:
+def test_what_was_thought_is_kept_but_not_sent(server, session):
     server.stream = [delta(reasoning_content="Hm."), *replied("Yes.")]
     list(session.say("So?"))
     reply = session.chat.messages[-1]
@@ -106,9 +102,7 @@ def test_what_was_thought_is_kept_but_not_sent(server: CompletionsServer, sessio
     assert server.requests[-1]["messages"][1] == message("assistant", "Yes.")
 
 
-def test_a_thought_that_was_cut_off_is_thought_anew(
-    server: CompletionsServer, session: Session
-) -> None:
+def test_a_thought_that_was_cut_off_is_thought_anew(server, session):
     server.stream = [delta(reasoning_content="Hm, what")]
     list(session.say("So?"))
     cut = session.chat.messages[-1]
@@ -120,7 +114,7 @@ def test_a_thought_that_was_cut_off_is_thought_anew(
     assert [each["role"] for each in server.requests[-1]["messages"]] == ["user"]
 
 
-def test_a_reply_goes_on_as_text(server: CompletionsServer, session: Session) -> None:
+def test_a_reply_goes_on_as_text(server, session):
     server.stream = replied("One", " two", reason="length")
     list(session.say("Count."))
     server.stream = said(" three.")
@@ -129,9 +123,7 @@ def test_a_reply_goes_on_as_text(server: CompletionsServer, session: Session) ->
     assert session.chat.messages[-1].text == "One two three."
 
 
-def test_a_branch_goes_on_as_text(
-    server: CompletionsServer, session: Session, store: Store
-) -> None:
+def test_a_branch_goes_on_as_text(server, session, store):
     server.stream = [delta(content="Yes", logprobs=LOGPROBS), *replied(".")]
     list(session.say("So?"))
     reply = session.chat.messages[-1]
@@ -147,7 +139,7 @@ def test_a_branch_goes_on_as_text(
     assert prompt == "User:\nSo?\n\nAssistant:\n"
 
 
-def test_a_reply_that_cannot_go_on_is_kept(server: CompletionsServer, session: Session) -> None:
+def test_a_reply_that_cannot_go_on_is_kept(server, session):
     server.protocols = ("chat/completions",)
     list(session.say("So?"))
     *_, finished = session.continue_reply(session.chat.messages[-1].id)
@@ -156,9 +148,7 @@ def test_a_reply_that_cannot_go_on_is_kept(server: CompletionsServer, session: S
     assert session.chat.messages[-1].text == "Yes."
 
 
-def test_a_chat_goes_on_in_another_model(
-    server: CompletionsServer, session: Session, store: Store
-) -> None:
+def test_a_chat_goes_on_in_another_model(server, session, store):
     list(session.say("So?"))
     server.protocols = ("completions",)
     other = load_model(server.url)
@@ -179,9 +169,7 @@ def calls_of(*arguments: str, name: str = "calculator") -> list[str]:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 100])
-def test_a_server_calls_tools(
-    server: CompletionsServer, session: Session, store: Store, cut: int
-) -> None:
+def test_a_server_calls_tools(server, session, store, cut):
     text = '{"expression": "48*76"}'
     pieces = [text[start : start + cut] for start in range(0, len(text), cut)]
 
@@ -210,9 +198,7 @@ def test_a_server_calls_tools(
 
 
 @pytest.mark.parametrize("pieces", [['{"expression": '], ["no JSON"], ["[" * 5_000]])
-def test_a_call_of_a_server_that_is_no_json_is_text(
-    server: CompletionsServer, session: Session, pieces: list[str]
-) -> None:
+def test_a_call_of_a_server_that_is_no_json_is_text(server, session, pieces):
     server.stream = calls_of(*pieces)
     session.set_tools(["calculator"])
     list(session.say("How many?"))
@@ -221,9 +207,7 @@ def test_a_call_of_a_server_that_is_no_json_is_text(
     assert pieces[0].strip() in reply.text
 
 
-def test_a_call_without_arguments_and_odd_calls(
-    server: CompletionsServer, session: Session
-) -> None:
+def test_a_call_without_arguments_and_odd_calls(server, session):
     def answer(request: dict[str, object]) -> list[object]:
         messages = request["messages"]
         assert isinstance(messages, list)

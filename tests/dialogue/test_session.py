@@ -60,7 +60,7 @@ def texts(session: Session) -> list[tuple[str, str, str]]:
 # say
 
 
-def test_a_turn_is_streamed_and_stored(session_of: MakeSession, store: Store) -> None:
+def test_a_turn_is_streamed_and_stored(session_of, store):
     model = ScriptedModel([" Hello there.", " Fine."])
     session = session_of(model, PLAIN)
     assert session.chat.id is None
@@ -84,7 +84,7 @@ def test_a_turn_is_streamed_and_stored(session_of: MakeSession, store: Store) ->
     assert (chat.title, chat.template, chat.model) == ("How are you?", "plain", "scripted")
 
 
-def test_the_prompt_is_the_templates_rendering(session_of: MakeSession) -> None:
+def test_the_prompt_is_the_templates_rendering(session_of):
     for template in (PLAIN, ALPACA, CHAT):
         model = ScriptedModel([f"{template.wording.lead}one", f"{template.wording.lead}two"])
         session = session_of(model, template, system="Rhyme.")
@@ -100,9 +100,7 @@ def test_the_prompt_is_the_templates_rendering(session_of: MakeSession) -> None:
         assert model.stops[-1] == template.stop
 
 
-def test_the_user_is_stored_before_the_model_is_asked(
-    session_of: MakeSession, store: Store
-) -> None:
+def test_the_user_is_stored_before_the_model_is_asked(session_of, store):
     session = session_of(ScriptedModel([" Yes."]))
     events = session.say("Are you there?")
     started = next(events)
@@ -115,15 +113,13 @@ def test_the_user_is_stored_before_the_model_is_asked(
 
 
 @pytest.mark.parametrize("text", ["", "  \n\t "])
-def test_an_empty_message_is_refused(session_of: MakeSession, store: Store, text: str) -> None:
+def test_an_empty_message_is_refused(session_of, store, text):
     with pytest.raises(ValueError, match="the message is empty"):
         list(session_of(ScriptedModel(["x"])).say(text))
     assert store.chats() == []
 
 
-def test_a_turn_is_recorded_with_all_it_was_made_from(
-    session_of: MakeSession, store: Store
-) -> None:
+def test_a_turn_is_recorded_with_all_it_was_made_from(session_of, store):
     model = ScriptedModel([" Ok."])
     session = session_of(model, sampling=Sampling(temperature=0.3))
     list(session.say("Hi"))
@@ -143,9 +139,7 @@ def test_a_turn_is_recorded_with_all_it_was_made_from(
 @pytest.mark.parametrize(
     ("reason", "status"), [("length", "complete"), ("context", "complete"), ("error", "error")]
 )
-def test_reasons_become_statuses(
-    session_of: MakeSession, store: Store, reason: str, status: str
-) -> None:
+def test_reasons_become_statuses(session_of, store, reason, status):
     replies = [RuntimeError("out of memory")] if reason == "error" else [" and so on" * 50]
     model = ScriptedModel(replies, context=30 if reason == "context" else 1000)
     session = session_of(model, sampling=Sampling(max_tokens=200 if reason == "context" else 9))
@@ -156,7 +150,7 @@ def test_reasons_become_statuses(
     assert store.generations(session.chat.messages[0].chat_id)[0].reason == reason
 
 
-def test_cancelling_keeps_what_there_was(session_of: MakeSession) -> None:
+def test_cancelling_keeps_what_there_was(session_of):
     cancel = threading.Event()
     session = session_of(ScriptedModel([" one two three four"]))
     events = session.say("Count", cancel)
@@ -169,7 +163,7 @@ def test_cancelling_keeps_what_there_was(session_of: MakeSession) -> None:
     assert texts(session)[-1] == ("assistant", "one two", "stopped")
 
 
-def test_closing_the_iterator_keeps_what_there_was(session_of: MakeSession, store: Store) -> None:
+def test_closing_the_iterator_keeps_what_there_was(session_of, store):
     session = session_of(ScriptedModel([" one two three four"]))
     events = session.say("Count")
     for _ in range(4):
@@ -179,7 +173,7 @@ def test_closing_the_iterator_keeps_what_there_was(session_of: MakeSession, stor
     assert store.path(session.chat.messages[0].chat_id) == session.chat.messages
 
 
-def test_a_bug_in_the_model_loses_nothing(session_of: MakeSession, store: Store) -> None:
+def test_a_bug_in_the_model_loses_nothing(session_of, store):
     class Broken(ScriptedModel):
         def generate(self, request: Request) -> Iterator[Event]:
             yield Token(1, " one", " one", -1.0)
@@ -192,9 +186,7 @@ def test_a_bug_in_the_model_loses_nothing(session_of: MakeSession, store: Store)
     assert store.path(session.chat.messages[0].chat_id) == session.chat.messages
 
 
-def test_text_is_stored_before_its_tokens_are_remembered(
-    session_of: MakeSession, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_is_stored_before_its_tokens_are_remembered(session_of, store, monkeypatch):
     session = session_of(ScriptedModel([" one two"]))
 
     def broken(*_: object) -> None:
@@ -210,8 +202,8 @@ def test_text_is_stored_before_its_tokens_are_remembered(
 
 @pytest.mark.parametrize("failing", ["user", "assistant"])
 def test_a_message_is_stored_with_the_reply_to_come_or_not_at_all(
-    session_of: MakeSession, store: Store, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+    session_of, store, monkeypatch, failing
+):
     add = store.add_message
 
     def full(chat_id: int, parent_id: int | None, role: Role, text: str, **rest: Any) -> Any:
@@ -232,9 +224,7 @@ def test_a_message_is_stored_with_the_reply_to_come_or_not_at_all(
     assert store.path(session.chat.id) == session.chat.messages
 
 
-def test_a_turn_that_cannot_be_recorded_leaves_no_reply_unfinished(
-    session_of: MakeSession, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_that_cannot_be_recorded_leaves_no_reply_unfinished(session_of, store, monkeypatch):
     def full(*_: object, **__: object) -> int:
         raise StoreError("the disk is full")
 
@@ -248,7 +238,7 @@ def test_a_turn_that_cannot_be_recorded_leaves_no_reply_unfinished(
     assert store.path(session.chat.id) == session.chat.messages
 
 
-def test_a_killed_process_loses_at_most_a_second(tmp_path: Path) -> None:
+def test_a_killed_process_loses_at_most_a_second(tmp_path):
     """The child writes after each token when it came; what the store must hold follows."""
     talker = textwrap.dedent(
         """
@@ -303,7 +293,7 @@ def test_a_killed_process_loses_at_most_a_second(tmp_path: Path) -> None:
 # Other replies, other questions
 
 
-def test_regenerating_adds_a_sibling(session_of: MakeSession, store: Store) -> None:
+def test_regenerating_adds_a_sibling(session_of, store):
     model = ScriptedModel([" first", " later", " second"])
     session = session_of(model)
     list(session.say("Q"))
@@ -319,9 +309,7 @@ def test_regenerating_adds_a_sibling(session_of: MakeSession, store: Store) -> N
     assert [message.text for message in store.siblings(first.id)] == ["first", "second"]
 
 
-def test_another_reply_is_drawn_from_another_seed_where_the_same_would_draw_the_same(
-    session_of: MakeSession,
-) -> None:
+def test_another_reply_is_drawn_from_another_seed_where_the_same_would_draw_the_same(session_of):
     model = ScriptedModel([" a", " b", " c", " d"])
     session = session_of(model)
     session.sampling = Sampling(seed=7)
@@ -333,7 +321,7 @@ def test_another_reply_is_drawn_from_another_seed_where_the_same_would_draw_the_
     assert [sampling.seed for sampling in model.samplings] == [7, 8, 9, 7]
 
 
-def test_a_message_without_reply_can_be_answered(session_of: MakeSession, store: Store) -> None:
+def test_a_message_without_reply_can_be_answered(session_of, store):
     chat_id = store.create_chat()
     question = store.add_message(chat_id, None, "user", "Q").id
     session = session_of(ScriptedModel([" A"]), chat_id=chat_id)
@@ -341,7 +329,7 @@ def test_a_message_without_reply_can_be_answered(session_of: MakeSession, store:
     assert [message.text for message in session.chat.messages] == ["Q", "A"]
 
 
-def test_editing_adds_a_sibling_and_its_reply(session_of: MakeSession, store: Store) -> None:
+def test_editing_adds_a_sibling_and_its_reply(session_of, store):
     model = ScriptedModel([" a", " b", " c", " d"])
     session = session_of(model)
     list(session.say("Q"))
@@ -355,7 +343,7 @@ def test_editing_adds_a_sibling_and_its_reply(session_of: MakeSession, store: St
     assert [message.text for message in store.siblings(follow_up.id)] == ["R", "S"]
 
 
-def test_continuing_goes_on_in_the_same_message(session_of: MakeSession, store: Store) -> None:
+def test_continuing_goes_on_in_the_same_message(session_of, store):
     model = ScriptedModel([" one two three", " four", ", five"])
     session = session_of(model, sampling=Sampling(max_tokens=2))
     list(session.say("Count"))
@@ -371,14 +359,14 @@ def test_continuing_goes_on_in_the_same_message(session_of: MakeSession, store: 
     assert len(store.generations(reply.chat_id)) == 3
 
 
-def test_continuing_an_empty_reply_starts_it(session_of: MakeSession) -> None:
+def test_continuing_an_empty_reply_starts_it(session_of):
     session = session_of(ScriptedModel([RuntimeError("no"), " Hello"]))
     list(session.say("Hi"))
     list(session.continue_reply(session.chat.messages[-1].id))
     assert texts(session)[-1] == ("assistant", "Hello", "complete")
 
 
-def test_stopping_a_continued_reply_keeps_all_of_it(session_of: MakeSession, store: Store) -> None:
+def test_stopping_a_continued_reply_keeps_all_of_it(session_of, store):
     session = session_of(ScriptedModel([" one", " two three"]))
     list(session.say("Count"))
     reply = session.chat.messages[-1]
@@ -391,7 +379,7 @@ def test_stopping_a_continued_reply_keeps_all_of_it(session_of: MakeSession, sto
     assert store.message(reply.id).status == "stopped"
 
 
-def test_only_the_last_reply_can_be_continued(session_of: MakeSession) -> None:
+def test_only_the_last_reply_can_be_continued(session_of):
     session = session_of(ScriptedModel([" a", " b"]))
     list(session.say("Q"))
     list(session.say("R"))
@@ -400,7 +388,7 @@ def test_only_the_last_reply_can_be_continued(session_of: MakeSession) -> None:
     assert [message.text for message in session.chat.messages] == ["Q", "a", "R", "b"]
 
 
-def test_messages_of_others_are_refused(session_of: MakeSession) -> None:
+def test_messages_of_others_are_refused(session_of):
     other = session_of(ScriptedModel([" x"]))
     list(other.say("Q"))
     session = session_of(ScriptedModel([" y"]))
@@ -416,7 +404,7 @@ def test_messages_of_others_are_refused(session_of: MakeSession) -> None:
             list(call())
 
 
-def test_an_unanswered_message_stays_in_the_prompt_without_a_reply(session_of: MakeSession) -> None:
+def test_an_unanswered_message_stays_in_the_prompt_without_a_reply(session_of):
     model = ScriptedModel([RuntimeError("no"), " Hello Bob"])
     session = session_of(model)
     list(session.say("I am Bob."))
@@ -433,9 +421,7 @@ def computed(model: ScriptedModel) -> int:
 
 @pytest.mark.parametrize("by_character", [False, True])
 @pytest.mark.parametrize("template", [PLAIN, CHAT])
-def test_turn_ten_computes_its_own_tokens_alone(
-    session_of: MakeSession, template: ShippedTemplate, by_character: bool
-) -> None:
+def test_turn_ten_computes_its_own_tokens_alone(session_of, template, by_character):
     """Also when the model drew other tokens than its reply's text would be encoded to."""
     reply = " word" * (20 if by_character else 80)
     model = ScriptedModel([reply + "\n"], context=2000, by_character=by_character)
@@ -449,9 +435,7 @@ def test_turn_ten_computes_its_own_tokens_alone(
     assert events[-1].reused_tokens == model.finished[-1].reused_tokens
 
 
-def test_turn_ten_of_a_real_model_computes_its_own_tokens_alone(
-    session_of: MakeSession, tmp_path: Path
-) -> None:
+def test_turn_ten_of_a_real_model_computes_its_own_tokens_alone(session_of, tmp_path):
     import torch
 
     from chatapp.engine.backends.local import LocalModel
@@ -470,7 +454,7 @@ def test_turn_ten_of_a_real_model_computes_its_own_tokens_alone(
     assert new <= len(model.tokenizer.encode(message)) + 8
 
 
-def test_old_turns_are_dropped_in_large_steps_and_reported(session_of: MakeSession) -> None:
+def test_old_turns_are_dropped_in_large_steps_and_reported(session_of):
     model = ScriptedModel([" so" * 20], context=200)
     session = session_of(model, system="Be kind.", sampling=Sampling(max_tokens=40))
     dropped: list[int] = []
@@ -493,7 +477,7 @@ def test_old_turns_are_dropped_in_large_steps_and_reported(session_of: MakeSessi
     assert all(cost <= 12 for place, cost in enumerate(costs) if place and place not in changes)
 
 
-def test_a_reopened_chat_drops_and_uses_the_same(session_of: MakeSession) -> None:
+def test_a_reopened_chat_drops_and_uses_the_same(session_of):
     model = ScriptedModel([" so" * 20 + "\n\n"], context=200)
     session = session_of(model, sampling=Sampling(max_tokens=40))
     for number in range(12):
@@ -503,7 +487,7 @@ def test_a_reopened_chat_drops_and_uses_the_same(session_of: MakeSession) -> Non
         assert usage(again) == usage(session)
 
 
-def test_usage_grows_with_the_reply(session_of: MakeSession) -> None:
+def test_usage_grows_with_the_reply(session_of):
     session = session_of(ScriptedModel([" one two three"], context=100), system="Be kind.")
     assert usage(session)[:2] == (2, 100)
     assert usage(session).dropped == 0
@@ -511,9 +495,7 @@ def test_usage_grows_with_the_reply(session_of: MakeSession) -> None:
     assert used == [9, 10, 11, 12, 12]
 
 
-def test_a_message_longer_than_the_window_is_refused_and_not_stored(
-    session_of: MakeSession, store: Store
-) -> None:
+def test_a_message_longer_than_the_window_is_refused_and_not_stored(session_of, store):
     model = ScriptedModel([" ok"], context=100)
     session = session_of(model)
     list(session.say("short"))
@@ -529,7 +511,7 @@ def test_a_message_longer_than_the_window_is_refused_and_not_stored(
     assert store.chats()[0].messages == 2
 
 
-def test_the_limit_is_the_longest_message_that_fits(session_of: MakeSession) -> None:
+def test_the_limit_is_the_longest_message_that_fits(session_of):
     model = ScriptedModel([" ok"], context=100)
     session = session_of(model, system="Be very kind.")
     with pytest.raises(MessageTooLong) as error:
@@ -541,7 +523,7 @@ def test_the_limit_is_the_longest_message_that_fits(session_of: MakeSession) -> 
     assert finished.prompt_tokens == 99
 
 
-def test_a_reply_that_fills_the_window_cannot_be_continued(session_of: MakeSession) -> None:
+def test_a_reply_that_fills_the_window_cannot_be_continued(session_of):
     session = session_of(
         ScriptedModel([" so" * 200], context=100), sampling=Sampling(max_tokens=500)
     )
@@ -554,7 +536,7 @@ def test_a_reply_that_fills_the_window_cannot_be_continued(session_of: MakeSessi
     assert usage(session).used <= 100
 
 
-def test_a_chat_of_a_larger_model_still_opens(session_of: MakeSession) -> None:
+def test_a_chat_of_a_larger_model_still_opens(session_of):
     session = session_of(ScriptedModel([" ok"], context=1000))
     list(session.say("word " * 500))
     small = session_of(ScriptedModel([" ok"], context=100), chat_id=session.chat.id)
@@ -566,7 +548,7 @@ def test_a_chat_of_a_larger_model_still_opens(session_of: MakeSession) -> None:
     assert usage(small).dropped == 2
 
 
-def test_drawn_tokens_give_way_when_only_their_text_fits(session_of: MakeSession) -> None:
+def test_drawn_tokens_give_way_when_only_their_text_fits(session_of):
     """Drawn one a character, the reply is longer than the window; its words are not."""
     model = ScriptedModel(
         lambda prompt: " incomprehensibilities" * 4, context=110, by_character=True
@@ -582,7 +564,7 @@ def test_drawn_tokens_give_way_when_only_their_text_fits(session_of: MakeSession
 # Templates and models
 
 
-def test_the_models_own_template_is_the_default(tmp_path: Path) -> None:
+def test_the_models_own_template_is_the_default(tmp_path):
     own = reworded(PLAIN, name="mine", user_marker="Q:")
     save_template(own, tmp_path)
     model = ScriptedModel([], folder=tmp_path)
@@ -592,7 +574,7 @@ def test_the_models_own_template_is_the_default(tmp_path: Path) -> None:
     assert choose_template(ScriptedModel([], folder=tmp_path / "none"), "alpaca") == ALPACA
 
 
-def test_another_template_than_the_models_is_refused(tmp_path: Path) -> None:
+def test_another_template_than_the_models_is_refused(tmp_path):
     save_template(CHAT, tmp_path)
     model = ScriptedModel([], name="./run", folder=tmp_path)
     assert choose_template(model, "chat") == CHAT
@@ -605,13 +587,13 @@ def test_another_template_than_the_models_is_refused(tmp_path: Path) -> None:
         choose_template(model, "chta")
 
 
-def test_a_template_of_the_same_name_but_another_pattern_is_refused(tmp_path: Path) -> None:
+def test_a_template_of_the_same_name_but_another_pattern_is_refused(tmp_path):
     save_template(reworded(CHAT, after_reply="\n\n"), tmp_path)
     with pytest.raises(ValueError, match=r"'chat'.*'chat'"):
         choose_template(ScriptedModel([], folder=tmp_path), "chat")
 
 
-def test_every_prompt_begins_with_the_one_before(session_of: MakeSession) -> None:
+def test_every_prompt_begins_with_the_one_before(session_of):
     """In tokens, which is what the cache compares."""
 
     class Recording(ScriptedModel):

@@ -63,6 +63,6 @@ def figures(name: str, chat: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["plain", "alpaca", "chat"])
-def test_prompts_and_masks_are_as_recorded(name: str) -> None:
+def test_prompts_and_masks_are_as_recorded(name):
     computed = [" ".join(figures(name, chat)) for chat in RECORDED["chats"]]
     assert computed == RECORDED["digests"][name]

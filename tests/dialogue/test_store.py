@@ -68,7 +68,7 @@ def check_sound(path: Path) -> None:
 # Chats
 
 
-def test_a_chat_comes_back_after_reopening(path: Path) -> None:
+def test_a_chat_comes_back_after_reopening(path):
     store = Store(path)
     chat_id = store.create_chat(system="Be brief.", template="chat", model="bundled")
     first = store.add_message(chat_id, None, "user", "  Hello,\n\tyou!  ")
@@ -86,7 +86,7 @@ def test_a_chat_comes_back_after_reopening(path: Path) -> None:
     store.close()
 
 
-def test_a_long_first_message_makes_a_short_title(store: Store) -> None:
+def test_a_long_first_message_makes_a_short_title(store):
     chat_id, _ = dialogue(store, "word " * 1000)
     title = store.chat(chat_id).title
     assert title.startswith("word word")
@@ -109,16 +109,14 @@ def test_a_long_first_message_makes_a_short_title(store: Store) -> None:
         ([" \n "], ""),
     ],
 )
-def test_a_title_is_made_of_the_first_message_that_says_something(
-    store: Store, texts: list[str], title: str
-) -> None:
+def test_a_title_is_made_of_the_first_message_that_says_something(store, texts, title):
     chat_id = store.create_chat()
     for text in texts:
         store.add_message(chat_id, None, "user", text)
     assert store.chat(chat_id).title == title
 
 
-def test_a_given_title_stays(store: Store) -> None:
+def test_a_given_title_stays(store):
     chat_id = store.create_chat(title="Mine")
     store.add_message(chat_id, None, "user", "Hello")
     assert store.chat(chat_id).title == "Mine"
@@ -126,7 +124,7 @@ def test_a_given_title_stays(store: Store) -> None:
     assert store.chat(chat_id).title == "Ours"
 
 
-def test_chats_are_listed_newest_change_first(store: Store) -> None:
+def test_chats_are_listed_newest_change_first(store):
     (first, ids), (second, _), (third, _) = (dialogue(store, text, "ok") for text in "abc")
     assert [chat.id for chat in store.chats()] == [third, second, first]
     store.update_message(ids[1], "changed", "complete")
@@ -137,7 +135,7 @@ def test_chats_are_listed_newest_change_first(store: Store) -> None:
     assert (summary.title, summary.model, summary.messages) == ("a", "tiny", 2)
 
 
-def test_listing_walks_an_index_and_sorts_nothing(store: Store, path: Path) -> None:
+def test_listing_walks_an_index_and_sorts_nothing(store, path):
     dialogue(store, "Hello")
     statements: list[str] = []
     store._database._connection.set_trace_callback(statements.append)
@@ -147,7 +145,7 @@ def test_listing_walks_an_index_and_sorts_nothing(store: Store, path: Path) -> N
     assert [row[3] for row in plan] == ["SCAN chats USING INDEX chats_by_update"]
 
 
-def test_a_deleted_chat_is_gone_with_all_it_had(store: Store, path: Path) -> None:
+def test_a_deleted_chat_is_gone_with_all_it_had(store, path):
     kept, _ = dialogue(store, "stay here", "yes")
     gone, ids = dialogue(store, "go away", "now")
     row_id = store.begin_generation(
@@ -173,7 +171,7 @@ def test_a_deleted_chat_is_gone_with_all_it_had(store: Store, path: Path) -> Non
     assert dialogue(store, "next")[0] > gone, "an id must not be used twice"
 
 
-def test_what_does_not_exist_is_named(store: Store) -> None:
+def test_what_does_not_exist_is_named(store):
     other, _ = dialogue(store, "other")
     chat_id, ids = dialogue(store, "mine")
     for call, sentence in (
@@ -209,7 +207,7 @@ def test_what_does_not_exist_is_named(store: Store) -> None:
 # The tree
 
 
-def test_branches_keep_their_own_paths(store: Store) -> None:
+def test_branches_keep_their_own_paths(store):
     chat_id, (question, first, follow_up) = dialogue(store, "Q", "A1", "and then?")
     second = store.add_message(chat_id, question, "assistant", "A2").id
 
@@ -228,7 +226,7 @@ def test_branches_keep_their_own_paths(store: Store) -> None:
     assert texts() == ["Q", "A1", "and then?"]
 
 
-def test_roots_are_siblings_within_their_chat_alone(store: Store) -> None:
+def test_roots_are_siblings_within_their_chat_alone(store):
     dialogue(store, "elsewhere")
     chat_id, (first,) = dialogue(store, "Q")
     second = store.add_message(chat_id, None, "user", "Q, edited")
@@ -237,14 +235,14 @@ def test_roots_are_siblings_within_their_chat_alone(store: Store) -> None:
     assert store.path(chat_id) == [second]
 
 
-def test_an_empty_chat_has_an_empty_path(store: Store) -> None:
+def test_an_empty_chat_has_an_empty_path(store):
     assert store.path(store.create_chat()) == []
 
 
 # Generations
 
 
-def test_a_generation_is_recorded_from_beginning_to_end(store: Store) -> None:
+def test_a_generation_is_recorded_from_beginning_to_end(store):
     chat_id, ids = dialogue(store, "Q", "A")
     sampling = {"temperature": 0.5, "seed": 7}
     generation_id = store.begin_generation(
@@ -275,7 +273,7 @@ def test_a_generation_is_recorded_from_beginning_to_end(store: Store) -> None:
 # Foreign text
 
 
-def test_text_is_kept_as_it_is_but_for_lone_surrogates(store: Store) -> None:
+def test_text_is_kept_as_it_is_but_for_lone_surrogates(store):
     text = "[/b] \x1b]0;x\x07 \x00 end\r\n" + "é你😀" * 1000
     chat_id, (first, second) = dialogue(store, text, "a \ud800 b \udcff")
     assert store.message(first).text == text
@@ -291,7 +289,7 @@ def found(store: Store, query: str) -> list[str]:
     return [hit.snippet for hit in store.search(query)]
 
 
-def test_search_finds_words_whatever_their_case_and_accents(store: Store) -> None:
+def test_search_finds_words_whatever_their_case_and_accents(store):
     chat_id, ids = dialogue(store, "A naïve Question about cats", "An answer on dogs")
     (hit,) = store.search("NAIVE question")
     assert (hit.chat_id, hit.message_id, hit.role) == (chat_id, ids[0], "user")
@@ -300,13 +298,13 @@ def test_search_finds_words_whatever_their_case_and_accents(store: Store) -> Non
     assert found(store, "cats dogs") == [], "one message must hold all words"
 
 
-def test_the_last_word_may_be_unfinished(store: Store) -> None:
+def test_the_last_word_may_be_unfinished(store):
     dialogue(store, "unfinished business")
     assert found(store, "business unfin") == ["\x02unfinished\x03 \x02business\x03"]
     assert found(store, "unfin business") == []
 
 
-def test_the_index_follows_changed_and_unpicked_replies(store: Store, path: Path) -> None:
+def test_the_index_follows_changed_and_unpicked_replies(store, path):
     chat_id, ids = dialogue(store, "Q", "apples")
     store.add_message(chat_id, ids[0], "assistant", "oranges")
     store.update_message(ids[1], "pears", "complete")
@@ -315,12 +313,12 @@ def test_the_index_follows_changed_and_unpicked_replies(store: Store, path: Path
     check_sound(path)
 
 
-def test_hits_come_newest_first_and_limited(store: Store) -> None:
+def test_hits_come_newest_first_and_limited(store):
     chats = [dialogue(store, f"same words {number}")[0] for number in range(5)]
     assert [hit.chat_id for hit in store.search("same", limit=3)] == chats[:1:-1]
 
 
-def test_chats_are_matched_by_title_or_text(store: Store) -> None:
+def test_chats_are_matched_by_title_or_text(store):
     by_text, _ = dialogue(store, "first", "the reply speaks of walrus")
     by_title = store.create_chat(title="About 100% Walruses")
     dialogue(store, "nothing")
@@ -347,13 +345,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 @example("\0 \ud800 *")
 @example("hello " * 2000)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_no_query_is_ever_wrong(filled: Store, query: str) -> None:
+def test_no_query_is_ever_wrong(filled, query):
     for hit in filled.search(query):
         assert "\x02" in hit.snippet
     filled.chats(matching=query)
 
 
-def test_query_syntax_is_only_text(filled: Store) -> None:
+def test_query_syntax_is_only_text(filled):
     assert found(filled, "hello OR nothing") == []
     assert len(found(filled, "hello OR not")) == 1
     assert len(found(filled, "text:")) == 1
@@ -362,7 +360,7 @@ def test_query_syntax_is_only_text(filled: Store) -> None:
 # Files
 
 
-def test_files_are_readable_by_their_owner_alone(path: Path) -> None:
+def test_files_are_readable_by_their_owner_alone(path):
     path.parent.mkdir(mode=0o755)
     path.touch(mode=0o644)
     nested = path.parent / "new" / "chats.db"
@@ -377,7 +375,7 @@ def test_files_are_readable_by_their_owner_alone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"This is no database at all. " * 100, b"\0" * 8192])
-def test_a_damaged_file_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_refused_and_left_as_it_is(path, content):
     path.parent.mkdir()
     path.write_bytes(content)
     with pytest.raises(StoreError, match="damaged or not a chat database") as error:
@@ -386,7 +384,7 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(path: Path, content: bytes)
     assert path.read_bytes() == content
 
 
-def test_damage_within_is_told_in_words(path: Path) -> None:
+def test_damage_within_is_told_in_words(path):
     store = Store(path)
     chat_id, _ = dialogue(store, *["x" * 3000] * 20)
     store.close()
@@ -397,7 +395,7 @@ def test_damage_within_is_told_in_words(path: Path) -> None:
         Store(path).path(chat_id)
 
 
-def test_thoughts_in_the_text_of_format_5_are_taken_out(path: Path) -> None:
+def test_thoughts_in_the_text_of_format_5_are_taken_out(path):
     path.parent.mkdir()
     shutil.copy(FORMAT_5, path)
     texts = {1: "<think>no</think>", 2: "<think>\nHm.\n</think>\n\nYes.", 3: "<think>\nHm"}
@@ -419,7 +417,7 @@ def test_thoughts_in_the_text_of_format_5_are_taken_out(path: Path) -> None:
     check_sound(path)
 
 
-def test_a_file_of_format_5_is_read_with_all_it_holds(path: Path) -> None:
+def test_a_file_of_format_5_is_read_with_all_it_holds(path):
     path.parent.mkdir()
     shutil.copy(FORMAT_5, path)
     store = Store(path)
@@ -460,7 +458,7 @@ def test_a_file_of_format_5_is_read_with_all_it_holds(path: Path) -> None:
     check_sound(path)
 
 
-def test_tools_of_a_chat_and_calls_of_a_reply_are_kept(store: Store) -> None:
+def test_tools_of_a_chat_and_calls_of_a_reply_are_kept(store):
     chat_id, (_, reply) = dialogue(store, "Q", "A")
     made = Call("clock", {"zone": "Asia/Tōkyō\x1b"}, "noon\n", "done", 1)
     store.set_tools(chat_id, ["clock"])
@@ -476,9 +474,7 @@ def test_tools_of_a_chat_and_calls_of_a_reply_are_kept(store: Store) -> None:
         store.allow_tool(99, "x")
 
 
-def test_an_sqlite_too_old_is_refused_before_anything_is_written(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_sqlite_too_old_is_refused_before_anything_is_written(path, monkeypatch):
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
     monkeypatch.setattr(sqlite3, "sqlite_version", "3.36.0")
     with pytest.raises(StoreError, match=r"need SQLite 3\.37\.0 or newer.*brings 3\.36\.0$"):
@@ -486,7 +482,7 @@ def test_an_sqlite_too_old_is_refused_before_anything_is_written(
     assert not path.parent.exists()
 
 
-def test_no_statement_needs_a_newer_sqlite_than_the_least(store: Store) -> None:
+def test_no_statement_needs_a_newer_sqlite_than_the_least(store):
     """HAVING without GROUP BY came with 3.39."""
     _, ids = dialogue(store, "Q", "A")
     statements: list[str] = []
@@ -495,7 +491,7 @@ def test_no_statement_needs_a_newer_sqlite_than_the_least(store: Store) -> None:
     assert not any("HAVING" in statement for statement in statements)
 
 
-def test_a_newer_format_is_refused(path: Path) -> None:
+def test_a_newer_format_is_refused(path):
     Store(path).close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
@@ -504,7 +500,7 @@ def test_a_newer_format_is_refused(path: Path) -> None:
         Store(path)
 
 
-def test_a_database_of_another_program_is_refused(path: Path) -> None:
+def test_a_database_of_another_program_is_refused(path):
     path.parent.mkdir()
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE bookmarks (url TEXT)")
@@ -515,13 +511,13 @@ def test_a_database_of_another_program_is_refused(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_folder_in_its_place_is_told_in_words(path: Path) -> None:
+def test_a_folder_in_its_place_is_told_in_words(path):
     path.mkdir(parents=True)
     with pytest.raises(StoreError, match="is not a regular file"):
         Store(path)
 
 
-def test_after_closing_it_says_so(path: Path) -> None:
+def test_after_closing_it_says_so(path):
     store = Store(path)
     store.close()
     with pytest.raises(StoreError, match="closed"):
@@ -531,7 +527,7 @@ def test_after_closing_it_says_so(path: Path) -> None:
 # Several at once
 
 
-def test_threads_share_one_store(store: Store, path: Path) -> None:
+def test_threads_share_one_store(store, path):
     def write(name: str) -> None:
         chat_id, ids = dialogue(store, name)
         for number in range(30):
@@ -547,7 +543,7 @@ def test_threads_share_one_store(store: Store, path: Path) -> None:
     check_sound(path)
 
 
-def test_processes_share_one_file_from_its_creation_on(path: Path) -> None:
+def test_processes_share_one_file_from_its_creation_on(path):
     writer = textwrap.dedent(
         """
         import sys
@@ -584,7 +580,7 @@ def test_processes_share_one_file_from_its_creation_on(path: Path) -> None:
 # Put away
 
 
-def test_an_archived_chat_is_found_and_out_of_the_way(store: Store) -> None:
+def test_an_archived_chat_is_found_and_out_of_the_way(store):
     first, _ = dialogue(store, "walrus")
     second, _ = dialogue(store, "seal")
     store.set_archived(first, True)
@@ -596,9 +592,7 @@ def test_an_archived_chat_is_found_and_out_of_the_way(store: Store) -> None:
     assert len(store.chats(archived=False)) == 2
 
 
-def test_the_bin_gives_back_until_it_is_emptied(
-    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bin_gives_back_until_it_is_emptied(store, path, monkeypatch):
     kept, _ = dialogue(store, "stay")
     gone, _ = dialogue(store, "walrus")
     store.bin_chat(gone)
@@ -620,7 +614,7 @@ def test_the_bin_gives_back_until_it_is_emptied(
     check_sound(path)
 
 
-def test_a_chats_instructions_can_be_changed(store: Store) -> None:
+def test_a_chats_instructions_can_be_changed(store):
     chat_id, _ = dialogue(store, "Hi")
     store.set_basis(chat_id, Basis(system="Be brief."))
     assert store.chat(chat_id).system == "Be brief."
@@ -628,7 +622,7 @@ def test_a_chats_instructions_can_be_changed(store: Store) -> None:
     assert store.chat(chat_id).system is None
 
 
-def test_the_tree_holds_all_branches(store: Store) -> None:
+def test_the_tree_holds_all_branches(store):
     chat_id, ids = dialogue(store, "Hi", "One.")
     other = store.add_message(chat_id, ids[0], "assistant", "Two.")
     dialogue(store, "elsewhere")
@@ -636,7 +630,7 @@ def test_the_tree_holds_all_branches(store: Store) -> None:
     assert [message.siblings for message in store.tree(chat_id)] == [1, 2, 2]
 
 
-def test_a_title_has_neither_case_nor_accents(store: Store) -> None:
+def test_a_title_has_neither_case_nor_accents(store):
     chat_id = store.create_chat(title="ÉTÉ in ΑΘΗΝΑ")
     for words in ("été", "ete", "αθηνα"):
         assert [chat.id for chat in store.chats(matching=words)] == [chat_id]

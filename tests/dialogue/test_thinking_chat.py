@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
@@ -28,9 +27,7 @@ def opened(model: ScriptedModel, store: Store, **options: object) -> Session:
     return session_with(store, model, choose_template(model, ""), **options)
 
 
-def test_thoughts_are_kept_beside_the_reply_and_out_of_history(
-    tmp_path: Path, store: Store
-) -> None:
+def test_thoughts_are_kept_beside_the_reply_and_out_of_history(tmp_path, store):
     model = thinking_model(tmp_path / "model", [REPLY, "Bye!"])
     session = opened(model, store)
     events = list(session.say("Hi"))
@@ -48,7 +45,7 @@ def test_thoughts_are_kept_beside_the_reply_and_out_of_history(
 
 
 @pytest.mark.parametrize("most", [2, 4])
-def test_a_thought_that_was_cut_goes_on(tmp_path: Path, store: Store, most: int) -> None:
+def test_a_thought_that_was_cut_goes_on(tmp_path, store, most):
     model = thinking_model(tmp_path / "model", [REPLY, " me.\n</think>\n\nHello!"])
     session = opened(model, store, sampling=Sampling(max_tokens=most))
     list(session.say("Hi"))
@@ -62,7 +59,7 @@ def test_a_thought_that_was_cut_goes_on(tmp_path: Path, store: Store, most: int)
     assert reply.thought_tokens > cut.thought_tokens
 
 
-def test_a_reply_with_thoughts_goes_on_after_them(tmp_path: Path, store: Store) -> None:
+def test_a_reply_with_thoughts_goes_on_after_them(tmp_path, store):
     model = thinking_model(tmp_path / "model", [REPLY, " And welcome."])
     session = opened(model, store)
     list(session.say("Hi"))
@@ -75,7 +72,7 @@ def test_a_reply_with_thoughts_goes_on_after_them(tmp_path: Path, store: Store) 
     assert model.tokenizer.decode(reading.reply_ids) == f"{REPLY} And welcome."
 
 
-def test_thoughts_that_the_template_begins(tmp_path: Path, store: Store) -> None:
+def test_thoughts_that_the_template_begins(tmp_path, store):
     announced = "'<|im_start|>assistant\\n' }}"
     source = TEMPLATE.replace(announced, announced.replace("' }}", "<think>\\n' }}"))
     assert source != TEMPLATE
@@ -90,7 +87,7 @@ def test_thoughts_that_the_template_begins(tmp_path: Path, store: Store) -> None
     assert model.prompts[1] == f"{ASKED}<think>\n{replies[0]}"
 
 
-def test_marks_that_are_special_tokens(tmp_path: Path, store: Store) -> None:
+def test_marks_that_are_special_tokens(tmp_path, store):
     special = (*SPECIAL, "<think>", "</think>")
     model = thinking_model(tmp_path / "model", [REPLY], special=special)
     model.tokenizer.decode = lambda ids: "".join(  # as real tokenizers do
@@ -117,7 +114,7 @@ def test_marks_that_are_special_tokens(tmp_path: Path, store: Store) -> None:
     assert (prompt.is_thinking, prompt.segments[-1].kind) == (True, "thinking")
 
 
-def test_a_stopped_thought_is_all_there(tmp_path: Path, store: Store) -> None:
+def test_a_stopped_thought_is_all_there(tmp_path, store):
     model = thinking_model(tmp_path / "model", [REPLY])
     session, cancel = opened(model, store), threading.Event()
     for event in session.say("Hi", cancel):
@@ -127,7 +124,7 @@ def test_a_stopped_thought_is_all_there(tmp_path: Path, store: Store) -> None:
     assert (reply.text, reply.thoughts, reply.status) == ("", "\nThey greet", "stopped")
 
 
-def test_the_switch_is_set_or_there_is_none(tmp_path: Path) -> None:
+def test_the_switch_is_set_or_there_is_none(tmp_path):
     model = thinking_model(tmp_path / "model", ["Hello!"])
     template = choose_template(model, "")
     off = with_thinking(model, template, False)
@@ -140,7 +137,7 @@ def test_the_switch_is_set_or_there_is_none(tmp_path: Path) -> None:
         with_thinking(plain, choose_template(plain, ""), True)
 
 
-def test_thoughts_are_exported_when_they_are_asked_for(tmp_path: Path, store: Store) -> None:
+def test_thoughts_are_exported_when_they_are_asked_for(tmp_path, store):
     session = opened(thinking_model(tmp_path / "model", [REPLY]), store)
     list(session.say("Hi"))
     assert session.chat.id is not None

@@ -120,9 +120,7 @@ WITHIN = {
 
 @pytest.mark.parametrize("by_character", [False, True])
 @pytest.mark.parametrize("name", OWN)
-def test_a_reply_pauses_for_a_call_and_goes_on(
-    tmp_path: Path, store: Store, name: str, by_character: bool
-) -> None:
+def test_a_reply_pauses_for_a_call_and_goes_on(tmp_path, store, name, by_character):
     replies, text, result = OWN[name]
     session, model = opened(tmp_path, store, replies, _by_character=by_character)
     events = list(session.say("How many?"))
@@ -140,7 +138,7 @@ def test_a_reply_pauses_for_a_call_and_goes_on(
 
 
 @pytest.mark.parametrize("name", WITHIN)
-def test_a_reply_calls_within_its_text(store: Store, name: str) -> None:
+def test_a_reply_calls_within_its_text(store, name):
     replies, text = WITHIN[name]
     model = ScriptedModel(replies)
     session = Session(Chat(store), model, template=CHAT)
@@ -161,7 +159,7 @@ def test_a_reply_calls_within_its_text(store: Store, name: str) -> None:
     assert row["messages"][1]["content"] == text
 
 
-def test_calls_and_tokens_of_one_reply_are_limited(tmp_path: Path, store: Store) -> None:
+def test_calls_and_tokens_of_one_reply_are_limited(tmp_path, store):
     session, _ = opened(tmp_path, store, [SUM], context=10_000)
     end = finished(list(session.say("How many?")))
     calls = session.chat.messages[-1].calls
@@ -178,7 +176,7 @@ def test_calls_and_tokens_of_one_reply_are_limited(tmp_path: Path, store: Store)
     assert usage(session).used <= 60
 
 
-def test_the_prompts_of_a_reply_that_calls_a_tool(tmp_path: Path, store: Store) -> None:
+def test_the_prompts_of_a_reply_that_calls_a_tool(tmp_path, store):
     """Also where something else than the model's own method draws, as for two replies at once."""
     first, model = opened(tmp_path, store, [f"Let me see.\n{SUM}", "It is 3648.", "Bye."])
     drawn: list[str] = []
@@ -199,7 +197,7 @@ def test_the_prompts_of_a_reply_that_calls_a_tool(tmp_path: Path, store: Store) 
     ]
 
 
-def test_what_the_inspector_reads_holds_the_call(tmp_path: Path, store: Store) -> None:
+def test_what_the_inspector_reads_holds_the_call(tmp_path, store):
     session, model = opened(tmp_path, store, [f"Let me see.{SUM}", "It is 3648."])
     list(session.say("How many?"))
     reply = session.chat.messages[-1]
@@ -216,7 +214,7 @@ def test_what_the_inspector_reads_holds_the_call(tmp_path: Path, store: Store) -
     assert model.prompts[-1] == RESUMED + "It is not"
 
 
-def test_a_reply_with_a_call_goes_on_where_it_ended(tmp_path: Path, store: Store) -> None:
+def test_a_reply_with_a_call_goes_on_where_it_ended(tmp_path, store):
     session, model = opened(tmp_path, store, [SUM, "It is", " 3648."])
     list(session.say("How many?"))
     list(session.continue_reply(session.chat.messages[-1].id))
@@ -226,7 +224,7 @@ def test_a_reply_with_a_call_goes_on_where_it_ended(tmp_path: Path, store: Store
     )
 
 
-def test_a_chosen_tool_without_a_pattern_answers_by_its_result(store: Store) -> None:
+def test_a_chosen_tool_without_a_pattern_answers_by_its_result(store):
     model = ScriptedModel([" Hello!", " 6 eggs."])
     session = Session(Chat(store), model, template=CHAT)
     session.set_tools(["calculator", "clock"])
@@ -250,9 +248,7 @@ def test_a_chosen_tool_without_a_pattern_answers_by_its_result(store: Store) -> 
         "<tool_call>" + json.dumps({"name": "weather", "arguments": {"why": "x"}}) + "</tool_call>",
     ],
 )
-def test_the_pattern_of_a_prompt_file_whatever_the_output(
-    tmp_path: Path, store: Store, home: Path, output: str
-) -> None:
+def test_the_pattern_of_a_prompt_file_whatever_the_output(tmp_path, store, home, output):
     (tmp_path / "sky.toml").write_text(
         'examples = [{input = "Oslo?", output = "[weather in Oslo: snow today] Snow."}]\n'
         '[calls]\ntool = "weather"\nargument = "why"\n'
@@ -291,7 +287,7 @@ class Asking:
         return self.answers.pop(0)
 
 
-def test_a_tool_asks_before_it_runs(tmp_path: Path, store: Store, home: Path) -> None:
+def test_a_tool_asks_before_it_runs(tmp_path, store, home):
     own_tool(home, "touch", "touch", str(tmp_path / "touched"))
     session, model = opened(tmp_path, store, [call("touch"), "No."] * 3, "touch")
     user = Asking("no")
@@ -309,9 +305,7 @@ def test_a_tool_asks_before_it_runs(tmp_path: Path, store: Store, home: Path) ->
 
 
 @pytest.mark.parametrize(("answer", "elsewhere"), [("once", 1), ("chat", 1), ("always", 0)])
-def test_an_answer_is_remembered_as_far_as_it_goes(
-    tmp_path: Path, store: Store, home: Path, answer: Decision, elsewhere: int
-) -> None:
+def test_an_answer_is_remembered_as_far_as_it_goes(tmp_path, store, home, answer, elsewhere):
     own_tool(home, "own", "true")
     session, model = opened(tmp_path, store, [call("own"), "Done."], "own")
     session.chat.ask = Asking(answer)
@@ -336,9 +330,7 @@ def test_an_answer_is_remembered_as_far_as_it_goes(
     assert user.changes == ((),) if elsewhere else (('program.command[1]: "true" → "false"',),)
 
 
-def test_a_script_that_changes_while_the_user_reads_asks_again(
-    tmp_path: Path, store: Store, home: Path
-) -> None:
+def test_a_script_that_changes_while_the_user_reads_asks_again(tmp_path, store, home):
     script = home / "config" / "tools" / "own.sh"
     script.write_text("echo harmless")
     own_tool(home, "own", "sh", "own.sh")
@@ -356,9 +348,7 @@ def test_a_script_that_changes_while_the_user_reads_asks_again(
     assert "which has changed since you allowed it" in texts[1]
 
 
-def test_a_call_with_a_full_store_does_not_end_the_reply(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_with_a_full_store_does_not_end_the_reply(tmp_path, store, monkeypatch):
     session, _ = opened(tmp_path, store, [f"Let me see.{SUM}", "It is 3648."])
 
     def refuse(*_: object) -> None:
@@ -401,9 +391,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
 @pytest.mark.parametrize("obeys", [False, True])
-def test_a_hostile_document_runs_nothing(
-    tmp_path: Path, store: Store, home: Path, number: int, obeys: bool
-) -> None:
+def test_a_hostile_document_runs_nothing(tmp_path, store, home, number, obeys):
     """Whether it stands in the prompt alone, or the model says it again word for word."""
     own_tool(home, "touch", "touch", str(tmp_path / "touched"))
     own_tool(home, "read", "cat", str(tmp_path / "document"))
@@ -428,7 +416,7 @@ def test_a_hostile_document_runs_nothing(
 # Stopping and dying
 
 
-def test_a_stopped_call_ends_the_reply(tmp_path: Path, store: Store, home: Path) -> None:
+def test_a_stopped_call_ends_the_reply(tmp_path, store, home):
     own_tool(home, "hang", "sleep", "600")
     session, _ = opened(tmp_path, store, [f"Wait.{call('hang')}", "never"], "hang")
     session.chat.ask = lambda request, cancel: "once"
@@ -441,9 +429,7 @@ def test_a_stopped_call_ends_the_reply(tmp_path: Path, store: Store, home: Path)
     assert store.message(reply.id) == reply
 
 
-def test_a_call_is_stored_before_it_runs_and_survives_the_program(
-    tmp_path: Path, store: Store
-) -> None:
+def test_a_call_is_stored_before_it_runs_and_survives_the_program(tmp_path, store):
     replies = [f"Let me see.\n{SUM}", "Sorry.", "Sorry."]
     session, model = opened(tmp_path, store, replies)
     events = session.say("How many?")
@@ -461,9 +447,7 @@ def test_a_call_is_stored_before_it_runs_and_survives_the_program(
     other.close()
 
 
-def test_a_program_that_is_killed_during_a_call_loses_nothing(
-    tmp_path: Path, store: Store, home: Path
-) -> None:
+def test_a_program_that_is_killed_during_a_call_loses_nothing(tmp_path, store, home):
     own_tool(home, "hang", "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600")
     command = [
         sys.executable,
@@ -490,7 +474,7 @@ def test_a_program_that_is_killed_during_a_call_loses_nothing(
     assert reply.status == "complete"
 
 
-def test_a_closed_reply_ends_its_tool(tmp_path: Path, store: Store, home: Path) -> None:
+def test_a_closed_reply_ends_its_tool(tmp_path, store, home):
     session, _ = opened(tmp_path, store, [f"a{SUM}", "b c d"])
     events = session.say("How many?")
     for event in events:
@@ -504,7 +488,7 @@ def test_a_closed_reply_ends_its_tool(tmp_path: Path, store: Store, home: Path) 
 # Kept
 
 
-def test_another_model_reads_the_calls_of_a_chat(tmp_path: Path, store: Store) -> None:
+def test_another_model_reads_the_calls_of_a_chat(tmp_path, store):
     session, _ = opened(tmp_path, store, [f"Let me see.{SUM}", "It is 3648."])
     list(session.say("How many?"))
     session.set_tools([])
@@ -515,9 +499,7 @@ def test_another_model_reads_the_calls_of_a_chat(tmp_path: Path, store: Store) -
     assert other.prompts[0].endswith("It is 3648.<|endoftext|>\nUser: Sure?\nAssistant:")
 
 
-def test_a_reply_is_not_outdated_because_a_server_was_not_asked_yet(
-    tmp_path: Path, store: Store, home: Path
-) -> None:
+def test_a_reply_is_not_outdated_because_a_server_was_not_asked_yet(tmp_path, store, home):
     add_server(home / "config" / "tools")
     session, model = opened(tmp_path, store, ["Hi."], "demo_add")
     list(session.say("Hi"))
@@ -531,7 +513,7 @@ def test_a_reply_is_not_outdated_because_a_server_was_not_asked_yet(
     again.chat.close()
 
 
-def test_a_tool_that_is_gone_is_named(tmp_path: Path, store: Store, home: Path) -> None:
+def test_a_tool_that_is_gone_is_named(tmp_path, store, home):
     own_tool(home, "own", "true")
     session, _ = opened(tmp_path, store, ["Hi"], "own")
     (home / "config" / "tools" / "own.toml").unlink()

@@ -65,9 +65,7 @@ def text_of(events: Sequence[SessionEvent | Exception]) -> str:
     return "".join(event.text for event in events if isinstance(event, Token | Finished))
 
 
-def test_both_are_what_each_is_alone_by_one_pass_for_both(
-    store: Store, tmp_path: Path, bundled: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_are_what_each_is_alone_by_one_pass_for_both(store, tmp_path, bundled, monkeypatch):
     texts = []
     for number, variant in enumerate((SHORT, LONG)):
         chats = Store(tmp_path / f"{number}.db")
@@ -93,9 +91,7 @@ def test_both_are_what_each_is_alone_by_one_pass_for_both(
     assert [reply.parent_id for reply in store.siblings(user.id + 1)] == [user.id, user.id]
 
 
-def test_what_there_is_of_both_is_stored_while_they_grow(
-    store: Store, bundled: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_there_is_of_both_is_stored_while_they_grow(store, bundled, monkeypatch):
     monkeypatch.setattr("chatapp.dialogue.session._STORE_EVERY_SECONDS", 0.0)
     replies = pair_of(store, bundled).answers([LONG, LONG], threading.Event())
     texts = ["", ""]
@@ -111,7 +107,7 @@ def test_what_there_is_of_both_is_stored_while_they_grow(
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_model_that_cannot_be_loaded_leaves_the_other(store: Store, failing: int) -> None:
+def test_a_model_that_cannot_be_loaded_leaves_the_other(store, failing):
     own = ScriptedModel(["One two."])
 
     def load(name: str, precision: str) -> LanguageModel:
@@ -128,7 +124,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_other(store: Store, failing: i
     assert [message.text for message in store.path(1)] == ["What do you eat?", "One two."]
 
 
-def test_the_one_that_failed_is_asked_again(store: Store) -> None:
+def test_the_one_that_failed_is_asked_again(store):
     own, other = ScriptedModel(["Own."]), ScriptedModel(["Other."])
     models: dict[str, LanguageModel] = {"own": own}
     pair = pair_of(store, own, load=lambda name, precision: models[name])
@@ -139,7 +135,7 @@ def test_the_one_that_failed_is_asked_again(store: Store) -> None:
     assert [row.text for row in store.siblings(2)] == ["Own.", "Other."]
 
 
-def test_a_window_too_short_for_one_leaves_the_other(store: Store) -> None:
+def test_a_window_too_short_for_one_leaves_the_other(store):
     own, narrow = ScriptedModel(["Yes."]), ScriptedModel(["No."], context=4)
     pair = pair_of(store, own, load=lambda name, _: own if name == "own" else narrow)
     events = drawn(pair, [SHORT.changed("model=narrow"), SHORT])
@@ -149,7 +145,7 @@ def test_a_window_too_short_for_one_leaves_the_other(store: Store) -> None:
     assert text_of(of(events, 1)) == "Yes."
 
 
-def test_cancelling_stops_both_and_keeps_what_there_is(store: Store, bundled: LocalModel) -> None:
+def test_cancelling_stops_both_and_keeps_what_there_is(store, bundled):
     cancel, texts = threading.Event(), ["", ""]
     replies = pair_of(store, bundled).answers([LONG, LONG], cancel)
     for count, (number, event) in enumerate(interleaved(replies)):
@@ -163,7 +159,7 @@ def test_cancelling_stops_both_and_keeps_what_there_is(store: Store, bundled: Lo
     assert all(texts)
 
 
-def test_cancelled_while_the_first_is_loaded_nothing_more_is(store: Store) -> None:
+def test_cancelled_while_the_first_is_loaded_nothing_more_is(store):
     cancel, loaded = threading.Event(), []
 
     def load(name: str, precision: str) -> LanguageModel:
@@ -178,7 +174,7 @@ def test_cancelled_while_the_first_is_loaded_nothing_more_is(store: Store) -> No
     assert store.chats() == []
 
 
-def test_a_server_that_goes_down_leaves_the_other(store: Store, bundled: LocalModel) -> None:
+def test_a_server_that_goes_down_leaves_the_other(store, bundled):
     with CompletionsServer().running() as server:
         served = load_model(server.url)
     pair = pair_of(store, bundled, load=lambda name, _: bundled if name == "own" else served)

@@ -38,9 +38,7 @@ def resolve(command: Command) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: f"{c.guide}: {' '.join(c.words)}")
-def test_a_command_of_a_guide_is_understood(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_of_a_guide_is_understood(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     try:
         resolve(command)
@@ -48,7 +46,7 @@ def test_a_command_of_a_guide_is_understood(
         assert command.is_prose
 
 
-def test_wrong_commands_would_be_seen() -> None:
+def test_wrong_commands_would_be_seen():
     for words in (
         ("chatapp", "aks"),
         ("chatapp", "ask", "--temprature", "0"),
@@ -61,12 +59,7 @@ def test_wrong_commands_would_be_seen() -> None:
 
 
 @pytest.mark.parametrize("command", TO_RUN, ids=lambda c: " ".join(c.words))
-def test_a_marked_command_runs(
-    command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_marked_command_runs(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("sys.argv", list(command.words))
@@ -89,7 +82,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
-def test_links_lead_somewhere(guide: Path) -> None:
+def test_links_lead_somewhere(guide):
     text = guide.read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in link:
@@ -101,13 +94,13 @@ def test_links_lead_somewhere(guide: Path) -> None:
             assert anchor in anchors(target.read_text(encoding="utf-8")), link
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 200
     assert len(text.split()) <= 1800
 
 
-def test_the_guides_are_short() -> None:
+def test_the_guides_are_short():
     guides = [TEACHING, *(ROOT / "chatapp" / "docs").glob("*.md")]
     assert len(guides) == 14
     assert sum(len(guide.read_text(encoding="utf-8").split()) for guide in guides) <= 12_000

@@ -4,13 +4,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from family_shapes import SHAPES, make_family
-from random_models import MakeGPT2
 
 from chatapp.engine import batch
 from chatapp.engine.backends.local import LocalModel, load_decoder
@@ -70,9 +68,7 @@ def assert_as_alone(model: LanguageModel, requests: list[Request]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_family_says_what_it_says_alone(
-    shape: str, tmp_path: Path, local: LocalModel
-) -> None:
+def test_every_family_says_what_it_says_alone(shape, tmp_path, local):
     make_family(shape, tmp_path)
     decoder = load_decoder(ModelFiles.read(tmp_path))
     tokenizer = cast(PieceTokenizer, local.tokenizer)
@@ -80,12 +76,12 @@ def test_every_family_says_what_it_says_alone(
 
 
 @pytest.mark.parametrize("count", [2, 3, 9, 30])
-def test_any_number_says_what_each_says_alone(local: LocalModel, count: int) -> None:
+def test_any_number_says_what_each_says_alone(local, count):
     assert_as_alone(local, unlike(count, context=local.context))
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_real_weights_say_what_they_say_alone(precision: str) -> None:
+def test_real_weights_say_what_they_say_alone(precision):
     model = load_model(BUNDLED, precision=precision)
     texts = ["Hello", "What is the capital of France?", "Write a poem about the sea.", "2 + 2 ="]
     prompts = [model.tokenizer.encode(f"User: {text}\nAssistant:") for text in texts]
@@ -97,12 +93,12 @@ def test_real_weights_say_what_they_say_alone(precision: str) -> None:
     assert_as_alone(model, requests)
 
 
-def test_none_and_one(local: LocalModel) -> None:
+def test_none_and_one(local):
     assert together(local, []) == []
     assert_as_alone(local, [Request(PROMPT, GREEDY)])
 
 
-def test_alternatives_and_log_probabilities(local: LocalModel) -> None:
+def test_alternatives_and_log_probabilities(local):
     requests = [Request(PROMPT[: 1 + n], GREEDY, top=n) for n in range(4)]
     for request, events in zip(requests, together(local, requests), strict=True):
         for found, wanted in pairwise([events[0], alone(local, request)[0]]):
@@ -113,7 +109,7 @@ def test_alternatives_and_log_probabilities(local: LocalModel) -> None:
             assert len(found.alternatives) == request.top
 
 
-def test_the_end_of_the_window(local: LocalModel) -> None:
+def test_the_end_of_the_window(local):
     sampling = Sampling(temperature=1.0, seed=0, max_tokens=50)
     requests = [Request([*PROMPT] * 12, sampling), Request(PROMPT, sampling)]
     full, _ = together(local, requests)
@@ -121,7 +117,7 @@ def test_the_end_of_the_window(local: LocalModel) -> None:
     assert_as_alone(local, requests)
 
 
-def test_a_request_is_taken_when_there_is_room(local: LocalModel) -> None:
+def test_a_request_is_taken_when_there_is_room(local):
     taken, ended = [], []
 
     def requests() -> Iterator[Request]:
@@ -139,7 +135,7 @@ def test_a_request_is_taken_when_there_is_room(local: LocalModel) -> None:
     assert taken[-1] > 0
 
 
-def test_what_prompts_share_is_computed_once(local: LocalModel) -> None:
+def test_what_prompts_share_is_computed_once(local):
     shared = [5 * n + 1 for n in range(40)]
     requests = [Request([*shared, number, 7], GREEDY) for number in range(1, 6)]
     first, *others = (events[-1] for events in together(local, requests))
@@ -148,9 +144,7 @@ def test_what_prompts_share_is_computed_once(local: LocalModel) -> None:
     assert [getattr(end, "reused_tokens", None) for end in others] == [len(shared)] * 4
 
 
-def test_a_prompt_with_several_replies_is_computed_once(
-    local: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_with_several_replies_is_computed_once(local, monkeypatch):
     others = [7, 8, 9]
     prompts = [PROMPT, PROMPT, others, PROMPT, PROMPT]
     requests = [
@@ -170,7 +164,7 @@ def test_a_prompt_with_several_replies_is_computed_once(
     assert computed == [len(PROMPT), len(others), len(PROMPT)]
 
 
-def test_one_cancelled_leaves_the_others(local: LocalModel) -> None:
+def test_one_cancelled_leaves_the_others(local):
     cancels = [threading.Event() for _ in range(4)]
     requests = [
         Request(PROMPT[n:], replace(DRAWN, seed=n), cancel=cancel)
@@ -188,7 +182,7 @@ def test_one_cancelled_leaves_the_others(local: LocalModel) -> None:
         assert outcome(events[number]) == wanted[number]
 
 
-def test_all_are_cancelled_within_a_token(local: LocalModel) -> None:
+def test_all_are_cancelled_within_a_token(local):
     cancel = threading.Event()
     requests = [Request(PROMPT, replace(DRAWN, seed=n), cancel=cancel) for n in range(20)]
     events = []
@@ -201,7 +195,7 @@ def test_all_are_cancelled_within_a_token(local: LocalModel) -> None:
 
 
 @pytest.mark.parametrize("ids", [[], [340], [1] * 64])
-def test_a_request_that_cannot_be_met_leaves_the_others(local: LocalModel, ids: list[int]) -> None:
+def test_a_request_that_cannot_be_met_leaves_the_others(local, ids):
     requests = [Request(PROMPT, GREEDY), Request(ids, GREEDY), Request([9], GREEDY)]
     first, bad, last = together(local, requests)
     (end,) = bad
@@ -213,7 +207,7 @@ def test_a_request_that_cannot_be_met_leaves_the_others(local: LocalModel, ids: 
     assert outcome(last) == outcome(alone(local, requests[2]))
 
 
-def test_a_sequence_whose_numbers_go_wrong_leaves_the_others(make_gpt2: MakeGPT2) -> None:
+def test_a_sequence_whose_numbers_go_wrong_leaves_the_others(make_gpt2):
     model = LocalModel.load(ModelFiles.read(make_gpt2()[0]))
     requests = [
         Request(PROMPT, replace(DRAWN, seed=n, max_tokens=4 + 3 * n, top_p=1.0)) for n in range(12)
@@ -234,9 +228,7 @@ def test_a_sequence_whose_numbers_go_wrong_leaves_the_others(make_gpt2: MakeGPT2
     assert 0 < failed < len(requests)
 
 
-def test_a_pass_that_fails_ends_those_it_was_for(
-    local: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_fails_ends_those_it_was_for(local, monkeypatch):
     compute, calls = local.decoder.forward_rows, 0
 
     def fail_once(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -255,7 +247,7 @@ def test_a_pass_that_fails_ends_those_it_was_for(
 
 
 @pytest.mark.parametrize("limit", [0, 40_000, 100_000])
-def test_fewer_at_once_where_the_cache_would_not_fit(local: LocalModel, limit: int) -> None:
+def test_fewer_at_once_where_the_cache_would_not_fit(local, limit):
     requests = unlike(12, context=local.context)
     many, found = Batch(local, limit=limit), {}
     waiting = list(enumerate(requests))
@@ -272,14 +264,14 @@ def test_fewer_at_once_where_the_cache_would_not_fit(local: LocalModel, limit: i
         assert outcome(found[number]) == outcome(alone(local, request))
 
 
-def test_a_forgotten_batch_blocks_nothing(local: LocalModel) -> None:
+def test_a_forgotten_batch_blocks_nothing(local):
     requests = [Request(PROMPT, replace(DRAWN, seed=n)) for n in range(5)]
     stream = local.generate_many(requests)
     next(stream)
     assert_as_alone(local, requests)
 
 
-def test_generations_beside_a_batch_disturb_nothing(local: LocalModel) -> None:
+def test_generations_beside_a_batch_disturb_nothing(local):
     requests = unlike(10, context=local.context)
     wanted = [outcome(alone(local, request)) for request in requests]
     other = Request([3, 1, 4], replace(DRAWN, seed=9, max_tokens=40))
@@ -294,7 +286,7 @@ def test_generations_beside_a_batch_disturb_nothing(local: LocalModel) -> None:
     assert outcome(found) == outcome(alone(local, other))
 
 
-def test_replies_come_in_the_order_of_their_requests(local: LocalModel) -> None:
+def test_replies_come_in_the_order_of_their_requests(local):
     requests = unlike(11, context=local.context)
     wanted = [outcome(alone(local, request)) for request in requests]
     replies = list(whole_replies(local.generate_many(requests)))

@@ -69,7 +69,7 @@ def parts(events: list[Event]) -> tuple[str, list[Token], Finished]:
     return text, [token for token in tokens if isinstance(token, Token)], finished
 
 
-def test_a_reply_fits_its_schema_and_says_what_was_forced(model: LocalModel) -> None:
+def test_a_reply_fits_its_schema_and_says_what_was_forced(model):
     text, tokens, finished = reply(model, Constraint.of_schema(PET), top=1)
     assert json.loads(text).keys() == {"kind", "age"}
     assert (finished.valid, finished.reason) == (True, "stop")
@@ -82,7 +82,7 @@ def test_a_reply_fits_its_schema_and_says_what_was_forced(model: LocalModel) -> 
     assert 0 < finished.forbidden_mass < 1
 
 
-def test_forbidden_mass_is_a_mean_with_the_step_of_the_end(model: LocalModel) -> None:
+def test_forbidden_mass_is_a_mean_with_the_step_of_the_end(model):
     ids = model.tokenizer.encode("Question: is it? Answer:")
     for pattern in ("yes ?", "yes", "[a-z ]{1,3}"):
         request = Request(ids, Sampling(0.0), constraint=Constraint.of_pattern(pattern))
@@ -106,15 +106,13 @@ def test_forbidden_mass_is_a_mean_with_the_step_of_the_end(model: LocalModel) ->
         (Constraint.of_pattern("é中👍"), "é中👍"),
     ],
 )
-def test_patterns_and_grammars(model: LocalModel, constraint: Constraint, pattern: str) -> None:
+def test_patterns_and_grammars(model, constraint, pattern):
     text, _, finished = reply(model, constraint, stop=("\n\n",))
     assert finished.valid is True or finished.reason == "length"
     assert re.fullmatch(pattern, text) or finished.reason == "length"
 
 
-def test_forced_tokens_need_no_pass_of_their_own_and_change_nothing(
-    model: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forced_tokens_need_no_pass_of_their_own_and_change_nothing(model, monkeypatch):
     schema = Constraint.of_schema({"const": {"a long name of a key": "and its value, too"}})
     forward, passes = model.decoder.forward, []
     monkeypatch.setattr(
@@ -132,7 +130,7 @@ def test_forced_tokens_need_no_pass_of_their_own_and_change_nothing(
         assert token.forbidden == pytest.approx(alone.forbidden, abs=1e-3)
 
 
-def test_a_batch_gives_the_same_replies(model: LocalModel) -> None:
+def test_a_batch_gives_the_same_replies(model):
     ids = model.tokenizer.encode("The animals:\n")
     constraints = [Constraint.of_schema(PET), None, Constraint.of_pattern("[a-z ]{9}!")]
     requests = [Request(ids, WARM, constraint=constraint) for constraint in constraints]
@@ -146,7 +144,7 @@ def test_a_batch_gives_the_same_replies(model: LocalModel) -> None:
     assert parts(events[1])[2].valid is None
 
 
-def test_a_reply_that_is_cut_off_is_not_valid(model: LocalModel) -> None:
+def test_a_reply_that_is_cut_off_is_not_valid(model):
     _, _, finished = reply(model, Constraint.of_schema(PET), Sampling(seed=1, max_tokens=5))
     assert (finished.valid, finished.reason) == (False, "length")
     assert finished.message == (
@@ -154,7 +152,7 @@ def test_a_reply_that_is_cut_off_is_not_valid(model: LocalModel) -> None:
     )
 
 
-def test_a_beginning_counts(model: LocalModel) -> None:
+def test_a_beginning_counts(model):
     pattern = "ab[0-9]{2}"
     text, _, finished = reply(model, Constraint("pattern", pattern, begun="ab"))
     assert re.fullmatch("[0-9]{2}", text)
@@ -166,7 +164,7 @@ def test_a_beginning_counts(model: LocalModel) -> None:
     assert (text[:2], finished.valid) == ("ab", True)
 
 
-def test_a_constraint_that_begins_after_a_text(model: LocalModel) -> None:
+def test_a_constraint_that_begins_after_a_text(model):
     after = Constraint("pattern", "yes", after="Answer:", is_optional=True)
     forced = model.tokenizer.encode("Well. Answer:", begins=False)
     text, _, finished = reply(model, after, forced=forced)
@@ -196,7 +194,7 @@ def test_a_constraint_that_begins_after_a_text(model: LocalModel) -> None:
         ({"type": "string", "maxLength": "3"}, "maxLength"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_followed_is_refused_by_its_part(schema: Any, words: str) -> None:
+def test_what_cannot_be_followed_is_refused_by_its_part(schema, words):
     with pytest.raises(ConstraintError, match=words) as refused:
         Constraint.of_schema(schema)
     assert "\n" not in str(refused.value)
@@ -214,7 +212,7 @@ def test_what_cannot_be_followed_is_refused_by_its_part(schema: Any, words: str)
         ("grammar", 'start: "a" <|endoftext|> "b"', ".*unknown special token"),
     ],
 )
-def test_patterns_and_grammars_that_cannot_be_followed(kind: Any, source: str, words: str) -> None:
+def test_patterns_and_grammars_that_cannot_be_followed(kind, source, words):
     with pytest.raises(ConstraintError, match=f"the {kind} cannot be used: {words}"):
         Constraint(kind, source)
 
@@ -235,7 +233,7 @@ HOSTILE: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "source"), HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_ones_take_bounded_time(model: LocalModel, kind: Any, source: str) -> None:
+def test_hostile_ones_take_bounded_time(model, kind, source):
     started = time.perf_counter()
     with suppress(ConstraintError):
         constraint = Constraint.of_schema(source) if kind == "schema" else Constraint(kind, source)
@@ -243,7 +241,7 @@ def test_hostile_ones_take_bounded_time(model: LocalModel, kind: Any, source: st
     assert time.perf_counter() - started < 30
 
 
-def test_the_check_of_a_reply_is_its_own() -> None:
+def test_the_check_of_a_reply_is_its_own():
     assert misfit('{"kind": "cow", "age": 3}', json.dumps(PET)) == (
         "at kind: 'cow' is not one of ['cat', 'dog']"
     )
@@ -263,7 +261,7 @@ def test_the_check_of_a_reply_is_its_own() -> None:
         {"allOf": [{"$ref": "#/x"}], "x": {"type": {"a": 1}}},
     ],
 )
-def test_a_reply_is_never_checked_without_end(schema: dict[str, Any]) -> None:
+def test_a_reply_is_never_checked_without_end(schema):
     """A schema in a circle, and one that refers to what is none: the check is given up."""
     for text in ('"a"', "[" * 900 + "]" * 900):
         assert misfit(text, json.dumps(schema))
@@ -291,9 +289,7 @@ DOUBLED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("base", [{"type": "string", "maxLength": 5}, {"enum": ["a"]}])
 @pytest.mark.parametrize("form", DOUBLED)
-def test_references_that_double_take_bounded_time(
-    form: str, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_references_that_double_take_bounded_time(form, base, monkeypatch):
     """Forty levels, so that a check or a compilation that follows each would never end."""
     monkeypatch.setattr(validation, "MOST_STEPS", 5_000)  # a whole check takes seconds
     parts = {"d0": base | {"$anchor": "d0"}}
@@ -317,9 +313,7 @@ def test_references_that_double_take_bounded_time(
     ],
     ids=["number", "patterns"],
 )
-def test_what_is_too_slow_to_compile_is_refused(
-    schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_slow_to_compile_is_refused(schema, monkeypatch):
     monkeypatch.setattr(constraints, "_SECONDS", 3.0)
     began = time.monotonic()
     with pytest.raises(ConstraintError, match="it cannot be compiled within"):
@@ -327,14 +321,14 @@ def test_what_is_too_slow_to_compile_is_refused(
     assert time.monotonic() - began < 20
 
 
-def test_few_merged_parts_are_followed() -> None:
+def test_few_merged_parts_are_followed():
     parts = {"name": {"type": "string"}, "long": {"allOf": [{"$ref": "#/$defs/name"}]}}
     Constraint.of_schema({"$defs": parts, "$ref": "#/$defs/long"})
     loop = {"type": "object", "properties": {"next": {"allOf": [{"$ref": "#"}]}}}
     Constraint.of_schema(loop)
 
 
-def test_nobody_else_runs_a_schema_check() -> None:
+def test_nobody_else_runs_a_schema_check():
     """A check by jsonschema itself would count no steps."""
     runs = re.compile(r"\.(?:iter_errors|is_valid|check_schema)\(|jsonschema\.validate\(")
     users = {
@@ -388,7 +382,7 @@ SCHEMA = Constraint.of_schema(
 )
 
 
-def test_sentencepiece_tokens() -> None:
+def test_sentencepiece_tokens():
     assert followed(sentencepiece(), SCHEMA) == '{"name": "a b"}'
 
 
@@ -398,7 +392,7 @@ def published() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", published() or [None], ids=lambda path: path.stem if path else "-")
-def test_tokens_of_real_models(path: Path | None) -> None:
+def test_tokens_of_real_models(path):
     if path is None:
         pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
     metadata = GGUFFile(path).metadata
@@ -412,7 +406,7 @@ def test_tokens_of_real_models(path: Path | None) -> None:
     assert json.loads(followed(tokenizer, SCHEMA)) == {"name": "a b"}
 
 
-def test_a_tokenizer_without_plain_pieces_is_named() -> None:
+def test_a_tokenizer_without_plain_pieces_is_named():
     words = {"[UNK]": 0, "[END]": 1, "a": 2, "##b": 3}
     tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
@@ -423,7 +417,7 @@ def test_a_tokenizer_without_plain_pieces_is_named() -> None:
         Vocabulary("tiny", wrapped, wrapped.size)
 
 
-def test_banned_repetitions_do_not_leave_the_constraint(model: LocalModel) -> None:
+def test_banned_repetitions_do_not_leave_the_constraint(model):
     sampling = Sampling(temperature=0.5, seed=1, max_tokens=40, no_repeat_ngram=2)
     text, _, finished = reply(model, Constraint.of_pattern("(ab)?(a|b){20}"), sampling)
     assert finished.valid
@@ -431,7 +425,7 @@ def test_banned_repetitions_do_not_leave_the_constraint(model: LocalModel) -> No
     assert set(text) <= {"a", "b"}
 
 
-def test_random_constraints_are_kept(model: LocalModel) -> None:
+def test_random_constraints_are_kept(model):
     numbers = random.Random(7)
     constraints = [random_constraint(numbers) for _ in range(20)]
     ids = model.tokenizer.encode("An example:\n")

@@ -7,8 +7,6 @@ that a cycle through a model would keep its weights for good, on a GPU as well.
 import gc
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,7 +38,7 @@ def use(model: LocalModel | TransformersModel) -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_a_decoder_is_freed(gpt2: tuple[Path, Any]) -> None:
+def test_a_decoder_is_freed(gpt2):
     model = LocalModel.load(ModelFiles.read(gpt2[0]))
     use(model)
     weights = weakref.ref(model.decoder.token_embedding)
@@ -49,7 +47,7 @@ def test_a_decoder_is_freed(gpt2: tuple[Path, Any]) -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_a_model_of_transformers_is_freed(gpt2: tuple[Path, Any]) -> None:
+def test_a_model_of_transformers_is_freed(gpt2):
     model = TransformersModel.load(ModelFiles.read(gpt2[0]))
     use(model)
     weights = weakref.ref(model.network.get_input_embeddings().weight)

@@ -27,11 +27,11 @@ def ended(reply: str, prompt: str = "Hello!", max_repeats: int = 4) -> tuple[str
         ("", "\n"),
     ],
 )
-def test_a_cycle_is_cut_back_to_its_first_time(begun: str, cycle: str) -> None:
+def test_a_cycle_is_cut_back_to_its_first_time(begun, cycle):
     assert ended(begun + cycle * 60) == (begun + cycle, True)
 
 
-def test_nothing_is_shown_that_is_cut_later() -> None:
+def test_nothing_is_shown_that_is_cut_later():
     draw = random.Random(0)
     words = [" " + word for word in "a the cat dog sat ran on mat and or".split()]
     for _ in range(300):
@@ -60,11 +60,11 @@ def test_nothing_is_shown_that_is_cut_later() -> None:
         "one two three four five six seven eight nine ten " * 3 + "one two three",
     ],
 )
-def test_what_comes_a_few_times_goes_on(reply: str) -> None:
+def test_what_comes_a_few_times_goes_on(reply):
     assert ended(reply) == (reply, False)
 
 
-def test_a_long_cycle_is_a_refrain() -> None:
+def test_a_long_cycle_is_a_refrain():
     refrain = " ".join(f"word{n}" for n in range(40)) + ". "
     assert ended(refrain * 6) == (refrain * 6, False)
 
@@ -79,7 +79,7 @@ def test_a_long_cycle_is_a_refrain() -> None:
         ("Draw a line like this: -=-=-", "-="),
     ],
 )
-def test_what_is_asked_for_may_come_again(prompt: str, cycle: str) -> None:
+def test_what_is_asked_for_may_come_again(prompt, cycle):
     assert ended(cycle * 60, prompt) == (cycle * 60, False)
 
 
@@ -92,26 +92,24 @@ def test_what_is_asked_for_may_come_again(prompt: str, cycle: str) -> None:
         ("When is Lent?", "en"),
     ],
 )
-def test_what_the_prompt_holds_once_or_in_another_order_is_not_asked_for(
-    prompt: str, cycle: str
-) -> None:
+def test_what_the_prompt_holds_once_or_in_another_order_is_not_asked_for(prompt, cycle):
     repeats = RepetitionFilter(lambda: prompt, 4)
     shown = "".join(repeats.push(id, cycle if id == 1 else "") for id in [1, 2, 3] * 60)
     assert (shown, repeats.hit) == (cycle, True)
 
 
-def test_after_what_was_asked_for_another_cycle_is_ended() -> None:
+def test_after_what_was_asked_for_another_cycle_is_ended():
     reply = " banana" * 50 + " then" + " why not" * 50
     assert ended(reply, "Repeat: banana") == (" banana" * 50 + " then why not", True)
 
 
-def test_zero_lets_everything_pass_at_once() -> None:
+def test_zero_lets_everything_pass_at_once():
     repeats = RepetitionFilter(lambda: "", 0)
     assert [repeats.push(1, "so") for _ in range(100)] == ["so"] * 100
     assert repeats.flush("!") == "!"
 
 
-def test_more_repeats_are_waited_for() -> None:
+def test_more_repeats_are_waited_for():
     reply = " a b c d e f g h" * 5
     assert ended(reply, max_repeats=5) == (" a b c d e f g h", True)
     assert ended(reply, max_repeats=6) == (reply, False)

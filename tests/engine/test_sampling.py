@@ -77,7 +77,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_draws_are_those_of_a_slow_reference(options: dict[str, Any]) -> None:
+def test_draws_are_those_of_a_slow_reference(options):
     for seed in range(60):
         sampling = Sampling(**{"temperature": 1.0, "top_p": 1.0, "seed": seed} | options)
         logits = random_logits(seed)
@@ -88,7 +88,7 @@ def test_draws_are_those_of_a_slow_reference(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_penalties_of_openai_count_the_reply_alone(temperature: float) -> None:
+def test_penalties_of_openai_count_the_reply_alone(temperature):
     """A logit falls by the frequency for each time, by the presence once; the bias is added."""
     reply, seed, bias = [], 3, {2: -100.0, 5: 1.5}
     named = Sampling(temperature=temperature, top_p=1.0, seed=seed)
@@ -107,7 +107,7 @@ def test_penalties_of_openai_count_the_reply_alone(temperature: float) -> None:
     assert len(set(reply) - {2}) == len(set(reply)) > 6
 
 
-def test_penalties_follow_a_growing_reply() -> None:
+def test_penalties_follow_a_growing_reply():
     sampling = Sampling(temperature=0, repetition_penalty=1.3, no_repeat_ngram=2)
     sampler, ids, again = Sampler(sampling), [3, 4], [3, 4]
     for step in range(40):
@@ -124,7 +124,7 @@ def test_penalties_follow_a_growing_reply() -> None:
 
 
 @pytest.mark.parametrize("options", [{"top_p": 0.7}, {"min_p": 0.2, "top_p": 1.0}])
-def test_distribution(options: dict[str, float]) -> None:
+def test_distribution(options):
     logits = random_logits(2, 12)
     sampling = Sampling(temperature=1.0, seed=5, **options)
     expected = reference_probabilities(logits, [0], sampling)
@@ -139,7 +139,7 @@ def test_distribution(options: dict[str, float]) -> None:
         assert abs(counts[id] - draws * probability) < 5 * deviation
 
 
-def test_of_equally_likely_tokens_the_first_are_kept() -> None:
+def test_of_equally_likely_tokens_the_first_are_kept():
     sampler = Sampler(Sampling(temperature=1.0, top_p=0.5))
     assert sampler.distribution(torch.zeros(8), [0]).tolist() == [0.25] * 4 + [0.0] * 4
     likely = torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0])
@@ -150,7 +150,7 @@ def test_of_equally_likely_tokens_the_first_are_kept() -> None:
 
 
 @pytest.mark.parametrize("top_p", [0.5, 0.97, 0.9999])
-def test_a_wide_nucleus(top_p: float) -> None:
+def test_a_wide_nucleus(top_p):
     logits = random_logits(1, 12_000) / 30  # nearly uniform: thousands of tokens are kept
     for seed in range(10):
         sampling = Sampling(temperature=1.0, top_p=top_p, seed=seed)
@@ -159,19 +159,19 @@ def test_a_wide_nucleus(top_p: float) -> None:
         assert abs(Sampler(sampling).draw(logits, [0]) - expected) <= 5
 
 
-def test_greedy_takes_the_largest_and_draws_nothing() -> None:
+def test_greedy_takes_the_largest_and_draws_nothing():
     logits = random_logits(0)
     assert Sampler(Sampling(temperature=0)).draw(logits, [1]) == int(logits.argmax())
 
 
 @pytest.mark.parametrize(("temperature", "scale"), product([1e-300, 1e-6, 100.0], [1.0, 1e30]))
-def test_extreme_temperatures(temperature: float, scale: float) -> None:
+def test_extreme_temperatures(temperature, scale):
     logits = random_logits(0) * scale
     id = Sampler(Sampling(temperature=temperature, top_p=1.0, seed=1)).draw(logits, [1])
     assert temperature > 1 or id == int(logits.argmax())
 
 
-def test_logits_are_left_as_they_are() -> None:
+def test_logits_are_left_as_they_are():
     logits = random_logits(0)
     before = logits.clone()
     sampling = Sampling(repetition_penalty=2.0, no_repeat_ngram=1, min_p=0.3, frequency_penalty=1)
@@ -179,19 +179,19 @@ def test_logits_are_left_as_they_are() -> None:
     assert torch.equal(logits, before)
 
 
-def test_with_every_token_forbidden_it_repeats() -> None:
+def test_with_every_token_forbidden_it_repeats():
     logits = random_logits(0, 4)
     sampling = Sampling(temperature=0, no_repeat_ngram=1)
     assert Sampler(sampling).draw(logits, [0, 1, 2, 3]) == int(logits.argmax())
 
 
-def test_a_long_ngram_forbids_nothing_in_a_short_text() -> None:
+def test_a_long_ngram_forbids_nothing_in_a_short_text():
     logits = random_logits(0)
     sampling = Sampling(temperature=0, no_repeat_ngram=9)
     assert Sampler(sampling).draw(logits, [int(logits.argmax())] * 3) == int(logits.argmax())
 
 
-def test_seeds() -> None:
+def test_seeds():
     logits = torch.zeros(1000)
 
     def draws(seed: int | None) -> list[int]:

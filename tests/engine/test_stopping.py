@@ -17,7 +17,7 @@ def cut(text: str, stop: list[str]) -> str:
 
 
 @given(pieces=st.lists(texts, max_size=8), stop=stops)
-def test_output_is_the_reply_up_to_the_first_stop(pieces: list[str], stop: list[str]) -> None:
+def test_output_is_the_reply_up_to_the_first_stop(pieces, stop):
     stops = StopFilter(stop)
     shown = ""
     for piece in pieces:
@@ -29,14 +29,14 @@ def test_output_is_the_reply_up_to_the_first_stop(pieces: list[str], stop: list[
 
 
 @given(text=texts, stop=stops)
-def test_nothing_is_held_back_without_a_reason(text: str, stop: list[str]) -> None:
+def test_nothing_is_held_back_without_a_reason(text, stop):
     stops = StopFilter(stop)
     shown = stops.push(text)
     held = text[len(shown) :]
     assert stops.hit or not held or any(string.startswith(held[:1]) for string in stop)
 
 
-def test_half_of_a_role_never_shows() -> None:
+def test_half_of_a_role_never_shows():
     stops = StopFilter(["\nUser:", "\nAssistant:"])
     shown = [stops.push(piece) for piece in ("Hi.", "\n", "Us", "es", "\n", "User", ":", " more")]
     assert shown == ["Hi.", "", "", "\nUses", "", "", "", ""]
@@ -44,6 +44,6 @@ def test_half_of_a_role_never_shows() -> None:
     assert stops.flush() == ""
 
 
-def test_an_empty_stop_string_is_refused() -> None:
+def test_an_empty_stop_string_is_refused():
     with pytest.raises(ValueError, match="stop string"):
         StopFilter(["\n", ""])

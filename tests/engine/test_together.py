@@ -3,12 +3,10 @@ is computed once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from random_models import MakeGPT2
 from seq2seq_models import write_seq2seq
 
 from chatapp.dialogue.events import interleaved
@@ -66,14 +64,14 @@ def rows(local: LocalModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_each_says_what_it_says_alone(local: LocalModel, rows: list[int], count: int) -> None:
+def test_each_says_what_it_says_alone(local, rows, count):
     """Also those for which there is no room."""
     found = in_turn(local.together(count), REQUESTS)
     assert [text(events) for events in found] == alone(local, REQUESTS)
     assert max(rows) == count
 
 
-def test_one_pass_serves_all(local: LocalModel, rows: list[int]) -> None:
+def test_one_pass_serves_all(local, rows):
     first, second = in_turn(local.together(2), REQUESTS[:2])
     shorter, longer = sorted((len(first), len(second)))
     assert shorter < longer
@@ -81,12 +79,12 @@ def test_one_pass_serves_all(local: LocalModel, rows: list[int]) -> None:
     assert rows == [2] * (shorter - 2) + [1] * (longer - shorter)
 
 
-def test_events_come_in_turn(local: LocalModel) -> None:
+def test_events_come_in_turn(local):
     numbers = [number for number, _ in interleaved(begun(local.together(2), REQUESTS[:2]))]
     assert numbers[:16] == [0, 1] * 8
 
 
-def test_closing_one_makes_room_and_leaves_the_others(local: LocalModel, rows: list[int]) -> None:
+def test_closing_one_makes_room_and_leaves_the_others(local, rows):
     expected = alone(local, REQUESTS)
     first, second, third = begun(local.together(2), REQUESTS)
     events = [next(second)]
@@ -104,7 +102,7 @@ def test_closing_one_makes_room_and_leaves_the_others(local: LocalModel, rows: l
     assert text(late + list(third)) == expected[2]
 
 
-def test_one_not_begun_takes_no_room(local: LocalModel, rows: list[int]) -> None:
+def test_one_not_begun_takes_no_room(local, rows):
     together = local.together(2)
     unbegun = together(Request(PROMPT, GREEDY))
     in_turn(together, REQUESTS[:2])
@@ -112,7 +110,7 @@ def test_one_not_begun_takes_no_room(local: LocalModel, rows: list[int]) -> None
     assert text(list(unbegun)) == alone(local, [Request(PROMPT, GREEDY)])[0]
 
 
-def test_what_cannot_be_is_refused_as_it_is_alone(local: LocalModel) -> None:
+def test_what_cannot_be_is_refused_as_it_is_alone(local):
     together = local.together(2)
     with pytest.raises(ContextOverflow, match="the prompt has 64 tokens"):
         together(Request([1] * 64, GREEDY))
@@ -120,9 +118,7 @@ def test_what_cannot_be_is_refused_as_it_is_alone(local: LocalModel) -> None:
         together(Request([340], GREEDY))
 
 
-def test_a_pass_that_fails_is_told_to_each(
-    local: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_fails_is_told_to_each(local, monkeypatch):
     def fail(*arguments: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
@@ -135,7 +131,7 @@ def test_a_pass_that_fails_is_told_to_each(
     assert [text(events) for events in found] == alone(local, REQUESTS[:2])
 
 
-def test_where_memory_is_short_each_goes_by_itself(local: LocalModel, rows: list[int]) -> None:
+def test_where_memory_is_short_each_goes_by_itself(local, rows):
     batch = SharedBatch(local, 2)
     batch._batch._limit = 0
     found = in_turn(batch.generate, REQUESTS)
@@ -155,7 +151,7 @@ def read_by(model: NetworkModel) -> list[int]:
     return sizes
 
 
-def test_a_model_of_transformers_computes_nothing_anew(make_gpt2: MakeGPT2) -> None:
+def test_a_model_of_transformers_computes_nothing_anew(make_gpt2):
     model = TransformersModel.load(ModelFiles.read(make_gpt2()[0]))
     expected = alone(model, REQUESTS)
     sizes = read_by(model)
@@ -166,7 +162,7 @@ def test_a_model_of_transformers_computes_nothing_anew(make_gpt2: MakeGPT2) -> N
     )
 
 
-def test_nor_does_one_of_an_encoder_and_a_decoder(tmp_path: Path) -> None:
+def test_nor_does_one_of_an_encoder_and_a_decoder(tmp_path):
     write_seq2seq("t5", tmp_path)
     model = EncoderDecoderModel.load(ModelFiles.read(tmp_path))
     requests = [Request([20, 21], GREEDY), Request([30, 31, 32], GREEDY)]

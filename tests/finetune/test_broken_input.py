@@ -73,9 +73,7 @@ FILES: list[tuple[str, str | bytes | None, str]] = [
 
 
 @pytest.mark.parametrize("number", range(len(FILES)))
-def test_a_broken_file(
-    model: Path, tmp_path: Path, number: int, pytestconfig: pytest.Config
-) -> None:
+def test_a_broken_file(model, tmp_path, number, pytestconfig):
     name, content, place = FILES[number]
     path = tmp_path / name
     if content is not None:
@@ -88,9 +86,7 @@ def test_a_broken_file(
         check_message(f"rows {number:02} {name}", sentence, tmp_path, pytestconfig)
 
 
-def test_a_hub_that_is_out_of_reach(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_that_is_out_of_reach(model, tmp_path, monkeypatch):
     def load_dataset(*_: Any, **__: Any) -> None:
         raise ConnectionError("the hub is out of reach")
 
@@ -123,9 +119,7 @@ DATA = [(text.partition("\n")[2].strip("\n"), text.partition("\n")[0].strip()) f
 
 
 @pytest.mark.parametrize("number", range(len(DATA)))
-def test_a_broken_data_section(
-    model: Path, tmp_path: Path, number: int, pytestconfig: pytest.Config
-) -> None:
+def test_a_broken_data_section(model, tmp_path, number, pytestconfig):
     data, place = DATA[number]
     (tmp_path / "ROWS.jsonl").write_text(lines(GOOD))
     (tmp_path / "LABELS.jsonl").write_text(lines({"text": "a", "label": "fine"}))
@@ -138,7 +132,7 @@ def test_a_broken_data_section(
     check_message(f"data {number:02}", sentence, tmp_path, pytestconfig)
 
 
-def test_a_broken_configuration(model: Path, tmp_path: Path) -> None:
+def test_a_broken_configuration(model, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(lines(*[{**GOOD, "prompt": f"a {n}"} for n in range(9)]))
     good = config(tmp_path, model, f'train = "{rows}"')
@@ -153,7 +147,7 @@ def test_a_broken_configuration(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_there_are_forty_kinds() -> None:
+def test_there_are_forty_kinds():
     assert len(FILES) + len(DATA) >= 40
 
 
@@ -161,9 +155,7 @@ class PanicException(BaseException):
     """As Rust libraries raise it: no Exception."""
 
 
-def test_a_path_that_is_too_long_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_path_that_is_too_long_is_one_sentence(monkeypatch, tmp_path):
     def fail(*_: object) -> None:
         raise OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300)
 
@@ -174,9 +166,7 @@ def test_a_path_that_is_too_long_is_one_sentence(
 
 
 @pytest.mark.parametrize("error", [PanicException("it panicked"), ZeroDivisionError("by zero")])
-def test_an_error_that_nobody_foresaw_is_one_sentence(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_error_that_nobody_foresaw_is_one_sentence(error, monkeypatch, tmp_path):
     def fail(*_: object) -> None:
         raise error
 

@@ -59,7 +59,7 @@ BAD = [
 ]
 
 
-def test_numbers_and_text_agree_with_the_rows(model: Path, tmp_path: Path) -> None:
+def test_numbers_and_text_agree_with_the_rows(model, tmp_path):
     data = {"train": rows(tmp_path, *BAD), "bad_rows": "skip", "too_long": "truncate-prompt"}
     found = examine(config(model, tmp_path, data, objective={"aux_weight": 0.5}))
     document = found.document()
@@ -100,7 +100,7 @@ def test_numbers_and_text_agree_with_the_rows(model: Path, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-def test_clusters_and_windows_are_shown(model: Path, tmp_path: Path) -> None:
+def test_clusters_and_windows_are_shown(model, tmp_path):
     story = tmp_path / "story.txt"
     story.write_text("word " * 300)
     sources = [{"path": rows(tmp_path), "cluster": "[red]talk"}, {"path": str(story)}]
@@ -110,7 +110,7 @@ def test_clusters_and_windows_are_shown(model: Path, tmp_path: Path) -> None:
     assert "plain text (text)" in text
 
 
-def test_no_weight_is_told_of_a_loss_without_labels(model: Path, tmp_path: Path) -> None:
+def test_no_weight_is_told_of_a_loss_without_labels(model, tmp_path):
     story = tmp_path / "story.txt"
     story.write_text("word " * 3000)
     found = examine(config(model, tmp_path, {"train": str(story)}))
@@ -119,7 +119,7 @@ def test_no_weight_is_told_of_a_loss_without_labels(model: Path, tmp_path: Path)
     assert "L1 has none" in "\n".join(header(found.setup))
 
 
-def test_a_head_is_checked_too(model: Path, tmp_path: Path) -> None:
+def test_a_head_is_checked_too(model, tmp_path):
     path = tmp_path / "labelled.jsonl"
     lines = [{"text": f"text {n}", "label": ("yes", "no")[n % 2]} for n in range(20)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -141,7 +141,7 @@ def example(tokenizer: WordTokenizer, *runs: tuple[Span, str]) -> Encoded:
     return Encoded(ids, spans, "0" * 16)
 
 
-def test_a_mask_has_a_style_a_span() -> None:
+def test_a_mask_has_a_style_a_span():
     tokenizer = WordTokenizer()
     chat = example(
         tokenizer,
@@ -162,7 +162,7 @@ def test_a_mask_has_a_style_a_span() -> None:
     assert masked(chat, tokenizer, marked=True).plain.endswith("⟦ a␛[31m<|endoftext|>⟧")
 
 
-def test_a_long_span_is_shown_by_its_ends() -> None:
+def test_a_long_span_is_shown_by_its_ends():
     tokenizer = WordTokenizer()
     words = " ".join(f"w{n}" for n in range(1000))
     shown = masked(example(tokenizer, (Span.PROMPT, words)), tokenizer).plain
@@ -184,7 +184,7 @@ def write(folder: Path, model: Path, **data: Any) -> str:
     return str(path)
 
 
-def test_the_command(model: Path, tmp_path: Path) -> None:
+def test_the_command(model, tmp_path):
     path = write(tmp_path, model)
     asked = RUNNER.invoke(app, ["check", path, "--json"])
     assert asked.exit_code == 0, asked.output
@@ -200,7 +200,7 @@ def test_the_command(model: Path, tmp_path: Path) -> None:
     assert RUNNER.invoke(app, ["check", path, "data.held_out=2"]).exit_code == 2
 
 
-def test_a_source_without_rows_is_named_in_words(tmp_path: Path) -> None:
+def test_a_source_without_rows_is_named_in_words(tmp_path):
     (tmp_path / "none.jsonl").touch()
     (tmp_path / "some.jsonl").write_text('{"prompt": "Hi", "completion": "Hello."}\n')
     (tmp_path / "config.toml").write_text(

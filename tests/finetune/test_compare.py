@@ -24,7 +24,7 @@ def run(
     return folder
 
 
-def test_seeds_are_one_line_with_their_spread(tmp_path: Path) -> None:
+def test_seeds_are_one_line_with_their_spread(tmp_path):
     runs = [
         run(tmp_path / "a", 0, [0.0, 0.1, 0.4, 0.8]),
         run(tmp_path / "b", 1, [0.0, 0.1, 0.2, 0.6]),
@@ -49,7 +49,7 @@ def cells(text: str) -> dict[str, list[str]]:
     return {first.strip(): [cell.strip() for cell in rest] for first, *rest in lines}
 
 
-def test_the_costs_are_in_the_table(tmp_path: Path) -> None:
+def test_the_costs_are_in_the_table(tmp_path):
     runs = [run(tmp_path / name, seed, [0.0, 0.1]) for seed, name in enumerate("ab")]
     for number, folder in enumerate(runs):
         last = {"step": 2, "loss": 5.0, "tokens_per_second": 100 + 20 * number}
@@ -67,7 +67,7 @@ def test_the_costs_are_in_the_table(tmp_path: Path) -> None:
     assert comparison.document()["runs"][0]["parameters"] == 1240
 
 
-def test_a_masked_loss_has_a_row_of_its_own(tmp_path: Path) -> None:
+def test_a_masked_loss_has_a_row_of_its_own(tmp_path):
     runs = [run(tmp_path / name, 0, [0.0, 0.1]) for name in ("architecture=gpt2", "bert")]
     record = json.loads((runs[1] / "pretrain.json").read_text())
     record["shape"]["architecture"] = "bert"
@@ -80,7 +80,7 @@ def test_a_masked_loss_has_a_row_of_its_own(tmp_path: Path) -> None:
     assert "held-out masked loss\n" in text  # its own curve
 
 
-def test_the_document_has_every_point(tmp_path: Path) -> None:
+def test_the_document_has_every_point(tmp_path):
     comparison = RunComparison.of([run(tmp_path / "a", 0, [0.0, 0.1, 0.4])])
     (one,) = comparison.document()["runs"]
     assert one["curves"]["induction"] == [[0, 0.0], [1, 0.1], [2, 0.4]]
@@ -88,7 +88,7 @@ def test_the_document_has_every_point(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["curves.png", "curves.svg"])
-def test_the_plot_is_a_picture(tmp_path: Path, name: str) -> None:
+def test_the_plot_is_a_picture(tmp_path, name):
     pytest.importorskip("matplotlib")
     runs = [run(tmp_path / "a", 0, [0.0, 0.4]), run(tmp_path / "b", 1, [0.0, 0.5])]
     RunComparison.of(runs).save_plot(tmp_path / name)
@@ -96,7 +96,7 @@ def test_the_plot_is_a_picture(tmp_path: Path, name: str) -> None:
     assert head.startswith(b"\x89PNG") if name.endswith("png") else b"<svg" in head
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="expected the folder of a run"):
         RunComparison.of([tmp_path])
     with pytest.raises(ConfigError, match=r"\.png, \.svg or \.pdf"):
@@ -104,7 +104,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", ["[1]", "{}", '{"step": "a"}', '{"step": null}', '{"step": [1]}'])
-def test_a_damaged_log_is_named_with_its_line(tmp_path: Path, row: str) -> None:
+def test_a_damaged_log_is_named_with_its_line(tmp_path, row):
     folder = run(tmp_path / "a", 0, [0.0])
     with (folder / "losses.jsonl").open("a") as log:
         log.write(row + "\n")
@@ -112,7 +112,7 @@ def test_a_damaged_log_is_named_with_its_line(tmp_path: Path, row: str) -> None:
         RunComparison.of([folder])
 
 
-def test_a_value_of_a_log_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+def test_a_value_of_a_log_that_is_no_number_is_left_out(tmp_path):
     folder = run(tmp_path / "a", 0, [0.0])
     with (folder / "losses.jsonl").open("a") as log:
         log.write('{"step": 2, "loss": "low", "induction": {"a": 1}}\n')

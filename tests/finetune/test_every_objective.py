@@ -63,9 +63,7 @@ def sections(table: type[Section]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("table", OBJECTIVES, ids=lambda table: table.__name__)
-def test_an_objective_is_checked_trained_resumed_measured_and_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: type[Section]
-) -> None:
+def test_an_objective_is_checked_trained_resumed_measured_and_loaded(tmp_path, monkeypatch, table):
     monkeypatch.chdir(tmp_path)  # which has the folder "base"
     if table is MaskedSettings:
         tiny_masked.save(tmp_path / "base")

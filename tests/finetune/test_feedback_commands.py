@@ -2,7 +2,6 @@
 
 import json
 from io import BytesIO, TextIOWrapper
-from pathlib import Path
 
 import pytest
 import tiny_finetune as tiny
@@ -38,7 +37,7 @@ SAID = {
 }
 
 
-def test_feedback_becomes_a_configuration_that_can_be_checked(tmp_path: Path) -> None:
+def test_feedback_becomes_a_configuration_that_can_be_checked(tmp_path):
     base = tiny.base(tmp_path / "base")
     lesson = choose(SAID)
     assert lesson.words == "preferences"
@@ -50,7 +49,7 @@ def test_feedback_becomes_a_configuration_that_can_be_checked(tmp_path: Path) ->
         write_configuration(lesson, SAID[lesson.format], str(base), tmp_path / "new")
 
 
-def test_too_little_feedback_says_how_much_is_needed() -> None:
+def test_too_little_feedback_says_how_much_is_needed():
     few = {**SAID, FeedbackFormat.DPO: SAID[FeedbackFormat.DPO][:3]}
     with pytest.raises(ConfigError, match="3 preferences of 8, 0 corrections of 8, 0 verdicts"):
         choose(few)
@@ -59,9 +58,7 @@ def test_too_little_feedback_says_how_much_is_needed() -> None:
         choose(one_sided, FeedbackFormat.KTO)
 
 
-def test_the_best_of_several_answers_is_the_one_that_scores_highest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_of_several_answers_is_the_one_that_scores_highest(tmp_path, monkeypatch, capsys):
     run = train(config(tmp_path, "reward"), QUIET, "cpu")
     question = "What comes after 3?"
 
@@ -96,9 +93,7 @@ def test_the_best_of_several_answers_is_the_one_that_scores_highest(
     )
 
 
-def test_what_was_said_in_the_chat_becomes_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_said_in_the_chat_becomes_a_model(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     base = tiny.base(tmp_path / "base")

@@ -35,7 +35,7 @@ def kept(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_likest_are_kept_as_they_were(tmp_path: Path) -> None:
+def test_the_likest_are_kept_as_they_were(tmp_path):
     pool, good = write_pool(tmp_path)
     command = ["filter", pool, "--like", good, "--output", str(tmp_path / "out.jsonl"), "--json"]
     result = CliRunner().invoke(app, [*command, "--share", "0.5"])
@@ -48,7 +48,7 @@ def test_the_likest_are_kept_as_they_were(tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_bytes() == first
 
 
-def test_pareto_keeps_by_the_rule_of_gpt_3(tmp_path: Path) -> None:
+def test_pareto_keeps_by_the_rule_of_gpt_3(tmp_path):
     pool, good = write_pool(tmp_path)
     out = tmp_path / "out.jsonl"
     chosen = filter_pool(pool, good, out, share=0.5, pareto=True, seed=5)
@@ -58,7 +58,7 @@ def test_pareto_keeps_by_the_rule_of_gpt_3(tmp_path: Path) -> None:
     assert kinds.count("tale") > kinds.count("error")
 
 
-def test_a_document_is_not_scored_by_what_it_taught(tmp_path: Path) -> None:
+def test_a_document_is_not_scored_by_what_it_taught(tmp_path):
     """In a pool of nothing else, a copy of good text scores as high as good text."""
     texts_of_pool = texts(TALES, 60, 1)
     (tmp_path / "pool.jsonl").write_text(
@@ -72,7 +72,7 @@ def test_a_document_is_not_scored_by_what_it_taught(tmp_path: Path) -> None:
     assert chosen.scores.mean() > 0.5
 
 
-def test_a_plain_text_is_cut_at_paragraphs(tmp_path: Path) -> None:
+def test_a_plain_text_is_cut_at_paragraphs(tmp_path):
     pool, good = write_pool(tmp_path)
     (tmp_path / "book.txt").write_text("\n\n".join(row["text"] for row in kept(Path(pool))))
     chosen = filter_pool(

@@ -60,9 +60,7 @@ class FailsOnce:
         return one_after_another(cast(LanguageModel, self), requests)
 
 
-def test_a_reply_that_failed_is_told_and_not_scored(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_failed_is_told_and_not_scored(runs, monkeypatch):
     first = str(runs / "first")
     whole = evaluate(first, first, "", 4, 12, lambda *_: None).sets["held_out"]
     monkeypatch.setattr(
@@ -86,7 +84,7 @@ def test_a_reply_that_failed_is_told_and_not_scored(
     assert "half a word (the reply failed: the model failed: no [red]memory)" in text
 
 
-def test_two_runs_side_by_side_on_the_same_rows(runs: Path) -> None:
+def test_two_runs_side_by_side_on_the_same_rows(runs):
     first, second = str(runs / "first"), str(runs / "second")
     ours, theirs = (evaluate(each, first, "", 2, 8, lambda *_: None) for each in (first, second))
     assert (ours.template, theirs.template) == (CHAT.name, ALPACA.name)
@@ -102,7 +100,7 @@ def test_two_runs_side_by_side_on_the_same_rows(runs: Path) -> None:
     assert f"exact match of the same 2 rows, {ours.model} less {theirs.model}: +0.000" in text
 
 
-def test_a_file_in_place_of_the_held_out_rows(runs: Path) -> None:
+def test_a_file_in_place_of_the_held_out_rows(runs):
     path = tiny.pairs(runs / "others.json", 7)
     base = str(runs / "base")
     found = evaluate(base, base, str(path), 0, 8, lambda *_: None)
@@ -112,7 +110,7 @@ def test_a_file_in_place_of_the_held_out_rows(runs: Path) -> None:
         evaluate(base, base, "", 0, 8, lambda *_: None)
 
 
-def test_the_command(runs: Path) -> None:
+def test_the_command(runs):
     first, second = str(runs / "first"), str(runs / "second")
     done = CliRunner().invoke(app, ["eval", first, second, "--replies", "2", "--json"])
     assert done.exit_code == 0, done.output
@@ -140,7 +138,7 @@ def test_the_command(runs: Path) -> None:
 def silent(*_: object) -> None: ...
 
 
-def test_a_file_is_read_as_the_runs_rows_were(tmp_path: Path) -> None:
+def test_a_file_is_read_as_the_runs_rows_were(tmp_path):
     tiny.base(tmp_path / "base")
     rows = [{"Q": f"What comes after {n}?", "A": f"{n + 1} comes."} for n in range(20)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
@@ -164,7 +162,7 @@ def test_a_file_is_read_as_the_runs_rows_were(tmp_path: Path) -> None:
         compare([run], str(others), 0, 8, silent, overrides=["train.epochs=3"])
 
 
-def test_the_command_takes_keys_and_values(runs: Path) -> None:
+def test_the_command_takes_keys_and_values(runs):
     others = tiny.pairs(runs / "keys.json", 6)
     rows = json.loads(others.read_text())
     others.write_text(json.dumps([*rows, {"instruction": "", "output": "x"}]))

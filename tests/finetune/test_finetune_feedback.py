@@ -1,8 +1,6 @@
 """Runs that learn from feedback: trained, continued, measured."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -23,7 +21,7 @@ from finetune.run import train
 QUIET = Console(stderr=True, quiet=True)
 
 
-def test_verdicts_measure_a_run_that_learnt_from_them_and_no_other(tmp_path: Path) -> None:
+def test_verdicts_measure_a_run_that_learnt_from_them_and_no_other(tmp_path):
     verdicts = tmp_path / "verdicts.jsonl"
     rows = [
         {"prompt": f"What comes after {n}?", "completion": text, "label": text != "User"}
@@ -50,7 +48,7 @@ def test_verdicts_measure_a_run_that_learnt_from_them_and_no_other(tmp_path: Pat
         measure(runs["dpo"])
 
 
-def test_the_reference_is_kept_and_computed_anew_when_it_is_gone(tmp_path: Path) -> None:
+def test_the_reference_is_kept_and_computed_anew_when_it_is_gone(tmp_path):
     settings = config(tmp_path, "dpo")
     folder = train(settings, QUIET, "cpu")
     kept = load_file(folder / REFERENCE_FILE)
@@ -60,7 +58,7 @@ def test_the_reference_is_kept_and_computed_anew_when_it_is_gone(tmp_path: Path)
         torch.testing.assert_close(each, kept[name])
 
 
-def test_dropout_that_would_blur_the_ratio_is_refused(tmp_path: Path) -> None:
+def test_dropout_that_would_blur_the_ratio_is_refused(tmp_path):
     settings = config(tmp_path, "dpo", method="lora")
     adapter = settings.adapter.model_copy(update={"dropout": 0.1})
     with pytest.raises(ConfigError, match=r"adapter\.dropout is 0\.1"):
@@ -68,7 +66,7 @@ def test_dropout_that_would_blur_the_ratio_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [tiny.base, tiny.chatml_base], ids=["own", "Jinja"])
-def test_a_reply_is_scored_on_the_tokens_that_were_learnt(tmp_path: Path, make: Any) -> None:
+def test_a_reply_is_scored_on_the_tokens_that_were_learnt(tmp_path, make):
     model = make(tmp_path / "base")
     rows = judged(tmp_path / "judged.jsonl")
     settings = tiny.config(

@@ -24,9 +24,7 @@ from finetune.training.record import check_unchanged
 QUIET = Console(stderr=True, quiet=True)
 
 
-def test_an_interrupt_saves_and_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_saves_and_says_how_to_go_on(tmp_path, monkeypatch):
     whole = train(tiny.saved_config(tmp_path, output=str(tmp_path / "whole")), QUIET)
     config = tiny.saved_config(tmp_path)
     handlers = signal.getsignal(signal.SIGINT)
@@ -48,9 +46,7 @@ def test_an_interrupt_saves_and_says_how_to_go_on(
     assert len(tiny.trace(tmp_path / "run")) > len(tiny.trace(whole))
 
 
-def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(tmp_path, monkeypatch):
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -66,9 +62,7 @@ def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(
                 train(config, QUIET)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
     def full(folder: Path, accelerator: Any) -> None:
         save_random_state(folder, accelerator)
         if folder.name == "checkpoint-6":
@@ -84,7 +78,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
 
 
-def test_a_run_that_diverged_is_gone_on_with_at_a_lower_rate(tmp_path: Path) -> None:
+def test_a_run_that_diverged_is_gone_on_with_at_a_lower_rate(tmp_path):
     config = tiny.saved_config(
         tmp_path, train={"learning_rate": 1e30, "save_every": 1, "warmup": 0.9, "epochs": 3}
     )
@@ -119,8 +113,8 @@ def test_a_run_that_diverged_is_gone_on_with_at_a_lower_rate(tmp_path: Path) -> 
     "name", ["optimizer.pt", "rng_state.pth", "trainer_state.json", "model.safetensors"]
 )
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+    tmp_path, monkeypatch, name
+):
     with monkeypatch.context() as patch:
         tiny.at_step(patch, 8, tiny.raising(tiny.Killed()))
         with pytest.raises(tiny.Killed):
@@ -133,9 +127,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(
     assert resume(tmp_path / "run", [], QUIET) == tmp_path / "run"
 
 
-def test_another_run_is_refused_and_what_differs_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_run_is_refused_and_what_differs_is_named(tmp_path, monkeypatch):
     config = tiny.saved_config(tmp_path)
     tiny.at_step(monkeypatch, 4, tiny.raising(tiny.Killed()))
     with pytest.raises(tiny.Killed):
@@ -178,9 +170,7 @@ def test_another_run_is_refused_and_what_differs_is_named(
         check_unchanged(run, record, record | {"precision": "bfloat16"})
 
 
-def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(tmp_path, monkeypatch):
     """Relative paths, a base that moved, another choice of precision: none changes a number."""
     for name in ("here", "whole", "elsewhere"):
         (tmp_path / name).mkdir()

@@ -29,7 +29,7 @@ from finetune.training.setup import set_up_run
 QUIET = Console(stderr=True, quiet=True)
 
 
-def test_a_run_is_a_model_that_chats_in_its_template(tmp_path: Path) -> None:
+def test_a_run_is_a_model_that_chats_in_its_template(tmp_path):
     prompts = ["What comes after [red]3?"]
     config = tiny.config(
         tmp_path,
@@ -76,7 +76,7 @@ def test_a_run_is_a_model_that_chats_in_its_template(tmp_path: Path) -> None:
     assert not (run / "training_args.bin").exists()
 
 
-def test_the_best_checkpoint_is_kept_and_early_stop_ends_the_run(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_and_early_stop_ends_the_run(tmp_path):
     # A rate this high soon makes the model worse.
     config = tiny.config(
         tmp_path,
@@ -97,7 +97,7 @@ def test_the_best_checkpoint_is_kept_and_early_stop_ends_the_run(tmp_path: Path)
     assert all(torch.equal(published[name], value) for name, value in kept.items())
 
 
-def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_in_words(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
 
@@ -107,7 +107,7 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
         train(tiny.config(tmp_path), QUIET)
 
 
-def test_weights_that_are_no_numbers_stop_the_run_and_name_the_batch(tmp_path: Path) -> None:
+def test_weights_that_are_no_numbers_stop_the_run_and_name_the_batch(tmp_path):
     config = tiny.config(tmp_path)
     path = tmp_path / "base" / "model.safetensors"
     weights = load_file(path)
@@ -120,7 +120,7 @@ def test_weights_that_are_no_numbers_stop_the_run_and_name_the_batch(tmp_path: P
     assert "What comes after" in json.loads(bad[0])["text"]
 
 
-def test_a_step_that_spoils_the_weights_is_never_a_checkpoint(tmp_path: Path) -> None:
+def test_a_step_that_spoils_the_weights_is_never_a_checkpoint(tmp_path):
     # The step itself has finite losses and gradients; what it makes of the weights has not.
     config = tiny.config(
         tmp_path, train={"learning_rate": 1e30, "save_every": 1, "schedule": "constant"}
@@ -132,9 +132,7 @@ def test_a_step_that_spoils_the_weights_is_never_a_checkpoint(tmp_path: Path) ->
     assert all(value.abs().max() < 1e6 for value in kept.values())
 
 
-def test_the_commands_and_their_exit_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_and_their_exit_status(tmp_path, monkeypatch):
     path = tiny.written(tiny.config(tmp_path, train={"method": "lora"}), tmp_path / "config.toml")
     run, runner = str(tmp_path / "run"), CliRunner()
     with monkeypatch.context() as patch:
@@ -173,8 +171,8 @@ def test_the_commands_and_their_exit_status(
     [({"avx512_bf16": True}, "float32"), ({"amx_bf16": True}, "bfloat16"), ({}, "float32")],
 )
 def test_auto_takes_bfloat16_on_a_cpu_where_it_is_faster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], expected: str
-) -> None:
+    tmp_path, monkeypatch, capabilities, expected
+):
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
     setup = set_up_run(tiny.config(tmp_path, train={"precision": "auto"}), "cpu")
     assert (setup.precision, setup.device) == (expected, "cpu")

@@ -1,9 +1,7 @@
 """What a run lost and gained: the same general questions before and after."""
 
 import json
-from pathlib import Path
 
-import pytest
 import tiny_finetune as tiny
 from fakes import ScriptedModel
 from rich.console import Console
@@ -28,12 +26,12 @@ def knows(tasks: set[str]) -> ScriptedModel:
     return ScriptedModel(reply, context=400)
 
 
-def test_the_questions_are_different_and_have_answers() -> None:
+def test_the_questions_are_different_and_have_answers():
     assert len(ANSWERS) == len(ROWS) == 200
     assert all(answer.strip() for row in ROWS for answer in row["answers"])
 
 
-def test_lost_and_gained_are_counted_question_by_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_and_gained_are_counted_question_by_question(monkeypatch):
     models = {"before": knows({"sum", "capital"}), "after": knows({"capital", "plural"})}
     monkeypatch.setattr(forgetting, "load_model", lambda name, device: models[name])
     found = measure_forgetting("before", "after", 200, 1e6)
@@ -51,7 +49,7 @@ def test_lost_and_gained_are_counted_question_by_question(monkeypatch: pytest.Mo
     assert hurried.n == forgetting._AT_ONCE  # no more than the first ones
 
 
-def test_a_run_says_it_and_its_card_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_it_and_its_card_has_it(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "SHORTEST", 0.0)
     base = tiny.base(tmp_path / "base")
     settings = {

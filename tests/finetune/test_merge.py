@@ -27,7 +27,7 @@ IDS = torch.arange(12)[None] % tiny.VOCABULARY
 
 
 @pytest.mark.parametrize("method", ["lora", "dora", "rslora"])
-def test_a_trained_adapter_is_chatted_with_and_merged(tmp_path: Path, method: str) -> None:
+def test_a_trained_adapter_is_chatted_with_and_merged(tmp_path, method):
     config = tiny.config(tmp_path, train={"method": method, "learning_rate": 0.05})
     run = train(config, QUIET)
     assert not (run / "config.json").exists()
@@ -56,7 +56,7 @@ def test_a_trained_adapter_is_chatted_with_and_merged(tmp_path: Path, method: st
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
-def test_merge_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+def test_merge_refuses_what_it_cannot_do(tmp_path):
     run = train(tiny.config(tmp_path, train={"method": "lora", "epochs": 0.3}), QUIET)
     with pytest.raises(ConfigError, match="whole model already"):
         merge(str(tmp_path / "base"), tmp_path / "out")
@@ -70,7 +70,7 @@ def test_merge_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     merge(str(run), tmp_path / "whole")
 
 
-def test_a_merged_run_keeps_its_head(tmp_path: Path) -> None:
+def test_a_merged_run_keeps_its_head(tmp_path):
     rows = tmp_path / "labelled.jsonl"
     lines = [{"text": f"text {n}", "label": ("yes", "no")[n % 2]} for n in range(20)]
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -94,7 +94,7 @@ def test_a_merged_run_keeps_its_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_merged_run_is_stored_as_its_base(tmp_path: Path, stored: torch.dtype) -> None:
+def test_a_merged_run_is_stored_as_its_base(tmp_path, stored):
     config = tiny.config(tmp_path, train={"method": "lora", "epochs": 0.3})
     AutoModelForCausalLM.from_pretrained(tmp_path / "base").to(stored).save_pretrained(
         tmp_path / "base"

@@ -43,7 +43,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_text_gets_its_label_and_probabilities(run: Path) -> None:
+def test_a_text_gets_its_label_and_probabilities(run):
     done = predict(run, "--input", "after 77")
     assert (done.exit_code, done.stdout) == (0, "yes\n")
     answer = json.loads(predict(run, "--input", "after 77", "--json").stdout)
@@ -54,7 +54,7 @@ def test_a_text_gets_its_label_and_probabilities(run: Path) -> None:
     assert f"yes  {answer['label_probabilities']['yes']:.4f}" in done.stderr
 
 
-def test_a_file_is_answered_row_by_row_and_gone_on_with(run: Path, tmp_path: Path) -> None:
+def test_a_file_is_answered_row_by_row_and_gone_on_with(run, tmp_path):
     inputs = tmp_path / "inputs.jsonl"
     lengths = [f"after {i} {'and more ' * (i % 7)}".strip() for i in range(40)]
     inputs.write_text("".join(json.dumps({"text": text}) + "\n" for text in lengths))
@@ -76,7 +76,7 @@ def test_a_file_is_answered_row_by_row_and_gone_on_with(run: Path, tmp_path: Pat
     assert [row["row"] for row in again] == list(range(1, 41))
 
 
-def test_columns_are_those_of_the_run(tmp_path: Path) -> None:
+def test_columns_are_those_of_the_run(tmp_path):
     source = tmp_path / "rows.jsonl"
     made = [{"first": "after", "second": str(i), "gold": "ny"[i % 2]} for i in range(30)]
     source.write_text("".join(json.dumps(row) + "\n" for row in made))
@@ -97,7 +97,7 @@ def test_columns_are_those_of_the_run(tmp_path: Path) -> None:
     assert "premise and hypothesis" in predict(run, "--input", "after 2").stderr
 
 
-def test_regression_learns_numbers_whatever_they_are_counted_in(tmp_path: Path) -> None:
+def test_regression_learns_numbers_whatever_they_are_counted_in(tmp_path):
     source = tmp_path / "rows.jsonl"
     made = [
         {"text": f"after {i} " + "more " * (i % 8), "label": 5000.0 + 100 * (i % 8)}
@@ -136,7 +136,7 @@ def test_regression_learns_numbers_whatever_they_are_counted_in(tmp_path: Path) 
         )
 
 
-def test_the_figures_of_regression_are_scipys() -> None:
+def test_the_figures_of_regression_are_scipys():
     stats = pytest.importorskip("scipy.stats")
     spec = HeadSpec("classification", (), "\n", (0.0, 1.0))
     numbers, golds = [0.1, 2.0, 2.0, -1.0, 5.0, 2.0], [0.0, 3.0, 1.0, 1.0, 4.0, 2.5]

@@ -51,7 +51,7 @@ def losses(folder: Path) -> dict[int, float]:
     return tiny.trace(folder, "loss", "losses.jsonl")
 
 
-def test_a_run_is_a_model_transformers_loads(tmp_path: Path) -> None:
+def test_a_run_is_a_model_transformers_loads(tmp_path):
     folder = pretrain(config(tmp_path), QUIET)
     trace = losses(folder)
     assert trace[max(trace)] < trace[1] - 0.5
@@ -67,7 +67,7 @@ def test_a_run_is_a_model_transformers_loads(tmp_path: Path) -> None:
     assert load_template(folder) == CHAT
 
 
-def test_another_configuration_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_another_configuration_in_the_same_folder_is_refused(tmp_path):
     settings = config(tmp_path)
     folder = Path(settings.output)
     pretrain(settings, QUIET)
@@ -78,7 +78,7 @@ def test_another_configuration_in_the_same_folder_is_refused(tmp_path: Path) -> 
     pretrain(other, QUIET)
 
 
-def test_a_longer_run_begins_with_the_steps_before_the_decay(tmp_path: Path) -> None:
+def test_a_longer_run_begins_with_the_steps_before_the_decay(tmp_path):
     keys: dict[str, object] = {"schedule": "wsd", "save_every": 4, "watch": False}
     short = config(tmp_path / "short", **keys, max_steps=10)
     pretrain(short, QUIET)
@@ -92,9 +92,7 @@ def test_a_longer_run_begins_with_the_steps_before_the_decay(tmp_path: Path) -> 
     assert losses(folder) == losses(longer)
 
 
-def test_changed_documents_in_the_same_folder_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_documents_in_the_same_folder_are_refused(tmp_path, monkeypatch):
     settings = config(tmp_path)
     with monkeypatch.context() as patch:
         tiny.at_step(patch, 12, tiny.raising(tiny.Killed()))
@@ -121,7 +119,7 @@ def test_changed_documents_in_the_same_folder_are_refused(
     assert json.loads(record.read_text()) == noted
 
 
-def test_too_little_text_and_a_wrong_shape_are_errors(tmp_path: Path) -> None:
+def test_too_little_text_and_a_wrong_shape_are_errors(tmp_path):
     small = config(tmp_path)
     with pytest.raises(ConfigError, match="do not fill one window of 30000"):
         pretrain(
@@ -133,7 +131,7 @@ def test_too_little_text_and_a_wrong_shape_are_errors(tmp_path: Path) -> None:
         pretrain(odd, QUIET)
 
 
-def test_watching_keeps_models_and_changes_nothing(tmp_path: Path) -> None:
+def test_watching_keeps_models_and_changes_nothing(tmp_path):
     watched = pretrain(config(tmp_path / "watched", watch=True), QUIET)
     blind = pretrain(config(tmp_path / "blind"), QUIET)
     assert losses(watched) == losses(blind)
@@ -157,7 +155,7 @@ def test_watching_keeps_models_and_changes_nothing(tmp_path: Path) -> None:
         assert torch.equal(kept, weight)
 
 
-def test_a_text_file_holds_out_its_end(tmp_path: Path) -> None:
+def test_a_text_file_holds_out_its_end(tmp_path):
     book = tmp_path / "book.txt"
     lines = [f"The number {i} comes after the number {i - 1}." for i in range(1, 320)]
     book.write_text("\n".join(lines))
@@ -174,9 +172,7 @@ def test_a_text_file_holds_out_its_end(tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
-def test_the_average_of_the_weights_is_kept_and_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_average_of_the_weights_is_kept_and_continued(tmp_path, monkeypatch):
     settings: dict[str, object] = {"max_steps": 16, "watch": True}
     plain = pretrain(config(tmp_path / "plain", **settings), QUIET)
     kept = pretrain(config(tmp_path / "kept", **settings, ema=0.8), QUIET)

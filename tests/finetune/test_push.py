@@ -36,7 +36,7 @@ class FakeHub:
         self.files = {name: (folder_path / name).read_bytes() for name in allow_patterns}
 
 
-def test_a_run_is_pushed_without_what_is_nobody_elses_business(tmp_path: Path) -> None:
+def test_a_run_is_pushed_without_what_is_nobody_elses_business(tmp_path):
     run = train(tiny.config(tmp_path, train={"max_steps": 1}), QUIET)
     (run / "optimizer.pt").write_bytes(b"a pickle")
     hub = FakeHub()
@@ -53,7 +53,7 @@ def test_a_run_is_pushed_without_what_is_nobody_elses_business(tmp_path: Path) -
     assert not any(str(tmp_path).encode() in content for content in hub.files.values())
 
 
-def test_an_adapter_goes_only_where_its_base_can_be_had(tmp_path: Path) -> None:
+def test_an_adapter_goes_only_where_its_base_can_be_had(tmp_path):
     config = tiny.config(tmp_path, train={"max_steps": 1, "method": "lora"})
     run = train(config, QUIET)
     hub = FakeHub()
@@ -65,7 +65,7 @@ def test_an_adapter_goes_only_where_its_base_can_be_had(tmp_path: Path) -> None:
     assert {"model.safetensors", "README.md"} < set(names)
 
 
-def test_what_the_hub_refuses_is_one_sentence(tmp_path: Path) -> None:
+def test_what_the_hub_refuses_is_one_sentence(tmp_path):
     base = tiny.base(tmp_path / "base")
     with pytest.raises(ConfigError, match=r"^someone/tuned: the hub did not take it: no token$"):
         push(str(base), "someone/tuned", FakeHub("no token\nand more"))

@@ -19,9 +19,7 @@ def snippet() -> str:
     return str(found)
 
 
-def test_the_snippet_of_the_guide_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_snippet_of_the_guide_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny.base(tmp_path / "base")
     made = [{"text": f"after {i}", "label": "good" if i % 2 else "bad"} for i in range(60)]
@@ -49,7 +47,7 @@ def test_the_snippet_of_the_guide_runs(
         finetune.train({"output": "other", "data": {"trian": "tone.jsonl"}})
 
 
-def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
+def test_a_file_is_a_configuration_too(tmp_path):
     config = tiny.written(tiny.config(tmp_path), tmp_path / "config.toml")
     run = finetune.train(config, "train.max_steps=2")
     document = finetune.evaluate(run, replies=2, max_tokens=4)

@@ -62,7 +62,7 @@ def prepared(data: Data, **changes: Any) -> ExampleSets:
     return encode_chats(data, TEMPLATES[data.template or "chat"], WordTokenizer(), 1024, 0)
 
 
-def test_the_example_is_valid(tmp_path: Path) -> None:
+def test_the_example_is_valid(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(EXAMPLE)
     data = load_config(FinetuneConfig, path, []).data
@@ -71,7 +71,7 @@ def test_the_example_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_recipe_is_valid_and_of_no_machine(name: str) -> None:
+def test_every_recipe_is_valid_and_of_no_machine(name):
     settings = config(name)
     assert settings.output == f"runs/{name}"
     for source in settings.data.train:
@@ -82,9 +82,7 @@ def test_every_recipe_is_valid_and_of_no_machine(name: str) -> None:
     assert not re.search(r'"(/|~|[A-Z]:)', text)
 
 
-def test_a_recipe_without_its_data_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_without_its_data_is_one_sentence(tmp_path, monkeypatch):
     from tiny import write_tiny_gpt2
 
     write_tiny_gpt2(tmp_path / "model")
@@ -94,7 +92,7 @@ def test_a_recipe_without_its_data_is_one_sentence(
     assert result.stderr == "data/instructions.json: cannot be read: No such file or directory\n"
 
 
-def test_passages_come_twice_at_many_distances(tmp_path: Path) -> None:
+def test_passages_come_twice_at_many_distances(tmp_path):
     (tmp_path / "book.txt").write_text(" ".join(f"word{n}" for n in range(500)))
     induction.build(tmp_path, tmp_path / "data", rows=200)
     lines = (tmp_path / "data" / "repeated.jsonl").read_text().splitlines()
@@ -106,7 +104,7 @@ def test_passages_come_twice_at_many_distances(tmp_path: Path) -> None:
     assert settings.data.train[0].path == "data/repeated.jsonl"
 
 
-def test_architectures_have_about_five_million_parameters() -> None:
+def test_architectures_have_about_five_million_parameters():
     settings = load_config(PretrainConfig, RECIPES / "architectures.toml", [])
     for name in ARCHITECTURES:
         shape = settings.shape.model_copy(update={"architecture": name})
@@ -115,7 +113,7 @@ def test_architectures_have_about_five_million_parameters() -> None:
         assert size == pytest.approx(5e6, rel=0.08)
 
 
-def test_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arithmetic(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arithmetic.build(Path("data"), digits=3, train=300, test=50, seed=0)
     made = prepared(config("arithmetic").data)
@@ -139,7 +137,7 @@ def test_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path("data/arithmetic_train.jsonl").read_text() == first
 
 
-def test_subtraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subtraction(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     subtraction.build(Path("data"), train=300, test=50, seed=3)
     asked = {}
@@ -166,7 +164,7 @@ def write_reviews(folder: Path) -> None:
     )
 
 
-def test_sentiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentiment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_reviews(tmp_path)
     (source,) = config("sentiment").data.train
@@ -176,7 +174,7 @@ def test_sentiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[0].fields["text"] == "good film 0 café"
 
 
-def test_flan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flan(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     templates = [name.split()[0] + "_some_words" for name in flan.CLUSTERS.values()]
     rows = [
@@ -206,9 +204,7 @@ def test_flan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made.report.clusters) == 8
 
 
-def test_a_builder_says_what_is_wrong_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_builder_says_what_is_wrong_in_a_sentence(tmp_path, monkeypatch, capsys):
     (tmp_path / "rows.jsonl").write_text('{"template": "imdb_x", "prompt": 3, "completion": "a"}')
     (tmp_path / "trec.txt").write_text("LOC:city Where ?\nWhere ?\n")
     for rows, words in (
@@ -226,9 +222,7 @@ def test_a_builder_says_what_is_wrong_in_a_sentence(
         list(flan.questions(tmp_path / "trec.txt"))
 
 
-def test_the_line_of_the_readme_can_be_run_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_line_of_the_readme_can_be_run_twice(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
     short = ["train", "pirate", "train.max_steps=2"]
@@ -245,7 +239,7 @@ def test_the_line_of_the_readme_can_be_run_twice(
     assert json.loads(own.stdout)["kept"] == 1, "rows that lie here come first"
 
 
-def test_the_pirate_of_the_tour_is_the_recipe(tmp_path: Path) -> None:
+def test_the_pirate_of_the_tour_is_the_recipe(tmp_path):
     tour = (Path(chatapp.__file__).parent / "docs" / "tour.md").read_text(encoding="utf-8")
     assert (RECIPES / "pirate.jsonl").read_text() in tour
     own = tomllib.loads(tour.partition("```toml pirate.toml\n")[2].partition("```")[0])

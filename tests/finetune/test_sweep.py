@@ -1,7 +1,6 @@
 """Every combination of values is an ordinary run; a finished one is not repeated."""
 
 import json
-from pathlib import Path
 
 import pytest
 import tiny_finetune as tiny
@@ -16,7 +15,7 @@ QUIET = Console(stderr=True, quiet=True)
 VALUES = ["seed=0,1", "train.learning_rate=0.01,0.002", "train.max_steps=2"]
 
 
-def test_an_interrupted_sweep_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_sweep_continues(tmp_path, monkeypatch):
     path = tiny.written(tiny.saved_config(tmp_path), tmp_path / "config.toml")
     with monkeypatch.context() as patch:
         tiny.at_step(patch, 1, tiny.raising(tiny.Killed()))
@@ -54,9 +53,7 @@ def test_an_interrupted_sweep_continues(tmp_path: Path, monkeypatch: pytest.Monk
         (["seed=0,1", "seed=2"], "'seed' is given twice"),
     ],
 )
-def test_wrong_values_are_refused_before_anything_is_trained(
-    tmp_path: Path, values: list[str], words: str
-) -> None:
+def test_wrong_values_are_refused_before_anything_is_trained(tmp_path, values, words):
     path = tiny.written(tiny.config(tmp_path), tmp_path / "config.toml")
     with pytest.raises(ConfigError, match=words):
         sweep(path, values, QUIET, "cpu")

@@ -36,9 +36,7 @@ def occurrences(texts: list[list[str]], span: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("part", [7, 60, 10_000])
-def test_spans_counts_and_rows_are_those_of_a_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
-) -> None:
+def test_spans_counts_and_rows_are_those_of_a_search(tmp_path, monkeypatch, part):
     monkeypatch.setattr(verbatim, "_PART", part)
     draw = random.Random(part)
     texts = [draw.choices(WORDS, k=draw.randint(1, 6)) for _ in range(40)]
@@ -63,7 +61,7 @@ def test_spans_counts_and_rows_are_those_of_a_search(
         assert found == expected
 
 
-def test_the_baseline_is_a_distribution(tmp_path: Path) -> None:
+def test_the_baseline_is_a_distribution(tmp_path):
     draw = random.Random(0)
     texts = [" ".join(draw.choices(WORDS, k=12)) for _ in range(30)]
     run = pretrained(tmp_path, texts)
@@ -75,7 +73,7 @@ def test_the_baseline_is_a_distribution(tmp_path: Path) -> None:
     assert sum(after) / whole <= 1 + 1e-9
 
 
-def test_other_files_are_indexed_anew(tmp_path: Path) -> None:
+def test_other_files_are_indexed_anew(tmp_path):
     run = pretrained(tmp_path, ["one two three four five"])
     assert [copy.words for copy in find_copies(run, "two three four five six").copies] == [4]
     record = json.loads((run / "pretrain.json").read_text())
@@ -84,7 +82,7 @@ def test_other_files_are_indexed_anew(tmp_path: Path) -> None:
     assert find_copies(run, "two three four five six").copies == []
 
 
-def test_what_has_no_words_or_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_what_has_no_words_or_is_no_run_is_refused(tmp_path):
     run = pretrained(tmp_path, ["one two three four five"])
     with pytest.raises(ConfigError, match="no words"):
         find_copies(run, " \n")

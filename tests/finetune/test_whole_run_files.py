@@ -54,7 +54,7 @@ WRITES: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("place", WRITES)
-def test_the_file_before_is_whole(tmp_path: Path, place: str) -> None:
+def test_the_file_before_is_whole(tmp_path, place):
     name, write = WRITES[place]
     write(tmp_path)
     before, names = (tmp_path / name).read_bytes(), sorted(tmp_path.iterdir())
@@ -64,7 +64,7 @@ def test_the_file_before_is_whole(tmp_path: Path, place: str) -> None:
     assert sorted(tmp_path.iterdir()) == names
 
 
-def test_a_log_that_cannot_be_cut_is_whole(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_cut_is_whole(tmp_path):
     path = tmp_path / LOG_FILE
     rows = [{"step": step, "seconds": 0.5, "loss": 1.0} for step in range(20)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

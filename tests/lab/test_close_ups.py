@@ -26,7 +26,7 @@ def output_of(reference: Any) -> Any:
         )
 
 
-def test_weights_step_by_step(pair: Pair) -> None:
+def test_weights_step_by_step(pair):
     model, reference = pair
     attentions = output_of(reference).attentions
     for part in (Part(0, 1), Part(1, 0)):
@@ -45,7 +45,7 @@ def test_weights_step_by_step(pair: Pair) -> None:
             assert scores == pytest.approx(products, abs=1e-4)
 
 
-def test_norms_by_layer(pair: Pair) -> None:
+def test_norms_by_layer(pair):
     model, reference = pair
     seen: list[torch.Tensor] = []
     blocks = blocks_of(reference)
@@ -63,7 +63,7 @@ def test_norms_by_layer(pair: Pair) -> None:
     assert len(norms.attention) == len(norms.mlp) == len(blocks)
 
 
-def test_neurons_and_what_they_promote(pair: Pair) -> None:
+def test_neurons_and_what_they_promote(pair):
     model, reference = pair
     shape = model.decoder.architecture
     _, _, contract = parts_of(blocks_of(reference)[0])
@@ -113,7 +113,7 @@ def test_neurons_and_what_they_promote(pair: Pair) -> None:
     assert best in found.neurons[0].promotes
 
 
-def test_neighbours_of_tokens_and_states(pair: Pair) -> None:
+def test_neighbours_of_tokens_and_states(pair):
     model, reference = pair
     tables = [reference.get_input_embeddings().weight, reference.get_output_embeddings().weight]
     tables = [table.detach()[: model.vocabulary] for table in tables]

@@ -48,7 +48,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return model, trace, output
 
 
-def test_predictions_begin_with_the_reply(pair: Pair) -> None:
+def test_predictions_begin_with_the_reply(pair):
     model, trace, output = pair
     tokens = Tokens.of(trace, 3)
     size = trace.encoded
@@ -63,7 +63,7 @@ def test_predictions_begin_with_the_reply(pair: Pair) -> None:
         assert actual.probability == pytest.approx(float(wanted[place, id].exp()), abs=1e-5)
 
 
-def test_attention_of_both_stacks_and_between_them(pair: Pair) -> None:
+def test_attention_of_both_stacks_and_between_them(pair):
     model, trace, output = pair
     start, size, opening = len(model.start), trace.encoded, len(model.opening)
     own = slice(start, start + size)
@@ -87,7 +87,7 @@ def test_attention_of_both_stacks_and_between_them(pair: Pair) -> None:
     assert trace.layers == len(decoder)
 
 
-def test_a_sentence_has_both_sums(pair: Pair) -> None:
+def test_a_sentence_has_both_sums(pair):
     _, trace, _ = pair
     size = trace.encoded
     reply = Attention.of(trace, size + 2)
@@ -101,7 +101,7 @@ def test_a_sentence_has_both_sums(pair: Pair) -> None:
         Attention.of(trace, 1, 0, heads)
 
 
-def test_what_the_decoders_layers_predict(pair: Pair) -> None:
+def test_what_the_decoders_layers_predict(pair):
     model, trace, output = pair
     size = trace.encoded
     row = len(model.opening) + 1
@@ -134,7 +134,7 @@ def test_what_the_decoders_layers_predict(pair: Pair) -> None:
         trace.attentions()
 
 
-def test_a_reply_in_steps_is_the_generated_one(pair: Pair) -> None:
+def test_a_reply_in_steps_is_the_generated_one(pair):
     model, trace, _ = pair
     opened = inspectable(model)
     assert opened is not None

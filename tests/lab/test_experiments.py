@@ -69,7 +69,7 @@ def their_logits(reference: Any, ids: list[int]) -> Tensor:
 # Attribution
 
 
-def test_shares_add_up_to_the_difference_of_the_logits(pair: Pair) -> None:
+def test_shares_add_up_to_the_difference_of_the_logits(pair):
     ours, reference = pair
     generator = torch.Generator().manual_seed(5)
     for size in range(1, 40, 2):  # 20 texts
@@ -80,7 +80,7 @@ def test_shares_add_up_to_the_difference_of_the_logits(pair: Pair) -> None:
         assert total == pytest.approx(wanted, abs=1e-3)
 
 
-def test_shares_add_up_while_parts_are_off(pair: Pair, contrast: Contrast) -> None:
+def test_shares_add_up_while_parts_are_off(pair, contrast):
     ours, reference = pair
     off = switched_off(parse_parts("0.1 1.mlp", ours.architecture))
     parts = shares(Reading(ours, CLEAN, changes=off), contrast)
@@ -92,7 +92,7 @@ def test_shares_add_up_while_parts_are_off(pair: Pair, contrast: Contrast) -> No
     assert by_name["0.1"] == pytest.approx(0, abs=1e-5)
 
 
-def test_the_share_of_a_last_head_is_what_hooks_say(pair: Pair, contrast: Contrast) -> None:
+def test_the_share_of_a_last_head_is_what_hooks_say(pair, contrast):
     """In the last layer, without a norm after it and beside the MLP, a head has no other way."""
     ours, reference = pair
     layer = ours.architecture.layers - 1
@@ -136,7 +136,7 @@ def norm_of_part(norm: Any, part: Tensor, whole: Tensor) -> Tensor:
     return part * (scaled / whole)
 
 
-def test_effects_are_what_hooks_say(pair: Pair, clean: Reading, contrast: Contrast) -> None:
+def test_effects_are_what_hooks_say(pair, clean, contrast):
     _, reference = pair
     before = float(contrast.of(their_logits(reference, CLEAN)))
     found = effects(clean, contrast)
@@ -149,9 +149,7 @@ def test_effects_are_what_hooks_say(pair: Pair, clean: Reading, contrast: Contra
 # Ablation
 
 
-def test_all_effects_are_those_of_each_part_alone(
-    pair: Pair, clean: Reading, contrast: Contrast
-) -> None:
+def test_all_effects_are_those_of_each_part_alone(pair, clean, contrast):
     shape = clean.decoder.architecture
     table = {effect.name: effect for effect in effects_of_all(clean, contrast)}
     assert len(table) == shape.layers * (shape.heads + 1)
@@ -168,7 +166,7 @@ def test_all_effects_are_those_of_each_part_alone(
     assert both.kl == pytest.approx(divergence, abs=1e-3)
 
 
-def test_losses_without_each_part(pair: Pair, clean: Reading) -> None:
+def test_losses_without_each_part(pair, clean):
     _, reference = pair
     ids = torch.tensor([CLEAN])
     with torch.no_grad():
@@ -182,7 +180,7 @@ def test_losses_without_each_part(pair: Pair, clean: Reading) -> None:
         losses_without(Reading(clean.decoder, CLEAN[:1]))
 
 
-def test_the_mean_of_a_part_is_over_the_text(clean: Reading) -> None:
+def test_the_mean_of_a_part_is_over_the_text(clean):
     parts = parse_parts("0.1 1.mlp 0.mlp.7", clean.decoder.architecture)
     seen: dict[str, Tensor] = {}
     clean.decoder.hidden(
@@ -232,7 +230,7 @@ def far_apart(clean: Reading, corrupt: Reading) -> Contrast:
     return Contrast(int(gap.argmax()), int(gap.argmin()))
 
 
-def test_patches_of_states_are_those_of_hooks(pair: Pair, clean: Reading) -> None:
+def test_patches_of_states_are_those_of_hooks(pair, clean):
     ours, reference = pair
     corrupt = Reading(ours, CORRUPT)
     contrast = far_apart(clean, corrupt)
@@ -256,7 +254,7 @@ def test_patches_of_states_are_those_of_hooks(pair: Pair, clean: Reading) -> Non
     assert unchanged[0][6]  # before the first layer a token knows nothing of the others
 
 
-def test_patches_of_heads_are_those_of_a_pass(pair: Pair, clean: Reading) -> None:
+def test_patches_of_heads_are_those_of_a_pass(pair, clean):
     corrupt = Reading(pair[0], CORRUPT)
     contrast = far_apart(clean, corrupt)
     grid = patch(clean, corrupt, contrast).grids[1]
@@ -273,7 +271,7 @@ def test_patches_of_heads_are_those_of_a_pass(pair: Pair, clean: Reading) -> Non
         assert grid.values[layer][head] == pytest.approx(expected, abs=2e-3)
 
 
-def test_the_largest_estimates_are_measured(pair: Pair, clean: Reading) -> None:
+def test_the_largest_estimates_are_measured(pair, clean):
     corrupt = Reading(pair[0], CORRUPT)
     contrast = far_apart(clean, corrupt)
     exact = patch(clean, corrupt, contrast)
@@ -292,7 +290,7 @@ def test_the_largest_estimates_are_measured(pair: Pair, clean: Reading) -> None:
             )
 
 
-def test_the_estimate_is_the_derivative(pair: Pair, clean: Reading) -> None:
+def test_the_estimate_is_the_derivative(pair, clean):
     """For a patch that is nearly nothing, the estimate is what is measured."""
     ours, _ = pair
     contrast = Contrast(3, 11)
@@ -307,7 +305,7 @@ def test_the_estimate_is_the_derivative(pair: Pair, clean: Reading) -> None:
         assert ours_row == pytest.approx(theirs, abs=0.05 * largest + 1e-5)
 
 
-def test_prompts_that_cannot_be_compared_say_so(pair: Pair, clean: Reading) -> None:
+def test_prompts_that_cannot_be_compared_say_so(pair, clean):
     with pytest.raises(LabError, match="have 14 and 13 tokens; patching needs the same number"):
         patch(clean, Reading(pair[0], CORRUPT[:-1]), Contrast(1, 2))
     same = patch(clean, clean, Contrast(1, 2))
@@ -316,7 +314,7 @@ def test_prompts_that_cannot_be_compared_say_so(pair: Pair, clean: Reading) -> N
     assert all(grid.count_unchanged == sum(map(len, grid.values)) for grid in same.grids)
 
 
-def test_noise_is_put_on_the_named_tokens_only(clean: Reading) -> None:
+def test_noise_is_put_on_the_named_tokens_only(clean):
     noisy = with_noise(clean, [2, 3])
     moved = (noisy.states[0] - clean.states[0]).abs().sum(-1) > 0
     assert moved.nonzero()[:, 0].tolist() == [2, 3]
@@ -329,7 +327,7 @@ def test_noise_is_put_on_the_named_tokens_only(clean: Reading) -> None:
 # Circuits
 
 
-def test_a_circuit_keeps_its_share_and_cannot_be_smaller(pair: Pair, clean: Reading) -> None:
+def test_a_circuit_keeps_its_share_and_cannot_be_smaller(pair, clean):
     best, worst = int(clean.logits.argmax()), int(clean.logits.argmin())
     contrast = Contrast(best, worst)
     circuit = small_circuit(clean, contrast)
@@ -354,7 +352,7 @@ def test_a_circuit_keeps_its_share_and_cannot_be_smaller(pair: Pair, clean: Read
         assert left(kept - {part}) / circuit.difference < 0.9 + 1e-3
 
 
-def test_no_circuit_of_nothing(clean: Reading) -> None:
+def test_no_circuit_of_nothing(clean):
     with pytest.raises(LabError, match=r"a circuit is searched from 0\.5 on"):
         small_circuit(clean, Contrast(4, 4))
 
@@ -362,7 +360,7 @@ def test_no_circuit_of_nothing(clean: Reading) -> None:
 # While somebody waits
 
 
-def test_what_progress_raises_ends_the_work(clean: Reading, contrast: Contrast) -> None:
+def test_what_progress_raises_ends_the_work(clean, contrast):
     class Stopped(Exception):
         pass
 

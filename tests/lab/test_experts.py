@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from chatapp.common.userfiles import UserError
-from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.models.loading import load_model
 from chatapp.lab.views.architecture_views import Experts
@@ -46,7 +45,7 @@ def model(
     return loaded
 
 
-def test_the_routers_chose_them(model: TransformersModel) -> None:
+def test_the_routers_chose_them(model):
     chosen: list[tuple[Tensor, Tensor]] = []
     routers = [
         module for module in model.network.modules() if type(module).__name__.endswith("Router")
@@ -72,12 +71,12 @@ def test_the_routers_chose_them(model: TransformersModel) -> None:
         assert torch.equal(model.network(torch.tensor([IDS])).logits, plain)
 
 
-def test_a_layer_without_experts_is_not_among_them(model: TransformersModel) -> None:
+def test_a_layer_without_experts_is_not_among_them(model):
     is_first_dense = model.network.config.model_type == "qwen3_moe"
     layers = [layer.layer for layer in view_of(Experts, model, IDS).layers]
     assert layers == [1] if is_first_dense else [0, 1]
 
 
-def test_a_model_without_experts_says_so(local: LocalModel) -> None:
+def test_a_model_without_experts_says_so(local):
     with pytest.raises(UserError, match="has no mixture of experts"):
         view_of(Experts, local, IDS)

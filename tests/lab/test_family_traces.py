@@ -48,7 +48,7 @@ def points(decoder: Decoder) -> dict[str, tuple[int, ...]]:
     return shapes | {"final": states}
 
 
-def test_attention_weights_and_what_layers_predict(pair: Pair) -> None:
+def test_attention_weights_and_what_layers_predict(pair):
     ours, reference = pair
     trace = DecoderTrace(ours, IDS, str)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_attention_weights_and_what_layers_predict(pair: Pair) -> None:
         assert torch.allclose(trace.layer_logits(position), lens[:, position], atol=1e-4)
 
 
-def test_each_point_is_seen_once_in_order_and_nothing_changes(pair: Pair) -> None:
+def test_each_point_is_seen_once_in_order_and_nothing_changes(pair):
     ours, _ = pair
     seen: list[tuple[str, tuple[int, ...]]] = []
 
@@ -80,7 +80,7 @@ def test_each_point_is_seen_once_in_order_and_nothing_changes(pair: Pair) -> Non
     assert torch.equal(states, ours.hidden([IDS]))
 
 
-def test_what_is_added_to_the_states_is_what_they_become(pair: Pair) -> None:
+def test_what_is_added_to_the_states_is_what_they_become(pair):
     ours, _ = pair
     seen: dict[str, Tensor] = {}
     ours.hidden([IDS], observe=lambda point, value: seen.setdefault(point, value))
@@ -92,7 +92,7 @@ def test_what_is_added_to_the_states_is_what_they_become(pair: Pair) -> None:
         before = seen[name]
 
 
-def test_what_is_put_at_a_point_goes_on(pair: Pair) -> None:
+def test_what_is_put_at_a_point_goes_on(pair):
     ours, _ = pair
     before = ours.hidden([IDS])
     for point in points(ours):
@@ -109,7 +109,7 @@ def test_what_is_put_at_a_point_goes_on(pair: Pair) -> None:
     assert torch.equal(ours.hidden([IDS]), before)
 
 
-def test_what_is_seen_is_what_transformers_computes(make_gpt2: MakeGPT2) -> None:
+def test_what_is_seen_is_what_transformers_computes(make_gpt2):
     folder, reference = make_gpt2(n_layer=3)
     ours = load_decoder(ModelFiles.read(folder))
     rows = [IDS[:20], IDS[20:40]]
@@ -132,7 +132,7 @@ def test_what_is_seen_is_what_transformers_computes(make_gpt2: MakeGPT2) -> None
         assert torch.allclose(seen[point], value, atol=1e-4), point
 
 
-def test_with_a_cache_the_new_tokens_are_seen(pair: Pair) -> None:
+def test_with_a_cache_the_new_tokens_are_seen(pair):
     ours, _ = pair
     cache = ours.new_cache()
     ours.forward(IDS[:50], cache)

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -49,7 +48,7 @@ def words(picture: str) -> str:
     return "".join(ElementTree.fromstring(picture).itertext())
 
 
-def test_nothing_is_cut_off() -> None:
+def test_nothing_is_cut_off():
     blocks = (
         Shaded([LONG, "b"], [0.5, None], ["p 0.5", ""]),
         Table(["a", "b"], [["x", Pieces([(LONG, 0.25), (LONG, None)])], [LONG * 3, "y"]]),
@@ -65,7 +64,7 @@ def test_nothing_is_cut_off() -> None:
         assert float(x) + float(length) <= width
 
 
-def test_the_pointer_shows_the_whole_number() -> None:
+def test_the_pointer_shows_the_whole_number():
     blocks = (
         Table(["n", ">v"], [["x", Number(0.123456, ".2f")]]),
         Map([[0.123456, -0.654321]], is_signed=True),
@@ -87,7 +86,7 @@ def findings(model: LocalModel) -> Sequence[View]:
     return [Why.of(question), attention(model), patches, score_heads(model, ["he has it"])]
 
 
-def test_a_page_runs_its_own_script_alone(model: LocalModel) -> None:
+def test_a_page_runs_its_own_script_alone(model):
     page = html_page(findings(model))
     policy = re.findall(r"script-src 'sha256-([^']*)'", page)
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
@@ -98,7 +97,7 @@ def test_a_page_runs_its_own_script_alone(model: LocalModel) -> None:
     assert set(re.findall(r"https?:[^\"]*", page)) == {"http://www.w3.org/2000/svg"}
 
 
-def test_foreign_text_is_only_text(model: LocalModel) -> None:
+def test_foreign_text_is_only_text(model):
     shown = attention(model, FOREIGN)
     for file in (svg_picture([shown]), html_page([shown])):
         assert "<script>alert" not in file
@@ -106,7 +105,7 @@ def test_foreign_text_is_only_text(model: LocalModel) -> None:
     ElementTree.fromstring(svg_picture([shown]))
 
 
-def test_heavier_lines_are_other_characters_and_the_source_is_the_last() -> None:
+def test_heavier_lines_are_other_characters_and_the_source_is_the_last():
     rows = [row.plain for row in line_rows(Lines(["a", "b", "c", "d"], [0.02, 0.6, 0.001, 0.379]))]
     assert rows[0].split() == ["0", "│a│", "◀╌╌╌╌╌╮", "2.0%"]
     assert rows[1].split() == ["1", "│b│", "◀█████┤", "60.0%"]
@@ -118,7 +117,7 @@ def test_heavier_lines_are_other_characters_and_the_source_is_the_last() -> None
 
 
 @pytest.mark.parametrize("width", [40, 60, 100, 200])
-def test_a_map_fits_a_terminal_and_names_its_axes(width: int) -> None:
+def test_a_map_fits_a_terminal_and_names_its_axes(width):
     for grid in (Map([[0.5] * 12] * 3), Map([[-0.5] * 12] * 3, is_signed=True)):
         parts = drawn_blocks([grid], width)
         above, names, *rows = [part.plain for part in parts]
@@ -136,7 +135,7 @@ click(document.querySelectorAll("[data-line]")[1]);
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium")
-def test_a_click_on_a_head_shows_its_lines(model: LocalModel, tmp_path: Path) -> None:
+def test_a_click_on_a_head_shows_its_lines(model, tmp_path):
     shown = attention(model)
     page = re.sub("<meta http-equiv[^>]*>", "", html_page([shown]))  # which refuses the clicks
     file = tmp_path / "page.html"

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from chatapp.common.userfiles import UserError
-from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.inspectable import inspectable
 from chatapp.lab.views.head_views import strongest_texts
 
@@ -12,7 +11,7 @@ TEXTS = ["The quick brown fox jumps.", "Hello, who are you?", "A café, a café.
 
 
 @pytest.mark.parametrize("head", [(0, 1), (1, 3)])
-def test_texts_are_ordered_by_the_largest_weights(local: LocalModel, head: tuple[int, int]) -> None:
+def test_texts_are_ordered_by_the_largest_weights(local, head):
     found = strongest_texts(local, *head, TEXTS, top=3)
     opened = inspectable(local)
     assert opened is not None
@@ -40,7 +39,7 @@ def test_texts_are_ordered_by_the_largest_weights(local: LocalModel, head: tuple
     assert f"{head[0]}.{head[1]}" in found.reading
 
 
-def test_what_cannot_be_shown_is_refused(local: LocalModel) -> None:
+def test_what_cannot_be_shown_is_refused(local):
     with pytest.raises(UserError, match=r"2\.0: the model has 2 layers of 4 heads"):
         strongest_texts(local, 2, 0, TEXTS)
     with pytest.raises(UserError, match="at least three tokens"):

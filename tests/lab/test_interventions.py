@@ -1,7 +1,6 @@
 """A part that is switched off is switched off in every family and wherever a text is computed."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hooked import without
 from random_models import MakeGPT2, logits_of
 from torch import Tensor
 
-from chatapp.engine.backends.local import LocalModel, load_decoder
+from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.interventions import (
@@ -53,7 +52,7 @@ def off(decoder: Decoder, names: str) -> Interventions:
 
 
 @pytest.mark.parametrize("names", ["0.1", "1.mlp", "0.mlp.17", "0.0 1.1 0.mlp 1.mlp.40"])
-def test_a_part_is_off_as_hooks_of_transformers_switch_it_off(pair: Pair, names: str) -> None:
+def test_a_part_is_off_as_hooks_of_transformers_switch_it_off(pair, names):
     ours, reference = pair
     with without(reference, *names.split()):
         theirs = logits_of(reference, IDS)
@@ -62,7 +61,7 @@ def test_a_part_is_off_as_hooks_of_transformers_switch_it_off(pair: Pair, names:
     assert not torch.allclose(changed, ours.forward(IDS, all_positions=True), atol=1e-3)
 
 
-def test_token_by_token_a_part_is_as_absent_as_in_one_pass(pair: Pair) -> None:
+def test_token_by_token_a_part_is_as_absent_as_in_one_pass(pair):
     ours, _ = pair
     changes, cache = off(ours, "0.1 1.mlp"), ours.new_cache()
     whole = ours.forward(IDS, all_positions=True, changes=changes)
@@ -70,14 +69,14 @@ def test_token_by_token_a_part_is_as_absent_as_in_one_pass(pair: Pair) -> None:
     assert torch.allclose(steps, whole, atol=1e-4)
 
 
-def test_a_layer_that_is_off_leaves_the_states_unchanged(pair: Pair) -> None:
+def test_a_layer_that_is_off_leaves_the_states_unchanged(pair):
     ours, _ = pair
     seen: dict[str, Tensor] = {}
     ours.hidden([IDS], observe=lambda p, value: seen.setdefault(p, value), changes=off(ours, "0"))
     assert torch.equal(seen["embed"], seen["blocks.0"])
 
 
-def test_nothing_changed_and_strength_0_are_the_very_same_numbers(pair: Pair) -> None:
+def test_nothing_changed_and_strength_0_are_the_very_same_numbers(pair):
     ours, _ = pair
     direction = (0.0,) * ours.architecture.width
     nothing = Interventions.of([Change("calm", "blocks.0", direction, is_added=True)])
@@ -86,7 +85,7 @@ def test_nothing_changed_and_strength_0_are_the_very_same_numbers(pair: Pair) ->
     assert torch.equal(ours.forward(IDS, all_positions=True, changes=nothing), before)
 
 
-def test_a_direction_is_added_from_its_start_on(pair: Pair) -> None:
+def test_a_direction_is_added_from_its_start_on(pair):
     ours, _ = pair
     direction = tuple(0.3 * math.sin(n) for n in range(ours.architecture.width))
     changes = Interventions.of([Change("calm", "blocks.0", direction, is_added=True)])
@@ -103,7 +102,7 @@ def test_a_direction_is_added_from_its_start_on(pair: Pair) -> None:
     assert torch.allclose(added[0, 25:], torch.tensor(direction).expand(15, -1), atol=1e-5)
 
 
-def test_gradients_are_those_of_transformers(pair: Pair) -> None:
+def test_gradients_are_those_of_transformers(pair):
     ours, reference = pair
     kept: dict[str, Tensor] = {}
 
@@ -127,7 +126,7 @@ def test_gradients_are_those_of_transformers(pair: Pair) -> None:
 # Names
 
 
-def test_names_of_parts(pair: Pair) -> None:
+def test_names_of_parts(pair):
     shape = pair[0].architecture
     for name in ("1", "0.1", "1.mlp", "0.mlp.47"):
         assert str(parse_part(name, shape)) == name
@@ -146,14 +145,14 @@ def test_names_of_parts(pair: Pair) -> None:
         ("", "no part of the model is named"),
     ],
 )
-def test_a_name_of_no_part_is_one_sentence(gpt2: tuple[Path, Any], name: str, words: str) -> None:
+def test_a_name_of_no_part_is_one_sentence(gpt2, name, words):
     shape = load_decoder(ModelFiles.read(gpt2[0])).architecture
     with pytest.raises(InterventionError) as caught:
         parse_parts(name, shape)
     assert words in str(caught.value)
 
 
-def test_words_for_the_status_line() -> None:
+def test_words_for_the_status_line():
     direction = Change("calm 0.1", "blocks.0", (1.0,), is_added=True)
     changes = (Change("0", "blocks.0.mlp"), Change("0", "blocks.0.attention"), direction)
     assert Interventions.of(changes).words == "without 0, with calm 0.1"
@@ -168,9 +167,7 @@ def drawn(model: LanguageModel, changes: Interventions) -> list[tuple[int, float
     return [(e.id, round(e.logprob, 3)) for e in model.generate(request) if isinstance(e, Token)]
 
 
-def test_replies_without_a_part_and_with_it_do_not_mix(
-    gpt2: tuple[Path, Any], local: LocalModel
-) -> None:
+def test_replies_without_a_part_and_with_it_do_not_mix(gpt2, local):
     changes = off(local.decoder, "0.1 1.mlp")
     before, without_it = drawn(local, UNCHANGED), drawn(local, changes)
     assert before != without_it
@@ -184,7 +181,7 @@ def test_replies_without_a_part_and_with_it_do_not_mix(
             sequence.append(id)
 
 
-def test_scores_and_batches_are_of_the_unchanged_model(local: LocalModel) -> None:
+def test_scores_and_batches_are_of_the_unchanged_model(local):
     pairs = [(IDS[:10], IDS[10:14]), (IDS[:10], IDS[20:23])]
     request = Request(IDS[:20], GREEDY)
     scores, batch = local.score(pairs), list(local.generate_many([request, request]))
@@ -196,7 +193,7 @@ def test_scores_and_batches_are_of_the_unchanged_model(local: LocalModel) -> Non
     assert [(n, e.text) for n, e in again] == [(n, e.text) for n, e in batch]
 
 
-def test_many_and_together_draw_what_one_draws(local: LocalModel) -> None:
+def test_many_and_together_draw_what_one_draws(local):
     changes = off(local.decoder, "0.1 1.mlp")
     alone = drawn(local, changes)
     changed = Request(IDS[:20], GREEDY, interventions=changes)
@@ -210,7 +207,7 @@ def test_many_and_together_draw_what_one_draws(local: LocalModel) -> None:
     assert [e.id for e in replies[1] if isinstance(e, Token)] == [id for id, _ in alone]
 
 
-def test_the_inspector_sees_the_changed_model(local: LocalModel) -> None:
+def test_the_inspector_sees_the_changed_model(local):
     changes = off(local.decoder, "0.1 1.mlp")
     opened = inspectable(local)
     assert opened is not None
@@ -221,7 +218,7 @@ def test_the_inspector_sees_the_changed_model(local: LocalModel) -> None:
     assert best.id == int(logits.argmax())
 
 
-def test_models_that_cannot_be_changed_say_so(gpt2: tuple[Path, Any], local: LocalModel) -> None:
+def test_models_that_cannot_be_changed_say_so(gpt2, local):
     theirs = TransformersModel.load(ModelFiles.read(gpt2[0]), name="theirs")
     changes = off(local.decoder, "0.1")
     with pytest.raises(InterventionError, match="theirs: this kind of model cannot be changed"):
@@ -232,7 +229,7 @@ def test_models_that_cannot_be_changed_say_so(gpt2: tuple[Path, Any], local: Loc
         opened.inspect(IDS, changes)
 
 
-def test_gradients_need_float32(gpt2: tuple[Path, Any]) -> None:
+def test_gradients_need_float32(gpt2):
     ours = load_decoder(ModelFiles.read(gpt2[0]), precision="int8")
     with pytest.raises(ModelError, match="gradients need float32 weights, and these are int8"):
         ours.hidden_with_gradients([IDS], lambda _, value: value)

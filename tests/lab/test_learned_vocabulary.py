@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,14 +13,14 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 from chatapp.common.userfiles import UserError
 from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
-from chatapp.lab.vocabulary import Method, learn_vocabulary, merge_steps, read_words
+from chatapp.lab.vocabulary import learn_vocabulary, merge_steps, read_words
 
 HUGS = Counter({"hug": 10, "pug": 5, "pun": 12, "bun": 4, "hugs": 5})
 
 TEXTS = ("unhappiness naïve 😀 漢字", "  two  spaces\n\n", "", "a", "<|endoftext|> the the")
 
 
-def test_the_first_merges_of_a_small_corpus() -> None:
+def test_the_first_merges_of_a_small_corpus():
     first = [(step.token, step.count) for step in learn_vocabulary(HUGS, "bpe", 3)]
     assert first == [("ug", 20), ("un", 16), ("hug", 15)]
     step = next(learn_vocabulary(HUGS, "wordpiece", 1))
@@ -30,7 +29,7 @@ def test_the_first_merges_of_a_small_corpus() -> None:
 
 
 @pytest.mark.parametrize("method", ["bpe", "wordpiece"])
-def test_every_step_takes_the_best_pair(method: Method) -> None:
+def test_every_step_takes_the_best_pair(method):
     random = Random(0)
     words = Counter({"".join(random.choices("aab", k=random.randint(1, 9))): n for n in range(60)})
     mark = "##" if method == "wordpiece" else ""
@@ -59,7 +58,7 @@ def test_every_step_takes_the_best_pair(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", ["bpe", "wordpiece"])
-def test_a_merge_takes_no_longer_than_its_pairs(method: Method) -> None:
+def test_a_merge_takes_no_longer_than_its_pairs(method):
     word = "".join(Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=100_000))
 
     def seconds(merges: int) -> float:
@@ -70,16 +69,16 @@ def test_a_merge_takes_no_longer_than_its_pairs(method: Method) -> None:
     assert seconds(20) < 6 * min(seconds(1), seconds(1))  # a merge of the whole word: 13 times
 
 
-def test_the_steps_of_an_endless_word_are_refused(bpe: tokenizers.Tokenizer) -> None:
+def test_the_steps_of_an_endless_word_are_refused(bpe):
     with pytest.raises(UserError, match="a word of this text has 30,001 characters"):
         merge_steps(BPETokenizer(bpe, 0), "Say " + "walrus" * 5_000)
 
 
-def test_learning_ends_where_no_pair_is_left() -> None:
+def test_learning_ends_where_no_pair_is_left():
     assert [step.token for step in learn_vocabulary({"ab": 2, "c": 1}, "bpe", 10)] == ["ab"]
 
 
-def test_a_file_is_a_text_or_a_list_of_counts() -> None:
+def test_a_file_is_a_text_or_a_list_of_counts():
     assert read_words("hug hug\npug 5 hug") == {"hug": 3, "pug": 1, "5": 1}
     assert read_words("hug 10\n\npug\t5\nhug 1\n") == {"hug": 11, "pug": 5}
     many = "9" * 5_000
@@ -95,13 +94,13 @@ def steps_and_tokens(tokenizer: object, text: str) -> tuple[list[str], list[str]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_steps_of_byte_level_bpe_end_in_its_tokens(bpe: tokenizers.Tokenizer, text: str) -> None:
+def test_steps_of_byte_level_bpe_end_in_its_tokens(bpe, text):
     ends, tokens = steps_and_tokens(BPETokenizer(bpe, 0), text)
     assert ends == tokens
     assert "\ufffd" not in "".join(ends)
 
 
-def test_each_step_is_the_earliest_merge(bpe: tokenizers.Tokenizer) -> None:
+def test_each_step_is_the_earliest_merge(bpe):
     (word,) = merge_steps(BPETokenizer(bpe, 0), "there")
     before = word.tokens
     assert before == ("t", "h", "e", "r", "e")
@@ -127,12 +126,12 @@ def bytes_fallback() -> TransformersTokenizer:
     )
 
 
-def test_bytes_of_sentencepiece() -> None:
+def test_bytes_of_sentencepiece():
     ends, tokens = steps_and_tokens(bytes_fallback(), "ab ab ïb")
     assert ends == tokens == ["ab", " ab", " ", "<C3>", "<AF>", "b"]
 
 
-def test_wordpiece_takes_the_longest_token(tmp_path: Path) -> None:
+def test_wordpiece_takes_the_longest_token(tmp_path):
     names = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "un", "##hap", "##happi", "##ness", "a"]
     model = models.WordPiece({name: n for n, name in enumerate(names)}, unk_token="[UNK]")
     tokenizer = tokenizers.Tokenizer(model)
@@ -146,7 +145,7 @@ def test_wordpiece_takes_the_longest_token(tmp_path: Path) -> None:
     assert ends == tokens
 
 
-def test_tokenizers_without_merges_are_refused(bpe: tokenizers.Tokenizer) -> None:
+def test_tokenizers_without_merges_are_refused(bpe):
     model = models.Unigram([("</s>", 0.0), ("a", -1.0)], unk_id=0)
     unigram = TransformersTokenizer(
         PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model), eos_token="</s>")

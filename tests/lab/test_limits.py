@@ -23,7 +23,7 @@ def model() -> LocalModel:
     return loaded
 
 
-def test_a_reply_read_again_shows_what_the_constraint_did(model: LocalModel) -> None:
+def test_a_reply_read_again_shows_what_the_constraint_did(model):
     prompt = model.tokenizer.encode("User: What do you like?\nAssistant:")
     request = Request(prompt, Sampling(temperature=0, max_tokens=30), constraint=CONSTRAINT)
     events = list(model.generate(request))
@@ -48,7 +48,7 @@ def test_a_reply_read_again_shows_what_the_constraint_did(model: LocalModel) -> 
     assert not {"forced", "forbidden"} & tokens.to_json()[0].keys()
 
 
-def test_steps_follow_the_constraint_and_show_what_it_removes(model: LocalModel) -> None:
+def test_steps_follow_the_constraint_and_show_what_it_removes(model):
     prompt = model.tokenizer.encode("User: What do you like?\nAssistant:")
     sampling = Sampling(temperature=1.0, seed=3, max_tokens=30)
     events = model.generate(Request(prompt, sampling, constraint=CONSTRAINT))
@@ -76,7 +76,7 @@ def test_steps_follow_the_constraint_and_show_what_it_removes(model: LocalModel)
     assert stepper.is_over
 
 
-def test_a_reply_without_the_constraint_shows_none(model: LocalModel) -> None:
+def test_a_reply_without_the_constraint_shows_none(model):
     ids = model.tokenizer.encode("User: What do you like?\nAssistant:")
     reply = model.tokenizer.encode(" I like music.", begins=False)
     opened = inspectable(model)

@@ -51,7 +51,7 @@ def kl(before: Tensor, after: Tensor) -> float:
     return float((before.exp() * (before - after)).sum())
 
 
-def test_each_kind_of_positions_is_transformers(pair: Pair) -> None:
+def test_each_kind_of_positions_is_transformers(pair):
     model, reference = pair
     found = Positions.of(model, TEXT, OTHER)
     size = len(TEXT)
@@ -78,7 +78,7 @@ def test_each_kind_of_positions_is_transformers(pair: Pair) -> None:
     assert found.kind == ("rotations" if embeddings is None else "embeddings")
 
 
-def test_alike_positions(pair: Pair) -> None:
+def test_alike_positions(pair):
     model, reference = pair
     found = Positions.of(model, TEXT, OTHER).similarity
     embeddings = getattr(reference.base_model, "wpe", None)

@@ -60,7 +60,7 @@ def explained(pair: Pair, answers: list[list[int]], hidden: set[tuple[int, int]]
 
 
 @pytest.mark.parametrize("answers", [[[7], [30]], [[7, 11], [30]]])
-def test_effects_are_those_of_transformers(pair: Pair, answers: list[list[int]]) -> None:
+def test_effects_are_those_of_transformers(pair, answers):
     model, reference = pair
     found = attribute_prompt(model, PROMPT, SPANS, *answers)
     whole = explained(pair, answers, set())
@@ -91,7 +91,7 @@ def test_effects_are_those_of_transformers(pair: Pair, answers: list[list[int]])
         assert effect == pytest.approx(whole - explained(pair, answers, hidden), abs=1e-3), span
 
 
-def test_the_likeliest_tokens_are_compared_by_default(local: LocalModel) -> None:
+def test_the_likeliest_tokens_are_compared_by_default(local):
     ids = local.tokenizer.encode("The quick brown fox")
     best = local.logits(ids).topk(2).indices.tolist()
     seen: list[tuple[int, int]] = []
@@ -107,7 +107,7 @@ def test_the_likeliest_tokens_are_compared_by_default(local: LocalModel) -> None
     assert other.difference == pytest.approx(-found.difference, abs=1e-4)
 
 
-def test_the_example_that_mattered_most_is_named(local: LocalModel) -> None:
+def test_the_example_that_mattered_most_is_named(local):
     ids = local.tokenizer.encode("The quick brown fox jumps over the lazy dog.")
     spans = [
         PartSpan("instruction", 0, 2),
@@ -126,28 +126,28 @@ def test_the_example_that_mattered_most_is_named(local: LocalModel) -> None:
     assert -1 <= document["rank_correlation"] <= 1
 
 
-def test_what_cannot_be_explained_is_refused(local: LocalModel) -> None:
+def test_what_cannot_be_explained_is_refused(local):
     with pytest.raises(UserError):
         attribute_prompt(local, [1] * 1000, [])
     with pytest.raises(ValueError, match=r"\S"):
         attribute_prompt(local, [], [])
 
 
-def test_gradients_need_float32(make_gpt2: Any) -> None:
+def test_gradients_need_float32(make_gpt2):
     folder: Path = make_gpt2()[0]
     model = LocalModel.load(ModelFiles.read(folder), precision="int8")
     with pytest.raises(ModelError, match="float32"):
         attribute_prompt(model, [1, 2, 3], [])
 
 
-def test_an_example_ends_with_its_answer_where_fields_have_names(local: LocalModel) -> None:
+def test_an_example_ends_with_its_answer_where_fields_have_names(local):
     shown = [Segment("example", f" {text}", name) for text in "pq" for name in ("a", "b", "label")]
     asked = [Segment("user", " r", "a"), Segment("user", " r", "b")]
     spans = parts_of_segments([*shown, *asked, Segment("marker", " =>")], local.tokenizer)
     assert [span.name for span in spans] == ["example 1", "example 2", "input"]
 
 
-def test_parts_of_a_prompt(local: LocalModel) -> None:
+def test_parts_of_a_prompt(local):
     segments = [
         Segment("instruction", "Classify."),
         Segment("marker", "\n\nText:"),
@@ -174,7 +174,7 @@ def test_parts_of_a_prompt(local: LocalModel) -> None:
     assert [span.start for span in spans][1:] == [span.stop for span in spans][:-1]
 
 
-def test_turns_of_a_chat(local: LocalModel) -> None:
+def test_turns_of_a_chat(local):
     texts = (("user", "hi"), ("assistant", "ho"), ("user", "what?"))
     segments = [Segment("instruction", "Be nice.")]
     for kind, text in texts:
@@ -191,14 +191,14 @@ def test_turns_of_a_chat(local: LocalModel) -> None:
         ("one", ["one"]),
     ],
 )
-def test_parts_of_a_text(local: LocalModel, text: str, expected: list[str]) -> None:
+def test_parts_of_a_text(local, text, expected):
     ids = local.tokenizer.encode(text)
     spans = parts_of_text(text, ids, local.tokenizer)
     assert [local.tokenizer.decode(ids[span.start : span.stop]) for span in spans] == expected
     assert [span.name for span in spans] == [f"part {n}" for n in range(1, len(expected) + 1)]
 
 
-def test_rank_correlation_with_ties() -> None:
+def test_rank_correlation_with_ties():
     assert rank_correlation([1, 2, 3], [2, 4, 9]) == pytest.approx(1)
     assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
     # Ranks 1, 2.5, 2.5, 4 and 1, 2, 3, 4.

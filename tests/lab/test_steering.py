@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
 
 
-def test_a_direction_is_the_mean_difference(pair: Pair) -> None:
+def test_a_direction_is_the_mean_difference(pair):
     model, reference = pair
     direction = make_direction(model, "a", PAIRS, 0)
     ends: list[torch.Tensor] = []
@@ -65,7 +65,7 @@ def test_a_direction_is_the_mean_difference(pair: Pair) -> None:
     ]
 
 
-def test_replies_are_those_of_hooks(pair: Pair) -> None:
+def test_replies_are_those_of_hooks(pair):
     model, reference = pair
     ids = model.tokenizer.encode("The lazy dog")
     direction = make_direction(model, "a", PAIRS, 1)
@@ -100,7 +100,7 @@ def test_replies_are_those_of_hooks(pair: Pair) -> None:
     assert found.perplexity == pytest.approx(math.exp(nats), rel=1e-3)
 
 
-def test_strength_0_is_the_model_itself(local: LocalModel) -> None:
+def test_strength_0_is_the_model_itself(local):
     direction = make_direction(local, "a", PAIRS)
     changes = direction.with_strength(0.0, local.decoder.architecture)
     assert not changes
@@ -112,7 +112,7 @@ def test_strength_0_is_the_model_itself(local: LocalModel) -> None:
     assert (found.text, found.kl) == (plain, 0.0)
 
 
-def test_a_direction_is_kept_as_a_control_vector(local: LocalModel) -> None:
+def test_a_direction_is_kept_as_a_control_vector(local):
     direction = make_direction(local, "calm", PAIRS, 1)
     path = path_of("calm")
     save_direction(direction, path, "gpt2")
@@ -131,7 +131,7 @@ def test_a_direction_is_kept_as_a_control_vector(local: LocalModel) -> None:
     assert changes.words == "with calm 0.5"
 
 
-def test_control_vectors_of_other_programs(local: LocalModel, tmp_path: Path) -> None:
+def test_control_vectors_of_other_programs(local, tmp_path):
     width = local.decoder.architecture.width
     path = tmp_path / "other.gguf"
     vectors = {layer: np.full(width, layer, dtype=np.float32) for layer in (0, 1)}
@@ -141,7 +141,7 @@ def test_control_vectors_of_other_programs(local: LocalModel, tmp_path: Path) ->
     assert changes.changes[0].vector == (-2.0,) * width
 
 
-def test_bad_input_is_one_sentence(local: LocalModel, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence(local, tmp_path):
     shape = local.decoder.architecture
     for text, words in (
         ("calm", "expected a direction and a strength"),
@@ -178,7 +178,7 @@ def test_bad_input_is_one_sentence(local: LocalModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["01", "9" * 5_000, "١"])
-def test_a_layer_of_a_direction_is_a_plain_number(tmp_path: Path, number: str) -> None:
+def test_a_layer_of_a_direction_is_a_plain_number(tmp_path, number):
     path = tmp_path / "odd.gguf"
     writer = gguf.GGUFWriter(path, "controlvector")
     writer.add_tensor("direction.1", np.ones(32, dtype=np.float32))
@@ -201,7 +201,7 @@ def test_a_layer_of_a_direction_is_a_plain_number(tmp_path: Path, number: str) -
         ([""], "there are no pairs"),
     ],
 )
-def test_bad_pairs(tmp_path: Path, lines: list[str], words: str) -> None:
+def test_bad_pairs(tmp_path, lines, words):
     path = tmp_path / "pairs.jsonl"
     path.write_text("\n".join(lines))
     with pytest.raises(UserError, match=words):

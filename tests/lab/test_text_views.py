@@ -36,7 +36,7 @@ def trace(model: LocalModel, opened: Inspectable) -> Trace:
     return opened.inspect(model.tokenizer.encode(TEXT))
 
 
-def test_each_token_has_what_the_tokens_before_it_predict(model: LocalModel, trace: Trace) -> None:
+def test_each_token_has_what_the_tokens_before_it_predict(model, trace):
     tokens = Tokens.of(trace, 3)
     assert tokens.expected[0] is None
     assert tokens.actual(0) is None
@@ -50,9 +50,7 @@ def test_each_token_has_what_the_tokens_before_it_predict(model: LocalModel, tra
 
 @pytest.mark.parametrize("layer", [None, 0, 1])
 @pytest.mark.parametrize("head", [None, 2])
-def test_attention_is_averaged_over_what_is_not_chosen(
-    trace: Trace, layer: int | None, head: int | None
-) -> None:
+def test_attention_is_averaged_over_what_is_not_chosen(trace, layer, head):
     weights = trace.attention(4)
     attention = Attention.of(trace, 4, layer, head)
     layers = range(2) if layer is None else [layer]
@@ -69,12 +67,12 @@ def test_attention_is_averaged_over_what_is_not_chosen(
     assert numbers == [place for place in (layer, head) if place is not None]
 
 
-def test_the_first_token_attends_to_itself(trace: Trace) -> None:
+def test_the_first_token_attends_to_itself(trace):
     attention = Attention.of(trace, 0)
     assert (attention.weights, attention.target) == ([pytest.approx(1.0)], 0)
 
 
-def test_layers_know_what_followed(trace: Trace) -> None:
+def test_layers_know_what_followed(trace):
     layers = Layers.of(trace, 3)
     assert layers.actual is not None
     assert layers.actual.id == trace.ids[4]
@@ -88,7 +86,7 @@ def test_layers_know_what_followed(trace: Trace) -> None:
     assert "followed" not in last.reading
 
 
-def test_a_server_tells_of_the_tokens_of_its_reply_alone() -> None:
+def test_a_server_tells_of_the_tokens_of_its_reply_alone():
     tokenizer = RemoteTokenizer()
     prompt = tokenizer.encode("Where? ")
     paris, lyon, end = (tokenizer.number(text) for text in ("Paris", "Lyon", "!"))
@@ -107,7 +105,7 @@ def test_a_server_tells_of_the_tokens_of_its_reply_alone() -> None:
     assert not any(Tokens.of_served([*prompt, lyon, end], start, drawn, tokenizer).expected)
 
 
-def test_the_head_that_copies() -> None:
+def test_the_head_that_copies():
     weights = np.zeros((2, 3, 5), np.float32)
     weights[1, 2, 3] = 0.9  # after the last "a" before the token
     weights[0, 0, 1] = 1.0  # after an earlier one

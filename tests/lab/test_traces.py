@@ -3,7 +3,6 @@
 import math
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +67,7 @@ def pair(request: pytest.FixtureRequest, make_gpt2: MakeGPT2) -> Pair:
     return inspect(LocalModel.load(ModelFiles.read(folder)), IDS), reference
 
 
-def test_attention_weights_are_those_of_transformers(pair: Pair) -> None:
+def test_attention_weights_are_those_of_transformers(pair):
     trace, reference = pair
     theirs = torch.stack(eager(reference, IDS).attentions)[:, 0]
     assert near(torch.from_numpy(trace.attentions()), theirs)
@@ -78,7 +77,7 @@ def test_attention_weights_are_those_of_transformers(pair: Pair) -> None:
         assert near(row.sum(2), torch.ones(trace.layers, trace.heads))
 
 
-def test_each_layer_predicts_what_norm_and_head_make_of_its_state(pair: Pair) -> None:
+def test_each_layer_predicts_what_norm_and_head_make_of_its_state(pair):
     trace, reference = pair
     output = eager(reference, IDS)
     *early, last = output.hidden_states
@@ -92,7 +91,7 @@ def test_each_layer_predicts_what_norm_and_head_make_of_its_state(pair: Pair) ->
     assert len(trace.lens(5)) == trace.layers + 1
 
 
-def test_predictions_are_the_softmax_of_the_logits(pair: Pair) -> None:
+def test_predictions_are_the_softmax_of_the_logits(pair):
     trace, reference = pair
     probabilities = eager(reference, IDS).logits[0].double().softmax(1)
     found = trace.predictions(top=7)
@@ -113,9 +112,7 @@ def test_predictions_are_the_softmax_of_the_logits(pair: Pair) -> None:
     assert found[-1].actual is None
 
 
-def test_many_positions_are_computed_in_parts(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, make_gpt2: MakeGPT2
-) -> None:
+def test_many_positions_are_computed_in_parts(pair, monkeypatch, make_gpt2):
     model = LocalModel.load(ModelFiles.read(make_gpt2()[0]))
     whole = inspect(model, IDS)
     monkeypatch.setattr("chatapp.lab.traces.ROWS", 7)
@@ -126,7 +123,7 @@ def test_many_positions_are_computed_in_parts(
     ]
 
 
-def test_looking_changes_nothing(local: LocalModel) -> None:
+def test_looking_changes_nothing(local):
     sampling = Sampling(seed=3, max_tokens=8)
     ids = IDS[:20]
 
@@ -145,7 +142,7 @@ def test_looking_changes_nothing(local: LocalModel) -> None:
     assert reply() == before
 
 
-def test_bad_ids_are_refused(local: LocalModel) -> None:
+def test_bad_ids_are_refused(local):
     assert isinstance(inspectable(local), Inspectable)
     with pytest.raises(ValueError, match="at least one"):
         inspect(local, [])
@@ -170,7 +167,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize("sampling", CUTS.values(), ids=CUTS.keys())
-def test_the_cut_is_what_is_drawn_from(sampling: Sampling) -> None:
+def test_the_cut_is_what_is_drawn_from(sampling):
     logits = torch.randn(12, generator=torch.Generator().manual_seed(2)) * 2
     ids = [3, 4, 3]
     distribution = Sampler(sampling).distribution(logits, ids)
@@ -188,7 +185,7 @@ def _fields(sampling: Sampling) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
 
 
-def test_before_and_after_the_cut(local: LocalModel) -> None:
+def test_before_and_after_the_cut(local):
     stepper = stepper_of(local, IDS, Sampling(temperature=1.0, top_p=1.0, top_k=4))
     seen = stepper.look(top=6)
     probabilities = inspect(local, IDS).logits(39, 40)[0].softmax(0)
@@ -204,7 +201,7 @@ def test_before_and_after_the_cut(local: LocalModel) -> None:
     assert (greedy.kept, greedy.entropy, greedy.drawn[0]) == (1, 0.0, 1.0)
 
 
-def test_stepping_draws_the_tokens_of_generate(local: LocalModel) -> None:
+def test_stepping_draws_the_tokens_of_generate(local):
     sampling = Sampling(temperature=1.0, top_p=0.9, seed=11, max_tokens=10)
     prompt = IDS[:10]
     tokens = [e for e in local.generate(Request(prompt, sampling)) if isinstance(e, Token)]
@@ -222,7 +219,7 @@ def test_stepping_draws_the_tokens_of_generate(local: LocalModel) -> None:
         assert shown.get(id, 1.0) > 0
 
 
-def test_steps_can_be_chosen_and_taken_back(local: LocalModel) -> None:
+def test_steps_can_be_chosen_and_taken_back(local):
     stepper = stepper_of(local, (IDS + IDS)[:62], Sampling(temperature=0))
 
     def likeliest() -> int:
@@ -268,7 +265,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any] | None]] = {
 
 @pytest.mark.parametrize("start", [[], [1]], ids=["text alone", "after a first token"])
 @pytest.mark.parametrize("kind", OTHERS)
-def test_other_architectures(kind: str, start: list[int], local: LocalModel) -> None:
+def test_other_architectures(kind, start, local):
     make, norm = OTHERS[kind]
     reference = randomize(transformers.AutoModelForCausalLM.from_config(make()))
     model = TransformersModel(reference, local.tokenizer, name=kind, start=start)
@@ -292,7 +289,7 @@ def test_other_architectures(kind: str, start: list[int], local: LocalModel) -> 
     assert near(trace.layer_logits(3), expected)
 
 
-def test_models_that_cannot_show_it_say_so(local: LocalModel) -> None:
+def test_models_that_cannot_show_it_say_so(local):
     config = transformers.MambaConfig(
         hidden_size=32, state_size=4, num_hidden_layers=2, time_step_rank=2, **ENDS
     )
@@ -307,7 +304,7 @@ def test_models_that_cannot_show_it_say_so(local: LocalModel) -> None:
         inspect(TransformersModel(reference, local.tokenizer, name="xlnet"), IDS)
 
 
-def test_a_folder_of_transformers_is_inspectable(gpt2: tuple[Path, Any]) -> None:
+def test_a_folder_of_transformers_is_inspectable(gpt2):
     ours = inspect(LocalModel.load(ModelFiles.read(gpt2[0])), IDS)
     theirs = inspect(TransformersModel.load(ModelFiles.read(gpt2[0])), IDS)
     assert near(torch.from_numpy(ours.attention(9)), torch.from_numpy(theirs.attention(9)))
@@ -317,9 +314,7 @@ def test_a_folder_of_transformers_is_inspectable(gpt2: tuple[Path, Any]) -> None
     ]
 
 
-def test_attention_is_switched_only_while_nothing_else_is_computed(
-    gpt2: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_switched_only_while_nothing_else_is_computed(gpt2, monkeypatch):
     model = TransformersModel.load(ModelFiles.read(gpt2[0]))
     monkeypatch.setattr(model, "lock", lock := threading.Lock())
     trace = inspect(model, IDS)
@@ -337,7 +332,7 @@ def test_attention_is_switched_only_while_nothing_else_is_computed(
 
 
 @pytest.mark.parametrize("id", [-1, 340, 2**31, 2**63])
-def test_a_token_that_is_none_cannot_be_chosen(local: LocalModel, id: int) -> None:
+def test_a_token_that_is_none_cannot_be_chosen(local, id):
     stepper = stepper_of(local, IDS, Sampling())
     with pytest.raises(ValueError, match=f"token id {id} is not in the vocabulary of 340"):
         stepper.choose(id)

@@ -63,7 +63,7 @@ def difference(logits: Tensor) -> float:
 
 
 @torch.no_grad()
-def test_scores_of_heads(pair: Pair) -> None:
+def test_scores_of_heads(pair):
     ours, bridge = pair
     ids = [*CLEAN[:10], *CLEAN[:10]]
     sums = Sums(ours)
@@ -82,7 +82,7 @@ def test_scores_of_heads(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_shares(pair: Pair) -> None:
+def test_shares(pair):
     ours, bridge = pair
     logits, cache = bridge.run_with_cache(torch.tensor([CLEAN]))
     found = {part.name: part.share for part in shares(Reading(ours, CLEAN), CONTRAST)}
@@ -110,7 +110,7 @@ def test_shares(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_ablation(pair: Pair) -> None:
+def test_ablation(pair):
     ours, bridge = pair
     ids = torch.tensor([CLEAN])
     found = effects(Reading(ours, CLEAN), CONTRAST)
@@ -134,7 +134,7 @@ def test_ablation(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_patching(pair: Pair) -> None:
+def test_patching(pair):
     ours, bridge = pair
     _, kept = bridge.run_with_cache(torch.tensor([CLEAN]))
     clean, corrupt = Reading(ours, CLEAN), Reading(ours, CORRUPT)

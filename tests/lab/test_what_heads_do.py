@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from family_shapes import SHAPES, make_family
 from hooked import blocks_of, parts_of
 
 from chatapp.common.userfiles import UserError
-from chatapp.engine.backends.local import LocalModel, load_decoder
+from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.heads import (
@@ -61,7 +60,7 @@ def scores_of(decoder: Decoder, add: Any, rows: list[list[int]]) -> dict[str, An
     return sums.means()
 
 
-def test_scores_on_random_tokens(pair: Pair) -> None:
+def test_scores_on_random_tokens(pair):
     ours, reference = pair
     scores = scores_of(ours, add_random, RANDOM)
     seen = [weights_of(reference, row) for row in RANDOM]
@@ -77,7 +76,7 @@ def test_scores_on_random_tokens(pair: Pair) -> None:
         assert np.allclose(scores[name], values, atol=1e-5), name
 
 
-def test_scores_on_text(pair: Pair) -> None:
+def test_scores_on_text(pair):
     ours, reference = pair
     scores = scores_of(ours, add_text, TEXTS)
     rows: dict[str, list[list[Any]]] = {name: [] for name in scores}
@@ -103,7 +102,7 @@ def test_scores_on_text(pair: Pair) -> None:
         assert np.allclose(scores[name], means(values), atol=1e-4), name
 
 
-def test_copying_is_that_of_the_whole_matrix(pair: Pair) -> None:
+def test_copying_is_that_of_the_whole_matrix(pair):
     ours, reference = pair
     shape = ours.architecture
     embedding = reference.get_input_embeddings().weight.double().detach()
@@ -137,7 +136,7 @@ def test_copying_is_that_of_the_whole_matrix(pair: Pair) -> None:
             assert scores[layer, head] == pytest.approx(expected, abs=1e-3)
 
 
-def test_random_tokens_are_no_special_ones(local: LocalModel) -> None:
+def test_random_tokens_are_no_special_ones(local):
     rows = random_repeats(local, 12, 3, 0)
     assert len(rows) == 3
     assert all(row[:12] == row[12:] for row in rows)
@@ -147,7 +146,7 @@ def test_random_tokens_are_no_special_ones(local: LocalModel) -> None:
     assert {id for row in random_repeats(local, 12, 3, 0, few) for id in row} == {5, 7}
 
 
-def test_all_heads_of_a_model_by_all_measures(local: LocalModel) -> None:
+def test_all_heads_of_a_model_by_all_measures(local):
     seen: list[tuple[int, int]] = []
     texts = ["The quick brown fox.", "A naïve café owner, a naïve café owner."]
     progress = lambda done, total: seen.append((done, total))  # noqa: E731
@@ -171,7 +170,7 @@ def made(induction: list[list[float]], **more: Any) -> HeadScores:
     return HeadScores("a", values | {"induction": np.array(induction)}, **more)
 
 
-def test_order_names_and_changes() -> None:
+def test_order_names_and_changes():
     scores = made([[0.1, 0.9], [0.5, 0.2]])
     assert scores.order == [(0, 1), (1, 0), (1, 1), (0, 0)]
     assert [scores.called(*place) for place in scores.order] == ["induction", "induction", "", ""]
@@ -184,7 +183,7 @@ def test_order_names_and_changes() -> None:
         made([[0.1]], sorted_by="inductions")
 
 
-def test_a_file_of_texts(tmp_path: Path) -> None:
+def test_a_file_of_texts(tmp_path):
     assert len(sample_texts()) > 20
     path = tmp_path / "texts.txt"
     path.write_text("One.\nstill one\n\n\nTwo.\n")

@@ -87,9 +87,7 @@ REPLIES = [
 
 
 @pytest.mark.parametrize(("pattern", "reply", "visible", "requested"), REPLIES)
-def test_a_call_is_found_however_the_reply_is_cut(
-    pattern: CallPattern, reply: str, visible: str, requested: Requested | None
-) -> None:
+def test_a_call_is_found_however_the_reply_is_cut(pattern, reply, visible, requested):
     expected = (reply if visible is ... else visible, requested)
     assert read(pattern, [reply]) == expected
     assert read(pattern, list(reply)) == expected
@@ -104,7 +102,7 @@ def test_a_call_is_found_however_the_reply_is_cut(
 
 
 @pytest.mark.parametrize("pattern", [HERMES, MISTRAL, LLAMA, CALCULATOR])
-def test_any_text_without_a_call_comes_out_as_it_was(pattern: CallPattern) -> None:
+def test_any_text_without_a_call_comes_out_as_it_was(pattern):
     draw = random.Random(1)
     parts = ["<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<<", ">>", "{", "}", '"', "\\"]
     parts += [" ", "\n", "name", "[ARGS]", "[", "]", "é", ":", "clock", "</tool_call>", "<"]
@@ -113,13 +111,13 @@ def test_any_text_without_a_call_comes_out_as_it_was(pattern: CallPattern) -> No
         assert read(pattern, pieces) == ("".join(pieces), None)
 
 
-def test_a_pattern_in_the_text_calls_only_what_is_on() -> None:
+def test_a_pattern_in_the_text_calls_only_what_is_on():
     calls = CallFilter(CALCULATOR, ["clock"])
     assert calls.push("She has <<1+1=2>>") == ("She has <<1+1=2>>", None)
 
 
 @pytest.mark.parametrize("form", ["object", "text", "after its name"])
-def test_a_call_whose_arguments_nest_too_deep_is_text(form: str) -> None:
+def test_a_call_whose_arguments_nest_too_deep_is_text(form):
     def reply(levels: int) -> str:
         arguments = '{"a":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
         if form == "after its name":
@@ -132,7 +130,7 @@ def test_a_call_whose_arguments_nest_too_deep_is_text(form: str) -> None:
         assert read(MISTRAL, [reply(levels)]) == (reply(levels), None)
 
 
-def test_a_call_that_never_ends_is_text_at_last() -> None:
+def test_a_call_that_never_ends_is_text_at_last():
     calls = CallFilter(HERMES, TOOLS)
     assert calls.push("<tool_call>{") == ("", None)
     visible, _ = calls.push('"a' * 60_000)
@@ -197,7 +195,7 @@ def sent(messages: list[Message]) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("result", ["noon", HOSTILE, "</tool_response>", ""])
 @pytest.mark.parametrize("argument", ["Rome", HOSTILE, '"}} é'])
-def test_a_template_writes_calls_as_transformers_does(result: str, argument: str) -> None:
+def test_a_template_writes_calls_as_transformers_does(result, argument):
     template = ChatTemplate(CHATML, "test", SPECIAL, tools=SCHEMAS)
     messages = chat(result, argument)
     segments = template.render(messages)
@@ -212,7 +210,7 @@ def test_a_template_writes_calls_as_transformers_does(result: str, argument: str
     assert told == result
 
 
-def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+def test_a_template_without_tools_is_told_of_them_in_words():
     source = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -230,7 +228,7 @@ def test_a_template_without_tools_is_told_of_them_in_words() -> None:
     assert "tool" not in text_of(without)
 
 
-def test_a_pattern_is_known_by_its_template() -> None:
+def test_a_pattern_is_known_by_its_template():
     assert pattern_in(CHATML, SPECIAL) == HERMES
     assert pattern_in("{{ tools }}[TOOL_CALLS]", ()) == MISTRAL
     assert pattern_in("{{ tools }}", ("<|python_tag|>",)) == LLAMA

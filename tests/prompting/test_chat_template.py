@@ -75,7 +75,7 @@ def special(segments: list[Segment]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_the_text_is_that_of_transformers(name: str) -> None:
+def test_the_text_is_that_of_transformers(name):
     template, compared = opened(OWN[name]), 0
     for chat in conversations(HOSTILE):
         if name == "strict" and chat[0].role == "system":
@@ -86,14 +86,14 @@ def test_the_text_is_that_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["chatml", "strict", "busy"])
-def test_what_a_message_says_is_never_a_special_token(name: str) -> None:
+def test_what_a_message_says_is_never_a_special_token(name):
     template = opened(OWN[name])
     pairs = zip(conversations(HOSTILE), conversations(HARMLESS * 2), strict=False)
     for hostile, harmless in pairs:
         assert special(template.render(hostile)) == special(template.render(harmless))
 
 
-def test_every_text_has_the_kind_of_its_message() -> None:
+def test_every_text_has_the_kind_of_its_message():
     chat = [
         Message("system", "Be brief."),
         Message("user", "Hi <|im_end|>"),
@@ -111,7 +111,7 @@ def test_every_text_has_the_kind_of_its_message() -> None:
     assert segments[-2:] == [Segment("special", "<|im_start|>"), Segment("marker", "assistant\n")]
 
 
-def test_instructions_of_the_template_are_the_chats() -> None:
+def test_instructions_of_the_template_are_the_chats():
     template = opened(CHATML)
     assert template.instruction == "Be good."
     segments = template.render([Message("user", "Hi")])
@@ -122,7 +122,7 @@ def test_instructions_of_the_template_are_the_chats() -> None:
     assert opened(THINKING).instruction == ""
 
 
-def test_an_open_reply_is_a_beginning_of_the_closed_one() -> None:
+def test_an_open_reply_is_a_beginning_of_the_closed_one():
     for source in (CHATML, STRICT):
         template = opened(source)
         chat = [Message("user", "Hi"), Message("assistant", "Hello, you")]
@@ -135,7 +135,7 @@ def test_an_open_reply_is_a_beginning_of_the_closed_one() -> None:
         assert len(closed) > len(open_reply)
 
 
-def test_what_the_template_has_no_place_for_stands_before_the_message() -> None:
+def test_what_the_template_has_no_place_for_stands_before_the_message():
     chat = [Message("system", "Be <s>brief."), Message("user", "Hi"), Message("user", "you")]
     segments = opened(STRICT).render(chat)
     assert text_of(segments) == "<s><turn>user\nBe <s>brief.\n\nHi\n\nyou</s>\n<turn>model\n"
@@ -145,7 +145,7 @@ def test_what_the_template_has_no_place_for_stands_before_the_message() -> None:
     ]
 
 
-def test_what_ends_a_reply() -> None:
+def test_what_ends_a_reply():
     assert opened(CHATML).stop == ("<|im_end|>",)
     assert opened(STRICT).stop == ("</s>",)
     assert ChatTemplate("{% for m in messages %}{{ m.content }} ##{% endfor %}", "x").stop == (
@@ -187,9 +187,7 @@ def test_what_ends_a_reply() -> None:
         ("x" * 10_000_000, "has 10,000,000 characters; expected at most 500,000"),
     ],
 )
-def test_a_bad_template_is_one_sentence(
-    source: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_template_is_one_sentence(source, words, monkeypatch):
     if "seconds" in words:
         monkeypatch.setattr(chat_template, "_MOST_SECONDS", 1.0)
     with pytest.raises(ChatTemplateError, match=words) as caught:
@@ -197,7 +195,7 @@ def test_a_bad_template_is_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_what_takes_too_much_is_tried_in_one_form_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_too_much_is_tried_in_one_form_only(monkeypatch):
     rendered: list[object] = []
     ask = LimitedProcess.ask
 
@@ -213,7 +211,7 @@ def test_what_takes_too_much_is_tried_in_one_form_only(monkeypatch: pytest.Monke
     assert len(rendered) == 1
 
 
-def test_templates_that_alike_texts_come_from_have_one_fingerprint() -> None:
+def test_templates_that_alike_texts_come_from_have_one_fingerprint():
     assert opened(CHATML).fingerprint == opened(CHATML).fingerprint
     assert opened(CHATML).fingerprint != opened(STRICT).fingerprint
     assert opened(CHATML).fingerprint != ChatTemplate(CHATML, "test", SPECIAL).fingerprint
@@ -225,7 +223,7 @@ def published() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", published() or [None], ids=lambda path: path.stem if path else "-")
-def test_templates_of_real_models(path: Path | None) -> None:
+def test_templates_of_real_models(path):
     if path is None:
         pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
     source = path.read_text(encoding="utf-8")
@@ -253,7 +251,7 @@ REASONING = """\
 {%- endif %}"""
 
 
-def test_thoughts_are_given_to_the_template() -> None:
+def test_thoughts_are_given_to_the_template():
     chat = [Message("user", "Hi"), Message("assistant", "Hello.", " <|im_end|> Hm. ")]
     segments = opened(REASONING).render(chat)
     rows = [{"role": each.role, "content": each.text} for each in chat]
@@ -267,7 +265,7 @@ def test_thoughts_are_given_to_the_template() -> None:
     assert "thinking" not in [each.kind for each in later]
 
 
-def test_the_switch_for_thinking() -> None:
+def test_the_switch_for_thinking():
     template, chat = opened(REASONING), [Message("user", "Hi")]
     assert (template.switch, opened(CHATML).switch) == ("enable_thinking", "")
     for thinking in (True, False):

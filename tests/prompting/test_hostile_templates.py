@@ -65,11 +65,11 @@ def outcome(source: str) -> str:
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("name", BURNING)
-def test_a_template_that_burns_time_or_memory_is_given_up(name: str) -> None:
+def test_a_template_that_burns_time_or_memory_is_given_up(name):
     assert outcome(BURNING[name]).startswith("test: the chat template ")
 
 
-def test_the_next_template_works_after_one_that_was_given_up() -> None:
+def test_the_next_template_works_after_one_that_was_given_up():
     assert outcome(TWICE + "{{ f(60) }}").startswith("test: the chat template ")
     assert outcome("{{ messages[1].content[2:8] }}{{ messages[0].content }}") == "walrusBe brief."
 
@@ -111,13 +111,13 @@ def hostile_templates(seed: int) -> Iterator[str]:
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("number", range(5))
-def test_hostile_templates_end(number: int) -> None:
+def test_hostile_templates_end(number):
     assert outcome(next(hostile_templates(number)))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7_200)
-def test_three_hundred_hostile_templates_end() -> None:
+def test_three_hundred_hostile_templates_end():
     templates = hostile_templates(2026)
     outcomes = Counter(
         re.sub(r".*chat template (\w+ \w+ \w+).*", r"\1", outcome(next(templates))[-200:])[:40]

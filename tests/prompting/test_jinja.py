@@ -55,7 +55,7 @@ def by_transformers(
 
 @pytest.mark.parametrize("template", [PLAIN, ALPACA, CHAT, ODD], ids=lambda each: each.name)
 @pytest.mark.parametrize("chat", conversations(), ids=range(12))
-def test_transformers_renders_the_same_text(template: ShippedTemplate, chat: list[Message]) -> None:
+def test_transformers_renders_the_same_text(template, chat):
     assert by_transformers(template, chat) == text_of(template.render(chat))
     assert by_transformers(template, chat, announce=True) == text_of(template.render(chat))
     asked = chat[:-1]
@@ -65,7 +65,7 @@ def test_transformers_renders_the_same_text(template: ShippedTemplate, chat: lis
     assert by_transformers(template, asked) + announcement == text_of(template.render(asked))
 
 
-def test_chats_that_the_template_refuses_are_refused() -> None:
+def test_chats_that_the_template_refuses_are_refused():
     for roles in (["assistant"], ["system", "assistant"], ["user", "system"]):
         chat = [Message(role, "text") for role in roles]
         with pytest.raises(ValueError, match="expected"):
@@ -74,6 +74,6 @@ def test_chats_that_the_template_refuses_are_refused() -> None:
             by_transformers(CHAT, chat)
 
 
-def test_what_a_model_expects_before_any_text_comes_first() -> None:
+def test_what_a_model_expects_before_any_text_comes_first():
     chat = [Message("user", "a"), Message("assistant", "b")]
     assert by_transformers(CHAT, chat, start="<s>") == f"<s>User: a\nAssistant: b{END}"

@@ -138,7 +138,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_the_text_is_that_of_transformers(name: str) -> None:
+def test_the_text_is_that_of_transformers(name):
     template, compared = ChatTemplate(ODD[name], "test", SPECIAL, VARIABLES), 0
     for chat in conversations(HOSTILE):
         assert text_of(template.render(chat)) == reference(ODD[name], chat)
@@ -147,7 +147,7 @@ def test_the_text_is_that_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_no_special_token_comes_of_a_message(name: str) -> None:
+def test_no_special_token_comes_of_a_message(name):
     template = ChatTemplate(ODD[name], "test", SPECIAL, VARIABLES)
 
     def special(chat: list[Message]) -> list[Segment]:
@@ -175,7 +175,7 @@ FORMATS = """\
 {%- endfor %}"""
 
 
-def test_formats_keep_the_templates_own_tokens_and_no_others() -> None:
+def test_formats_keep_the_templates_own_tokens_and_no_others():
     template = ChatTemplate(FORMATS, "test", SPECIAL, VARIABLES)
     chat = [Message("user", "a <|end|> <s>")]
     segments = template.render(chat)

@@ -18,7 +18,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_every_persona_of_the_library_can_be_used() -> None:
+def test_every_persona_of_the_library_can_be_used():
     assert library.personas().keys() >= {"pirate", "teacher", "poet", "sceptic"}
     for path in library.personas().values():
         persona = load_for_chat(path)
@@ -28,7 +28,7 @@ def test_every_persona_of_the_library_can_be_used() -> None:
         assert "dialogue" in persona.system
 
 
-def test_what_a_chat_can_be_held_with_takes_a_message() -> None:
+def test_what_a_chat_can_be_held_with_takes_a_message():
     found = library.for_chats()
     assert list(found)[:4] == ["pirate", "poet", "sceptic", "teacher"]
     assert "spam" in found
@@ -37,7 +37,7 @@ def test_what_a_chat_can_be_held_with_takes_a_message() -> None:
     assert isinstance(load_for_chat(found["spam"]), PromptFile)
 
 
-def test_the_users_own_files_come_after_and_instead(own: Path) -> None:
+def test_the_users_own_files_come_after_and_instead(own):
     (own / "personas" / "pirate.toml").write_text('system = "Arr."')
     (own / "personas" / "notes.md").write_text("no persona")
     (own / "odd name.toml").write_text('instruction = "Do it."')
@@ -49,7 +49,7 @@ def test_the_users_own_files_come_after_and_instead(own: Path) -> None:
     assert library.tasks()["odd name"] == own / "odd name.toml"
 
 
-def test_a_persona_says_who_the_model_is(tmp_path: Path) -> None:
+def test_a_persona_says_who_the_model_is(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text('system = "  Be brief. "\ntemplate = "alpaca"\n')
     assert load_for_chat(path) == Persona(path, "", "Be brief.", "alpaca")
@@ -70,7 +70,7 @@ def test_a_persona_says_who_the_model_is(tmp_path: Path) -> None:
         ("examples_file = 'no.jsonl'", "there is no file"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_a_sentence(tmp_path: Path, source: str, words: str) -> None:
+def test_what_cannot_be_used_is_said_in_a_sentence(tmp_path, source, words):
     path = tmp_path / "x.toml"
     path.write_text(source)
     with pytest.raises(PromptError, match=r"x\.toml") as caught:
@@ -79,27 +79,27 @@ def test_what_cannot_be_used_is_said_in_a_sentence(tmp_path: Path, source: str, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_persona_is_no_prompt_file() -> None:
+def test_a_persona_is_no_prompt_file():
     with pytest.raises(
         PromptError, match=r"pirate\.toml, line 2: 'system' is the key of a persona"
     ):
         load_prompt(library.personas()["pirate"])
 
 
-def test_a_text_to_complete_takes_no_message(tmp_path: Path) -> None:
+def test_a_text_to_complete_takes_no_message(tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("Once upon a time")
     with pytest.raises(PromptError, match=r"x\.txt: is a text to complete and takes no message"):
         load_for_chat(path)
 
 
-def test_a_name_that_no_file_can_have() -> None:
+def test_a_name_that_no_file_can_have():
     for name in ("a\ud800.toml", "a\0.toml"):
         with pytest.raises(PromptError, match="is not a valid path"):
             load_for_chat(library.find(name))
 
 
-def test_a_folder_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_is_named(monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", "/" + "x" * 300)
     with pytest.raises(PromptError, match=r"prompts.*: cannot be read: File name too long"):
         library.for_chats()

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 from fakes import reworded
@@ -57,7 +56,7 @@ def chats(draw: st.DrawFn) -> list[Message]:
 # Rendering
 
 
-def test_the_plain_template_is_the_one_every_gpt2_knows() -> None:
+def test_the_plain_template_is_the_one_every_gpt2_knows():
     chat = [Message("user", " Hi! "), Message("assistant", "Hello."), Message("user", "Bye")]
     assert text_of(PLAIN.render(chat)) == (
         "The following is a dialogue between a user and an intelligent AI chatbot.\n\n"
@@ -65,21 +64,21 @@ def test_the_plain_template_is_the_one_every_gpt2_knows() -> None:
     )
 
 
-def test_the_alpaca_template_is_the_published_one() -> None:
+def test_the_alpaca_template_is_the_published_one():
     assert text_of(ALPACA.render([Message("user", "List three fruits.")])) == (
         "Below is an instruction that describes a task. Write a response that appropriately "
         "completes the request.\n\n### Instruction:\nList three fruits.\n\n### Response:"
     )
 
 
-def test_a_finished_reply_ends_in_the_end_of_text_token_where_the_model_learnt_it() -> None:
+def test_a_finished_reply_ends_in_the_end_of_text_token_where_the_model_learnt_it():
     chat = [Message("user", "Hi"), Message("assistant", "Hello")]
     assert END_OF_TEXT in CHAT.render(chat)
     assert END_OF_TEXT not in CHAT.render(chat, open_reply=True)
     assert END_OF_TEXT not in PLAIN.render(chat)
 
 
-def test_a_chats_own_instructions_replace_the_templates() -> None:
+def test_a_chats_own_instructions_replace_the_templates():
     chat = [Message("system", " Rhyme. "), Message("user", "Hi")]
     assert text_of(PLAIN.render(chat)).startswith("Rhyme.\n\nUser: Hi")
     assert text_of(PLAIN.render([Message("system", ""), *chat[1:]])).startswith("User: Hi")
@@ -95,16 +94,14 @@ def test_a_chats_own_instructions_replace_the_templates() -> None:
         ),
     ],
 )
-def test_roles_that_do_not_alternate_are_refused(chat: list[Message], sentence: str) -> None:
+def test_roles_that_do_not_alternate_are_refused(chat, sentence):
     with pytest.raises(ValueError, match=f"^template 'plain': .*{sentence}$"):
         PLAIN.render(chat)
 
 
 @settings(max_examples=40)
 @given(TEMPLATE, chats(), TEXT)
-def test_a_prompt_is_a_prefix_of_itself_with_its_reply_and_another_turn(
-    template: ShippedTemplate, chat: list[Message], text: str
-) -> None:
+def test_a_prompt_is_a_prefix_of_itself_with_its_reply_and_another_turn(template, chat, text):
     prompt = template.render(chat[:-1])
     opened = template.render(chat, open_reply=True)
     closed = template.render(chat)
@@ -115,7 +112,7 @@ def test_a_prompt_is_a_prefix_of_itself_with_its_reply_and_another_turn(
 
 @settings(max_examples=40)
 @given(TEMPLATE, chats())
-def test_no_prompt_ends_in_a_space(template: ShippedTemplate, chat: list[Message]) -> None:
+def test_no_prompt_ends_in_a_space(template, chat):
     assert not text_of(template.render(chat[:-1])).endswith(" ")
     if chat[-1].text.strip():
         assert not text_of(template.render(chat, open_reply=True)).endswith(" ")
@@ -123,9 +120,7 @@ def test_no_prompt_ends_in_a_space(template: ShippedTemplate, chat: list[Message
 
 @settings(max_examples=40)
 @given(TEMPLATE, chats())
-def test_every_text_of_the_chat_is_a_segment_of_its_own_kind(
-    template: ShippedTemplate, chat: list[Message]
-) -> None:
+def test_every_text_of_the_chat_is_a_segment_of_its_own_kind(template, chat):
     turns = [message for message in chat if message.role != "system"]
     segments = [part for part in template.render(chat) if part.kind in ("user", "assistant")]
     assert [(part.kind, part.text) for part in segments] == [
@@ -134,7 +129,7 @@ def test_every_text_of_the_chat_is_a_segment_of_its_own_kind(
 
 
 @pytest.mark.parametrize("marker", ["", "  ", "User: "])
-def test_a_marker_that_breaks_the_rules_is_refused(marker: str) -> None:
+def test_a_marker_that_breaks_the_rules_is_refused(marker):
     with pytest.raises(ValueError, match="a marker must hold text and not end in a space"):
         reworded(PLAIN, user_marker=marker)
     with pytest.raises(ValueError, match="a marker must hold text and not end in a space"):
@@ -146,19 +141,17 @@ def test_a_marker_that_breaks_the_rules_is_refused(marker: str) -> None:
 
 @settings(max_examples=40)
 @given(ANY_WORDING)
-def test_a_template_survives_json(wording: Wording) -> None:
+def test_a_template_survives_json(wording):
     assert Wording.from_dict(json.loads(json.dumps(wording.to_dict()))) == wording
 
 
 @given(ANY_WORDING, ANY_WORDING, st.sampled_from([each.name for each in fields(Wording)]))
-def test_every_field_but_the_name_is_in_the_fingerprint(
-    one: Wording, other: Wording, field: str
-) -> None:
+def test_every_field_but_the_name_is_in_the_fingerprint(one, other, field):
     changed = replace(one, **{field: getattr(other, field)})
     assert (changed.fingerprint == one.fingerprint) == (field == "name" or changed == one)
 
 
-def test_built_in_templates_are_found_by_name_and_differ() -> None:
+def test_built_in_templates_are_found_by_name_and_differ():
     assert [named(name) for name in ("plain", "alpaca", "chat")] == [PLAIN, ALPACA, CHAT]
     assert len({template.fingerprint for template in TEMPLATES.values()}) == len(TEMPLATES)
     with pytest.raises(ValueError, match="no template 'plian'; there are plain, alpaca, chat"):
@@ -168,7 +161,7 @@ def test_built_in_templates_are_found_by_name_and_differ() -> None:
 # Files
 
 
-def test_a_template_is_saved_with_a_model(tmp_path: Path) -> None:
+def test_a_template_is_saved_with_a_model(tmp_path):
     assert load_template(tmp_path) is None
     template = reworded(ALPACA, instruction="Schreib eine Antwort, die paßt.")
     save_template(template, tmp_path)
@@ -188,7 +181,7 @@ def test_a_template_is_saved_with_a_model(tmp_path: Path) -> None:
         ({"lead": ""}, "fields of template 'plain' were changed after it was saved"),
     ],
 )
-def test_a_changed_file_is_refused_by_name(tmp_path: Path, change: dict, sentence: str) -> None:
+def test_a_changed_file_is_refused_by_name(tmp_path, change, sentence):
     path = tmp_path / TEMPLATE_FILE
     path.write_text(json.dumps(PLAIN.to_dict() | change))
     with pytest.raises(ValueError, match=sentence) as error:
@@ -197,7 +190,7 @@ def test_a_changed_file_is_refused_by_name(tmp_path: Path, change: dict, sentenc
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b'{"name": "x"}'])
-def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_refused_by_name(tmp_path, content):
     (tmp_path / TEMPLATE_FILE).write_bytes(content)
     with pytest.raises(ValueError, match=TEMPLATE_FILE) as error:
         load_template(tmp_path)

@@ -32,18 +32,18 @@ def apart(pieces: list[str], *, is_open: bool = False) -> tuple[str, str]:
         ("</think>", "", "</think>"),
     ],
 )
-def test_a_thought_stands_at_the_beginning(text: str, thought: str, said: str) -> None:
+def test_a_thought_stands_at_the_beginning(text, thought, said):
     assert apart([text]) == (thought, said)
     assert apart(list(text)) == (thought, said)
 
 
-def test_a_thought_that_the_prompt_has_begun() -> None:
+def test_a_thought_that_the_prompt_has_begun():
     assert apart(["Hm", ".</th", "ink>", " Yes."], is_open=True) == ("Hm.", " Yes.")
     assert apart(["Hm."], is_open=True) == ("Hm.", "")
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<", "th", "ink>", "/", " ", "a"])))
-def test_the_cuts_do_not_matter_and_nothing_is_lost(pieces: list[str]) -> None:
+def test_the_cuts_do_not_matter_and_nothing_is_lost(pieces):
     text = "".join(pieces)
     thought, said = apart(pieces)
     assert apart([text]) == apart(list(text)) == (thought, said)
@@ -51,13 +51,13 @@ def test_the_cuts_do_not_matter_and_nothing_is_lost(pieces: list[str]) -> None:
     assert thought + said in (kept, kept.replace("</think>", "", 1))
 
 
-def test_each_token_is_of_a_thought_or_not() -> None:
+def test_each_token_is_of_a_thought_or_not():
     thoughts = ThoughtFilter(MARKS)
     pushed = [thoughts.push(piece) for piece in ("<think>", "Hm", "</think>", "Yes")]
     assert pushed == [("", ""), ("Hm", ""), ("", ""), (None, "Yes")]
 
 
-def test_the_marks_of_a_model() -> None:
+def test_the_marks_of_a_model():
     assert marks_in("{{ content.split('</think>')[-1] }}", ()) == MARKS
     assert marks_in("", ("[THINK]", "[/THINK]")) == Marks("[THINK]", "[/THINK]")
     assert marks_in("{{ '<think>' }}", ("<think>",)) is None

@@ -34,22 +34,20 @@ def refusal(path: Path, labels: tuple[str, ...] = ()) -> str:
         ({"id": 7, "text": "a", "label": "b", "source": None}, ("text", "label")),
     ],
 )
-def test_every_alias_is_read(
-    tmp_path: Path, row: dict[str, object], fields: tuple[str, str]
-) -> None:
+def test_every_alias_is_read(tmp_path, row, fields):
     pool = read_pool(write(tmp_path, json.dumps(row)))
     assert pool[0] == Example("a", "b")
     assert pool.fields == fields
 
 
-def test_jsonl_survives_what_editors_do(tmp_path: Path) -> None:
+def test_jsonl_survives_what_editors_do(tmp_path):
     body = '{"input": "é{}\u2028\\"", "output": "1"}\r\n\r\n{"input": "\\ud800", "output": "2"}'
     pool = read_pool(write(tmp_path, b"\xef\xbb\xbf" + body.encode()))
     assert pool.inputs == ['é{}\u2028"', "\ufffd"]
     assert pool.outputs == ["1", "2"]
 
 
-def test_csv_survives_what_editors_do(tmp_path: Path) -> None:
+def test_csv_survives_what_editors_do(tmp_path):
     body = '\ufefftext,label\r\n"a, ""b""\r\nc",spam\r\n\r\nd,ham\r\n'
     pool = read_pool(write(tmp_path, body, "pool.CSV"))
     assert pool.inputs == ['a, "b"\nc', "d"]
@@ -57,13 +55,13 @@ def test_csv_survives_what_editors_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_csv_is_read_by_its_dialect(tmp_path: Path, mark: str) -> None:
+def test_csv_is_read_by_its_dialect(tmp_path, mark):
     path = write(tmp_path, f'text{mark}label\n"a{mark} b"{mark}x\n', "pool.csv")
     assert read_pool(path).inputs == [f"a{mark} b"]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_a_huge_field_is_fine(tmp_path: Path, suffix: str) -> None:
+def test_a_huge_field_is_fine(tmp_path, suffix):
     huge = "x" * 3_000_000
     body = (
         f'{{"input": "{huge}", "output": "y"}}' if suffix == "jsonl" else f"input,output\n{huge},y"
@@ -71,13 +69,13 @@ def test_a_huge_field_is_fine(tmp_path: Path, suffix: str) -> None:
     assert read_pool(write(tmp_path, body, f"pool.{suffix}")).inputs == [huge]
 
 
-def test_a_label_is_kept_once_in_memory(tmp_path: Path) -> None:
+def test_a_label_is_kept_once_in_memory(tmp_path):
     rows = [json.dumps({"text": f"row {number}", "label": "spam"}) for number in range(100)]
     pool = read_pool(write(tmp_path, "\n".join(rows)))
     assert len({id(output) for output in pool.outputs}) == 1
 
 
-def test_reading_a_pool_keeps_little_beside_its_texts(tmp_path: Path) -> None:
+def test_reading_a_pool_keeps_little_beside_its_texts(tmp_path):
     import tracemalloc
 
     text = "a row with the number {} and some more words to make it as long as a sentence"
@@ -122,7 +120,7 @@ JSONL_REFUSALS = {
 
 
 @pytest.mark.parametrize("body", JSONL_REFUSALS)
-def test_a_jsonl_pool_is_refused_in_one_sentence(tmp_path: Path, body: str) -> None:
+def test_a_jsonl_pool_is_refused_in_one_sentence(tmp_path, body):
     assert JSONL_REFUSALS[body] in refusal(write(tmp_path, body))
 
 
@@ -142,17 +140,17 @@ CSV_REFUSALS: dict[str | bytes, str] = {
 
 
 @pytest.mark.parametrize("body", CSV_REFUSALS)
-def test_a_csv_pool_is_refused_in_one_sentence(tmp_path: Path, body: str | bytes) -> None:
+def test_a_csv_pool_is_refused_in_one_sentence(tmp_path, body):
     assert CSV_REFUSALS[body] in refusal(write(tmp_path, body, "pool.csv"))
 
 
-def test_an_output_outside_the_labels_is_refused(tmp_path: Path) -> None:
+def test_an_output_outside_the_labels_is_refused(tmp_path):
     body = '{"text": "a", "label": "spam"}\n{"text": "b", "label": "Ham"}'
     message = refusal(write(tmp_path, body), ("spam", "ham"))
     assert message == "pool.jsonl, line 2: 'Ham' is not one of the labels; did you mean 'ham'?"
 
 
-def test_a_row_that_stands_twice_is_used_once(tmp_path: Path) -> None:
+def test_a_row_that_stands_twice_is_used_once(tmp_path):
     rows = [("a", "x"), ("b", "y"), ("a", "x"), (" a ", "x"), ("b", "x"), ("c", "x")]
     body = "\n\n".join(json.dumps({"text": text, "label": label}) for text, label in rows)
     pool = read_pool(write(tmp_path, body))
@@ -167,7 +165,7 @@ def test_a_row_that_stands_twice_is_used_once(tmp_path: Path) -> None:
     assert pool.conflicts == ()  # of texts, more than one may be right
 
 
-def test_an_input_with_two_labels_is_named(tmp_path: Path) -> None:
+def test_an_input_with_two_labels_is_named(tmp_path):
     rows = [("a", "x"), ("b", "y"), ("a", "y"), ("b", "y"), ("a", "x"), ("c", "x"), ("c", "y")]
     path = write(tmp_path, "\n".join(json.dumps({"text": t, "label": y}) for t, y in rows))
     pool = read_pool(path, Columns(labels=("x", "y")))
@@ -179,14 +177,14 @@ def test_an_input_with_two_labels_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_inputs_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_of_one_hash_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(examples, "hash", lambda text: 7, raising=False)
     path = write(tmp_path, '{"text": "a", "label": "x"}\n{"text": "b", "label": "x"}\n' * 2)
     pool = read_pool(path)
     assert (pool.inputs, pool.repeats) == (["a", "b"], 2)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "folder.jsonl").mkdir()
     assert "absent.jsonl: cannot be read: No such file" in refusal(tmp_path / "absent.jsonl")
     assert "folder.jsonl: this folder holds no file named .jsonl" in refusal(
@@ -198,7 +196,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_reading_goes_on_after_a_bad_row(tmp_path: Path, suffix: str) -> None:
+def test_reading_goes_on_after_a_bad_row(tmp_path, suffix):
     bodies = {
         "jsonl": b'{"input": "a"}\n{"input": 3}\n{"input": "\xff"}\n{"input": "b", "label": "c"}',
         "csv": b'input,output\na,x\n"b"b,y\n\xff,z\nc,w\n',
@@ -210,7 +208,7 @@ def test_reading_goes_on_after_a_bad_row(tmp_path: Path, suffix: str) -> None:
     assert [line for line, _ in rows] == list(range(first, first + 4))
 
 
-def test_an_output_may_be_absent_only_where_none_is_asked_for(tmp_path: Path) -> None:
+def test_an_output_may_be_absent_only_where_none_is_asked_for(tmp_path):
     path = write(tmp_path, '{"question": "why?"}')
     ((_, row),) = read_rows(path, output_required=False)
     assert not isinstance(row, RowsError)
@@ -218,7 +216,7 @@ def test_an_output_may_be_absent_only_where_none_is_asked_for(tmp_path: Path) ->
     assert "no output" in refusal(path)
 
 
-def test_same_items() -> None:
+def test_same_items():
     def same_item(first: str, second: str) -> bool:
         return normalise(first) == normalise(second)
 
@@ -233,5 +231,5 @@ def test_same_items() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  ?! ", "ﬁ “x”", "İ", "ß\u0301", "\ud800", "a\t\nb"])
-def test_normalising_twice_changes_nothing(text: str) -> None:
+def test_normalising_twice_changes_nothing(text):
     assert normalise(normalise(text)) == normalise(text)

@@ -32,7 +32,7 @@ def write(folder: Path, name: str, content: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ITEMS)
-def test_an_item_of_each_format(tmp_path: Path, name: str) -> None:
+def test_an_item_of_each_format(tmp_path, name):
     expected, prompt = ITEMS[name], prompt_of(name)
     (item,) = read_test(write(tmp_path, name, expected["record"]), prompt.columns)
     assert text_of(render(prompt, [], item)) == expected["prompt"]
@@ -40,14 +40,14 @@ def test_an_item_of_each_format(tmp_path: Path, name: str) -> None:
     assert item.output == expected["answer"]
 
 
-def test_all_answers_of_a_question_are_right(tmp_path: Path) -> None:
+def test_all_answers_of_a_question_are_right(tmp_path):
     for name, answers in (("triviaqa", ("Ann", "Anna")), ("webquestions", ("New York", "here"))):
         path = write(tmp_path, name, ITEMS[name]["record"])
         (item,) = read_test(path, prompt_of(name).columns)
         assert item.gold == answers
 
 
-def test_labels_of_piqa_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_labels_of_piqa_stand_in_a_file_of_their_own(tmp_path):
     rows = [{"goal": f"{n}", "sol1": "a", "sol2": "b"} for n in range(2)]
     path = write(tmp_path, "piqa", "".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "test-labels.lst").write_text("1\n0\n")
@@ -83,7 +83,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_a_record_is_refused_in_one_sentence(tmp_path: Path, case: tuple[str, str]) -> None:
+def test_a_record_is_refused_in_one_sentence(tmp_path, case):
     name, content = case
     path = write(tmp_path, name, content)
     with pytest.raises(RowsError) as caught:

@@ -55,11 +55,11 @@ def write(path: Path, rows: list[dict[str, str]]) -> Path:
 
 
 @pytest.mark.parametrize("name", "a.json a.jsonl a.ndjson a.csv a.json.gz a.jsonl.gz a.CSV".split())
-def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
     assert fields(write(tmp_path / name, ROWS)) == ROWS
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet(tmp_path):
     path = tmp_path / "rows.parquet"
     rows = [{"prompt": "a", "turns": [{"from": "human", "value": "x"}]}, {"prompt": None}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
@@ -79,9 +79,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("a.tsv", "LONG\nb\n", []),
     ],
 )
-def test_a_row_has_a_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, kept: list[int]
-) -> None:
+def test_a_row_has_a_bound(tmp_path, monkeypatch, name, text, kept):
     """Counted as decoded: a compressed file may make a gigabyte of little."""
     monkeypatch.setattr("chatapp.rows.reading._LONGEST_ROW", 100_000)
     path = tmp_path / name
@@ -98,7 +96,7 @@ def test_a_row_has_a_bound(
     assert rows == kept
 
 
-def test_a_whole_file_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_file_has_a_bound(tmp_path, monkeypatch):
     monkeypatch.setattr("chatapp.common.userfiles._MOST", 100_000)
     monkeypatch.setattr("chatapp.common.userfiles._PIECE", 1_000)
     path = tmp_path / "a.txt.gz"
@@ -107,9 +105,7 @@ def test_a_whole_file_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         fields(path)
 
 
-def test_values_of_parquet_that_have_no_place_in_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_of_parquet_that_have_no_place_in_python(tmp_path, monkeypatch):
     path = tmp_path / "rows.parquet"
     days = pyarrow.array([0, 2**31 - 1], pyarrow.date32())
     parquet.write_table(pyarrow.table({"a": ["b", "c"], "day": days}), path)
@@ -125,7 +121,7 @@ def test_values_of_parquet_that_have_no_place_in_python(
     assert "row 2: is longer than 100,000 bytes" in str(second)
 
 
-def test_a_value_that_a_file_has_once_is_not_a_thousand_in_memory(tmp_path: Path) -> None:
+def test_a_value_that_a_file_has_once_is_not_a_thousand_in_memory(tmp_path):
     path = tmp_path / "rows.parquet"
     once = pyarrow.array(["x" * 8_000_000] * 40).dictionary_encode()
     parquet.write_table(pyarrow.table({"a": once}), path, compression="zstd")
@@ -133,7 +129,7 @@ def test_a_value_that_a_file_has_once_is_not_a_thousand_in_memory(tmp_path: Path
     assert _rows_at_once(parquet.ParquetFile(path).metadata) == 134
 
 
-def test_places_are_the_lines_that_rows_begin_on(tmp_path: Path) -> None:
+def test_places_are_the_lines_that_rows_begin_on(tmp_path):
     array = tmp_path / "a.json"
     array.write_text('\ufeff [\n {"a":\n 1},\n\n {"a": 2}, {"a": 3}\n]\n', encoding="utf-8")
     assert places(array) == [", line 2", ", line 5", ", line 5"]
@@ -147,13 +143,13 @@ def test_places_are_the_lines_that_rows_begin_on(tmp_path: Path) -> None:
     assert places(write(tmp_path / "b.jsonl.gz", ROWS)) == [", line 1", ", line 2"]
 
 
-def test_tsv_has_no_quotes(tmp_path: Path) -> None:
+def test_tsv_has_no_quotes(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_bytes(b'Question\tAnswer\r\nsay "hi\tit\'s "fine"\r\n')
     assert fields(path) == [{"Question": 'say "hi', "Answer": 'it\'s "fine"'}]
 
 
-def test_the_content_says_whether_it_is_an_array_or_lines(tmp_path: Path) -> None:
+def test_the_content_says_whether_it_is_an_array_or_lines(tmp_path):
     lines = tmp_path / "lines.json"
     lines.write_text('{"a": 1}\n{"a": 2}\n')
     array = tmp_path / "array.jsonl"
@@ -163,13 +159,13 @@ def test_the_content_says_whether_it_is_an_array_or_lines(tmp_path: Path) -> Non
     assert fields(array) == []
 
 
-def test_plain_text_is_one_row(tmp_path: Path) -> None:
+def test_plain_text_is_one_row(tmp_path):
     path = tmp_path / "story.txt"
     path.write_bytes("\ufeffOnce.\r\n\r\nEnd.\r\n".encode())
     assert fields(path) == [{"text": "Once.\n\nEnd.\n"}]
 
 
-def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
+def test_a_folder_is_its_files_in_order(tmp_path):
     write(tmp_path / "b.jsonl", ROWS[1:])
     write(tmp_path / "a.json", ROWS[:1])
     (tmp_path / "README.md").write_text("not data")
@@ -179,12 +175,12 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     assert fields(tmp_path) == ROWS
 
 
-def test_a_table_can_be_read_twice(tmp_path: Path) -> None:
+def test_a_table_can_be_read_twice(tmp_path):
     (table,) = tables(TrainSource(path=str(write(tmp_path / "a.jsonl", ROWS))))
     assert list(table.rows()) == list(table.rows())
 
 
-def test_a_broken_line_is_named_and_the_next_is_read(tmp_path: Path) -> None:
+def test_a_broken_line_is_named_and_the_next_is_read(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": \n[1]\n"\xff"\n{"a": 2}\n')
     first, cut, listed, latin, last = fields(path)
@@ -197,7 +193,7 @@ def test_a_broken_line_is_named_and_the_next_is_read(tmp_path: Path) -> None:
     assert fields(array)[1] == f"{array}, line 2: is the number 3, expected a JSON object"
 
 
-def test_columns_are_given_their_names(tmp_path: Path) -> None:
+def test_columns_are_given_their_names(tmp_path):
     path = write(tmp_path / "a.jsonl", [{"Q": "ask", "A": "reply", "prompt": "other", "c": "1"}])
     (table,) = tables(TrainSource(path=str(path)))
     (row,) = renamed(table, {"prompt": "Q", "completion": "A"})
@@ -211,7 +207,7 @@ def test_columns_are_given_their_names(tmp_path: Path) -> None:
     assert (row.fields["prompt"], row.fields["completion"]) == ("ask", "ask")
 
 
-def test_a_hub_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_hub_data_set(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = []
 
@@ -228,9 +224,7 @@ def test_a_hub_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     ]
 
 
-def test_without_a_network_a_hub_data_set_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_network_a_hub_data_set_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def load_dataset(*_: Any, **__: Any) -> None:
@@ -257,9 +251,7 @@ JSON = st.recursive(
     indent=st.sampled_from([None, 0, 2]),
     tail=st.sampled_from(["", "\n", " \t\r\n"]),
 )
-def test_any_array_is_read_element_by_element(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Any], indent: int | None, tail: str
-) -> None:
+def test_any_array_is_read_element_by_element(tmp_path_factory, rows, indent, tail):
     path = tmp_path_factory.mktemp("array") / "rows.json"
     path.write_text(json.dumps(rows, indent=indent) + tail, encoding="utf-8")
     assert fields(path) == json.loads(path.read_text(encoding="utf-8"))

@@ -42,7 +42,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 """A request to each path that takes a body."""
 
 
-async def test_every_path_of_the_description_answers(client: Client) -> None:
+async def test_every_path_of_the_description_answers(client):
     guide = GUIDE.read_text(encoding="utf-8")
     for described, methods in (await client.get("/openapi.json"))["paths"].items():
         path = described.removeprefix("/v1")
@@ -54,7 +54,7 @@ async def test_every_path_of_the_description_answers(client: Client) -> None:
             assert "error" not in await ask, place
 
 
-async def test_a_completion_is_what_the_model_writes(client: Client) -> None:
+async def test_a_completion_is_what_the_model_writes(client):
     answer = await client.post("/v1/completions", {"prompt": "To be", "max_tokens": 9, **GREEDY})
     (choice,) = answer["choices"]
     assert choice["text"] == alone(client, "To be", 9)
@@ -66,7 +66,7 @@ async def test_a_completion_is_what_the_model_writes(client: Client) -> None:
     assert answer["object"] == "text_completion"
 
 
-async def test_texts_ids_and_lists_of_them_give_the_same(client: Client) -> None:
+async def test_texts_ids_and_lists_of_them_give_the_same(client):
     texts = ["To be", "or not"]
     ids = [client.model.tokenizer.encode(text) for text in texts]
     fields = {"max_tokens": 6, **GREEDY}
@@ -79,7 +79,7 @@ async def test_texts_ids_and_lists_of_them_give_the_same(client: Client) -> None
     assert written[2] == written[3] == written[0][:1]
 
 
-async def test_several_replies_have_seeds_of_their_own(client: Client) -> None:
+async def test_several_replies_have_seeds_of_their_own(client):
     fields = {"prompt": "To be", "max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "seed": 5}
     answer = await client.post("/v1/completions", fields | {"n": 3})
     texts = [choice["text"] for choice in answer["choices"]]
@@ -91,7 +91,7 @@ async def test_several_replies_have_seeds_of_their_own(client: Client) -> None:
     assert answer["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
 
 
-async def test_any_number_of_stops(client: Client) -> None:
+async def test_any_number_of_stops(client):
     whole = alone(client, "To be", 12)
     stops = [f"never {n}" for n in range(9)] + [whole[4:6]]
     fields = {"prompt": "To be", "max_tokens": 12, "stop": stops, **GREEDY}
@@ -100,7 +100,7 @@ async def test_any_number_of_stops(client: Client) -> None:
     assert choice["finish_reason"] == "stop"
 
 
-async def test_an_echo_scores_the_prompt() -> None:
+async def test_an_echo_scores_the_prompt():
     async with serving(load_model("bundled", precision="float32", device="cpu")) as client:
         await check_echo(client, "A naïve cat, 猫, sleeps.")
 
@@ -125,7 +125,7 @@ async def check_echo(client: Client, text: str) -> None:
     assert any("\ufffd" in client.model.tokenizer.decode([id]) for id in ids)
 
 
-async def test_prompts_with_a_common_beginning_have_their_own_scores(client: Client) -> None:
+async def test_prompts_with_a_common_beginning_have_their_own_scores(client):
     """What the scorer keeps of the prompt before changes nothing."""
     texts = ["To be or not to be", "To be or else", "To be or else", "To", "To be or not", "or not"]
     for text in [*texts, *reversed(texts)]:
@@ -140,7 +140,7 @@ async def test_prompts_with_a_common_beginning_have_their_own_scores(client: Cli
             )
 
 
-async def test_an_echo_with_a_reply_has_both(client: Client) -> None:
+async def test_an_echo_with_a_reply_has_both(client):
     fields = {"prompt": "To be", "max_tokens": 4, "echo": True, "logprobs": 1, **GREEDY}
     (choice,) = (await client.post("/v1/completions", fields))["choices"]
     assert choice["text"] == "To be" + alone(client, "To be", 4)
@@ -150,7 +150,7 @@ async def test_an_echo_with_a_reply_has_both(client: Client) -> None:
         assert value == pytest.approx(max(best.values()))
 
 
-async def test_the_end_of_text_is_a_token_with_its_probability(client: Client) -> None:
+async def test_the_end_of_text_is_a_token_with_its_probability(client):
     """lm-eval takes the last token off what it scores: a prompt must not lose its own."""
     ids = client.model.tokenizer.encode("To be")
     (drawn, *_) = client.model.generate(Request(ids, Sampling(temperature=0, max_tokens=1)))
@@ -165,7 +165,7 @@ async def test_the_end_of_text_is_a_token_with_its_probability(client: Client) -
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_a_stream_adds_up_to_the_answer(client: Client, path: str) -> None:
+async def test_a_stream_adds_up_to_the_answer(client, path):
     is_chat = "chat" in path
     text: dict[str, Any] = (
         {"messages": [{"role": "user", "content": "Hi"}]} if is_chat else {"prompt": "Hi"}
@@ -189,7 +189,7 @@ async def test_a_stream_adds_up_to_the_answer(client: Client, path: str) -> None
     assert choices[-1]["finish_reason"] == whole["finish_reason"]
 
 
-async def test_a_chat_is_one_string_for_the_model(client: Client) -> None:
+async def test_a_chat_is_one_string_for_the_model(client):
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
@@ -214,7 +214,7 @@ async def test_a_chat_is_one_string_for_the_model(client: Client) -> None:
     assert all(len(token["top_logprobs"]) == 2 for token in content)
 
 
-async def test_a_chats_reply_is_that_of_ask(client: Client) -> None:
+async def test_a_chats_reply_is_that_of_ask(client):
     sampling = Sampling(temperature=1.0, top_p=1.0, seed=3, max_tokens=9)
     events = turn.answer(client.model, PLAIN, "Hi", Options(sampling, system="Be brief."))
     expected = "".join(event.text for event in events)
@@ -228,7 +228,7 @@ def joined_bytes(content: list[Any]) -> bytes:
     return bytes(byte for token in content for byte in token["bytes"])
 
 
-async def test_a_character_of_several_tokens() -> None:
+async def test_a_character_of_several_tokens():
     """A stream has it whole, and the log-probabilities have the bytes of each of its tokens."""
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 40}
     form = {"type": "json_schema", "json_schema": {"schema": {"const": "a 🙂 猫"}}}
@@ -251,7 +251,7 @@ async def test_a_character_of_several_tokens() -> None:
         assert joined_bytes(piece["logprobs"]["content"]).decode() == piece["delta"]["content"]
 
 
-async def test_a_last_message_of_the_assistant_is_continued(client: Client) -> None:
+async def test_a_last_message_of_the_assistant_is_continued(client):
     options = Options(Sampling(temperature=0, top_p=1.0, max_repeats=0, max_tokens=6))
     writer, exchanges = writer_for(client.model, PLAIN), [Exchange("Hi", "Well")]
     events = turn.turn(client.model, writer, exchanges, options)
@@ -263,7 +263,7 @@ async def test_a_last_message_of_the_assistant_is_continued(client: Client) -> N
     assert joined_bytes(choice["logprobs"]["content"]).decode() == expected
 
 
-async def test_bias_and_penalties_act_alone_and_in_a_batch(client: Client) -> None:
+async def test_bias_and_penalties_act_alone_and_in_a_batch(client):
     """Greedy, too: a token of -100 never comes, and one that is punished for coming comes less."""
     path, fields = "/v1/completions", {"prompt": "To be", "max_tokens": 30, **GREEDY}
     fields |= {"logprobs": 0, "return_tokens_as_token_ids": True}
@@ -285,7 +285,7 @@ async def test_bias_and_penalties_act_alone_and_in_a_batch(client: Client) -> No
     assert set(alone[2]) == {plain[-1]}
 
 
-async def test_a_stop_string_has_no_log_probabilities(client: Client) -> None:
+async def test_a_stop_string_has_no_log_probabilities(client):
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30, **GREEDY}
     whole = (await client.post("/v1/chat/completions", body))["choices"][0]["message"]["content"]
     fields = {"stop": whole[9:12], "logprobs": True}
@@ -304,7 +304,7 @@ TWO_DIGITS = {
 }
 
 
-async def test_a_reply_fits_a_schema(client: Client) -> None:
+async def test_a_reply_fits_a_schema(client):
     body = {"messages": [{"role": "user", "content": "A number?"}], "max_tokens": 60, "seed": 1}
     form = {"type": "json_schema", "json_schema": {"name": "number", "schema": TWO_DIGITS}}
     answer = await client.post("/v1/chat/completions", body | {"response_format": form})
@@ -315,7 +315,7 @@ async def test_a_reply_fits_a_schema(client: Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "dial"])
-async def test_a_call_that_is_required_fits_its_tool(client: Client, name: str) -> None:
+async def test_a_call_that_is_required_fits_its_tool(client, name):
     functions = [{"name": other, "parameters": TWO_DIGITS} for other in ("add", "dial")]
     one = {"type": "function", "function": {"name": name}}
     body = {
@@ -331,7 +331,7 @@ async def test_a_call_that_is_required_fits_its_tool(client: Client, name: str) 
     assert 10 <= json.loads(call["function"]["arguments"])["n"] <= 99
 
 
-async def test_many_requests_at_once_give_what_they_give_alone(client: Client) -> None:
+async def test_many_requests_at_once_give_what_they_give_alone(client):
     texts = [f"To be {n}" for n in range(12)]
     answers = await asyncio.gather(
         *(
@@ -343,9 +343,7 @@ async def test_many_requests_at_once_give_what_they_give_alone(client: Client) -
     assert written == [alone(client, text, 5 + n) for n, text in enumerate(texts)]
 
 
-async def test_a_client_that_leaves_ends_its_reply(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_leaves_ends_its_reply(client, monkeypatch):
     ends: list[Finished] = []
     decoder = client.model.decoder
     forward = decoder.forward_rows
@@ -367,7 +365,7 @@ async def test_a_client_that_leaves_ends_its_reply(
     assert len(ends) == steps < 200
 
 
-async def test_embeddings_and_tokens(client: Client) -> None:
+async def test_embeddings_and_tokens(client):
     answer = await client.post("/v1/embeddings", {"input": ["To be", "or"]})
     ids = client.model.tokenizer.encode("To be")
     expected = client.model.embed(ids)
@@ -384,7 +382,7 @@ async def test_embeddings_and_tokens(client: Client) -> None:
     assert info["vocab_size"] == client.model.tokenizer.size
 
 
-async def test_models_by_name(client: Client) -> None:
+async def test_models_by_name(client):
     listed = await client.get("/v1/models")
     assert [model["id"] for model in listed["data"]] == ["tiny"]
     assert (await client.get("/v1/models/tiny"))["max_model_len"] == client.model.context

@@ -29,7 +29,7 @@ def local(tiny_folder: Path) -> LanguageModel:
     return load_model(str(tiny_folder))
 
 
-def test_its_tokens(remote: LanguageModel, local: LanguageModel) -> None:
+def test_its_tokens(remote, local):
     ids = local.tokenizer.encode(TEXT)
     assert remote.tokenizer.encode(TEXT) == ids
     whole = local.tokenizer.decode(ids)  # without what a tiny vocabulary lacks
@@ -40,7 +40,7 @@ def test_its_tokens(remote: LanguageModel, local: LanguageModel) -> None:
     assert remote.context == local.context
 
 
-def test_its_scores(remote: LanguageModel, local: LanguageModel) -> None:
+def test_its_scores(remote, local):
     ids = local.tokenizer.encode(TEXT)
     whole = (ids * 9)[: local.context]
     pairs = [(ids[:n], ids[n : n + 3]) for n in range(1, 20)] + [(whole[:5], whole[5:])]
@@ -81,7 +81,7 @@ def written(model: LanguageModel, ids: list[int], **options: Any) -> tuple[list[
     ],
     ids=["plain", "top", "forced", "forced end", "stop", "window", "repetition", "seed"],
 )
-def test_its_replies(remote: LanguageModel, local: LanguageModel, options: dict[str, Any]) -> None:
+def test_its_replies(remote, local, options):
     ids, options = local.tokenizer.encode("To be"), dict(options)
     if "forced" in options:
         end_id = [local.tokenizer.end_id] if options.pop("is_ended", False) else []
@@ -107,7 +107,7 @@ def test_its_replies(remote: LanguageModel, local: LanguageModel, options: dict[
             assert [(it.text, it.logprob) for it in token.alternatives] == best
 
 
-def test_what_it_has_written_can_be_continued(remote: LanguageModel, local: LanguageModel) -> None:
+def test_what_it_has_written_can_be_continued(remote, local):
     """What it drew is text for this program."""
     ids = local.tokenizer.encode("To be")
     tokens, _ = written(remote, ids)
@@ -118,9 +118,7 @@ def test_what_it_has_written_can_be_continued(remote: LanguageModel, local: Lang
     assert [t.text for t in written(remote, [*ids, *drawn])[0]] == [t.text for t in again]
 
 
-def test_labels_by_a_server(
-    address: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_by_a_server(address, tiny_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     test = tmp_path / "test.jsonl"
     rows = [{"input": "You have won!", "output": "spam"}, {"input": "Lunch?", "output": "ham"}]
@@ -159,7 +157,7 @@ def echoing(request: dict[str, Any]) -> Any:
     return 200, json.dumps({"choices": [{"text": "", "logprobs": echoed}]}), {}
 
 
-def test_scores_of_a_text() -> None:
+def test_scores_of_a_text():
     with CompletionsServer().running() as server:
         server.stream = echoing
         model = load_model(server.url)
@@ -180,7 +178,7 @@ def test_scores_of_a_text() -> None:
         ((404, "", {}), "no such address"),
     ],
 )
-def test_what_a_server_lacks_is_said(answer: Any, words: str) -> None:
+def test_what_a_server_lacks_is_said(answer, words):
     with CompletionsServer().running() as server:
         server.stream = lambda request: answer
         model = load_model(server.url)

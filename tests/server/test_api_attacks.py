@@ -3,11 +3,10 @@
 import asyncio
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import Client, serving
+from api_server import serving
 from fakes import ScriptedModel
 
 from chatapp.server.server import Access
@@ -35,7 +34,7 @@ HOSTS = (
 
 
 @pytest.mark.parametrize("host", HOSTS.split("|"))
-async def test_another_host_is_refused(host: str) -> None:
+async def test_another_host_is_refused(host):
     async with serving(ScriptedModel(["Yes."])) as client:
         line = b"Host: " + host.encode("latin-1")
         assert await raw(client.address, b"GET /v1/models HTTP/1.1", line) in (0, 400, 403)
@@ -46,7 +45,7 @@ async def test_another_host_is_refused(host: str) -> None:
     "origin", ["http://evil.example", "null", "http://127.0.0.1", "file://", "HTTP://PAGE.EXAMPLE"]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
-async def test_another_origin_is_refused_also_before_its_request(origin: str, method: str) -> None:
+async def test_another_origin_is_refused_also_before_its_request(origin, method):
     access = Access(frozenset({"127.0.0.1"}), "", frozenset({"http://page.example"}))
     async with serving(ScriptedModel(["Yes."]), access) as client:
         url, headers = f"{client.address}/v1/chat/completions", {"Origin": origin}
@@ -60,7 +59,7 @@ async def test_another_origin_is_refused_also_before_its_request(origin: str, me
     "|Bearer|Bearer |Bearer secre|Bearer secret2|Bearer SECRET|Basic c2VjcmV0|Bearer \xff"
     "|Bearer secret, Bearer secret".split("|"),
 )
-async def test_another_key_opens_nothing(given: str) -> None:
+async def test_another_key_opens_nothing(given):
     access = Access(frozenset(), "secret")
     async with serving(ScriptedModel(["Yes."]), access) as client:
         key = b"Authorization: " + given.encode("latin-1")
@@ -82,7 +81,7 @@ def broken(dice: random.Random, folder: str) -> dict[str, Any]:
     return body | {name: dice.choice(odd) for name in dice.sample(known, dice.randint(1, 3))}
 
 
-async def test_errors_repeat_no_text_and_no_path(client: Client, tiny_folder: Path) -> None:
+async def test_errors_repeat_no_text_and_no_path(client, tiny_folder):
     dice = random.Random(41)
     refused = 0
     for _ in range(60):

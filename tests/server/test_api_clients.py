@@ -27,7 +27,7 @@ def lenient(address: str) -> Any:
     return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
 
-def test_completions(client: Any, lenient: Any) -> None:
+def test_completions(client, lenient):
     fields = {"model": "tiny", "prompt": "To be", "max_tokens": 5, "temperature": 0}
     answer = lenient.completions.create(**fields, logprobs=1, echo=True)
     assert answer.choices[0].text.startswith("To be")
@@ -37,7 +37,7 @@ def test_completions(client: Any, lenient: Any) -> None:
     assert "To be" + "".join(part.choices[0].text for part in parts) == answer.choices[0].text
 
 
-def test_chat(client: Any) -> None:
+def test_chat(client):
     fields = {"model": "tiny", "messages": [USER], "max_completion_tokens": 6, "temperature": 0}
     answer = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2)
     content = answer.choices[0].message.content
@@ -56,7 +56,7 @@ class Numbers(BaseModel):
     second: Number
 
 
-def test_parse(client: Any) -> None:
+def test_parse(client):
     """A type of the client as the form of a reply, and of a call."""
     chat = {"model": "tiny", "messages": [USER], "max_completion_tokens": 90}
     reply = client.chat.completions.parse(**chat, response_format=Numbers)
@@ -67,7 +67,7 @@ def test_parse(client: Any) -> None:
     assert isinstance(call.function.parsed_arguments, Numbers)
 
 
-def test_models_and_embeddings(client: Any, lenient: Any) -> None:
+def test_models_and_embeddings(client, lenient):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
     plain = client.embeddings.create(model="tiny", input="To be", encoding_format="float")
@@ -75,7 +75,7 @@ def test_models_and_embeddings(client: Any, lenient: Any) -> None:
     assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding)
 
 
-def test_errors(client: Any) -> None:
+def test_errors(client):
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="other", prompt="a")
     assert missing.value.code == "model_not_found"

@@ -69,7 +69,7 @@ def kill_halfway(server: "subprocess.Popen[str]", folder: Path) -> None:
     os.kill(server.pid, signal.SIGKILL if os.name != "nt" else signal.SIGTERM)
 
 
-def test_a_server_that_is_killed_halfway_loses_no_item(folder: Path) -> None:
+def test_a_server_that_is_killed_halfway_loses_no_item(folder):
     port = closed_port()
     url = f"http://127.0.0.1:{port}/v1"
     command = [sys.executable, "-m", "chatapp", "api", "--model", MODEL, "--port", str(port)]

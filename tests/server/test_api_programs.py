@@ -38,7 +38,7 @@ def run(module: str, *arguments: str, **variables: str) -> str:
     return done.stdout
 
 
-def test_llm(address: str, reply: str, tmp_path: Path) -> None:
+def test_llm(address, reply, tmp_path):
     pytest.importorskip("llm", reason="the package llm is not installed")
     model = _example("yaml").replace("http://127.0.0.1:8080", address).replace("bundled", "tiny")
     (tmp_path / "extra-openai-models.yaml").write_text(model)
@@ -48,14 +48,14 @@ def test_llm(address: str, reply: str, tmp_path: Path) -> None:
         assert written.strip() == reply.strip()
 
 
-def test_the_notebook_of_the_guide(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_notebook_of_the_guide(address, capsys):
     pytest.importorskip("openai", reason="the package openai is not installed")
     code = _example("python").replace("http://127.0.0.1:8080", address).replace("bundled", "tiny")
     exec(code, {})
     assert "[None, -" in capsys.readouterr().out
 
 
-def test_the_script_of_the_guide(address: str) -> None:
+def test_the_script_of_the_guide(address):
     if shutil.which("curl") is None or os.name == "nt":
         pytest.skip("curl or a shell is missing")
     code = _example("sh").replace("http://127.0.0.1:8080", address).replace("bundled", "tiny")
@@ -70,7 +70,7 @@ def _example(language: str) -> str:
     return str(code)
 
 
-def test_litellm(address: str, reply: str) -> None:
+def test_litellm(address, reply):
     litellm = pytest.importorskip("litellm", reason="the package litellm is not installed")
     to: dict[str, Any] = {"api_base": f"{address}/v1", "api_key": "none", **FIELDS}
     answer = litellm.completion(model="openai/tiny", messages=MESSAGES, **to)
@@ -83,7 +83,7 @@ def test_litellm(address: str, reply: str) -> None:
         litellm.completion(model="openai/other", messages=MESSAGES, **to)
 
 
-def test_schemathesis(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schemathesis(address, tmp_path, monkeypatch):
     pytest.importorskip("schemathesis", reason="the package schemathesis is not installed")
     monkeypatch.chdir(tmp_path)  # it keeps what it finds
     options = ["--checks", "not_a_server_error", "--max-examples", "5", "--seed", "41"]

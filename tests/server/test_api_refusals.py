@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import Client, serving
+from api_server import serving
 from fakes import ScriptedModel
 from jsonschema import Draft202012Validator
 
@@ -64,9 +64,7 @@ BROKEN = {"type": "function", "function": {"name": "f", "parameters": {"type": "
         ("/v1/embeddings", {}, "input", "is missing"),
     ],
 )
-async def test_a_mistake_is_named(
-    client: Client, path: str, body: Any, param: str, words: str
-) -> None:
+async def test_a_mistake_is_named(client, path, body, param, words):
     answer = await client.post(path, body)
     error = answer["error"]
     assert answer["status"] == 400
@@ -76,7 +74,7 @@ async def test_a_mistake_is_named(
     assert words in error["message"]
 
 
-async def test_a_prompt_that_is_too_long_has_both_numbers(client: Client) -> None:
+async def test_a_prompt_that_is_too_long_has_both_numbers(client):
     ids = client.model.tokenizer.encode("a b " * 300)
     answer = await client.post(TEXT, {"prompt": ids})
     assert str(len(ids)) in answer["error"]["message"]
@@ -113,9 +111,7 @@ LONG = "hello world " * 80_000
         ),
     ],
 )
-async def test_no_text_and_no_answer_is_without_bound(
-    client: Client, path: str, body: dict[str, Any], words: str
-) -> None:
+async def test_no_text_and_no_answer_is_without_bound(client, path, body, words):
     """Nor does one keep the event loop, which answers everybody, for longer than a moment."""
     longest, done = 0.0, False
 
@@ -136,21 +132,21 @@ async def test_no_text_and_no_answer_is_without_bound(
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br"])
-async def test_a_body_is_what_its_headers_say(client: Client, coding: str) -> None:
+async def test_a_body_is_what_its_headers_say(client, coding):
     headers = {"Content-Encoding": coding}
     async with client.session.post(client.address + TEXT, data=b"no", headers=headers) as answer:
         assert answer.status == 400
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a":' * 50_000])
-async def test_broken_bodies(client: Client, data: bytes) -> None:
+async def test_broken_bodies(client, data):
     async with client.session.post(client.address + TEXT, data=data) as response:
         assert response.status == 400
         assert "body" in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize("levels", [200, 900, 980])
-async def test_deep_values_never_fail(client: Client, levels: int) -> None:
+async def test_deep_values_never_fail(client, levels):
     """Each part of the program reads fewer levels than the one before it."""
     deep = '{"properties": {"a": ' * (levels // 2) + "{}" + "}}" * (levels // 2)
     tools = [{"type": "function", "function": {"name": "f", "parameters": "DEEP"}}]
@@ -169,7 +165,7 @@ async def test_deep_values_never_fail(client: Client, levels: int) -> None:
             assert response.status < 500, (levels, list(body), await response.text())
 
 
-async def test_a_body_that_is_too_large(client: Client) -> None:
+async def test_a_body_that_is_too_large(client):
     async with client.session.post(
         client.address + TEXT, data=b" " * (LARGEST_BODY + 1)
     ) as response:
@@ -177,7 +173,7 @@ async def test_a_body_that_is_too_large(client: Client) -> None:
         assert "error" in await response.json()
 
 
-async def test_unknown_paths_methods_and_models(client: Client) -> None:
+async def test_unknown_paths_methods_and_models(client):
     assert (await client.get("/v1/nothing"))["status"] == 404
     assert (await client.get(TEXT))["status"] == 405
     answer = await client.post(TEXT, {"prompt": "a", "model": "gpt-9"})
@@ -186,7 +182,7 @@ async def test_unknown_paths_methods_and_models(client: Client) -> None:
 
 
 @pytest.mark.parametrize("path", KEYS)
-async def test_each_key_of_the_reference_acts_or_is_named(client: Client, path: str) -> None:
+async def test_each_key_of_the_reference_acts_or_is_named(client, path):
     """A header names what is ignored; what would change the answer and does not act is refused."""
     bare: dict[str, Any] = {"max_tokens": 2, "prompt": "a", "messages": [USER], "input": "a"}
     bare = {key: bare[key] for key in bare if key in KEYS[path]["supported"].split()}
@@ -211,9 +207,7 @@ async def test_each_key_of_the_reference_acts_or_is_named(client: Client, path: 
                 assert answer.status == 400 or name in {*bare, "model", "stop", "stream_options"}
 
 
-async def test_unknown_keys_are_named_and_cannot_fill_the_header(
-    client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unknown_keys_are_named_and_cannot_fill_the_header(client, caplog):
     fields = {"prompt": "a", "max_tokens": 2, "best_of": 1, "suffix": None, "logit_bias": {}}
     sent = fields | {"\x1b[2J\r\nX": 1, "stream_options": {"a": 1}}
     with caplog.at_level("INFO"):
@@ -226,12 +220,12 @@ async def test_unknown_keys_are_named_and_cannot_fill_the_header(
         assert len(answer.headers["X-Ignored-Keys"]) < 2000
 
 
-async def test_a_mistake_before_a_stream_is_an_ordinary_answer(client: Client) -> None:
+async def test_a_mistake_before_a_stream_is_an_ordinary_answer(client):
     answer = await client.post(TEXT, {"prompt": "", "stream": True})
     assert answer["status"] == 400
 
 
-async def test_random_requests_never_fail(client: Client) -> None:
+async def test_random_requests_never_fail(client):
     """The server's own description, with random values for its fields."""
     generator = random.Random(0)
     paths = (await client.get("/v1/openapi.json"))["paths"]
@@ -252,15 +246,13 @@ async def test_random_requests_never_fail(client: Client) -> None:
                 assert response.status < 500, (path, body, await response.text())
 
 
-async def test_the_description_is_a_schema(client: Client) -> None:
+async def test_the_description_is_a_schema(client):
     description = await client.get("/openapi.json")
     for schema in description["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
 
 
-async def test_a_full_queue_is_told_to_wait(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_queue_is_told_to_wait(tiny_folder, monkeypatch):
     monkeypatch.setattr(worker, "MOST_WAITING", 2)
     async with serving(ScriptedModel(["one two three"], delay=0.05)) as client:
         body = {"prompt": "a", "max_tokens": 3}
@@ -271,9 +263,7 @@ async def test_a_full_queue_is_told_to_wait(
     assert sum("choices" in answer for answer in answers) >= 2
 
 
-async def test_an_unforeseen_error_keeps_its_text_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unforeseen_error_keeps_its_text_in_the_log(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
 
     def fail(prompt: str) -> str:
@@ -287,7 +277,7 @@ async def test_an_unforeseen_error_keeps_its_text_in_the_log(
         assert (await client.get("/health"))["status"] == "ok"
 
 
-async def test_the_key_opens_what_is_not_open(tiny_folder: Path) -> None:
+async def test_the_key_opens_what_is_not_open(tiny_folder):
     model = load_model(str(tiny_folder), precision="float32", device="cpu")
     access = Access(frozenset({"127.0.0.1"}), "secret", frozenset({"http://page.example"}))
     async with serving(model, access) as client:
@@ -299,9 +289,7 @@ async def test_the_key_opens_what_is_not_open(tiny_folder: Path) -> None:
         assert (await client.session.options(client.address, headers=page)).status == 204
 
 
-async def test_forms_that_take_long_to_compile_hold_up_no_other_request(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_forms_that_take_long_to_compile_hold_up_no_other_request(client, monkeypatch):
     compiling = threading.Event()
     monkeypatch.setattr("chatapp.server.prompts._compiled", lambda *_: compiling.wait(60) and None)
     form = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"regex": "a"}}
@@ -314,7 +302,7 @@ async def test_forms_that_take_long_to_compile_hold_up_no_other_request(
     assert sum(answer.get("status") == 503 for answer in answers) == 6
 
 
-def test_every_list_of_a_request_is_read_up_to_its_first_mistake() -> None:
+def test_every_list_of_a_request_is_read_up_to_its_first_mistake():
     """A forgotten one makes a message for each of a million wrong items, which takes minutes."""
 
     def lists(schema: Any) -> Iterator[Any]:

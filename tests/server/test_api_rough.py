@@ -68,9 +68,7 @@ async def leaver(client: Client) -> None:
         response.close()
 
 
-async def test_a_client_that_leaves_is_one_line_in_the_log(
-    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_that_leaves_is_one_line_in_the_log(client, monkeypatch, caplog):
     async def closed(response: web.StreamResponse, data: bytes) -> None:
         raise ConnectionResetError
 
@@ -89,7 +87,7 @@ async def large(client: Client, data: bytes, status: int) -> None:
 
 
 @pytest.mark.parametrize("count", [16, pytest.param(1000, marks=pytest.mark.long)])
-async def test_half_requests_cost_no_other_its_reply(hasty: Client, count: int) -> None:
+async def test_half_requests_cost_no_other_its_reply(hasty, count):
     waiting = [asyncio.create_task(half_open(hasty, HALVES[n % 4])) for n in range(count)]
     waiting.append(asyncio.create_task(slow_reader(hasty)))
     await check_replies(hasty)
@@ -97,7 +95,7 @@ async def test_half_requests_cost_no_other_its_reply(hasty: Client, count: int) 
     assert {end[9:12] for end in ends} <= {b"", b"408"}
 
 
-async def test_large_bodies_cost_no_other_its_reply(client: Client) -> None:
+async def test_large_bodies_cost_no_other_its_reply(client):
     text = json.dumps({"prompt": "a b " * 2_500_000}).encode()
     others = [
         *(leaver(client) for _ in range(4)),
@@ -121,7 +119,7 @@ async def check_replies(client: Client) -> None:
     assert [answer["choices"][0]["text"] for answer in answers] == [expected] * 16
 
 
-async def test_bodies_together_are_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_together_are_bounded(client, monkeypatch):
     monkeypatch.setattr(server, "MOST_BYTES", 100)
     assert (await client.post(TEXT, {"prompt": "To be", "max_tokens": 1}))["choices"]
     refused = await client.post(TEXT, {"prompt": "a" * 100, "max_tokens": 1})
@@ -129,7 +127,7 @@ async def test_bodies_together_are_bounded(client: Client, monkeypatch: pytest.M
     assert (await client.post(TEXT, {"prompt": "To be", "max_tokens": 1}))["choices"]
 
 
-async def test_traffic_leaves_nothing_behind(client: Client) -> None:
+async def test_traffic_leaves_nothing_behind(client):
     """What the server keeps is bounded: the running batch, and the keys and values of 8 texts."""
 
     async def traffic(round: int) -> int:
@@ -150,7 +148,7 @@ async def test_traffic_leaves_nothing_behind(client: Client) -> None:
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
-async def test_a_page_of_a_known_origin_reads_a_stream(tiny_folder) -> None:
+async def test_a_page_of_a_known_origin_reads_a_stream(tiny_folder):
     access = server.Access(frozenset({"127.0.0.1"}), "", frozenset({"http://page.example"}))
     model = load_model(str(tiny_folder), precision="float32", device="cpu")
     async with serving(model, access) as client:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import Client, on_a_thread
+from api_server import on_a_thread
 from completions_server import closed_port
 from thinking_model import thinking_model
 
@@ -67,7 +67,7 @@ def model(noted: Running, tiny_folder: Path) -> LanguageModel:
     return model
 
 
-def test_its_replies_are_the_models(model: LanguageModel, local: LanguageModel) -> None:
+def test_its_replies_are_the_models(model, local):
     ids = model.tokenizer.encode("To be")
     requests = [Request(ids, replace(SAMPLING, seed=n), top=2) for n in range(3)]
     for request in requests:
@@ -89,7 +89,7 @@ def test_its_replies_are_the_models(model: LanguageModel, local: LanguageModel) 
     assert [end.reason for end in ends] == ["length"] * 3
 
 
-def test_its_scores_are_the_models(model: LanguageModel, local: LanguageModel) -> None:
+def test_its_scores_are_the_models(model, local):
     ids = local.tokenizer.encode("To be or not to be")
     pairs = [(ids[:n], ids[n:]) for n in range(1, 5)]
     for own, expected in zip(model.score(pairs), local.score(pairs), strict=True):
@@ -100,9 +100,7 @@ def test_its_scores_are_the_models(model: LanguageModel, local: LanguageModel) -
         model.generate(Request(ids * 99, SAMPLING))
 
 
-def test_the_microscope_and_changes_load_the_model(
-    model: LanguageModel, local: LanguageModel
-) -> None:
+def test_the_microscope_and_changes_load_the_model(model, local):
     ids = local.tokenizer.encode("To be")
     changed = replace(Request(ids, SAMPLING), interventions=switched_off([Part(0, is_mlp=True)]))
     texts = ["".join(event.text for event in one.generate(changed)) for one in (model, local)]
@@ -115,7 +113,7 @@ def test_the_microscope_and_changes_load_the_model(
     assert isinstance(model.here, LocalModel)
 
 
-def test_another_model_is_not_used(noted: Running, tiny_folder: Path, tmp_path: Path) -> None:
+def test_another_model_is_not_used(noted, tiny_folder, tmp_path):
     name = str(tiny_folder)
     assert running.find(name, "auto", "cpu") is not None
     assert running.find(os.path.relpath(name), "float32", "cpu") is not None
@@ -131,7 +129,7 @@ def test_another_model_is_not_used(noted: Running, tiny_folder: Path, tmp_path: 
     assert running.find(name, "auto", "cpu") is None
 
 
-def test_only_the_server_of_this_user_is_used(noted: Running, lock: Any) -> None:
+def test_only_the_server_of_this_user_is_used(noted, lock):
     assert running.running() == noted
     lock.release()  # it was killed; another program may have its port
     assert running.running() is None
@@ -148,9 +146,7 @@ def test_only_the_server_of_this_user_is_used(noted: Running, lock: Any) -> None
         assert running.running() is None
 
 
-def test_the_key_is_in_the_private_file_alone(
-    local: LanguageModel, noted: Running, tiny_folder: Path
-) -> None:
+def test_the_key_is_in_the_private_file_alone(local, noted, tiny_folder):
     ids = local.tokenizer.encode("To be")
     with on_a_thread(local, access=Access(frozenset({"127.0.0.1"}), "the key")) as address:
         dead = f"http://127.0.0.1:{closed_port()}"
@@ -169,7 +165,7 @@ def test_the_key_is_in_the_private_file_alone(
             assert "the key" not in repr(server) + end.message
 
 
-def test_a_cancelled_reply_ends(model: LanguageModel) -> None:
+def test_a_cancelled_reply_ends(model):
     cancel = threading.Event()
     ids = model.tokenizer.encode("To be")
     long = replace(SAMPLING, max_tokens=200, max_repeats=0)
@@ -192,9 +188,7 @@ def test_a_cancelled_reply_ends(model: LanguageModel) -> None:
     ],
     ids=["schema", "pattern", "grammar"],
 )
-def test_a_constraint_is_followed_there(
-    model: LanguageModel, local: LanguageModel, limits: Constraint
-) -> None:
+def test_a_constraint_is_followed_there(model, local, limits):
     request = Request(local.tokenizer.encode("To be"), SAMPLING, top=1, constraint=limits)
     *tokens, end = model.generate(request)
     *expected, expected_end = local.generate(request)
@@ -213,7 +207,7 @@ def test_a_constraint_is_followed_there(
     assert "here" in vars(model)
 
 
-async def test_a_form_that_is_none_is_refused(client: Client) -> None:
+async def test_a_form_that_is_none_is_refused(client):
     for form in ({}, {"regex": "a", "grammar": "b"}, {"regex": "("}, {"json": "["}):
         for path, body in (("completions", {"prompt": "a"}), ("chat/completions", CHAT)):
             answer = await client.post(f"/v1/{path}", body | {"structured_outputs": form})
@@ -224,9 +218,7 @@ async def test_a_form_that_is_none_is_refused(client: Client) -> None:
     assert re.fullmatch("[a-d]{4}", answer["choices"][0]["message"]["content"])
 
 
-def test_the_model_goes_on_after_forced_tokens_here(
-    model: LanguageModel, local: LanguageModel
-) -> None:
+def test_the_model_goes_on_after_forced_tokens_here(model, local):
     ids = local.tokenizer.encode("To be or not")
     for forced in (ids[2:], [*ids[2:], local.tokenizer.end_id]):
         request = Request(ids[:2], SAMPLING, forced=forced)
@@ -243,7 +235,7 @@ def events_of_ask(address: str, question: ServedQuestion, sampling: Sampling) ->
     return list(reply_events(client, "chat/completions", question.body, sampling, None, tokens_in))
 
 
-def test_ask_gets_thoughts_and_the_switch_for_them(tmp_path: Path) -> None:
+def test_ask_gets_thoughts_and_the_switch_for_them(tmp_path):
     model = thinking_model(tmp_path, ["<think>\nThey greet me.\n</think>\n\nHello you!", "Yes."])
     sampling = Sampling(max_tokens=99)
     with on_a_thread(model, template=choose_template(model, "")) as address:
@@ -256,7 +248,7 @@ def test_ask_gets_thoughts_and_the_switch_for_them(tmp_path: Path) -> None:
     assert model.prompts[1].endswith("<think>\n\n</think>\n\n")
 
 
-def test_ask_hears_why_a_reply_ended(local: LanguageModel) -> None:
+def test_ask_hears_why_a_reply_ended(local):
     """The protocol knows two reasons; this program has more."""
     long = Sampling(temperature=0, max_tokens=900, max_repeats=0)
     question = ServedQuestion("To be", None, "", None)
@@ -270,7 +262,7 @@ def test_ask_hears_why_a_reply_ended(local: LanguageModel) -> None:
             events_of_ask(address, replace(question, think=True), long)
 
 
-def test_every_parameter_reaches_the_server() -> None:
+def test_every_parameter_reaches_the_server():
     values = (0.0, 2, 0.5, 0.1, 1.5, 3, 0.5, -0.5, 4, 5, 6)
     sampling = Sampling.of(dict(zip(PARAMETERS, values, strict=True)))
     body = CompletionBody(**asdict(sampling))
@@ -283,7 +275,7 @@ SLOW += "textual rich aiohttp sqlite3 huggingface_hub".split()
 SLOW += ["chatapp.engine.backends.remote.remote_model"]
 
 
-def test_ask_imports_little(noted: Running, tiny_folder: Path, tmp_path: Path) -> None:
+def test_ask_imports_little(noted, tiny_folder, tmp_path):
     """Imports took most of the time of an answer."""
     code = (
         "import sys; from chatapp.cli import app; app(sys.argv[1:], standalone_mode=False); "

@@ -53,9 +53,7 @@ def inputs(n: int) -> list[str]:
     return [" ".join(draw.choices(words, k=draw.randrange(1, 6))) for _ in range(n)]
 
 
-def test_fifty_items_have_the_likelihoods_of_transformers(
-    gpt2: LocalModel, log_probs: LogProbs
-) -> None:
+def test_fifty_items_have_the_likelihoods_of_transformers(gpt2, log_probs):
     """Labels of one and of several tokens; the reference encodes the whole text at once."""
     encode = gpt2.tokenizer.encode
     assert {len(encode(f" {label}")) for label in LABELS} == {2, 3, 13}
@@ -80,7 +78,7 @@ def test_fifty_items_have_the_likelihoods_of_transformers(
     assert len({answer.output for answer in answers}) > 1
 
 
-def test_labels_of_one_token(gpt2: LocalModel, log_probs: LogProbs) -> None:
+def test_labels_of_one_token(gpt2, log_probs):
     prompt = replace(make(labels=("User", "Assistant"), k=0), output_prefix="Which:\n")
     asking = answerer(gpt2, prompt)
     ids = gpt2.tokenizer.encode("Say which.\n\nText: two birds\nWhich:\n")
@@ -92,9 +90,7 @@ def test_labels_of_one_token(gpt2: LocalModel, log_probs: LogProbs) -> None:
         assert answer.likelihoods.direct[label] == pytest.approx(expected, abs=1e-4)
 
 
-def test_calibration_asks_the_same_prompt_without_an_input(
-    gpt2: LocalModel, log_probs: LogProbs
-) -> None:
+def test_calibration_asks_the_same_prompt_without_an_input(gpt2, log_probs):
     asking = answerer(gpt2, make("calibrated"))
     answers = asking.answer([asking.prepare(text) for text in ("one fox", "no bird")])
     direct = answerer(gpt2, make("direct"))
@@ -112,9 +108,7 @@ def test_calibration_asks_the_same_prompt_without_an_input(
                 assert found[label] == pytest.approx(expected, abs=1e-4)
 
 
-def test_channel_scores_the_input_after_turned_examples(
-    gpt2: LocalModel, log_probs: LogProbs
-) -> None:
+def test_channel_scores_the_input_after_turned_examples(gpt2, log_probs):
     asking = answerer(gpt2, make("channel"))
     (answer,) = asking.answer([asking.prepare("one fox")])
     encode = gpt2.tokenizer.encode
@@ -128,7 +122,7 @@ def test_channel_scores_the_input_after_turned_examples(
         assert answer.likelihoods.channel[label] == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_label_that_begins_another_is_closed(gpt2: LocalModel, log_probs: LogProbs) -> None:
+def test_a_label_that_begins_another_is_closed(gpt2, log_probs):
     labels = ("ent", "entity", "no")
     prompt = make(labels=labels, k=0)
     asking = answerer(gpt2, prompt)
@@ -146,7 +140,7 @@ def test_a_label_that_begins_another_is_closed(gpt2: LocalModel, log_probs: LogP
 
 
 @pytest.mark.parametrize("scoring", ["direct", "calibrated", "channel"])
-def test_a_full_window_drops_the_furthest(gpt2: LocalModel, scoring: str) -> None:
+def test_a_full_window_drops_the_furthest(gpt2, scoring):
     prompt = make(scoring, method="knn", k=4)
     asking = answerer(gpt2, prompt)
     for size in range(1, 40):
@@ -160,9 +154,7 @@ def test_a_full_window_drops_the_furthest(gpt2: LocalModel, scoring: str) -> Non
     assert ranked == build_selector(POOL, prompt.select).select("x" * size, 4)
 
 
-def test_nothing_but_the_label_is_scored_where_there_is_no_prompt(
-    gpt2: LocalModel, log_probs: LogProbs
-) -> None:
+def test_nothing_but_the_label_is_scored_where_there_is_no_prompt(gpt2, log_probs):
     prompt = PromptFile(
         path=Path("p"),
         input_prefix="",
@@ -179,7 +171,7 @@ def test_nothing_but_the_label_is_scored_where_there_is_no_prompt(
     assert found == pytest.approx(math.fsum(expected), abs=1e-4)
 
 
-def test_a_vote_asks_no_model() -> None:
+def test_a_vote_asks_no_model():
     model = ScriptedModel([])
     prompt = make(method="vote", k=3)
     asking = answerer(model, prompt)
@@ -196,7 +188,7 @@ def test_a_vote_asks_no_model() -> None:
         Answerer(model, empty, None).answer([Answerer(model, empty, None).prepare("x")])
 
 
-def test_texts_are_generated_with_the_stops_of_the_file() -> None:
+def test_texts_are_generated_with_the_stops_of_the_file():
     model = ScriptedModel([" a fine day \n"])
     prompt = PromptFile(
         path=Path("p"), stop=("\n",), pool=POOL, generate={"temperature": 0.0, "max_tokens": 9}
@@ -214,7 +206,7 @@ def test_texts_are_generated_with_the_stops_of_the_file() -> None:
     assert answer.likelihoods is None
 
 
-def test_many_texts_are_what_each_is_alone(gpt2: LocalModel) -> None:
+def test_many_texts_are_what_each_is_alone(gpt2):
     prompt = replace(
         make(), labels=(), metrics=(), generate={"max_tokens": 9, "temperature": 1.0, "seed": 4}
     )
@@ -239,9 +231,7 @@ def test_many_texts_are_what_each_is_alone(gpt2: LocalModel) -> None:
     assert len({answer.output for answer in answers}) > 1
 
 
-def test_those_asked_at_once_share_the_time(
-    gpt2: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_those_asked_at_once_share_the_time(gpt2, monkeypatch):
     asking = answerer(gpt2, replace(make(), labels=(), metrics=(), generate={"max_tokens": 20}))
     clock = count()
     ticking = SimpleNamespace(perf_counter=lambda: float(next(clock)))
@@ -250,7 +240,7 @@ def test_those_asked_at_once_share_the_time(
     assert 16 <= sum(answer.seconds for answer in answers) <= next(clock)
 
 
-def test_a_text_that_fills_the_window_is_refused(tmp_path: Path) -> None:
+def test_a_text_that_fills_the_window_is_refused(tmp_path):
     file = tmp_path / "story.txt"
     file.write_text("word " * 60)
     asking = Answerer(ScriptedModel([" x"], context=50), load_prompt(file), None)
@@ -258,7 +248,7 @@ def test_a_text_that_fills_the_window_is_refused(tmp_path: Path) -> None:
         asking.prepare("")
 
 
-def test_room_is_kept_for_a_generated_answer() -> None:
+def test_room_is_kept_for_a_generated_answer():
     model = ScriptedModel([" x"], context=60)
     prompt = PromptFile(path=Path("p"), pool=POOL, generate={"max_tokens": 1000})
     question = answerer(model, prompt).prepare("word " * 10)
@@ -267,7 +257,7 @@ def test_room_is_kept_for_a_generated_answer() -> None:
     assert 30 < tokens <= 45
 
 
-def test_sampling_comes_from_the_file_and_then_from_the_user() -> None:
+def test_sampling_comes_from_the_file_and_then_from_the_user():
     prompt = PromptFile(path=Path("p"), generate={"temperature": 0.5})
     found = sampling_of(prompt, Sampling(temperature=2.0, top_k=7))
     assert (found.temperature, found.top_k) == (0.5, 7)

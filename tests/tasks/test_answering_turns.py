@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from random_gpt2 import LogProbs
 from tiny import END
 
 from chatapp.engine.backends.local import LocalModel
@@ -62,9 +61,7 @@ def chat(query: str) -> tuple[tuple[str, str], ...]:
 
 
 @pytest.mark.parametrize("scoring", ["direct", "calibrated"])
-def test_the_likelihoods_are_those_of_transformers(
-    gpt2: LocalModel, log_probs: LogProbs, scoring: str
-) -> None:
+def test_the_likelihoods_are_those_of_transformers(gpt2, log_probs, scoring):
     asking = answerer(gpt2, replace(PROMPT, scoring=scoring))
     (answer,) = asking.answer([asking.prepare("two birds")])
     assert answer.likelihoods
@@ -79,9 +76,7 @@ def test_the_likelihoods_are_those_of_transformers(
     assert answer.output in LABELS
 
 
-def test_a_label_that_begins_another_is_closed_by_the_end_of_its_turn(
-    gpt2: LocalModel, log_probs: LogProbs
-) -> None:
+def test_a_label_that_begins_another_is_closed_by_the_end_of_its_turn(gpt2, log_probs):
     asking = answerer(gpt2, replace(PROMPT, labels=("no", "now"), pool=Pool([], [])))
     encode = gpt2.tokenizer.encode
     assert asking.label_tokens == {"no": len(encode("no")) + 1, "now": len(encode("now")) + 1}
@@ -92,7 +87,7 @@ def test_a_label_that_begins_another_is_closed_by_the_end_of_its_turn(
     assert answer.likelihoods.direct["no"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_what_does_not_fit_is_dropped_in_whole_turns(gpt2: LocalModel) -> None:
+def test_what_does_not_fit_is_dropped_in_whole_turns(gpt2):
     asking = answerer(gpt2, PROMPT)
     whole = asking.prepare("two birds")
     room = len(turn_ids(gpt2, *chat("two birds")))
@@ -106,7 +101,7 @@ def test_what_does_not_fit_is_dropped_in_whole_turns(gpt2: LocalModel) -> None:
     assert "the old mill" not in text_of(cut.segments)
 
 
-def test_what_the_model_puts_first_is_not_put_twice(gpt2: LocalModel) -> None:
+def test_what_the_model_puts_first_is_not_put_twice(gpt2):
     template = replace(TEMPLATE, source="{{ eos_token }}" + TEMPLATE.source)
     asking = Answerer(gpt2, PROMPT, None, template=template)
     assert text_of(asking.prepare("x").segments).startswith(f"{END}system")
@@ -114,7 +109,7 @@ def test_what_the_model_puts_first_is_not_put_twice(gpt2: LocalModel) -> None:
     assert text_of(asking.prepare("x").segments).startswith("system")
 
 
-def test_a_generated_answer_ends_with_its_turn() -> None:
+def test_a_generated_answer_ends_with_its_turn():
     model = ScriptedModel(["A bird."], special=["</s>"])
     template = ChatTemplate(TEMPLATE.source, "test", ("</s>",), {"eos_token": "</s>"})
     prompt = replace(PROMPT, labels=(), metrics=("exact_match",), stop=("\n",))
@@ -136,7 +131,7 @@ class Served(ScriptedModel):
         return super().generate(request)
 
 
-def test_a_server_is_sent_the_turns() -> None:
+def test_a_server_is_sent_the_turns():
     model = Served(["A bird."], special=["x"])
     model.takes_messages = True
     prompt = replace(PROMPT, labels=(), metrics=("exact_match",))

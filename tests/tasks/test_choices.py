@@ -47,7 +47,7 @@ def prompt(tmp_path: Path) -> PromptFile:
     return load_prompt(path)
 
 
-def test_each_choice_is_scored_after_the_prompt_and_alone(prompt: PromptFile) -> None:
+def test_each_choice_is_scored_after_the_prompt_and_alone(prompt):
     model = Priced()
     answerer = Answerer(model, prompt, None)
     (answer,) = answerer.answer([answerer.prepare(ITEM)])
@@ -66,7 +66,7 @@ def test_each_choice_is_scored_after_the_prompt_and_alone(prompt: PromptFile) ->
     assert likelihoods.unconditional == {choice: -float(count) for choice, count in tokens.items()}
 
 
-def test_three_ways_to_decide() -> None:
+def test_three_ways_to_decide():
     scored = Likelihoods(
         direct={"long": -6.0, "short": -3.0, "odd": -8.0},
         tokens={"long": 4, "short": 1, "odd": 4},
@@ -81,7 +81,7 @@ def test_three_ways_to_decide() -> None:
         probabilities(Likelihoods({"a": -1.0}), "per_token")
 
 
-def test_an_evaluation_decides_in_three_ways_from_one_run(prompt: PromptFile) -> None:
+def test_an_evaluation_decides_in_three_ways_from_one_run(prompt):
     model = Priced()
     items = [Item(ITEM.input, "fire", 1, choices=ITEM.choices)]
     task = Task("task", prompt, items)
@@ -100,7 +100,7 @@ def test_an_evaluation_decides_in_three_ways_from_one_run(prompt: PromptFile) ->
         plan(task, Grid(scoring=("calibrated",)))
 
 
-def test_rows_of_choices(prompt: PromptFile, tmp_path: Path) -> None:
+def test_rows_of_choices(prompt, tmp_path):
     path = tmp_path / "test.jsonl"
     path.write_text('{"question": "x", "options": ["a", "b"], "answer": "c"}')
     with pytest.raises(UserError, match="line 1: 'c' is not one of the choices of its item"):
@@ -110,7 +110,7 @@ def test_rows_of_choices(prompt: PromptFile, tmp_path: Path) -> None:
         read_test(path, prompt.columns)
 
 
-def test_what_choices_exclude(prompt: PromptFile) -> None:
+def test_what_choices_exclude(prompt):
     with pytest.raises(PromptError, match=r"'choices' conflicts with 'labels'"):
         replace(prompt, labels=("a", "b"))
     with pytest.raises(PromptError, match=r"'score\.method' is 'channel'"):

@@ -18,7 +18,7 @@ GUIDE = Path(metrics.__file__).parents[1] / "docs" / "prompt-files.md"
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_every_metric_measures_as_it_says(name: str, tmp_path: Path) -> None:
+def test_every_metric_measures_as_it_says(name, tmp_path):
     metric, golds = MEASURES[name], ["7 b c d e", "8 f g h i", ("9 k l m n", "no 9")]
     right, wrong = ["7 b c d e", "8 f g h i", "9 k l m n"], ["10 x", "11 y", "12 z"]
     assert metric.score.__doc__, f"{name}: a docstring says what it is, and its source"
@@ -42,17 +42,17 @@ def test_every_metric_measures_as_it_says(name: str, tmp_path: Path) -> None:
     assert in_guide, f"name `{name}` in {GUIDE}"
 
 
-def test_accuracy() -> None:
+def test_accuracy():
     assert metrics.accuracy(["a", "b", "A"], ["a", "a", "a"]) == pytest.approx(1 / 3)
 
 
-def test_macro_f1() -> None:
+def test_macro_f1():
     """scikit-learn's documentation: labels 0 1 2 0 1 2 against 0 2 1 0 0 1 give 0.26…"""
     golds, answers = list("012012"), list("021001")
     assert metrics.macro_f1(answers, golds) == pytest.approx((0.8 + 0 + 0) / 3)
 
 
-def test_macro_f1_counts_labels_that_are_only_answered() -> None:
+def test_macro_f1_counts_labels_that_are_only_answered():
     # a: 2 of 2 right, but one a too few; b: answered once, never gold.
     assert metrics.macro_f1(["a", "b"], ["a", "a"]) == pytest.approx((2 / 3 + 0) / 2)
 
@@ -61,7 +61,7 @@ def test_macro_f1_counts_labels_that_are_only_answered() -> None:
     ("answer", "gold", "equal"),
     [("5", "5", 1), (" a  b\n", "a b", 1), ("-5", "5", 0), ("Yes", "yes", 0), ("", "", 1)],
 )
-def test_exact_match(answer: str, gold: str, equal: int) -> None:
+def test_exact_match(answer, gold, equal):
     assert metrics.exact_match([answer], [gold]) == equal
 
 
@@ -75,7 +75,7 @@ def test_exact_match(answer: str, gold: str, equal: int) -> None:
         ("the", "cat", 0),
     ],
 )
-def test_token_f1(answer: str, gold: str, f1: float) -> None:
+def test_token_f1(answer, gold, f1):
     assert metrics.token_f1([answer], [gold]) == pytest.approx(f1)
 
 
@@ -89,11 +89,11 @@ def test_token_f1(answer: str, gold: str, f1: float) -> None:
         ("", "word", 0),
     ],
 )
-def test_rouge_l(answer: str, gold: str, f1: float) -> None:
+def test_rouge_l(answer, gold, f1):
     assert metrics.rouge_l([answer], [gold]) == pytest.approx(f1)
 
 
-def test_bleu_is_that_of_sacrebleu_over_100() -> None:
+def test_bleu_is_that_of_sacrebleu_over_100():
     answers = ["the cat sat on the mat today", "a dog barks at night"]
     golds = ["the cat is on the mat today", "a dog barks at night"]
     assert metrics.bleu(golds, golds) == pytest.approx(1)
@@ -102,21 +102,21 @@ def test_bleu_is_that_of_sacrebleu_over_100() -> None:
     assert metrics.bleu(answers, golds) == pytest.approx(expected)
 
 
-def test_t_quantiles_are_those_of_the_tables() -> None:
+def test_t_quantiles_are_those_of_the_tables():
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042}
     for freedom, value in table.items():
         assert t_quantile(freedom) == pytest.approx(value, abs=5e-4)
     assert t_quantile(100_000) == pytest.approx(NormalDist().inv_cdf(0.975), abs=1e-4)
 
 
-def test_wilson_interval() -> None:
+def test_wilson_interval():
     # Worked examples of Newcombe 1998, Statistics in Medicine 17, table I, method 3.
     assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
     assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
 
 
-def test_an_interval_of_items_and_seeds_by_hand() -> None:
+def test_an_interval_of_items_and_seeds_by_hand():
     runs = [["a", "a", "a", "b"], ["a", "a", "b", "b"], ["a", "b", "b", "b"]]
     found = estimate("accuracy", runs, ["a", "a", "a", "a"])
     assert (found.mean, found.spread) == pytest.approx((0.5, 0.25))
@@ -137,7 +137,7 @@ def test_an_interval_of_items_and_seeds_by_hand() -> None:
 
 @pytest.mark.parametrize("seeds", [1, 3, 5])
 @pytest.mark.parametrize("shape", [None, 0.5, 0.2])
-def test_an_interval_holds_the_truth_in_95_of_100_runs(seeds: int, shape: float | None) -> None:
+def test_an_interval_holds_the_truth_in_95_of_100_runs(seeds, shape):
     """Simulated evaluations of 60 items: all alike, or of unequal difficulty (drawn from Beta)."""
     n, runs = 80, 1500 if seeds == 1 else 700
     draw = random.Random(f"{seeds} {shape}")
@@ -150,7 +150,7 @@ def test_an_interval_holds_the_truth_in_95_of_100_runs(seeds: int, shape: float 
     assert 0.93 <= held / runs <= 0.975
 
 
-def test_equal_runs_still_leave_the_chance_of_the_items() -> None:
+def test_equal_runs_still_leave_the_chance_of_the_items():
     """Three greedy runs say no more than one; all right or all wrong is no certainty."""
     answers = ["a"] * 7 + ["b"] * 3
     low, high = estimate("accuracy", [answers] * 3, ["a"] * 10).interval
@@ -163,16 +163,14 @@ def test_equal_runs_still_leave_the_chance_of_the_items() -> None:
     st.sampled_from(["accuracy", "macro_f1", "token_f1"]),
 )
 @settings(max_examples=40, deadline=None)
-def test_an_interval_holds_its_mean_and_leaves_no_share(
-    runs: list[list[str]], measure: str
-) -> None:
+def test_an_interval_holds_its_mean_and_leaves_no_share(runs, measure):
     found = estimate(measure, runs, list("aabb"))
     low, high = found.interval
     assert 0 <= low <= found.mean + 1e-9
     assert found.mean - 1e-9 <= high <= 1
 
 
-def test_one_seed_gives_an_interval_over_the_items() -> None:
+def test_one_seed_gives_an_interval_over_the_items():
     answers, golds = ["a"] * 81 + ["b"] * 182, ["a"] * 263
     found = estimate("accuracy", [answers], golds)
     assert found.spread is None
@@ -181,7 +179,7 @@ def test_one_seed_gives_an_interval_over_the_items() -> None:
 
 
 @pytest.mark.parametrize("measure", ["macro_f1", "token_f1", "bleu", "rouge_l"])
-def test_bootstrap_intervals(measure: str) -> None:
+def test_bootstrap_intervals(measure):
     answers = ["the cat sat on the mat", "a dog barks at night", "yes it is", "yes it is so"] * 10
     golds = ["the cat is on the mat", "a dog barks at night", "yes it is so", "yes it is so"] * 10
     found = estimate(measure, [answers], golds)
@@ -195,7 +193,7 @@ def test_bootstrap_intervals(measure: str) -> None:
     assert estimate(measure, [answers], golds) == found
 
 
-def test_the_best_of_several_right_answers_counts() -> None:
+def test_the_best_of_several_right_answers_counts():
     golds: list[Gold] = [("Ann Lee", "Anna"), "Bo"]
     assert metrics.squad_match(["the anna!", "bob"], golds) == 0.5
     assert metrics.token_f1(["Lee", "Bo"], golds) == pytest.approx((2 / 3 + 1) / 2)
@@ -204,7 +202,7 @@ def test_the_best_of_several_right_answers_counts() -> None:
     assert metrics.bleu(["Ann Lee", "Bo"], golds) == expected
 
 
-def test_numbers_are_compared_as_numbers() -> None:
+def test_numbers_are_compared_as_numbers():
     answers = ["It costs $1,200.50.", "5.0", "3 + 4 = 7", "-2", "none", "12"]
     golds = ["1200.5", "5", "7", "2", "0", "no number"]
     assert [metrics.numeric_match([a], [g]) for a, g in zip(answers, golds, strict=True)] == [
@@ -212,7 +210,7 @@ def test_numbers_are_compared_as_numbers() -> None:
     ]
 
 
-def test_two_models_on_the_same_items() -> None:
+def test_two_models_on_the_same_items():
     """220 items, 60 right by both, 18 by the first alone, 5 by the second: the exact p is 0.011,
     where the intervals of both overlap."""
     golds = ["a"] * 220
@@ -235,7 +233,7 @@ def test_two_models_on_the_same_items() -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_the_interval_of_a_difference_holds_the_truth(seeds: int) -> None:
+def test_the_interval_of_a_difference_holds_the_truth(seeds):
     """Two models with shares of 0.7 and 0.6 that err on the same hard items."""
     draw, held, runs = random.Random(seeds), 0, 300
     for _ in range(runs):
@@ -249,9 +247,7 @@ def test_the_interval_of_a_difference_holds_the_truth(seeds: int) -> None:
     assert 0.92 <= held / runs <= 0.98
 
 
-def test_the_interval_of_any_metric_of_the_whole_resamples_the_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_interval_of_any_metric_of_the_whole_resamples_the_whole(monkeypatch):
     again = metrics.Metric(metrics.macro_f1, "whole")
     monkeypatch.setitem(metrics.MEASURES, "another", again)
     answers, golds = ["a", "b", "b", "a", "b"] * 9, ["a", "a", "b", "a", "b"] * 9

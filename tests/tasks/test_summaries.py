@@ -12,7 +12,7 @@ def first_words(texts: Sequence[str]) -> list[str]:
     return [" ".join(text.split()[:2]) for text in texts]
 
 
-def test_passages_are_summarised_and_then_the_summaries() -> None:
+def test_passages_are_summarised_and_then_the_summaries():
     asked: list[list[str]] = []
 
     def answer(texts: Sequence[str]) -> list[str]:
@@ -33,7 +33,7 @@ def test_passages_are_summarised_and_then_the_summaries() -> None:
 
 
 @given(st.integers(1, 40), st.integers(0, 30))
-def test_every_level_covers_every_passage_once(count: int, room: int) -> None:
+def test_every_level_covers_every_passage_once(count, room):
     passages = [f"passage {n}" for n in range(count)]
     levels = summarize(passages, first_words, lambda text: len(text) <= room)
     for level in levels:
@@ -41,13 +41,13 @@ def test_every_level_covers_every_passage_once(count: int, room: int) -> None:
     assert len(levels[-1]) == 1
 
 
-def test_a_short_document_has_one_summary_and_empty_ones_are_left_out() -> None:
+def test_a_short_document_has_one_summary_and_empty_ones_are_left_out():
     assert summarize(["a b c"], first_words, bool) == [[Summary("a b", range(1))]]
     levels = summarize(["", "b", ""], first_words, lambda text: True)
     assert levels[-1] == [Summary("b", range(3))]
 
 
-def test_a_sentence_goes_back_to_the_passages_that_say_it() -> None:
+def test_a_sentence_goes_back_to_the_passages_that_say_it():
     passages = ["Bees dance.", "Council men repaired it.", "It rained.", "Their pool is closed."]
     summary = Summary("Council men repaired a pool. Bees dance! Zzz", range(4))
     traced = trace_sentences(summary, passages)

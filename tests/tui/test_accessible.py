@@ -15,7 +15,7 @@ from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Input, OptionList, Static, TextArea
-from tui_driver import Driver, OpenApp, fill
+from tui_driver import Driver, fill
 
 import chatapp.tui
 from chatapp.common.settings import Settings
@@ -57,7 +57,7 @@ async def text_of_f1(driver: Driver) -> str:
     return file.getvalue()
 
 
-async def test_f1_tells_every_key(open_app: OpenApp) -> None:
+async def test_f1_tells_every_key(open_app):
     async with open_app() as driver:
         text = await text_of_f1(driver)
         entries = [entry for place in places() for entry in listed_actions(place)]
@@ -68,7 +68,7 @@ async def test_f1_tells_every_key(open_app: OpenApp) -> None:
                 assert any(written(key) in row.split() for row in rows), f"{key}: {entry.words}"
 
 
-def test_every_action_has_a_key() -> None:
+def test_every_action_has_a_key():
     textual = (Screen, Input, OptionList, TextArea)
     bound = {
         name
@@ -104,9 +104,7 @@ def chat(store: Store) -> int:
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_small_terminal_of_sixteen_colours(
-    open_app: OpenApp, chat: int, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_small_terminal_of_sixteen_colours(open_app, chat, place, monkeypatch):
     monkeypatch.delenv("COLORTERM")
     monkeypatch.setenv("TERM", "xterm")
     async with open_app(GlassModel(["It is."]), chat_id=chat, size=(60, 20)) as driver:
@@ -125,9 +123,7 @@ async def test_a_small_terminal_of_sixteen_colours(
 
 
 @pytest.mark.parametrize("place", ["first run", "history", "branches", "ranking", "models"])
-async def test_the_chosen_line_shows_without_colours(
-    open_app: OpenApp, chat: int, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_chosen_line_shows_without_colours(open_app, chat, place, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     async with open_app(GlassModel(["It is."]), chat_id=chat, size=(60, 20)) as driver:
         await go_to(driver, place)
@@ -145,7 +141,7 @@ async def test_the_chosen_line_shows_without_colours(
         assert marked == {chosen}
 
 
-async def test_a_notice_is_whole_in_a_small_terminal_and_above_the_prompt(store: Store) -> None:
+async def test_a_notice_is_whole_in_a_small_terminal_and_above_the_prompt(store):
     app = ChatApp(Settings(), load=lambda: ScriptedModel(["Hi."]), store=store)
     async with app.run_test(size=(60, 20), notifications=True) as pilot:
         driver = Driver(app, pilot)

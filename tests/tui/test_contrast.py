@@ -8,8 +8,7 @@ from colour_blindness import PALETTES, VIEWERS, least_difference
 from contrast_table import THEMES, colors_of, labels_of, texts_of
 from glass import GlassModel
 from textual.geometry import Region
-from textual.theme import Theme
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.common.shading import (
     LEGIBLE,
@@ -27,7 +26,7 @@ NO_TEXT = set(" ─━│█▏▎▍▌▋▊▉▐▕▔▁▂▃▄▅▆▇�
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
-def test_each_theme_is_made_readable(theme: Theme) -> None:
+def test_each_theme_is_made_readable(theme):
     before = colors_of(theme)
     after = readable(before)
     assert min(texts_of(after)).ratio >= READABLE
@@ -37,7 +36,7 @@ def test_each_theme_is_made_readable(theme: Theme) -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
-def test_each_theme_can_be_presented(theme: Theme) -> None:
+def test_each_theme_can_be_presented(theme):
     after = readable(colors_of(theme), PRESENTED)
     bright = [pair for pair in texts_of(after) if not pair.ink.startswith("dim")]
     assert min(bright).ratio >= PRESENTED
@@ -47,23 +46,23 @@ def test_each_theme_can_be_presented(theme: Theme) -> None:
 
 @pytest.mark.parametrize("viewer", VIEWERS)
 @pytest.mark.parametrize("palette", PALETTES)
-def test_colour_blind_viewers_distinguish_each_palette(palette: str, viewer: str) -> None:
+def test_colour_blind_viewers_distinguish_each_palette(palette, viewer):
     assert least_difference(PALETTES[palette], VIEWERS[viewer]) >= 10  # 2.3 is just visible
 
 
-def test_the_simulation_shows_what_red_and_green_are_to_a_deuteranope() -> None:
+def test_the_simulation_shows_what_red_and_green_are_to_a_deuteranope():
     red_and_green = [(190, 70, 66), (120, 112, 66)]
     assert least_difference(red_and_green, VIEWERS["all cones"]) > 50
     assert least_difference(red_and_green, VIEWERS["deuteranopia"]) < 10
 
 
-def test_contrast_is_that_of_wcag() -> None:
+def test_contrast_is_that_of_wcag():
     assert contrast((255, 255, 255), (0, 0, 0)) == pytest.approx(21)
     assert contrast((119, 119, 119), (255, 255, 255)) == pytest.approx(4.48, abs=0.005)
     assert contrast((10, 20, 30), (10, 20, 30)) == 1
 
 
-def test_shaded_tokens_can_be_read() -> None:
+def test_shaded_tokens_can_be_read():
     for step in range(101):
         for color in (likelihood_color(step / 100), weight_color(step / 100)):
             assert contrast(ink_on(color), color) >= LEGIBLE, color
@@ -163,7 +162,7 @@ theme is the same in all of them."""
 
 
 @pytest.mark.parametrize("scene", SCENES)
-async def test_every_text_on_a_screen_can_be_read(open_app: OpenApp, scene: str) -> None:
+async def test_every_text_on_a_screen_can_be_read(open_app, scene):
     async with open_app(GlassModel(["It is.", "So it was."]), size=(130, 40)) as driver:
         assert set(THEMES) == {
             name for name, theme in driver.app.available_themes.items() if not theme.ansi
@@ -181,7 +180,7 @@ async def test_every_text_on_a_screen_can_be_read(open_app: OpenApp, scene: str)
 @pytest.mark.parametrize(
     "scene", ["a message", "prompt tab", "why tab", "attention tab", "step tab"]
 )
-async def test_a_presentation_has_strong_contrast(open_app: OpenApp, scene: str) -> None:
+async def test_a_presentation_has_strong_contrast(open_app, scene):
     async with open_app(GlassModel(["It is.", "So it was."]), size=(160, 45)) as driver:
         await SCENES[scene](driver)
         assert "^Q" in driver.screen_text

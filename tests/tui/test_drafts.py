@@ -15,7 +15,7 @@ def until_kept(text: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_byte_that_is_no_utf_8(terminal: None) -> None:
+def test_a_byte_that_is_no_utf_8(terminal):
     with started("endless") as program:
         program.wait_for("ready")
         program.send_bytes(b"before\xffafter\r")
@@ -29,7 +29,7 @@ def test_a_byte_that_is_no_utf_8(terminal: None) -> None:
     store.close()
 
 
-def test_a_draft_survives_a_kill(terminal: None) -> None:
+def test_a_draft_survives_a_kill(terminal):
     with started("endless") as program:
         program.wait_for("ready")
         program.send("half a thou")
@@ -42,7 +42,7 @@ def test_a_draft_survives_a_kill(terminal: None) -> None:
         assert program.wait() == 0
 
 
-def test_a_message_that_waits_for_the_model_survives_a_kill(terminal: None) -> None:
+def test_a_message_that_waits_for_the_model_survives_a_kill(terminal):
     with started("loading") as program:
         program.wait_for("loading")
         program.send("Hello there\r")
@@ -55,7 +55,7 @@ def test_a_message_that_waits_for_the_model_survives_a_kill(terminal: None) -> N
         assert program.wait() == 0
 
 
-def test_a_sent_message_is_no_draft(terminal: None) -> None:
+def test_a_sent_message_is_no_draft(terminal):
     with started("endless") as program:
         program.wait_for("ready")
         program.send("Hello\r")
@@ -66,7 +66,7 @@ def test_a_sent_message_is_no_draft(terminal: None) -> None:
         assert program.wait() == 0
 
 
-def test_the_draft_of_a_program_that_runs_is_left_alone(terminal: None) -> None:
+def test_the_draft_of_a_program_that_runs_is_left_alone(terminal):
     with started("endless") as program:
         program.wait_for("ready")
         program.send("being written")
@@ -75,7 +75,7 @@ def test_the_draft_of_a_program_that_runs_is_left_alone(terminal: None) -> None:
     assert Drafts(drafts_dir()).take_left() == "being written"
 
 
-def test_a_long_text_without_marks_comes_whole(terminal: None) -> None:
+def test_a_long_text_without_marks_comes_whole(terminal):
     text = "".join(f"line {number} of a long text\n" for number in range(8000))
     with started("loading") as program:
         program.wait_for("loading")

@@ -3,11 +3,8 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
 from terminals import started
-from tui_driver import OpenApp
 
 from chatapp.common.paths import database_path
 from chatapp.common.settings import Settings
@@ -19,7 +16,7 @@ HEAVY |= {"jsonschema", "mcp"}
 HEAVY |= {"aiohttp", "httpx", "httpx2", "huggingface_hub", "markdown_it", "textual_serve"}
 
 
-def test_the_first_frame_imports_nothing_heavy() -> None:
+def test_the_first_frame_imports_nothing_heavy():
     script = "import sys, chatapp.tui.app; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
@@ -28,7 +25,7 @@ def test_the_first_frame_imports_nothing_heavy() -> None:
     assert not HEAVY & set(done.stdout.split())
 
 
-def test_debugging_connects_textuals_console(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debugging_connects_textuals_console(monkeypatch):
     seen = []
     monkeypatch.setenv("TEXTUAL", "")
     monkeypatch.setattr(ChatApp, "run", lambda app, **options: seen.append(app.features))
@@ -39,9 +36,7 @@ def test_debugging_connects_textuals_console(monkeypatch: pytest.MonkeyPatch) ->
     assert {"devtools", "debug"} <= seen[1]
 
 
-async def test_milestones_are_written_where_the_environment_says(
-    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_milestones_are_written_where_the_environment_says(open_app, tmp_path, monkeypatch):
     target = tmp_path / "timings.jsonl"
     monkeypatch.setenv("_CHATAPP_TIMINGS", str(target))
     async with open_app() as driver:
@@ -52,7 +47,7 @@ async def test_milestones_are_written_where_the_environment_says(
     assert 0 < seconds[0] <= seconds[1] <= seconds[2]
 
 
-def test_what_is_typed_before_it_is_not_lost(terminal: None) -> None:
+def test_what_is_typed_before_it_is_not_lost(terminal):
     with started("endless") as program:
         program.wait_for("\x1b[?1049h")  # the terminal is taken over
         program.send("Hello early")

@@ -6,11 +6,10 @@ import pytest
 from fakes import ScriptedModel
 from foreign_texts import FOREIGN, shown
 from textual import events
-from tui_driver import Driver, OpenApp, fill
+from tui_driver import Driver, fill
 
 from chatapp.common.foreign import printable
 from chatapp.common.settings import Settings
-from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
 from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.widgets.dialog import Field
@@ -25,7 +24,7 @@ def frame(driver: Driver) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-async def test_a_model_says_it(open_app: OpenApp, store: Store, name: str) -> None:
+async def test_a_model_says_it(open_app, store, name):
     text = FOREIGN[name]
     said = f"START {text} END"
     model = ScriptedModel(["Fine.", said], context=1_000_000)
@@ -48,7 +47,7 @@ async def test_a_model_says_it(open_app: OpenApp, store: Store, name: str) -> No
         shown(driver)
 
 
-async def test_it_is_the_name_of_a_chat_and_of_a_model(open_app: OpenApp, store: Store) -> None:
+async def test_it_is_the_name_of_a_chat_and_of_a_model(open_app, store):
     for text in FOREIGN.values():
         fill(store, [text[:500] or "x", "reply"])
     model = ScriptedModel(["Fine."], name="[/b]\x1b[2J\nmodel \u202e")
@@ -68,7 +67,7 @@ async def test_it_is_the_name_of_a_chat_and_of_a_model(open_app: OpenApp, store:
         shown(driver)
 
 
-async def test_it_is_what_went_wrong(open_app: OpenApp) -> None:
+async def test_it_is_what_went_wrong(open_app):
     words = "no [b]model[/b] \x1b[2J here\x07"
 
     def load() -> ScriptedModel:

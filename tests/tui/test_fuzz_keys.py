@@ -21,9 +21,8 @@ from glass import GlassModel
 from scenes import PLACES
 from textual.events import Key, Paste
 from textual.geometry import Size
-from tui_driver import Driver, OpenApp, fill
+from tui_driver import Driver, fill
 
-from chatapp.dialogue.store import Store
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models import loading, resolving
@@ -246,7 +245,7 @@ def faults(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_random_events(open_app: OpenApp, store: Store, tmp_path: Path, place: str) -> None:
+async def test_random_events(open_app, store, tmp_path, place):
     fill(store, ["Tell me [b]more[/b].", "It is \x1b[2J wide.", "Go on.", "The sea. " * 40])
     fill(store, ["Another chat"] + ["文字", "more"] * 40 + ["the end"])
     model = Halting(len(place))
@@ -258,7 +257,7 @@ async def test_random_events(open_app: OpenApp, store: Store, tmp_path: Path, pl
         assert list(faults(tmp_path / "chats.db")) == [], story.told
 
 
-def test_the_faults_would_be_seen(store: Store, tmp_path: Path) -> None:
+def test_the_faults_would_be_seen(store, tmp_path):
     path = tmp_path / "chats.db"
     for _ in range(2):
         fill(store, ["Hello", "Hi"])

@@ -109,12 +109,12 @@ def send_events(seed: str, count: int) -> None:
         assert "Traceback" not in program.output
 
 
-def test_random_bytes_of_a_terminal(terminal: None) -> None:
+def test_random_bytes_of_a_terminal(terminal):
     send_events("gate", 80)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7_200)
-def test_two_thousand_random_events_of_a_terminal(terminal: None) -> None:
+def test_two_thousand_random_events_of_a_terminal(terminal):
     for part in range(4):
         send_events(f"long {part}", 500)

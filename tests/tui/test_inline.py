@@ -35,7 +35,7 @@ def start(descriptor: int, *arguments: str, errors: int | None = None) -> subpro
     )
 
 
-def test_what_stands_above_is_kept(terminal: None, server: CompletionsServer) -> None:
+def test_what_stands_above_is_kept(terminal, server):
     ours, theirs = pty.openpty()
     process = start(theirs, "--inline", "--model", server.url)
     os.close(theirs)
@@ -54,7 +54,7 @@ def test_what_stands_above_is_kept(terminal: None, server: CompletionsServer) ->
     assert "Traceback" not in program.output
 
 
-def test_it_is_drawn_on_standard_error(terminal: None) -> None:
+def test_it_is_drawn_on_standard_error(terminal):
     ours, theirs = pty.openpty()
     process = start(theirs, "--inline", errors=subprocess.PIPE)
     os.close(theirs)

@@ -9,13 +9,11 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from terminals import started
 from textual.events import Key, Paste
 from tool_server import add_lasting_server, ends
-from tui_driver import OpenApp
 
 from chatapp.common.paths import database_path, tools_dir
 from chatapp.dialogue.store import Store
@@ -38,7 +36,7 @@ def reply(terminal: None) -> Iterator[object]:
         store.close()
 
 
-def test_while_the_model_loads(terminal: None) -> None:
+def test_while_the_model_loads(terminal):
     with started("loading") as program:
         program.wait_for("loading")
         program.send("Hello\r")
@@ -48,7 +46,7 @@ def test_while_the_model_loads(terminal: None) -> None:
         assert "Traceback" not in program.output
 
 
-def test_while_a_reply_is_generated(reply) -> None:
+def test_while_a_reply_is_generated(reply):
     with started("endless") as program:
         program.wait_for("ready")
         program.send("Hello\r")
@@ -60,7 +58,7 @@ def test_while_a_reply_is_generated(reply) -> None:
     assert reply().text.startswith("word")
 
 
-def test_while_a_model_does_not_listen(reply) -> None:
+def test_while_a_model_does_not_listen(reply):
     with started("stubborn") as program:
         program.wait_for("ready")
         program.send("Hello\r")
@@ -71,7 +69,7 @@ def test_while_a_model_does_not_listen(reply) -> None:
     assert (reply().status, reply().text) == ("stopped", "one two three")
 
 
-def test_a_server_of_tools_while_a_model_does_not_listen(terminal: None) -> None:
+def test_a_server_of_tools_while_a_model_does_not_listen(terminal):
     add_lasting_server(tools_dir())
     with started("stubborn") as program:
         program.wait_for("ready")
@@ -115,9 +113,7 @@ HANGING = {
 
 
 @pytest.mark.parametrize("work", HANGING)
-def test_what_hangs_is_abandoned_with_a_word(
-    reply, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
-) -> None:
+def test_what_hangs_is_abandoned_with_a_word(reply, tmp_path, monkeypatch, work):
     monkeypatch.chdir(tmp_path)
     mode, steps, abandoned = HANGING[work]
     if mode == "tool":
@@ -149,7 +145,7 @@ def add_sleeping_tool() -> None:
     allow_for_good(find_tools().tools["own"].permission)
 
 
-def test_killed_in_the_middle_of_a_reply(reply) -> None:
+def test_killed_in_the_middle_of_a_reply(reply):
     with started("endless") as program:
         program.wait_for("ready")
         program.send("Hello\r")
@@ -168,7 +164,7 @@ def test_killed_in_the_middle_of_a_reply(reply) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_told_to_end_in_the_middle_of_a_reply(reply, number: signal.Signals) -> None:
+def test_told_to_end_in_the_middle_of_a_reply(reply, number):
     with started("endless") as program:
         program.wait_for("ready")
         program.send("Hello\r")
@@ -180,7 +176,7 @@ def test_told_to_end_in_the_middle_of_a_reply(reply, number: signal.Signals) -> 
     assert reply().text.startswith("word")
 
 
-def test_a_terminal_that_is_closed_in_the_middle_of_a_reply(reply) -> None:
+def test_a_terminal_that_is_closed_in_the_middle_of_a_reply(reply):
     with started("slow terminal") as program:
         program.wait_for("ready")
         program.send("Hello\r")
@@ -190,16 +186,14 @@ def test_a_terminal_that_is_closed_in_the_middle_of_a_reply(reply) -> None:
     assert reply().status == "stopped"
 
 
-def test_a_model_that_cannot_be_loaded(terminal: None) -> None:
+def test_a_model_that_cannot_be_loaded(terminal):
     with started("failing") as program:
         program.wait_for("no such model")
         program.send("\x11")
         assert program.wait() == 0
 
 
-async def test_a_store_that_fails_does_not_keep_a_program_without_a_terminal(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_fails_does_not_keep_a_program_without_a_terminal(open_app, monkeypatch):
     def full(patience: float) -> None:
         raise StoreError("the disk is full")
 
@@ -213,7 +207,7 @@ async def test_a_store_that_fails_does_not_keep_a_program_without_a_terminal(
     assert statuses == [128 + signal.SIGHUP]
 
 
-async def test_keys_that_wait_until_the_screens_are_closed(open_app: OpenApp) -> None:
+async def test_keys_that_wait_until_the_screens_are_closed(open_app):
     async with open_app() as driver:
 
         async def hold_up() -> None:

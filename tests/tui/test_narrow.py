@@ -2,7 +2,7 @@
 
 import pytest
 from fakes import ScriptedModel
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 SIZES = [(width, height) for width in (0, 1, 2, 3, 5, 8, 12) for height in (0, 1, 2, 6)]
 
@@ -13,7 +13,7 @@ async def squeeze(driver: Driver, sizes: list[tuple[int, int]]) -> None:
         await driver.pilot.pause()
 
 
-async def test_a_chat_lives_through_every_size(open_app: OpenApp) -> None:
+async def test_a_chat_lives_through_every_size(open_app):
     async with open_app(ScriptedModel(["one two three"])) as driver:
         await driver.say("Hello there")
         await squeeze(driver, SIZES)
@@ -23,7 +23,7 @@ async def test_a_chat_lives_through_every_size(open_app: OpenApp) -> None:
 
 
 @pytest.mark.parametrize("key", ["f1", "f3", "f4", "f7", "f8", "f2", "ctrl+p"])
-async def test_a_screen_opens_and_closes_in_a_narrow_terminal(open_app: OpenApp, key: str) -> None:
+async def test_a_screen_opens_and_closes_in_a_narrow_terminal(open_app, key):
     async with open_app(ScriptedModel(["one two three"])) as driver:
         await driver.say("Hello there")
         await squeeze(driver, [(3, 2)])
@@ -34,7 +34,7 @@ async def test_a_screen_opens_and_closes_in_a_narrow_terminal(open_app: OpenApp,
         assert "Hello there" in driver.screen_text
 
 
-async def test_the_program_starts_in_a_narrow_terminal(open_app: OpenApp) -> None:
+async def test_the_program_starts_in_a_narrow_terminal(open_app):
     async with open_app(ScriptedModel(["one two three"]), size=(2, 1)) as driver:
         await squeeze(driver, [(100, 30)])
         assert "Three things to try" in driver.screen_text

@@ -7,7 +7,6 @@ from fakes import ScriptedModel
 from glass import GlassModel
 from rich.cells import cell_len
 from textual.widgets import Static
-from tui_driver import OpenApp
 
 from chatapp.dialogue.store.rows import Basis
 from chatapp.lab.predictions import Candidate
@@ -35,9 +34,7 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_the_first_screen_says_what_the_model_is(
-    open_app: OpenApp, size: tuple[int, int]
-) -> None:
+async def test_the_first_screen_says_what_the_model_is(open_app, size):
     async with open_app(ScriptedModel(["Hi."], name="bundled"), size=size) as driver:
         words = " ".join(driver.screen_text.split())
         assert "is small and was made here" in words
@@ -45,9 +42,7 @@ async def test_the_first_screen_says_what_the_model_is(
         assert "F1 help: all keys and commands" in words, "all of it is on the screen"
 
 
-async def test_what_the_chat_is_held_with_is_in_the_status_line(
-    open_app: OpenApp, own: Path
-) -> None:
+async def test_what_the_chat_is_held_with_is_in_the_status_line(open_app, own):
     async with open_app(size=(60, 20)) as driver:
         for name, words in (("monk", "persona monk"), ("feel", "prompt file feel")):
             driver.chat.controls.use_prompt(choice_of(name))
@@ -60,7 +55,7 @@ async def test_what_the_chat_is_held_with_is_in_the_status_line(
 
 
 @pytest.mark.parametrize("width", range(20, 131, 10))
-async def test_the_status_line_never_runs_off(open_app: OpenApp, width: int) -> None:
+async def test_the_status_line_never_runs_off(open_app, width):
     async with open_app(size=(width, 20)) as driver:
         status = driver.chat.query_one(StatusLine)
         status.persona = "日本語の侍"
@@ -73,7 +68,7 @@ async def test_the_status_line_never_runs_off(open_app: OpenApp, width: int) -> 
         assert "template" not in line.plain
 
 
-async def test_label_probabilities_stand_under_the_reply(open_app: OpenApp, own: Path) -> None:
+async def test_label_probabilities_stand_under_the_reply(open_app, own):
     async with open_app(GlassModel(["x"])) as driver:
         driver.chat.controls.use_prompt(choice_of("feel"))
         await driver.say("ice")
@@ -88,9 +83,7 @@ async def test_label_probabilities_stand_under_the_reply(open_app: OpenApp, own:
         assert "%" in driver.notes[1], "it stays there"
 
 
-async def test_another_label_of_the_same_model_is_not_asked_for(
-    open_app: OpenApp, own: Path
-) -> None:
+async def test_another_label_of_the_same_model_is_not_asked_for(open_app, own):
     async with open_app(GlassModel(["x"])) as driver:
         driver.chat.controls.use_prompt(choice_of("feel"))
         await driver.say("ice")
@@ -104,7 +97,7 @@ async def test_another_label_of_the_same_model_is_not_asked_for(
         assert "‹ 2/2 ›" in driver.screen_text
 
 
-async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> None:
+async def test_what_differs_between_two_replies_is_marked(open_app):
     async with open_app(ScriptedModel(["It is wide.", "It is very wide."])) as driver:
         await driver.press(*"Sea?", "f4")
         await driver.until(lambda: "Enter sends it to both" in driver.screen_text)
@@ -122,9 +115,7 @@ async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> 
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_each_tab_says_what_its_colours_and_keys_are(
-    open_app: OpenApp, size: tuple[int, int]
-) -> None:
+async def test_each_tab_says_what_its_colours_and_keys_are(open_app, size):
     legends = {"2": "100 %", "4": "most", "6": "the token that followed", "8": "under 1 %"}
     async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
         await driver.say("Hello")
@@ -138,16 +129,14 @@ async def test_each_tab_says_what_its_colours_and_keys_are(
 
 
 @pytest.mark.parametrize("width", [40, 60, 76, 120])
-def test_a_bar_uses_the_width_it_has(width: int) -> None:
+def test_a_bar_uses_the_width_it_has(width):
     line = candidate_line(Candidate(1, "a", 1.0, 1), True, width)
     assert line.cell_length == width - 4  # a mark before it, and a scrollbar behind
     assert line.plain.endswith("█")
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_the_map_of_heads_uses_the_width_it_has(
-    open_app: OpenApp, size: tuple[int, int]
-) -> None:
+async def test_the_map_of_heads_uses_the_width_it_has(open_app, size):
     async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
         await driver.say("Hello")
         await driver.press_and_rest("f3", "4")
@@ -164,7 +153,7 @@ async def test_the_map_of_heads_uses_the_width_it_has(
         assert heat.cell[1] == heads - 1
 
 
-async def test_a_text_of_any_script_stays_in_its_column(open_app: OpenApp) -> None:
+async def test_a_text_of_any_script_stays_in_its_column(open_app):
     text = "日本語 🐚👩‍👩‍👧 שלום " + "unbroken" * 40
     async with open_app(ScriptedModel([text]), size=(130, 40)) as driver:
         await driver.say(text)
@@ -180,7 +169,7 @@ async def test_a_text_of_any_script_stays_in_its_column(open_app: OpenApp) -> No
         assert driver.chat.conversation.chat.basis == Basis()
 
 
-async def test_no_hint_is_cut_off_beside_the_inspector(open_app: OpenApp) -> None:
+async def test_no_hint_is_cut_off_beside_the_inspector(open_app):
     async with open_app(GlassModel(["It is.", "So."]), size=(130, 40)) as driver:
         assert "Write a message · Enter sends, Ctrl+J starts a new line" in driver.screen_text
         await driver.say("Hello")
@@ -191,7 +180,7 @@ async def test_no_hint_is_cut_off_beside_the_inspector(open_app: OpenApp) -> Non
         assert "bits: how unsure the layer is" in beside
 
 
-async def test_what_differs_is_told_whole_in_a_small_terminal(open_app: OpenApp) -> None:
+async def test_what_differs_is_told_whole_in_a_small_terminal(open_app):
     model = ScriptedModel(["It is a wide sea, as all know.", "It is a very wide sea, as all know."])
     async with open_app(model, size=(60, 20)) as driver:
         await driver.press(*"Sea?", "f4")

@@ -56,7 +56,7 @@ def shown_in(picture: str, frame: int | None = None) -> str:
     return " ".join(words).replace("\N{NO-BREAK SPACE}", " ")
 
 
-async def test_each_screen_is_seen_in_its_time_and_the_last_without_movement() -> None:
+async def test_each_screen_is_seen_in_its_time_and_the_last_without_movement():
     picture = assemble([Frame(svg, 0.5) for svg in await screens()])
     for frame, number in enumerate((2, 1, 0)):
         assert re.findall(r"number \d|still", shown_in(picture, frame)) == [
@@ -74,7 +74,7 @@ async def test_each_screen_is_seen_in_its_time_and_the_last_without_movement() -
     assert "1.50s step-end infinite" in picture
 
 
-async def test_one_screen_stands_still_and_asks_nothing_of_the_network() -> None:
+async def test_one_screen_stands_still_and_asks_nothing_of_the_network():
     picture = assemble([Frame((await screens())[0], 1)])
     assert re.findall(r"number \d|still", shown_in(picture)) == ["still", "number 2"]
     assert "@keyframes" not in picture
@@ -93,14 +93,14 @@ async def test_one_screen_stands_still_and_asks_nothing_of_the_network() -> None
         ("teach", "colour"),
     ],
 )
-async def test_each_scene_plays(tmp_path: Path, name: str, word: str) -> None:
+async def test_each_scene_plays(tmp_path, name, word):
     path = await screenshots.take(name, tmp_path, GlassModel([" It is a scripted reply."]))
     picture = path.read_text(encoding="utf-8")
     assert word in picture
     assert ("@keyframes" in picture) == (name == "chat")
 
 
-async def test_the_moving_scene_ends_on_a_branch(tmp_path: Path) -> None:
+async def test_the_moving_scene_ends_on_a_branch(tmp_path):
     path = await screenshots.take("chat", tmp_path, GlassModel([" It is a scripted reply."]))
     picture = path.read_text(encoding="utf-8")
     assert "My name is Clara." in shown_in(picture)
@@ -109,7 +109,7 @@ async def test_the_moving_scene_ends_on_a_branch(tmp_path: Path) -> None:
     assert "entropy" not in shown_in(picture)
 
 
-def test_the_readme_shows_them_all() -> None:
+def test_the_readme_shows_them_all():
     text = README.read_text(encoding="utf-8")
     assert all(f"(.assets/{name}.svg)" in text for name in screenshots.SCENES)
     pictures = [README.parent / ".assets" / f"{name}.svg" for name in screenshots.SCENES]

@@ -3,18 +3,14 @@
 `pytest tests/tui/test_snapshots.py --snapshot-update` takes them anew.
 """
 
-from collections.abc import Callable
-
 import pytest
 from chat_scenes import CHAT_SCENES
 from inspector_scenes import INSPECTOR_SCENES
 from scenes import SETTINGS, SMALL, USUAL
 from screen_scenes import SCREEN_SCENES
-from stage import Stage
 from textual.pilot import Pilot
 from tui_driver import Driver
 
-from chatapp.dialogue.store import Store
 from chatapp.tui.app import ChatApp
 
 SCENES = CHAT_SCENES | SCREEN_SCENES | INSPECTOR_SCENES
@@ -27,9 +23,7 @@ PICTURES += [(name, SMALL) for name in ("streaming", "attention")]
     PICTURES,
     ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value)),
 )
-def test_picture(
-    snap_compare: Callable[..., bool], store: Store, stage: Stage, name: str, size: tuple[int, int]
-) -> None:
+def test_picture(snap_compare, store, stage, name, size):
     scene = SCENES[name]
     app = ChatApp(SETTINGS, load=lambda: scene.make_model(stage), store=store)
 

@@ -1,12 +1,10 @@
 """A theme that was chosen is there at the next start."""
 
-from tui_driver import OpenApp
-
 from chatapp.common.paths import settings_path
 from chatapp.common.settings import Settings, load_settings
 
 
-async def test_a_chosen_theme_is_remembered(open_app: OpenApp) -> None:
+async def test_a_chosen_theme_is_remembered(open_app):
     async with open_app(settings=load_settings()) as driver:
         assert not settings_path().exists()
         assert driver.app.theme == Settings().theme == "chatapp", "the program's own"
@@ -18,7 +16,7 @@ async def test_a_chosen_theme_is_remembered(open_app: OpenApp) -> None:
         assert driver.app.theme == "chatapp"
 
 
-async def test_a_theme_that_is_no_more_stays_in_the_file(open_app: OpenApp) -> None:
+async def test_a_theme_that_is_no_more_stays_in_the_file(open_app):
     settings_path().parent.mkdir(parents=True)
     settings_path().write_text('theme = "[b]gone[/b]"\n')
     async with open_app(settings=load_settings()) as driver:

@@ -135,7 +135,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     terminal.close()
 
 
-def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
+def test_a_session(terminal, tmp_path):
     # The first run.
     terminal.until("Three things to try", "● ready", "./tiny")
 

@@ -5,9 +5,7 @@ bundled model of today happens to word it.
 """
 
 import re
-from pathlib import Path
 
-import pytest
 from tour_walk import Outcomes, Said, Scene, Walk, commands_in, walk_chapters
 from tui_driver import Driver
 
@@ -78,9 +76,7 @@ async def chat_with_documents_and_tools(driver: Driver) -> None:
     assert "▾ calculator(expression=8*47)" in driver.screen_text
 
 
-def test_every_step_ends_as_the_tour_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_step_ends_as_the_tour_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     scenes: dict[str, Scene | None] = {"chatapp": chat_with_documents_and_tools}
     scenes |= dict.fromkeys(LESSONS)

@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from tour_walk import Outcomes, Said, Walk, commands_in, walk_chapters
 from tui_driver import Driver
 
@@ -116,9 +115,7 @@ def _pairs_stand_side_by_side(said: Said, walk: Walk) -> None:
     assert re.search(r"chosen · \d+ tokens .* rejected · \d+ tokens", said.out)
 
 
-def test_every_step_ends_as_the_tour_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_step_ends_as_the_tour_says(tmp_path, monkeypatch, capsys):
     store = Store(database_path())  # with a chat of an earlier chapter
     store.add_message(store.create_chat(model="bundled"), None, "user", "Hello")
     store.close()

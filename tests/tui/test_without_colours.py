@@ -5,18 +5,15 @@ from chat_scenes import CHAT_SCENES
 from inspector_scenes import INSPECTOR_SCENES
 from scenes import played
 from screen_scenes import SCREEN_SCENES
-from stage import Stage
 from textual.strip import Strip
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 SCENES = CHAT_SCENES | SCREEN_SCENES | INSPECTOR_SCENES
 PLAIN = ("first run", "two versions", "history", "parameters", "help", "prompts", "tokens", "steps")
 
 
 @pytest.mark.parametrize("name", PLAIN)
-async def test_without_colours(
-    open_app: OpenApp, stage: Stage, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+async def test_without_colours(open_app, stage, monkeypatch, name):
     monkeypatch.setenv("NO_COLOR", "1")
     async with played(open_app, stage, SCENES[name]) as driver:
         SCENES[name].check(driver)
@@ -25,9 +22,7 @@ async def test_without_colours(
         assert {color.is_default for color in colors if color} == {True}
 
 
-async def test_how_likely_a_token_is_shows_without_colours(
-    open_app: OpenApp, stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_how_likely_a_token_is_shows_without_colours(open_app, stage, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     async with played(open_app, stage, SCENES["tokens"]) as driver:
         drawn = {

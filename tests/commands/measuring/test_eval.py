@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import Run, UseModel
+from program import UseModel
 from ranges import check_ranges
 from tiny import write_tiny_gpt2
 
@@ -35,7 +35,7 @@ def task(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def test_file(tmp_path: Path) -> str:
+def test_file(tmp_path):
     path = tmp_path / "test.jsonl"
     items = [("a fox", "animal"), ("an oak", "plant"), ("wolf", "animal"), ("grass", "plant")]
     path.write_text("".join(json.dumps({"text": t, "label": g}) + "\n" for t, g in items))
@@ -47,9 +47,7 @@ def model(use_model: UseModel) -> ScriptedModel:
     return use_model(ScriptedModel([" animal"]))
 
 
-def test_a_table_on_standard_output(
-    run: Run, task: str, test_file: str, model: ScriptedModel
-) -> None:
+def test_a_table_on_standard_output(run, task, test_file, model):
     result = run("eval", task, "--test", test_file, "--shots", "0,2")
     assert (result.status, result.err) == (0, "")
     head, *lines = (line for line in result.out.splitlines() if line.strip())
@@ -60,9 +58,7 @@ def test_a_table_on_standard_output(
     assert any("knn:tfidf nearest-last" in " ".join(line.split()) for line in lines)
 
 
-def test_a_report_is_kept_and_continued(
-    run: Run, task: str, test_file: str, model: ScriptedModel, tmp_path: Path
-) -> None:
+def test_a_report_is_kept_and_continued(run, task, test_file, model, tmp_path):
     folder = tmp_path / "report"
     command = (
         *("eval", task, "--test", test_file, "--shots", "0,1,2", "--select", "random,knn,vote"),
@@ -90,9 +86,7 @@ def test_a_report_is_kept_and_continued(
     assert (folder / "answers.jsonl").read_bytes() == answers
 
 
-def test_several_models_in_one_evaluation(
-    run: Run, task: str, test_file: str, use_model: UseModel, tmp_path: Path
-) -> None:
+def test_several_models_in_one_evaluation(run, task, test_file, use_model, tmp_path):
     first, second = (use_model(ScriptedModel([" animal"]), name) for name in ("one", "two/b"))
     folder = tmp_path / "report"
     options = ("--test", test_file, "--shots", "0,2", "--report", str(folder), "--json")
@@ -121,7 +115,7 @@ def test_several_models_in_one_evaluation(
     assert "in which two names are alike" in result.err
 
 
-def test_items_of_a_task_are_written_without_a_model(run: Run, tmp_path: Path) -> None:
+def test_items_of_a_task_are_written_without_a_model(run, tmp_path):
     folder = tmp_path / "tasks"
     words = tmp_path / "words.txt"
     words.write_text(
@@ -141,7 +135,7 @@ def test_items_of_a_task_are_written_without_a_model(run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["passages.jsonl", "passages.txt"])
-def test_lambada(run: Run, use_model: UseModel, tmp_path: Path, name: str) -> None:
+def test_lambada(run, use_model, tmp_path, name):
     use_model(ScriptedModel(lambda prompt: " bat" if prompt.endswith("the") else " no"))
     texts = ["it was the bat", "it was a bat"]
     lines = [json.dumps({"text": text}) if name.endswith("l") else text for text in texts]
@@ -158,9 +152,7 @@ def test_lambada(run: Run, use_model: UseModel, tmp_path: Path, name: str) -> No
     )
 
 
-def test_a_pool_of_real_data(
-    run: Run, test_file: str, model: ScriptedModel, tmp_path: Path
-) -> None:
+def test_a_pool_of_real_data(run, test_file, model, tmp_path):
     """Rows that stand twice, and an input with two labels, as Banking77 and others have."""
     rows = [("fox", "animal"), ("oak", "plant"), ("fox", "animal"), ("oak", "animal")]
     pool = tmp_path / "pool.jsonl"
@@ -205,15 +197,7 @@ def test_a_pool_of_real_data(
         (["TASK", "--test", "TEST", "--words", "ONE"], "--words cannot be used with prompt files"),
     ],
 )
-def test_what_the_user_can_put_right(
-    run: Run,
-    task: str,
-    test_file: str,
-    model: ScriptedModel,
-    tmp_path: Path,
-    options: list[str],
-    error: str,
-) -> None:
+def test_what_the_user_can_put_right(run, task, test_file, model, tmp_path, options, error):
     (tmp_path / "one.txt").write_text("word\n")
     names = {"TASK": task, "TEST": test_file, "ONE": str(tmp_path / "one.txt")}
     result = run("eval", *(names.get(each, each) for each in options))
@@ -222,7 +206,7 @@ def test_what_the_user_can_put_right(
     assert result.err.count("\n") == 1
 
 
-def test_killed_it_goes_on(task: str, tmp_path: Path) -> None:
+def test_killed_it_goes_on(task, tmp_path):
     model = write_tiny_gpt2(tmp_path / "model")
     test = tmp_path / "many.jsonl"
     items = [{"text": f"fox {n}", "label": "animal"} for n in range(400)]

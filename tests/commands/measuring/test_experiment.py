@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import Run, UseModel
+from program import UseModel
 from ranges import check_ranges
 
 TASK = """
@@ -42,9 +42,7 @@ def command(tmp_path: Path, use_model: UseModel) -> list[str]:
     return [str(tmp_path / "living.toml"), "--test", str(tmp_path / "test.jsonl")]
 
 
-def test_the_order_of_the_examples_decides_for_one_that_follows_the_last(
-    run: Run, command: list[str]
-) -> None:
+def test_the_order_of_the_examples_decides_for_one_that_follows_the_last(run, command):
     asked = ["experiment", "order", *command, "--shots", "3", "--orders", "6"]
     made = json.loads(run(*asked, "--json").out)
     check_ranges(made)
@@ -59,7 +57,7 @@ def test_the_order_of_the_examples_decides_for_one_that_follows_the_last(
     )
 
 
-def test_labels_are_changed_in_five_ways(run: Run, command: list[str]) -> None:
+def test_labels_are_changed_in_five_ways(run, command):
     asked = ["experiment", "labels", *command, "--shots", "2"]
     made = json.loads(run(*asked, "--json").out)
     accuracies = {
@@ -75,9 +73,7 @@ def test_labels_are_changed_in_five_ways(run: Run, command: list[str]) -> None:
     assert "exchanged: all wrong" in shown.out
 
 
-def test_pairs_have_a_difference_and_an_interval(
-    run: Run, tmp_path: Path, use_model: UseModel
-) -> None:
+def test_pairs_have_a_difference_and_an_interval(run, tmp_path, use_model):
     class Long(ScriptedModel):
         def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
             return [[-1.0] * len(continuation) for _, continuation in pairs]
@@ -100,7 +96,7 @@ def test_pairs_have_a_difference_and_an_interval(
     assert made["equally_many_tokens"]["n"] == 1
 
 
-def test_each_type_of_bias_has_its_own_line(run: Run, tmp_path: Path, use_model: UseModel) -> None:
+def test_each_type_of_bias_has_its_own_line(run, tmp_path, use_model):
     class Long(ScriptedModel):
         def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
             return [[-1.0] * len(continuation) for _, continuation in pairs]
@@ -119,7 +115,7 @@ def test_each_type_of_bias_has_its_own_line(run: Run, tmp_path: Path, use_model:
     assert "+1.00 (one pair)" in shown[-1]
 
 
-def test_the_pairs_of_the_library_are_read(run: Run) -> None:
+def test_the_pairs_of_the_library_are_read(run):
     path = ROOT / "prompts" / "papers" / "occupations.jsonl"
     made = json.loads(run("experiment", "pairs", str(path), "--model", "bundled", "--json").out)
     assert len(made["differences"]) == 24

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_info_shows_parameters_counted_and_calculated(run, model: Path) -> None:
+def test_info_shows_parameters_counted_and_calculated(run, model):
     status, out, err = run("models", "info", str(model))
     assert (status, err) == (0, "")
     assert f"{FORMULA + 4 * 2 * 16:,} counted in the checkpoint\n" in out
@@ -45,7 +45,7 @@ def test_info_shows_parameters_counted_and_calculated(run, model: Path) -> None:
         assert line in out
 
 
-def test_the_shape_of_gpt(run) -> None:
+def test_the_shape_of_gpt(run):
     status, out, err = run("models", "info", "--shape", "12,768,40478,512")
     assert (status, err) == (0, "")
     assert "116,497,920 by N = 12LH² + (9L + V + n)H\n" in out  # its norms follow each part
@@ -56,12 +56,12 @@ def test_the_shape_of_gpt(run) -> None:
     "arguments",
     [(), ("--shape", "12,768"), ("--shape", "a,b,c,d"), ("bundled", "--shape", "1,2,3,4")],
 )
-def test_wrong_shapes(run, arguments: tuple[str, ...]) -> None:
+def test_wrong_shapes(run, arguments):
     result = run("models", "info", *arguments)
     assert (result.status, "--shape" in result.err) == (2, True)
 
 
-def test_info_says_what_is_not_known(run, tmp_path: Path) -> None:
+def test_info_says_what_is_not_known(run, tmp_path):
     parts = {"model_type": "blt", "vocab_size": 260}
     (tmp_path / "config.json").write_text(json.dumps(parts))
     save_file({"weight": torch.zeros(2, 3)}, tmp_path / "model.safetensors")
@@ -77,7 +77,7 @@ def test_info_says_what_is_not_known(run, tmp_path: Path) -> None:
     assert (document["layers"], document["heads"], document["vocabulary"]) == (None, None, 260)
 
 
-def test_info_as_json(run, model: Path) -> None:
+def test_info_as_json(run, model):
     document = json.loads(run("models", "info", str(model), "--json").out)
     assert document["name"] == document["folder"] == str(model)
     assert document["parameters_by_formula"] == FORMULA
@@ -85,7 +85,7 @@ def test_info_as_json(run, model: Path) -> None:
     assert (document["template"], document["licence"], document["context"]) == ("mine", "mit", 64)
 
 
-def test_info_tells_what_replies_are_drawn_with(run, tmp_path: Path) -> None:
+def test_info_tells_what_replies_are_drawn_with(run, tmp_path):
     folder = write_tiny_gpt2(tmp_path / "model")
     (folder / "generation_config.json").write_text('{"do_sample": false, "top_k": -3}')
     status, out, err = run("models", "info", str(folder))
@@ -99,15 +99,15 @@ def test_info_tells_what_replies_are_drawn_with(run, tmp_path: Path) -> None:
     assert document["sampling"]["temperature"] == {"value": 0.0, "from": "model"}
 
 
-def test_info_of_no_model_is_one_sentence(run, tmp_path: Path) -> None:
+def test_info_of_no_model_is_one_sentence(run, tmp_path):
     status, out, err = run("models", "info", str(tmp_path / "none"))
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
 
 
 def test_the_list_shows_kept_models_and_what_is_wrong_with_them(
-    run, model: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    run, model, home, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     kept = home / "data" / "models"
     kept.mkdir(parents=True)
@@ -124,9 +124,7 @@ def test_the_list_shows_kept_models_and_what_is_wrong_with_them(
     assert "config.json" in documents["broken"]["error"]
 
 
-def test_too_little_memory_is_told_before_a_model_is_loaded(
-    run, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_is_told_before_a_model_is_loaded(run, model, monkeypatch):
     memory = SimpleNamespace(total=8_000_000_000, available=100_000_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     takes = f"chatapp: {model} takes about 250.1 MB of memory, and "
@@ -140,7 +138,7 @@ def test_too_little_memory_is_told_before_a_model_is_loaded(
     assert (status, out, err) == (2, "", f"{takes}this machine has 200.0 MB\n")
 
 
-def test_models_that_were_used_before_are_listed(run, model: Path, home: Path) -> None:
+def test_models_that_were_used_before_are_listed(run, model, home):
     assert str(model) not in run("models", "list").out
     run("complete", "Hi", "--model", str(model), "--max-tokens", "2")
     assert f"{model}  folder · " in run("models", "list").out

@@ -8,7 +8,6 @@ import pytest
 import torch
 from random_models import save_random
 from tiny import write_tiny_gpt2
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from chatapp.engine.models.loading import read_tokenizer
@@ -23,9 +22,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def test_an_exported_run_is_the_same_model(
-    run, capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
-) -> None:
+def test_an_exported_run_is_the_same_model(run, capsys, model, tmp_path):
     out = tmp_path / "tiny.gguf"
     capsys.readouterr()  # of what wrote the model
     status, printed, err = run("models", "export", str(model), str(out), "--type", "f32")
@@ -42,7 +39,7 @@ def test_an_exported_run_is_the_same_model(
     assert info["bytes"] == out.stat().st_size
 
 
-def test_a_file_becomes_a_folder_and_another_type(run, model: Path, tmp_path: Path) -> None:
+def test_a_file_becomes_a_folder_and_another_type(run, model, tmp_path):
     file, folder, small = tmp_path / "tiny.gguf", tmp_path / "new" / "tiny", tmp_path / "q.gguf"
     for source, out, kind in ((model, file, "f32"), (file, folder, "f32"), (file, small, "f16")):
         assert run("models", "export", str(source), str(out), "--type", kind).status == 0
@@ -60,7 +57,7 @@ def test_a_file_becomes_a_folder_and_another_type(run, model: Path, tmp_path: Pa
     assert answers[1]["template"] == "chat"
 
 
-def test_a_file_is_replaced_only_when_asked_for(run, model: Path, tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_when_asked_for(run, model, tmp_path):
     out = tmp_path / "tiny.gguf"
     out.write_text("mine")
     status, _, err = run("models", "export", str(model), str(out))
@@ -70,7 +67,7 @@ def test_a_file_is_replaced_only_when_asked_for(run, model: Path, tmp_path: Path
     assert out.read_bytes().startswith(b"GGUF")
 
 
-def test_what_cannot_be_exported_is_told(run, model: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_told(run, model, tmp_path):
     out = tmp_path / "tiny.gguf"
     assert run("models", "export", str(model), str(out)).status == 0
     for arguments, words in (
@@ -94,9 +91,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3 adapter"])
-def test_an_export_is_proved_and_a_damaged_one_found(
-    run, tmp_path: Path, bpe: Tokenizer, family: str
-) -> None:
+def test_an_export_is_proved_and_a_damaged_one_found(run, tmp_path, bpe, family):
     model = tmp_path / "model"
     save_random(model, family.removesuffix(" adapter"), bpe, **SIZES)
     if family.endswith("adapter"):
@@ -127,7 +122,7 @@ def test_an_export_is_proved_and_a_damaged_one_found(
 
 
 @pytest.mark.skipif(not has_bundled(), reason="this copy carries no bundled model")
-def test_the_bundled_model_can_be_exported(run, tmp_path: Path) -> None:
+def test_the_bundled_model_can_be_exported(run, tmp_path):
     out = tmp_path / "bundled.gguf"
     assert run("models", "export", "bundled", str(out)).status == 0
     question = ("ask", "Hello, who are you?", "--temperature", "0", "--json")

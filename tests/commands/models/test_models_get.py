@@ -29,7 +29,7 @@ def tiny() -> Fetched:
     return model
 
 
-def test_the_catalogue(run) -> None:
+def test_the_catalogue(run):
     status, out, err = run("models", "get")
     assert (status, err.count("\n")) == (0, 1)
     assert "estimates" in err
@@ -44,7 +44,7 @@ def test_the_catalogue(run) -> None:
     assert by_name["gpt2"]["speed"] > by_name["gpt2-xl"]["speed"] > 0
 
 
-def test_the_shapes_of_the_catalogue_fit_its_sizes() -> None:
+def test_the_shapes_of_the_catalogue_fit_its_sizes():
     for name, model in known_models().items():
         assert 2 <= model.bytes / model.shape["parameters"] < 4.6, name
     a = known_models()["gpt2"].shape
@@ -53,7 +53,7 @@ def test_the_shapes_of_the_catalogue_fit_its_sizes() -> None:
     assert a["parameters"] == formula + 4 * layers * a["hidden_size"]
 
 
-def test_what_was_brought_is_told(run, tiny: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_brought_is_told(run, tiny, monkeypatch):
     def fetch(name: str, **callbacks: object) -> Fetched:
         callbacks["say"]("from \x1b[31mthere")
         callbacks["progress"](1, 2)
@@ -73,7 +73,7 @@ def test_what_was_brought_is_told(run, tiny: Fetched, monkeypatch: pytest.Monkey
     }
 
 
-def test_an_interrupt(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt(run, monkeypatch):
     def fetch(name: str, **callbacks: object) -> Fetched:
         raise KeyboardInterrupt
 
@@ -86,7 +86,7 @@ def test_an_interrupt(run, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_the_list_shows_what_was_brought(run, tiny: Fetched) -> None:
+def test_the_list_shows_what_was_brought(run, tiny):
     (line,) = [line for line in run("models", "list").out.splitlines() if "smollm2" in line]
     assert line.startswith("smollm2")
     assert "folder · 1.5 MB" in line
@@ -99,7 +99,7 @@ def test_the_list_shows_what_was_brought(run, tiny: Fetched) -> None:
     assert str(fetched_path()) in out
 
 
-def test_removing_is_confirmed(run, tiny: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_is_confirmed(run, tiny, monkeypatch):
     status, out, err = run("models", "remove", "smollm2")
     assert (status, out) == (2, "")
     assert err == "chatapp: to remove a model, confirm with --yes\n"
@@ -115,7 +115,7 @@ def test_removing_is_confirmed(run, tiny: Fetched, monkeypatch: pytest.MonkeyPat
     assert "has not downloaded it, so nothing is removed" in err
 
 
-def test_a_hub_that_breaks_off(tmp_path: Path) -> None:
+def test_a_hub_that_breaks_off(tmp_path):
     """Against the hub's own client, which goes on in the middle of a file."""
     weights = os.urandom(12_000_000)  # the client keeps what it has in steps of 10 MiB
     hub = HubServer({"config.json": b"{}", "model.safetensors": weights, "model.bin": b"pickled"})

@@ -75,28 +75,26 @@ def serving(home: Path, server: CompletionsServer) -> Iterator[Serving]:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "laptop.example", ""])
-def test_it_does_not_listen_beyond_this_machine(run, host: str) -> None:
+def test_it_does_not_listen_beyond_this_machine(run, host):
     status, out, err = run("serve", "--host", host)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "can be reached from other machines" in err
     assert "--expose allows this" in err
 
 
-def test_wrong_options_are_refused_before_anybody_comes(run) -> None:
+def test_wrong_options_are_refused_before_anybody_comes(run):
     status, _, err = run("serve", "--precision", "int3")
     assert status == 2
     assert "precision is 'int3'" in err
     assert run("serve", "--port", "70000").status == 2
 
 
-def test_the_address_that_is_told() -> None:
+def test_the_address_that_is_told():
     for host, url in {"::1": "http://[::1]:80", "localhost": "http://localhost:80"}.items():
         assert ChatServer("true", host=host, port=80, hosts=set()).public_url == url
 
 
-def test_no_module_of_the_folder_is_taken_for_ours(
-    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_module_of_the_folder_is_taken_for_ours(run, tmp_path, monkeypatch):
     commands: list[str] = []
     monkeypatch.setattr(ChatServer, "serve", lambda server: commands.append(server.command))
     monkeypatch.chdir(tmp_path)
@@ -114,7 +112,7 @@ def test_no_module_of_the_folder_is_taken_for_ours(
     assert "the chat needs a terminal" in child.stderr
 
 
-async def test_who_is_let_in(serving: Serving) -> None:
+async def test_who_is_let_in(serving):
     port, path = serving.port, serving.path
     async with aiohttp.ClientSession() as client:
         async with client.get(serving.url) as page:
@@ -141,7 +139,7 @@ async def test_who_is_let_in(serving: Serving) -> None:
             await client.ws_connect(f"{serving.url}ws", headers={"Origin": "http://evil.example"})
 
 
-async def test_nobody_is_let_in_without_the_token(serving: Serving) -> None:
+async def test_nobody_is_let_in_without_the_token(serving):
     wrong = "/" + "A" * 22 + "/"
     async with aiohttp.ClientSession() as client:
         for start in ("/", "//", wrong, f"{serving.path[:-2]}/", f"/x{serving.path}"):
@@ -168,7 +166,7 @@ async def exposed(command: str = "true", **options: Any) -> AsyncIterator[tuple[
         await runner.cleanup()
 
 
-async def test_an_exposed_server_still_checks_the_host_name() -> None:
+async def test_an_exposed_server_still_checks_the_host_name():
     async with exposed(hosts={"laptop.lan"}) as (url, _), aiohttp.ClientSession() as client:
         for name, status in {
             "laptop.lan": 200,
@@ -182,7 +180,7 @@ async def test_an_exposed_server_still_checks_the_host_name() -> None:
                 assert (name, answer.status) == (name, status)
 
 
-def test_names_that_are_configured_are_let_in(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_configured_are_let_in(run, monkeypatch):
     servers: list[ChatServer] = []
     monkeypatch.setattr(ChatServer, "serve", lambda server: servers.append(server))
     assert run("serve", "--host", "0.0.0.0", "--expose", "--name", "gpu7.lan").status == 0
@@ -192,7 +190,7 @@ def test_names_that_are_configured_are_let_in(run, monkeypatch: pytest.MonkeyPat
     assert not servers[1]._is_known("10.0.0.1")
 
 
-async def test_a_tab_too_many_is_told_so() -> None:
+async def test_a_tab_too_many_is_told_so():
     waits = shlex.join([sys.executable, "-c", "import sys; sys.stdin.buffer.read(1)"])
     async with exposed(waits, hosts=set()) as (url, server), aiohttp.ClientSession() as client:
         tabs = [await client.ws_connect(f"{url}ws") for _ in range(MOST_TABS)]
@@ -215,7 +213,7 @@ async def test_a_tab_too_many_is_told_so() -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_a_port_that_is_taken(serving: Serving) -> None:
+async def test_a_port_that_is_taken(serving):
     command = [sys.executable, "-m", "chatapp", "serve", "--port", str(serving.port)]
     second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert second.returncode == 1
@@ -316,7 +314,7 @@ async def browsing(profile: Path) -> AsyncIterator[Browser]:
         process.wait(60)
 
 
-async def test_a_window_made_smaller_shows_all_rows(serving: Serving, tmp_path: Path) -> None:
+async def test_a_window_made_smaller_shows_all_rows(serving, tmp_path):
     async with browsing(tmp_path / "profile") as browser:
         await browser.resize(1200, 800)
         await browser.call("Page.navigate", url=serving.url)
@@ -328,9 +326,7 @@ async def test_a_window_made_smaller_shows_all_rows(serving: Serving, tmp_path: 
         await browser.until(f"{screen}.right <= 700 && {screen}.height > 450")
 
 
-async def test_a_chat_in_the_browser(
-    serving: Serving, server: CompletionsServer, home: Path, tmp_path: Path
-) -> None:
+async def test_a_chat_in_the_browser(serving, server, home, tmp_path):
     async with browsing(tmp_path / "profile") as browser:
         await browser.call("Emulation.setFocusEmulationEnabled", enabled=True)
         await browser.call("Page.navigate", url=serving.url)

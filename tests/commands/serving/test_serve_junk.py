@@ -68,7 +68,7 @@ def server() -> ChatServer:
     return ChatServer("true", host="localhost", port=80, hosts={"localhost"})
 
 
-async def test_junk_is_ignored_and_the_rest_arrives(server: ChatServer) -> None:
+async def test_junk_is_ignored_and_the_rest_arrives(server):
     good = [
         '["stdin", "Hi \\ud800"]',
         '["resize", {"width": 90, "height": 30}]',
@@ -84,7 +84,7 @@ async def test_junk_is_ignored_and_the_rest_arrives(server: ChatServer) -> None:
 
 
 @pytest.mark.parametrize("query", ["width=1000000000", "height=x", "width=-1", "height="])
-async def test_a_page_of_no_size_is_refused(server: ChatServer, query: str) -> None:
+async def test_a_page_of_no_size_is_refused(server, query):
     async def handler(request: Request) -> Response:
         return Response()
 

@@ -15,14 +15,14 @@ def pieces(name: str, text: str, size: int) -> list[tuple[str, str]]:
     ]
 
 
-def test_paragraphs_stay_together_while_they_fit() -> None:
+def test_paragraphs_stay_together_while_they_fit():
     assert pieces("a.txt", "one\n\ntwo\n\nthree", 8) == [
         ("line 1", "one\n\ntwo"),
         ("line 5", "three"),
     ]
 
 
-def test_headings_begin_passages_and_name_their_place() -> None:
+def test_headings_begin_passages_and_name_their_place():
     page = "# A\n## B\nb\n\nb\n## C\nc\n# D\nd"
     assert pieces("a.md", page, 100) == [
         ("A > B, line 1", "# A\n\n## B\n\nb\n\nb"),
@@ -31,11 +31,11 @@ def test_headings_begin_passages_and_name_their_place() -> None:
     ]
 
 
-def test_a_row_shares_its_passage_with_none() -> None:
+def test_a_row_shares_its_passage_with_none():
     assert len(pieces("a.csv", "x\n1\n2\n3", 100)) == 3
 
 
-def test_long_paragraphs_are_cut_after_a_sentence_or_a_word() -> None:
+def test_long_paragraphs_are_cut_after_a_sentence_or_a_word():
     assert pieces("a.txt", "One two. Three four five", 12) == [
         ("line 1", "One two."),
         ("line 1, part 2", "Three four"),
@@ -55,7 +55,7 @@ class CountedText(str):
         return part
 
 
-def test_the_cost_of_a_long_line_is_linear() -> None:
+def test_the_cost_of_a_long_line_is_linear():
     text = CountedText("x" * 2**20)
     assert sum(len(piece.text) for piece in cut([Block(text, "line 1")], 600)) == len(text)
     assert len(text) <= CountedText.copied < 5 * len(text)
@@ -67,9 +67,7 @@ def test_the_cost_of_a_long_line_is_linear() -> None:
     ),
     st.integers(1, 40),
 )
-def test_every_word_is_in_a_passage_no_longer_than_the_size(
-    contents: list[tuple[str, int, bool]], size: int
-) -> None:
+def test_every_word_is_in_a_passage_no_longer_than_the_size(contents, size):
     blocks = [Block(text, "line 1", "t", level, alone) for text, level, alone in contents]
     found = list(cut(blocks, size))
     letters = "".join(piece.text for piece in found)

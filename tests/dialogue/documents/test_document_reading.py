@@ -1,7 +1,6 @@
 """Each kind of file as blocks of text, and what each broken one says."""
 
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ def ended(body: bytes) -> bytes:
     return b"%s\ntrailer <</Root 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % (body, len(body))
 
 
-def test_paragraphs_of_a_text() -> None:
+def test_paragraphs_of_a_text():
     assert texts("a.txt", "One\ntwo\n\n\n  three\r\n\r\nfour\n") == [
         ("One\ntwo", "line 1"),
         ("  three", "line 5"),
@@ -56,11 +55,11 @@ def test_paragraphs_of_a_text() -> None:
     ]
 
 
-def test_source_code_is_text_and_its_comments_no_headings() -> None:
+def test_source_code_is_text_and_its_comments_no_headings():
     assert texts("a.py", "# A comment\nx = 1\n") == [("# A comment\nx = 1", "line 1")]
 
 
-def test_markdown_has_headings_but_not_in_code() -> None:
+def test_markdown_has_headings_but_not_in_code():
     page = "# Top\ntext\n```sh\n# no heading\n\nls\n```\n## Below ##\n"
     assert [(block.title, block.level) for block in blocks("a.md", page)] == [
         ("Top", 1),
@@ -70,7 +69,7 @@ def test_markdown_has_headings_but_not_in_code() -> None:
     assert blocks("a.md", page)[1].text == "text\n```sh\n# no heading\n\nls\n```"
 
 
-def test_html_is_what_a_reader_sees() -> None:
+def test_html_is_what_a_reader_sees():
     page = """<html><head><title>No</title><script>bad()</script></head>
 <body><h2>A <em>title</em></h2><p>Fish &amp; chips<br>and
  more<!-- hidden --><ul><li>one<li>two</ul><style>p {}</style>
@@ -92,11 +91,11 @@ def test_html_is_what_a_reader_sees() -> None:
     ["<p>seen" + "<div>" * 50_000, "<p>seen</p><!--", "<p>seen</p><![CDATA[", "seen<p <"],
     ids=["deep", "comment", "section", "tag"],
 )
-def test_broken_html(page: str) -> None:
+def test_broken_html(page):
     assert blocks("a.html", page)[0].text.startswith("seen")
 
 
-def test_rows_of_a_table() -> None:
+def test_rows_of_a_table():
     table = 'name,note\nAda,"first, and\nlast"\nBob,,extra\n'
     assert texts("a.csv", table) == [
         ("name: Ada\nnote: first, and\nlast", "line 3"),
@@ -106,7 +105,7 @@ def test_rows_of_a_table() -> None:
     assert texts("a.tsv", "a\tb\n1\t2\n") == [("a: 1\nb: 2", "line 2")]
 
 
-def test_rows_of_jsonl_and_lines_that_are_none() -> None:
+def test_rows_of_jsonl_and_lines_that_are_none():
     deep = "[" * 100_000
     rows = '{"q": "Who?", "n": 3, "none": null}\nno json\n\n' + deep + "\n[1]\n" + "9" * 5_000
     assert texts("a.jsonl", rows) == [
@@ -118,21 +117,21 @@ def test_rows_of_jsonl_and_lines_that_are_none() -> None:
     ]
 
 
-def test_escapes_in_a_row_reach_no_terminal() -> None:
+def test_escapes_in_a_row_reach_no_terminal():
     assert texts("a.jsonl", '{"a": "\\u001b[2J\\ud800"}') == [("a: ␛[2J\ufffd", "line 1")]
 
 
-def test_pages_of_a_pdf() -> None:
+def test_pages_of_a_pdf():
     assert texts("a.pdf", a_pdf(b"Walrus", b"Clam")) == [("Walrus", "page 1"), ("Clam", "page 2")]
 
 
-def test_a_pdf_that_goes_round_is_told() -> None:
+def test_a_pdf_that_goes_round_is_told():
     data = a_pdf(b"x").replace(b"/Kids[10 0 R]", b"/Kids[2 0 R] ")
     with pytest.raises(Unreadable, match="PDF"):
         blocks("a.pdf", data)
 
 
-def test_a_pdf_that_takes_all_memory_is_told(tmp_path: Path) -> None:
+def test_a_pdf_that_takes_all_memory_is_told(tmp_path):
     bomb = zlib.compress(zlib.compress(bytes(2**28), 9), 9)
     stream = b"11 0 obj <</Filter[/FlateDecode/FlateDecode]/Length %d>> stream\n" % len(bomb)
     old = b"11 0 obj <</Length"
@@ -143,7 +142,7 @@ def test_a_pdf_that_takes_all_memory_is_told(tmp_path: Path) -> None:
         list(DocumentReader().read(str(tmp_path / "a.pdf"), 600, ""))
 
 
-def test_a_file_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_never_ends_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "_SECONDS", 0.0)
     (tmp_path / "a.pdf").write_bytes(a_pdf(b"x"))
     with pytest.raises(Unreadable, match="take longer than"):
@@ -164,17 +163,17 @@ def test_a_file_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         ("a.svg", b"<svg>words</svg>", "pictures"),
     ],
 )
-def test_files_that_give_no_text_say_why(name: str, content: bytes, why: str) -> None:
+def test_files_that_give_no_text_say_why(name, content, why):
     with pytest.raises(Unreadable, match=why):
         blocks(name, content)
 
 
-def test_other_encodings_that_say_so() -> None:
+def test_other_encodings_that_say_so():
     assert texts("a.txt", "Grüße".encode("utf-16")) == [("Grüße", "line 1")]
     assert texts("a.txt", b"\xef\xbb\xbfa") == [("a", "line 1")]
 
 
-def test_control_characters_become_visible() -> None:
+def test_control_characters_become_visible():
     assert texts("a.txt", "\x1b]0;x\x07 \x9b2J\u202e") == [("␛]0;x␇ \ufffd2J\ufffd", "line 1")]
 
 
@@ -187,9 +186,7 @@ def test_control_characters_become_visible() -> None:
         (lambda path: path.mkdir(), "cannot be read"),
     ],
 )
-def test_files_that_are_no_longer_there_or_too_much(
-    make: Callable[[Path], None], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_no_longer_there_or_too_much(make, why, tmp_path, monkeypatch):
     monkeypatch.setattr(passages, "MOST_BYTES", 10)
     make(tmp_path / "a.txt")
     with pytest.raises(Unreadable, match=why):

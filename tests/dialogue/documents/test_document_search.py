@@ -24,7 +24,7 @@ def animals(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", ["bm25", "encoder:tfidf", "both:tfidf"])
-def test_every_method_finds_the_passage_and_says_how_near(animals: Path, method: str) -> None:
+def test_every_method_finds_the_passage_and_says_how_near(animals, method):
     best, *others = documents_of(animals, method=method).search("What do whales eat?")
     assert (Path(best.file).name, best.place) == ("sea.md", "Sea > Whales, line 7")
     assert "krill" in best.text
@@ -32,13 +32,13 @@ def test_every_method_finds_the_passage_and_says_how_near(animals: Path, method:
     assert all(other.score <= best.score for other in others)
 
 
-def test_names_and_headings_are_searched_too(animals: Path) -> None:
+def test_names_and_headings_are_searched_too(animals):
     documents = documents_of(animals)
     assert Path(documents.search("land")[0].file).name == "land.txt"
     assert documents.search("dog barks")[0].text.endswith("Dogs bark at horses.")
 
 
-def test_a_word_of_every_passage_still_counts(tmp_path: Path) -> None:
+def test_a_word_of_every_passage_still_counts(tmp_path):
     (tmp_path / "one.txt").write_text("The sea rises.")
     (tmp_path / "two.txt").write_text("The sea stays.")
     (first,) = documents_of(tmp_path).search("sea rises")
@@ -49,7 +49,7 @@ def test_a_word_of_every_passage_still_counts(tmp_path: Path) -> None:
     assert first.score == pytest.approx(second.score + math.log(1 + 1.5 / 1.5))
 
 
-def test_a_limit_and_nothing_found(animals: Path) -> None:
+def test_a_limit_and_nothing_found(animals):
     documents = documents_of(animals)
     assert len(documents_of(animals, limit=1).search("eat")) == 1
     assert documents.search("zebra") == []
@@ -61,24 +61,24 @@ def test_a_limit_and_nothing_found(animals: Path) -> None:
     ["", '"', "NEAR(a b)", "a AND", "* OR title:x", "\0", "\ud800", "-" * 99, "x " * 9999],
     ids=range(9),
 )
-def test_whatever_is_in_a_query_is_text(animals: Path, method: str, query: str) -> None:
+def test_whatever_is_in_a_query_is_text(animals, method, query):
     assert isinstance(documents_of(animals, method=method).search(query), list)
 
 
-def test_an_index_by_meaning_follows_the_files(animals: Path) -> None:
+def test_an_index_by_meaning_follows_the_files(animals):
     documents = documents_of(animals, method="encoder:tfidf")
     assert documents.search("zebra") == []
     (animals / "new.txt").write_text("A zebra has stripes.")
     assert documents.search("zebra")[0].text == "A zebra has stripes."
 
 
-def test_reciprocal_rank_fusion() -> None:
+def test_reciprocal_rank_fusion():
     merged = fused([[1, 2, 3], [3, 1]])
     assert [identity for identity, _ in merged] == [1, 3, 2]
     assert dict(merged) == pytest.approx({1: 1 / 61 + 1 / 62, 3: 1 / 63 + 1 / 61, 2: 1 / 62})
 
 
-def test_methods_there_are_not() -> None:
+def test_methods_there_are_not():
     assert DocumentSet((), "both:minilm").method_and_encoder() == ("both", "minilm")
     for wrong in ("bm52", "bm25:minilm", "encoder:", ""):
         with pytest.raises(DocumentsError):
@@ -86,12 +86,12 @@ def test_methods_there_are_not() -> None:
     assert {DocumentSet((), method).method_and_encoder()[0] for method in METHODS} == set(METHODS)
 
 
-def test_an_encoder_that_cannot_be_had(animals: Path) -> None:
+def test_an_encoder_that_cannot_be_had(animals):
     with pytest.raises(ModelError, match="language model that runs"):
         documents_of(animals, method="encoder:lm").search("x")
 
 
-def test_a_passage_with_too_little_of_the_question_is_not_given(tmp_path: Path) -> None:
+def test_a_passage_with_too_little_of_the_question_is_not_given(tmp_path):
     (tmp_path / "fox.md").write_text("# Foxes\n\nA fox eats mice and frogs at night.\n")
     (tmp_path / "tides.md").write_text(
         "# Moon\n\nIt pulls the sea, which rises.\n\n# Salt\n\nIt is salt at night as well.\n"
@@ -110,7 +110,7 @@ def test_a_passage_with_too_little_of_the_question_is_not_given(tmp_path: Path) 
     assert all(passage.score > 0 for passage in documents.search("a fox, moon and salt"))
 
 
-def test_function_words_count_when_there_are_no_others(tmp_path: Path) -> None:
+def test_function_words_count_when_there_are_no_others(tmp_path):
     (tmp_path / "play.txt").write_text("To be or not to be.")
     (tmp_path / "words.txt").write_text("Words, words, words.")
     (passage,) = documents_of(tmp_path).search("to be or not")

@@ -3,7 +3,6 @@
 import os
 import random
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ LEFT_OUT = {
 }
 
 
-def test_nothing_crashes_and_nothing_dangerous_is_let_through(folder: Path, home: Path) -> None:
+def test_nothing_crashes_and_nothing_dangerous_is_let_through(folder, home):
     for name, content in (READ | LEFT_OUT).items():
         (folder / name).write_bytes(content)
     (folder / "round").symlink_to(folder)
@@ -69,7 +68,7 @@ LONG_LINES = {"heading.md": "# x{}y".format, "fence.md": "```{}y".format}
 
 
 @pytest.mark.parametrize("name", LONG_LINES)
-def test_a_line_of_spaces_is_read_in_linear_time(name: str) -> None:
+def test_a_line_of_spaces_is_read_in_linear_time(name):
     blocks = read_blocks(Path(name), LONG_LINES[name](" " * 400_000).encode())
     assert [block.text[-1] for block in blocks] == ["y"]
 
@@ -83,16 +82,16 @@ HTML_PIECES = [
 
 
 @pytest.mark.parametrize("piece", HTML_PIECES)
-def test_a_page_of_the_same_again_and_again_is_read(piece: str) -> None:
+def test_a_page_of_the_same_again_and_again_is_read(piece):
     page = f"<p>walrus</p>{piece * (1_000_000 // len(piece))}"
     assert html_blocks(page)[0][0] == "walrus"
 
 
-def test_a_reference_of_thousands_of_digits_stays_as_it_is() -> None:
+def test_a_reference_of_thousands_of_digits_stays_as_it_is():
     assert html_blocks(f"&#{'9' * 5000};")[0][0].startswith("&#999")
 
 
-def test_a_table_whose_header_is_its_size_times_its_rows_is_left_out() -> None:
+def test_a_table_whose_header_is_its_size_times_its_rows_is_left_out():
     data = b"x" * 100_000 + b"\n" + b"1\n" * 100_000
     with pytest.raises(Unreadable, match="characters"):
         read_blocks(Path("a.csv"), data)
@@ -114,7 +113,7 @@ def make_backtracking(path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 @pytest.mark.parametrize("make", [make_pipe, make_endless])
-def test_rules_that_are_no_file_are_none(folder: Path, make: Callable[[Path], None]) -> None:
+def test_rules_that_are_no_file_are_none(folder, make):
     (folder / "a.txt").write_text("walrus")
     make(folder / ".gitignore")
     assert [Path(file).name for file in DocumentReader().list_files([str(folder)]).files] == [
@@ -122,9 +121,7 @@ def test_rules_that_are_no_file_are_none(folder: Path, make: Callable[[Path], No
     ]
 
 
-def test_rules_that_backtrack_end_in_a_sentence(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rules_that_backtrack_end_in_a_sentence(folder, monkeypatch):
     monkeypatch.setattr("chatapp.dialogue.documents.reader._LISTING_SECONDS", 1.0)
     (folder / ("a" * 200)).write_text("walrus")
     make_backtracking(folder / ".gitignore")
@@ -132,7 +129,7 @@ def test_rules_that_backtrack_end_in_a_sentence(
         DocumentReader().list_files([str(folder)])
 
 
-def test_reading_a_long_table_says_how_far_it_is_and_can_be_stopped(folder: Path) -> None:
+def test_reading_a_long_table_says_how_far_it_is_and_can_be_stopped(folder):
     (folder / "a.csv").write_text("name\n" + "walrus\n" * 20_000)
     shares: list[float] = []
 
@@ -184,13 +181,13 @@ def read_hostile(folder: Path, count: int, seed: int) -> int:
     return coverage.files + left_out
 
 
-def test_hostile_documents_are_read_or_left_out(folder: Path) -> None:
+def test_hostile_documents_are_read_or_left_out(folder):
     (folder / "a.txt").write_text("walrus")
     assert read_hostile(folder, 10, seed=2) == 11
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7_200)
-def test_two_hundred_hostile_documents_are_read_or_left_out(folder: Path) -> None:
+def test_two_hundred_hostile_documents_are_read_or_left_out(folder):
     (folder / "a.txt").write_text("walrus")
     assert read_hostile(folder, 200, seed=2026) == 201

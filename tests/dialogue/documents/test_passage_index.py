@@ -47,7 +47,7 @@ def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_only_what_changed_is_read_again(folder: Path, read_files: list[str]) -> None:
+def test_only_what_changed_is_read_again(folder, read_files):
     write(folder / "a.txt", "walrus")
     write(folder / "b.txt", "clam")
     assert found(documents_of(folder), "walrus") == ["a.txt"]
@@ -65,9 +65,7 @@ def test_only_what_changed_is_read_again(folder: Path, read_files: list[str]) ->
     assert found(documents, "oyster") == ["c.txt"]
 
 
-def test_another_time_with_the_same_content_is_no_change(
-    folder: Path, read_files: list[str]
-) -> None:
+def test_another_time_with_the_same_content_is_no_change(folder, read_files):
     write(folder / "a.txt", "walrus")
     documents = documents_of(folder)
     documents.renew()
@@ -76,7 +74,7 @@ def test_another_time_with_the_same_content_is_no_change(
     assert read_files == ["a.txt"]
 
 
-def test_a_change_within_one_tick_of_the_clock_is_seen(folder: Path) -> None:
+def test_a_change_within_one_tick_of_the_clock_is_seen(folder):
     (folder / "a.txt").write_text("walrus")
     documents = documents_of(folder)
     documents.renew()
@@ -86,7 +84,7 @@ def test_a_change_within_one_tick_of_the_clock_is_seen(folder: Path) -> None:
     assert found(documents, "oyster") == ["a.txt"]
 
 
-def test_files_without_text_are_counted_each_time_and_read_once(folder: Path) -> None:
+def test_files_without_text_are_counted_each_time_and_read_once(folder):
     write(folder / "a.txt", "walrus")
     write(folder / "b.bin", "a\0b")
     write(folder / "c.txt", "")
@@ -95,9 +93,7 @@ def test_files_without_text_are_counted_each_time_and_read_once(folder: Path) ->
         assert str(documents.renew()) == "1 passage of 1 file; left out: 1 binary, 1 empty"
 
 
-def test_a_file_that_vanishes_while_it_is_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_vanishes_while_it_is_read(folder, monkeypatch):
     write(folder / "a.txt", "walrus")
     write(folder / "b.txt", "walrus")
     read = DocumentReader.read
@@ -113,14 +109,14 @@ def test_a_file_that_vanishes_while_it_is_read(
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads all")
-def test_a_file_that_may_not_be_read(folder: Path) -> None:
+def test_a_file_that_may_not_be_read(folder):
     write(folder / "a.txt", "walrus")
     write(folder / "b.txt", "walrus")
     (folder / "b.txt").chmod(0)
     assert found(documents_of(folder), "walrus") == ["a.txt"]
 
 
-def test_nothing_to_search_is_told_with_the_reasons(folder: Path) -> None:
+def test_nothing_to_search_is_told_with_the_reasons(folder):
     with pytest.raises(DocumentsError, match=r"there is no text to search$"):
         documents_of(folder).renew()
     write(folder / "a.bin", "a\0b")
@@ -128,7 +124,7 @@ def test_nothing_to_search_is_told_with_the_reasons(folder: Path) -> None:
         documents_of(folder).search("x")
 
 
-def test_two_at_once_give_what_one_would(folder: Path, home: Path) -> None:
+def test_two_at_once_give_what_one_would(folder, home):
     for number in range(300):
         write(folder / f"{number}.txt", f"walrus number{number}")
     errors: list[BaseException] = []
@@ -160,9 +156,7 @@ def test_two_at_once_give_what_one_would(folder: Path, home: Path) -> None:
     assert found(documents, "number7") == ["7.txt"]
 
 
-def test_what_was_read_before_the_end_is_kept(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, read_files: list[str]
-) -> None:
+def test_what_was_read_before_the_end_is_kept(folder, monkeypatch, read_files):
     monkeypatch.setattr(index_module, "_BATCH", 2)
     for number in range(5):
         write(folder / f"{number}.txt", "walrus")
@@ -179,7 +173,7 @@ def test_what_was_read_before_the_end_is_kept(
     assert len(read_files) == 3
 
 
-def test_a_broken_index_is_told_in_a_sentence(folder: Path, home: Path) -> None:
+def test_a_broken_index_is_told_in_a_sentence(folder, home):
     write(folder / "a.txt", "walrus")
     documents = documents_of(folder)
     documents.renew()
@@ -189,7 +183,7 @@ def test_a_broken_index_is_told_in_a_sentence(folder: Path, home: Path) -> None:
         documents.search("walrus")
 
 
-def test_the_words_of_the_index_agree_with_its_passages(folder: Path, tmp_path: Path) -> None:
+def test_the_words_of_the_index_agree_with_its_passages(folder, tmp_path):
     from chatapp.dialogue.documents.files import list_files
 
     index = Index(tmp_path / "index.sqlite", 600)

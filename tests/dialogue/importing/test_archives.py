@@ -38,7 +38,7 @@ def archive(path: Path, **texts: Any) -> Path:
     return path
 
 
-def test_an_export_is_read_from_files_a_folder_and_an_archive(tmp_path: Path) -> None:
+def test_an_export_is_read_from_files_a_folder_and_an_archive(tmp_path):
     parts = {f"conversations-{n:03}": [chat(f"Hi {n}"), chat(f"Ho {n}")] for n in range(50)}
     others = {"user": {"id": "u"}, "message_feedback": [], "__MACOSX__x": "\x00"}
     folder = tmp_path / "export"
@@ -58,7 +58,7 @@ def test_an_export_is_read_from_files_a_folder_and_an_archive(tmp_path: Path) ->
     assert read_chats(unnamed).others == 2
 
 
-def test_a_part_that_cannot_be_read_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_read_is_named_and_the_rest_is_read(tmp_path):
     path = archive(tmp_path / "x.zip", a=[chat("Hi")], b="{", c=[chat("Ho")], d=[chat("Hum")])
     data = bytearray(path.read_bytes())
     at = data.index(b"c.json")
@@ -74,7 +74,7 @@ def test_a_part_that_cannot_be_read_is_named_and_the_rest_is_read(tmp_path: Path
     assert "\x1b" not in "".join(read.faults)
 
 
-def test_an_encrypted_part_is_named(tmp_path: Path) -> None:
+def test_an_encrypted_part_is_named(tmp_path):
     path = archive(tmp_path / "x.zip", a=[chat("Hi")])
     data = path.read_bytes()
     for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
@@ -85,9 +85,7 @@ def test_an_encrypted_part_is_named(tmp_path: Path) -> None:
         read_chats(path)
 
 
-def test_no_archive_is_unpacked_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_archive_is_unpacked_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr(importing, "_MOST_UNPACKED", 2**20)
     bomb = " " * 2**20
     path = archive(tmp_path / "x.zip", a=[chat("Hi")], b=bomb, c=[chat("Ho")], d=bomb)
@@ -100,7 +98,7 @@ def test_no_archive_is_unpacked_without_end(
         read_chats(path)
 
 
-def test_a_broken_archive_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_broken_archive_is_refused_in_words(tmp_path):
     path = archive(tmp_path / "x.zip", a=[chat("Hi")])
     whole = path.read_bytes()
     for end in range(0, len(whole), 7):

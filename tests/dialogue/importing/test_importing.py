@@ -39,7 +39,7 @@ def nested(levels: int) -> list[Any]:
     return value
 
 
-def test_what_was_exported_comes_back(store: Store, tmp_path: Path) -> None:
+def test_what_was_exported_comes_back(store, tmp_path):
     chat_id = store.create_chat(system="Be brief.", model="tiny", template="plain")
     first = store.add_message(chat_id, None, "user", "Hi")
     store.add_message(chat_id, first.id, "assistant", HOSTILE, status="stopped")
@@ -56,7 +56,7 @@ def test_what_was_exported_comes_back(store: Store, tmp_path: Path) -> None:
     assert len(store.search("quotes")) == 4
 
 
-def test_sources_and_calls_come_back(store: Store, tmp_path: Path) -> None:
+def test_sources_and_calls_come_back(store, tmp_path):
     chat_id = store.create_chat()
     user = store.add_message(chat_id, None, "user", "Hi")
     sources = (Source("a.md", "line 1", HOSTILE, 2.5, 1), Source("b", "page 2", "No.", 0.5))
@@ -93,16 +93,14 @@ GOOD = {"name": "x", "arguments": {}, "result": "", "status": "done", "at": 0, "
         ({"sources": ["a"]}, "message 2, source 1:"),
     ],
 )
-def test_sources_and_calls_that_are_no_good_are_named(
-    tmp_path: Path, more: dict[str, Any], problem: str
-) -> None:
+def test_sources_and_calls_that_are_no_good_are_named(tmp_path, more, problem):
     turns = [TURNS[0], {**TURNS[1], "content": "Hello", **more}]
     with pytest.raises(ImportingError) as error:
         read_chats(file(tmp_path, {"messages": turns}))
     assert problem in str(error.value)
 
 
-def test_calls_of_the_user_are_refused(tmp_path: Path) -> None:
+def test_calls_of_the_user_are_refused(tmp_path):
     path = file(tmp_path, {"messages": [{**TURNS[0], "calls": [GOOD]}, TURNS[1]]})
     with pytest.raises(ImportingError) as error:
         read_chats(path)
@@ -111,7 +109,7 @@ def test_calls_of_the_user_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_training_rows_are_chats_a_line(store: Store, tmp_path: Path) -> None:
+def test_training_rows_are_chats_a_line(store, tmp_path):
     rows = [
         {"messages": [{"role": "system", "content": "Be kind."}, *TURNS]},
         {"messages": [*TURNS, {"role": "user", "content": [{"type": "text", "text": "Bye"}]}]},
@@ -138,9 +136,7 @@ def texts_or_sentence(path: Path) -> list[str] | str:
 
 @pytest.mark.parametrize("key", ["messages", "mapping", "current_node", "title", "system", "model"])
 @pytest.mark.parametrize("value", ODD)
-def test_odd_values_in_a_chat_are_understood_or_told_in_words(
-    tmp_path: Path, key: str, value: Any
-) -> None:
+def test_odd_values_in_a_chat_are_understood_or_told_in_words(tmp_path, key, value):
     path = file(tmp_path, {"messages": TURNS, key: value})
     match texts_or_sentence(path):
         case str(sentence):
@@ -178,7 +174,7 @@ def test_odd_values_in_a_chat_are_understood_or_told_in_words(
         pytest.param(f"[{'9' * 5000}]", "is not valid JSON", id="digits"),
     ],
 )
-def test_mistakes_are_named_with_their_place(tmp_path: Path, content: Any, words: str) -> None:
+def test_mistakes_are_named_with_their_place(tmp_path, content, words):
     path = file(tmp_path, content)
     with pytest.raises(ImportingError) as caught:
         read_chats(path)
@@ -186,7 +182,7 @@ def test_mistakes_are_named_with_their_place(tmp_path: Path, content: Any, words
     assert words in str(caught.value)
 
 
-def test_files_that_cannot_be_read_are_refused_in_words(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_refused_in_words(tmp_path):
     with pytest.raises(ImportingError, match="cannot be read"):
         read_chats(tmp_path / "missing.json")
     path = tmp_path / "latin.json"
@@ -195,9 +191,7 @@ def test_files_that_cannot_be_read_are_refused_in_words(tmp_path: Path) -> None:
         read_chats(path)
 
 
-def test_chats_are_stored_as_a_whole_or_not_at_all(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chats_are_stored_as_a_whole_or_not_at_all(store, tmp_path, monkeypatch):
     chats = read_chats(
         file(
             tmp_path, [{"messages": TURNS}, {"messages": TURNS[:1]}, {"messages": [*TURNS, *TURNS]}]
@@ -218,8 +212,8 @@ def test_chats_are_stored_as_a_whole_or_not_at_all(
 
 
 def test_what_is_imported_is_indexed_together_and_what_comes_later_is_indexed(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, tmp_path, monkeypatch
+):
     monkeypatch.setattr("chatapp.dialogue.importing._INDEX_EVERY", 3)
     turns = [[*TURNS] * number for number in range(1, 5)]
     chats = read_chats(file(tmp_path, [{"messages": each} for each in turns])).chats
@@ -238,7 +232,7 @@ def test_what_is_imported_is_indexed_together_and_what_comes_later_is_indexed(
     assert len(store.search("quotes")) == sum(range(1, 5))
 
 
-def test_a_message_of_a_tool_is_left_out(tmp_path: Path) -> None:
+def test_a_message_of_a_tool_is_left_out(tmp_path):
     rows = [
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
@@ -252,7 +246,7 @@ def test_a_message_of_a_tool_is_left_out(tmp_path: Path) -> None:
     ]
 
 
-def test_a_long_import_shows_how_far_it_is_and_can_be_stopped(store: Store, tmp_path: Path) -> None:
+def test_a_long_import_shows_how_far_it_is_and_can_be_stopped(store, tmp_path):
     turns = [turn for _ in range(400) for turn in TURNS[-2:]]
     path = file(tmp_path, [{"messages": turns, "system": f"{n}"} for n in range(3)])
     read: list[tuple[int, int]] = []
@@ -275,9 +269,7 @@ def test_a_long_import_shows_how_far_it_is_and_can_be_stopped(store: Store, tmp_
     assert [message.sibling for message in messages] == [1] * len(turns)
 
 
-def test_an_import_asks_the_store_once_a_message(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_asks_the_store_once_a_message(store, tmp_path, monkeypatch):
     statements: list[str] = []
     rows = store._database.rows
 
@@ -292,9 +284,7 @@ def test_an_import_asks_the_store_once_a_message(
     assert len(statements) < len(turns) + 20
 
 
-def test_what_came_before_is_not_stored_again_and_goes_on_where_it_has_grown(
-    store: Store, tmp_path: Path
-) -> None:
+def test_what_came_before_is_not_stored_again_and_goes_on_where_it_has_grown(store, tmp_path):
     more = [*TURNS, {"role": "user", "content": "More"}]
     own = {"id": 70, "created": 1.5, "messages": TURNS}
     for content in (own, [own, own], {"messages": TURNS}):
@@ -316,7 +306,7 @@ def test_what_came_before_is_not_stored_again_and_goes_on_where_it_has_grown(
     assert [is_new for _, _, is_new in store_chats(store, chats)] == [True]
 
 
-def test_a_chat_that_began_here_is_known_in_its_own_export(store: Store, tmp_path: Path) -> None:
+def test_a_chat_that_began_here_is_known_in_its_own_export(store, tmp_path):
     chat_id = store.create_chat()
     user = store.add_message(chat_id, None, "user", "Hi")
     reply = store.add_message(chat_id, user.id, "assistant", "Hello.")
@@ -328,7 +318,7 @@ def test_a_chat_that_began_here_is_known_in_its_own_export(store: Store, tmp_pat
     assert (other != chat_id, added, is_new) == (True, 2, True)
 
 
-def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_left_out_and_named(tmp_path):
     robot = {"title": "R2", "messages": [{"role": "robot", "content": "x"}]}
     path = file(tmp_path, [{"messages": TURNS}, robot, 3, {"messages": TURNS[:1]}])
     read = read_chats(path)
@@ -343,7 +333,7 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
     assert read.faults[0].startswith(f"{path}, line 2: is not valid JSON")
 
 
-def test_odd_ids_are_none(store: Store, tmp_path: Path) -> None:
+def test_odd_ids_are_none(store, tmp_path):
     ids = [(id, 1.5) for id in (True, 2**64, -1, "x", None)] + [(70, float("nan")), (70, 2)]
     rows = [{"id": a, "created": b, "system": f"{a} {b}", "messages": TURNS} for a, b in ids]
     assert len(stored(store, read_chats(file(tmp_path, rows)))) == len(ids)

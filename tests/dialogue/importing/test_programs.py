@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
-from chatapp.dialogue.store import Store
 
 HOSTILE = "[/b] \x1b[2J \u2028 <|im_end|>"
 
@@ -47,7 +46,7 @@ TREE = {
 }
 
 
-def test_chatgpts_export_is_followed_to_its_current_node(store: Store, tmp_path: Path) -> None:
+def test_chatgpts_export_is_followed_to_its_current_node(store, tmp_path):
     document = {"title": "Tea", "current_node": "f", "mapping": TREE}
     ((id, _, _),) = store_chats(store, read_chats(file(tmp_path, [document])).chats)
     assert store.chat(id).title == "Tea"
@@ -57,9 +56,7 @@ def test_chatgpts_export_is_followed_to_its_current_node(store: Store, tmp_path:
 
 
 @pytest.mark.parametrize("current", [{}, {"current_node": None}, {"current_node": HOSTILE}])
-def test_without_a_current_node_the_last_leaf_is_taken(
-    tmp_path: Path, current: dict[str, Any]
-) -> None:
+def test_without_a_current_node_the_last_leaf_is_taken(tmp_path, current):
     whole = {"mapping": TREE, "current_node": "d"}
     read = read_chats(file(tmp_path, [whole, {"mapping": TREE, **current}, {"title": "x"}]))
     assert [chat.messages[-1].text for chat in read.chats] == ["I look it up.", "No."]
@@ -70,7 +67,7 @@ def test_without_a_current_node_the_last_leaf_is_taken(
     assert "chat 3 'x': 'messages' is missing" in fault
 
 
-def test_chats_without_a_message_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_chats_without_a_message_are_left_out_and_counted(tmp_path):
     tree = {"a": node(None, None), "b": node("a", "user", "Hi")}
     documents = [
         {"mapping": {}, "current_node": None},
@@ -83,7 +80,7 @@ def test_chats_without_a_message_are_left_out_and_counted(tmp_path: Path) -> Non
     assert read.empty == 3
 
 
-def test_pictures_speech_and_files_of_chatgpt_keep_their_turns(tmp_path: Path) -> None:
+def test_pictures_speech_and_files_of_chatgpt_keep_their_turns(tmp_path):
     sent = {"attachments": [{"name": "notes.txt", "id": "file-1"}, {"name": 3}, None]}
     tree = {
         "a": node(None, "user", {"content_type": "image_asset_pointer"}),
@@ -96,7 +93,7 @@ def test_pictures_speech_and_files_of_chatgpt_keep_their_turns(tmp_path: Path) -
     assert texts == ["", "A walrus.", "Sure?", "Yes.", "[file: notes.txt]"]
 
 
-def test_a_chat_of_chatgpt_that_the_assistant_begins(tmp_path: Path) -> None:
+def test_a_chat_of_chatgpt_that_the_assistant_begins(tmp_path):
     tree = {"a": node(None, "assistant", "Welcome."), "b": node("a", "user", "Hi")}
     begun = [("user", ""), ("assistant", "Welcome."), ("user", "Hi")]
     assert turns(tmp_path, [{"mapping": tree, "current_node": "b"}]) == begun
@@ -131,9 +128,7 @@ CLAUDE = {
 }
 
 
-def test_claudes_export_is_read_with_its_parts_and_names_of_files(
-    store: Store, tmp_path: Path
-) -> None:
+def test_claudes_export_is_read_with_its_parts_and_names_of_files(store, tmp_path):
     (chat,) = read_chats(file(tmp_path, [CLAUDE])).chats
     assert (chat.title, chat.origin) == ("Tea", "Claude:0c-1")
     assert [(message.role, message.text, message.thoughts) for message in chat.messages] == [
@@ -173,9 +168,7 @@ LIBRE_CHILDREN = [LIBRE_ROWS[0] | {"children": LIBRE_ROWS[1:]}]
 
 @pytest.mark.parametrize("rows", [LIBRE_ROWS, LIBRE_CHILDREN], ids=["in a row", "within"])
 @pytest.mark.parametrize("key", ["messages", "messagesTree"])
-def test_librechats_export_is_read_to_its_last_message(
-    tmp_path: Path, rows: list[Any], key: str
-) -> None:
+def test_librechats_export_is_read_to_its_last_message(tmp_path, rows, key):
     document = {"conversationId": "1", "options": {"promptPrefix": "Be kind."}, key: rows}
     (chat,) = read_chats(file(tmp_path, document)).chats
     assert (chat.system, chat.origin) == ("Be kind.", "LibreChat:1")
@@ -200,7 +193,7 @@ THOUGHT = (
 )
 
 
-def test_open_webuis_export_is_read_along_its_current_path(tmp_path: Path) -> None:
+def test_open_webuis_export_is_read_along_its_current_path(tmp_path):
     rows = (
         {"parentId": None, "role": "user", "content": "Tea?", "files": [{"name": "leaf.txt"}]},
         {"parentId": "0", "role": "assistant", "content": THOUGHT},
@@ -214,7 +207,7 @@ def test_open_webuis_export_is_read_along_its_current_path(tmp_path: Path) -> No
     assert turns(tmp_path, webui(*rows))[-1] == ("assistant", "No.")
 
 
-def test_a_reply_of_openings_alone_is_read_in_a_moment(tmp_path: Path) -> None:
+def test_a_reply_of_openings_alone_is_read_in_a_moment(tmp_path):
     text = '<details type="reasoning">' * 100_000
     question = {"parentId": None, "role": "user", "content": text}
     began = time.monotonic()
@@ -257,7 +250,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_odd_values_are_understood_or_told_in_words(tmp_path: Path, form: str) -> None:
+def test_odd_values_are_understood_or_told_in_words(tmp_path, form):
     document = json.loads(json.dumps(FORMS[form]))
     whole = read_chats(file(tmp_path, document)).chats
     for holder, key in places(document):
@@ -287,9 +280,7 @@ def test_odd_values_are_understood_or_told_in_words(tmp_path: Path, form: str) -
         ({"chat": {}}, "'chat' has no 'history'"),
     ],
 )
-def test_mistakes_of_others_are_named_with_their_place(
-    tmp_path: Path, document: Any, words: str
-) -> None:
+def test_mistakes_of_others_are_named_with_their_place(tmp_path, document, words):
     path = file(tmp_path, document)
     with pytest.raises(ImportingError) as caught:
         read_chats(path)

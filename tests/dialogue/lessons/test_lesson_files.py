@@ -40,14 +40,14 @@ def write(folder: Path, text: str) -> str:
         ),
     ],
 )
-def test_a_fault_is_named(tmp_path: Path, lines: str, sentence: str) -> None:
+def test_a_fault_is_named(tmp_path, lines, sentence):
     name = write(tmp_path, f"{HEAD}{STEP}{lines}\n")
     with pytest.raises(UserError, match=r"mine\.toml, line \d+: ") as caught:
         find_lesson(name)
     assert sentence in str(caught.value)
 
 
-def test_a_lesson_needs_steps_and_a_name_that_exists(tmp_path: Path) -> None:
+def test_a_lesson_needs_steps_and_a_name_that_exists(tmp_path):
     with pytest.raises(UserError, match="'step' is missing"):
         find_lesson(write(tmp_path, HEAD))
     with pytest.raises(UserError, match="no lesson 'tokns'; did you mean 'tokens'"):
@@ -95,14 +95,14 @@ CAT = 'prompt = "A cat is an"\n'
         ),
     ],
 )
-def test_each_expectation_can_fail(tmp_path: Path, lines: str, problem: str) -> None:
+def test_each_expectation_can_fail(tmp_path, lines, problem):
     name = write(tmp_path, f"{HEAD}{STEP}{CAT}{lines}\n")
     (checked,) = check_lesson(find_lesson(name), load)
     (found,) = checked.problems
     assert problem in found
 
 
-def test_a_reply_that_ends_a_word_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_reply_that_ends_a_word_is_read_as_it_was_written(tmp_path):
     step = 'prompt = "Anna saw a zanfo. Anna saw a z"\nsettings = {max_tokens = 3}\n'
     lesson = find_lesson(write(tmp_path, f"{HEAD}{STEP}{step}"))
     texts = StepOutcome(lesson, lesson.steps[0], load("bundled")).trace.texts

@@ -20,7 +20,7 @@ def load(name: str) -> LanguageModel:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_step_shows_what_its_text_says(name: str) -> None:
+def test_each_step_shows_what_its_text_says(name):
     lesson = find_lesson(name)
     checked = list(check_lesson(lesson, load))
     assert [step.number for step in checked] == list(range(1, len(lesson.steps) + 1))
@@ -30,7 +30,7 @@ def test_each_step_shows_what_its_text_says(name: str) -> None:
     assert sum(step.predict is not None for step in lesson.steps) >= 3
 
 
-def test_every_lesson_has_a_name() -> None:
+def test_every_lesson_has_a_name():
     lessons = {
         path.stem for path in SHIPPED.glob("*.toml") if "[[step]]" in path.read_text("utf-8")
     }

@@ -27,7 +27,7 @@ def called(tool: str, **arguments: object) -> str:
     return problem or run(tools[tool], arguments, threading.Event()).text
 
 
-def test_the_clock_tells_day_and_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_tells_day_and_zone(monkeypatch):
     monkeypatch.setattr(built_in, "now", lambda zone=None: NOW)
     assert called("clock") == "Monday, 23 November 2026 (2026-11-23, week 48), 14:05:06 UTC"
     monkeypatch.undo()
@@ -35,13 +35,13 @@ def test_the_clock_tells_day_and_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert called("clock", zone="../etc/passwd").startswith("error: there is no time zone")
 
 
-def test_the_manual_is_that_of_this_program() -> None:
+def test_the_manual_is_that_of_this_program():
     found = called("manual", query="how do I branch a reply")
     assert "[1] " in found
     assert "branch" in found
 
 
-def test_documents_are_searched_where_the_chat_has_some(tmp_path: Path) -> None:
+def test_documents_are_searched_where_the_chat_has_some(tmp_path):
     (tmp_path / "walrus.txt").write_text("A walrus eats clams.\x1b[31m")
     tools = find_tools(DocumentSet((str(tmp_path / "walrus.txt"),))).tools
     outcome = run(tools["documents"], {"query": "walrus"}, threading.Event())
@@ -65,7 +65,7 @@ USES: dict[str, tuple[dict[str, object], str, dict[str, object], str]] = {
 """For each tool that is built in: a call, a part of its text, a wrong call, and a part of why."""
 
 
-def test_each_tool_that_is_built_in_is_called(tmp_path: Path) -> None:
+def test_each_tool_that_is_built_in_is_called(tmp_path):
     (tmp_path / "walrus.txt").write_text("A walrus eats clams.")
     tools = find_tools(DocumentSet((str(tmp_path / "walrus.txt"),))).tools
     new = tools.keys() - {*USES, "page"}  # which test_page.py calls
@@ -91,14 +91,14 @@ def test_each_tool_that_is_built_in_is_called(tmp_path: Path) -> None:
         assert tools[name].description.endswith("."), f"{name}: its description is a sentence"
 
 
-def test_a_tool_there_is_not_is_named() -> None:
+def test_a_tool_there_is_not_is_named():
     with pytest.raises(ToolError, match="there is no tool 'calculater'; did you mean 'calculator'"):
         find_tools().chosen(["calculater"])
     assert misfit_of(find_tools().tools, "calculater", {}).startswith("there is no tool")
     assert list(find_tools().chosen(["clock", "clock"])) == ["clock"]
 
 
-def test_an_error_is_an_outcome() -> None:
+def test_an_error_is_an_outcome():
     tool = find_tools().tools["calculator"]
     outcome = run(tool, {"expression": "1/0"}, threading.Event())
     assert outcome == Outcome("failed", "error: it divides by zero")

@@ -35,11 +35,11 @@ from chatapp.dialogue.tools.tool import ToolError
         (".5 + 1.", "1.5"),
     ],
 )
-def test_values_are_exact(expression: str, expected: str) -> None:
+def test_values_are_exact(expression, expected):
     assert in_digits(calculate(expression)) == expected
 
 
-def test_sums_drawn_at_random_are_those_of_python() -> None:
+def test_sums_drawn_at_random_are_those_of_python():
     draw = random.Random(0)
     for _ in range(500):
         numbers = [draw.randrange(1, 10 ** draw.randint(1, 6)) for _ in range(4)]
@@ -75,7 +75,7 @@ def test_sums_drawn_at_random_are_those_of_python() -> None:
         ("\x1b[31m1", "cannot be calculated with"),
     ],
 )
-def test_what_cannot_be_calculated_is_told(expression: str, problem: str) -> None:
+def test_what_cannot_be_calculated_is_told(expression, problem):
     with pytest.raises(ToolError, match=problem):
         calculate(expression)
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_calculated_is_told(expression: str, problem: str) -> Non
     ],
     ids=["digits", "sum", "product", "power"],
 )
-def test_the_longest_expressions_are_exact(expression: str, exact: Fraction) -> None:
+def test_the_longest_expressions_are_exact(expression, exact):
     value = calculate(expression)
     assert value == exact
     assert len(in_digits(value)) <= 3_900

@@ -24,24 +24,24 @@ TOOLS = find_tools().tools
         ("Add 1, 2 and 3.", "1+2+3"),
     ],
 )
-def test_an_expression_has_the_numbers_of_the_question(question: str, expression: str) -> None:
+def test_an_expression_has_the_numbers_of_the_question(question, expression):
     possible = [given["expression"] for given in forms(TOOLS["calculator"], question).values()]
     assert expression in possible
     own = set(re.findall(r"[0-9]+", question))
     assert {number for one in possible for number in re.findall("[0-9]+", one)} <= own
 
 
-def test_places_are_those_of_the_question() -> None:
+def test_places_are_those_of_the_question():
     away = "What do clocks in Buenos Aires show?"
     assert list(forms(TOOLS["clock"], away).values()) == [{"zone": "Buenos Aires"}]
 
 
-def test_a_question_without_the_parts_of_an_argument_is_none_for_the_tool() -> None:
+def test_a_question_without_the_parts_of_an_argument_is_none_for_the_tool():
     assert forms(TOOLS["calculator"], "How are you?") == {}
     assert list(forms(TOOLS["clock"], "What time is it?").values()) == [{}]
 
 
-def test_every_example_gives_its_own_arguments() -> None:
+def test_every_example_gives_its_own_arguments():
     shown = 0
     for tool in TOOLS.values():
         for example in tool.examples:
@@ -52,7 +52,7 @@ def test_every_example_gives_its_own_arguments() -> None:
     assert shown > 40
 
 
-def test_a_long_question_takes_no_long_time() -> None:
+def test_a_long_question_takes_no_long_time():
     question = " ".join(f"Number {number} and Name{number}" for number in range(20_000))
     started = time.process_time()
     assert forms(TOOLS["calculator"], question)
@@ -74,7 +74,7 @@ arguments = {city = "Oslo"}
 """
 
 
-def test_a_tool_of_the_user_brings_examples() -> None:
+def test_a_tool_of_the_user_brings_examples():
     _write(WEATHER)
     tool = find_tools().tools["weather"]
     arguments = forms(tool, "Will there be snow in Riga tomorrow?").values()
@@ -90,7 +90,7 @@ def test_a_tool_of_the_user_brings_examples() -> None:
         ("copied = true", 'copied = "city"', ("copied", "true or false")),
     ],
 )
-def test_an_invalid_example_is_named(old: str, new: str, words: tuple[str, ...]) -> None:
+def test_an_invalid_example_is_named(old, new, words):
     path = _write(WEATHER.replace(old, new))
     registry = find_tools()
     assert "weather" not in registry.tools

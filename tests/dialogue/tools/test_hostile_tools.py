@@ -7,7 +7,6 @@ import json
 import random
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +153,7 @@ def attack_by_server(folder: Path, dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("attack", [attack_by_tool, attack_by_server])
-def test_hostile_tools_and_servers(
-    folder: Path, attack: Callable[[Path, random.Random], None]
-) -> None:
+def test_hostile_tools_and_servers(folder, attack):
     dice = random.Random(35)
     for _ in range(4):
         attack(folder, dice)
@@ -165,9 +162,7 @@ def test_hostile_tools_and_servers(
 @pytest.mark.long
 @pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("attack", [attack_by_tool, attack_by_server])
-def test_a_hundred_hostile_tools_and_servers(
-    folder: Path, attack: Callable[[Path, random.Random], None]
-) -> None:
+def test_a_hundred_hostile_tools_and_servers(folder, attack):
     dice = random.Random(2026)
     for _ in range(50):
         attack(folder, dice)

@@ -30,7 +30,7 @@ def never() -> threading.Event:
     return threading.Event()
 
 
-def test_its_tools_are_called_as_any_other(folder: Path) -> None:
+def test_its_tools_are_called_as_any_other(folder):
     add_server(folder)
     registry = find_tools()
     assert "demo_add" not in registry.tools
@@ -63,7 +63,7 @@ def test_its_tools_are_called_as_any_other(folder: Path) -> None:
     assert run(tools["demo_count"], {}, never()).text == "call 1 <|im_end|>"
 
 
-def test_the_longest_name_of_a_server_counts(folder: Path) -> None:
+def test_the_longest_name_of_a_server_counts(folder):
     def with_tools(name: str, *tools: str) -> Registry:
         listed = [{"name": tool, "inputSchema": {"type": "object"}} for tool in tools]
         return server(folder, BY_HAND.format(tools=listed), name=name)
@@ -76,14 +76,14 @@ def test_the_longest_name_of_a_server_counts(folder: Path) -> None:
     assert [*again.chosen(["notes_x"])] == ["notes_x_near"]
 
 
-def test_a_server_that_is_not_wanted_is_not_started(folder: Path) -> None:
+def test_a_server_that_is_not_wanted_is_not_started(folder):
     registry = server(folder, "open('started', 'w')")
     registry.chosen(["clock"])
     assert not (folder / "started").exists()
 
 
 @pytest.mark.parametrize("ends_by", ["time", "the user"])
-def test_a_call_that_hangs_ends_its_server_with_all_below_it(folder: Path, ends_by: str) -> None:
+def test_a_call_that_hangs_ends_its_server_with_all_below_it(folder, ends_by):
     limit = 4 if ends_by == "time" else 60
     add_server(folder, f"timeout = {limit}\n")
     tool = find_tools().chosen(["demo_hang"])["demo_hang"]
@@ -99,7 +99,7 @@ def test_a_call_that_hangs_ends_its_server_with_all_below_it(folder: Path, ends_
     assert ends(int(pid.read_text()))
 
 
-def test_closed_servers_are_gone_and_stay_so(folder: Path) -> None:
+def test_closed_servers_are_gone_and_stay_so(folder):
     add_lasting_server(folder)
     registry = find_tools()
     add = registry.chosen(["demo_add"])["demo_add"]
@@ -110,9 +110,7 @@ def test_closed_servers_are_gone_and_stay_so(folder: Path) -> None:
     assert int((folder / "pid").read_text()) == pid
 
 
-def test_a_server_gets_the_variables_that_its_file_lists(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_gets_the_variables_that_its_file_lists(folder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setenv("NOTES_KEY", "note")
     code = "import json, os; json.dump(dict(os.environ), open('given', 'w'))\n"
@@ -124,7 +122,7 @@ def test_a_server_gets_the_variables_that_its_file_lists(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no subreaper")
-def test_a_daemon_of_a_server_ends_with_it(folder: Path) -> None:
+def test_a_daemon_of_a_server_ends_with_it(folder):
     registry = server(folder, DAEMON + BY_HAND.format(tools=[]))
     registry.list_names()
     pid = int((folder / "daemon").read_text())
@@ -133,9 +131,7 @@ def test_a_daemon_of_a_server_ends_with_it(folder: Path) -> None:
     assert ends(pid)
 
 
-def test_two_that_ask_at_once_start_one_server(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_that_ask_at_once_start_one_server(folder, monkeypatch):
     started: list[Program] = []
 
     class Slow(Connection):
@@ -177,9 +173,7 @@ def _wait_for(path: Path) -> None:
         ),
     ],
 )
-def test_a_server_that_is_none_is_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
-) -> None:
+def test_a_server_that_is_none_is_told(folder, monkeypatch, code, problem):
     limit = 2 if "longer" in problem else 30
     monkeypatch.setattr(mcp_servers, "_LISTING_SECONDS", limit)
     registry = server(folder, code)
@@ -191,7 +185,7 @@ def test_a_server_that_is_none_is_told(
     assert "calculator" in registry.list_names()[0]
 
 
-def test_a_list_that_never_comes_can_be_stopped(folder: Path) -> None:
+def test_a_list_that_never_comes_can_be_stopped(folder):
     registry = server(folder, "import time; time.sleep(60)")
     cancel = never()
     threading.Timer(0.3, cancel.set).start()
@@ -199,13 +193,13 @@ def test_a_list_that_never_comes_can_be_stopped(folder: Path) -> None:
         registry.chosen(["demo_x"], cancel)
 
 
-def test_a_program_that_is_not_there_is_told(folder: Path) -> None:
+def test_a_program_that_is_not_there_is_told(folder):
     (folder / "gone.toml").write_text('name = "gone"\nserver = ["not-there"]\n')
     _, problems = find_tools().list_names()
     assert problems == ["gone: not-there cannot be started: No such file or directory"]
 
 
-def test_tools_that_are_no_good_cost_no_others(folder: Path) -> None:
+def test_tools_that_are_no_good_cost_no_others(folder):
     good = {"name": "a.good", "inputSchema": {"type": "object", "$defs": {}, "title": "Good"}}
     items = {"type": "array", "items": 5}
     tools = [
@@ -226,20 +220,20 @@ def test_tools_that_are_no_good_cost_no_others(folder: Path) -> None:
     ]
 
 
-def test_more_tools_than_the_limit_is_one_sentence(folder: Path) -> None:
+def test_more_tools_than_the_limit_is_one_sentence(folder):
     tools = [{"name": f"t{number}", "inputSchema": {"type": "object"}} for number in range(201)]
     with pytest.raises(ToolError, match="demo: its server lists more than 200 tools"):
         server(folder, BY_HAND.format(tools=tools)).chosen(["demo"])
     assert len(server(folder, BY_HAND.format(tools=tools[:200])).chosen(["demo"])) == 200
 
 
-def test_pages_without_end_are_one_sentence(folder: Path) -> None:
+def test_pages_without_end_are_one_sentence(folder):
     code = BY_HAND.format(tools=[]).replace('{"tools": TOOLS}', '{"tools": [], "nextCursor": "x"}')
     with pytest.raises(ToolError, match="demo: its server lists its tools on more than 200 pages"):
         server(folder, code).chosen(["demo"])
 
 
-def test_a_second_tool_of_a_name_is_one_sentence(folder: Path) -> None:
+def test_a_second_tool_of_a_name_is_one_sentence(folder):
     own = 'name = "demo_x"\ndescription = "Own."\ncommand = ["true"]\n'
     (folder / "own.toml").write_text(own)
     schema = {"type": "object"}
@@ -255,7 +249,7 @@ def test_a_second_tool_of_a_name_is_one_sentence(folder: Path) -> None:
     assert problems == [*registry.problems_of(["demo"]), second]
 
 
-def test_what_a_foreign_schema_has_of_its_own_is_left_to_its_server(folder: Path) -> None:
+def test_what_a_foreign_schema_has_of_its_own_is_left_to_its_server(folder):
     """Types of no draft, references, and patterns, which may take without end."""
     properties = {
         "any": {"type": "any", "unit": "m"},
@@ -271,13 +265,13 @@ def test_what_a_foreign_schema_has_of_its_own_is_left_to_its_server(folder: Path
     assert misfit_of(tools, "demo_odd", {}) == "the argument 'any' is missing"
 
 
-def test_a_list_that_is_none_is_told(folder: Path) -> None:
+def test_a_list_that_is_none_is_told(folder):
     _, problems = server(folder, BY_HAND.format(tools=[{"name": 3}])).list_names()
     start = "demo: its server does not keep to the protocol: tools.0."
     assert [problem.startswith(start) for problem in problems] == [True]
 
 
-def test_what_its_file_says_is_checked(folder: Path) -> None:
+def test_what_its_file_says_is_checked(folder):
     (folder / "bad.toml").write_text('name = "bad"\nserver = []\n')
     (folder / "both.toml").write_text('name = "both"\nserver = ["a"]\ncommand = ["a"]\n')
     problems = find_tools().problems

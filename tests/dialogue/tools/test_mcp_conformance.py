@@ -18,7 +18,7 @@ PROGRAM = os.environ.get("CHATAPP_CONFORMANCE") or shutil.which("conformance")
 
 @pytest.mark.skipif(PROGRAM is None, reason="the conformance suite is not installed")
 @pytest.mark.parametrize("scenario", ["initialize", "tools_call", "sse-retry"])
-def test_the_client_conforms(tmp_path: Path, scenario: str) -> None:
+def test_the_client_conforms(tmp_path, scenario):
     client = f"{sys.executable} {conformance_client.__file__}"
     result = subprocess.run(
         [str(PROGRAM), "client", "--command", client, "--scenario", scenario],

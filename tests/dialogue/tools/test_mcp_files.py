@@ -39,15 +39,13 @@ def registry(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
     return registry_of(tmp_path, monkeypatch, {"my demo": command})
 
 
-def test_a_command_of_another_programs_file_is_a_server(registry: Registry) -> None:
+def test_a_command_of_another_programs_file_is_a_server(registry):
     tools = registry.chosen(["my_demo"])
     assert run(tools["my_demo_add"], {"a": 2, "b": 3}, never()).text == "5"
     assert tools["my_demo_add"].asks
 
 
-def test_all_that_a_block_may_say(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_a_block_may_say(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("NOTES_KEY", "k1")
     monkeypatch.delenv("PLACE", raising=False)
     block: dict[str, Any] = {
@@ -103,9 +101,7 @@ def test_all_that_a_block_may_say(
         (None, "cannot be read: No such file or directory"),
     ],
 )
-def test_a_file_without_the_block_is_one_sentence(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, problem: str
-) -> None:
+def test_a_file_without_the_block_is_one_sentence(folder, tmp_path, monkeypatch, text, problem):
     path = tmp_path / "mcp.json"
     if text is not None:
         path.write_text(text)
@@ -116,9 +112,7 @@ def test_a_file_without_the_block_is_one_sentence(
 
 
 @pytest.mark.parametrize("options", [{}, {"json_response": True}, {"stateless_http": True}])
-def test_a_server_by_http(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_a_server_by_http(folder, tmp_path, monkeypatch, options):
     with web_server(wants="Bearer k1", **options) as url:
         servers = {
             "demo": {"url": url, "headers": {"Authorization": "Bearer k1"}},
@@ -175,9 +169,7 @@ class Bad(BaseHTTPRequestHandler):
         ("", "cannot be reached"),
     ],
 )
-def test_a_web_server_that_is_none_is_told(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, problem: str
-) -> None:
+def test_a_web_server_that_is_none_is_told(folder, tmp_path, monkeypatch, how, problem):
     monkeypatch.setattr(mcp_servers, "_LISTING_SECONDS", 2 if how == "slow" else 30)
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Site", (Bad,), {"how": how})) as server:
         server.daemon_threads, server.block_on_close = True, False
@@ -196,9 +188,7 @@ def test_a_web_server_that_is_none_is_told(
             server.shutdown()
 
 
-def test_an_error_shows_no_key(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_shows_no_key(folder, tmp_path, monkeypatch):
     class Repeating(Bad):
         def do_POST(self) -> None:
             self.send_response(401, f"no {self.headers['Authorization']}")
@@ -214,7 +204,7 @@ def test_an_error_shows_no_key(
     assert "secret" not in str(error.value)
 
 
-def test_a_placeholder_without_end_takes_no_quadratic_time(tmp_path: Path) -> None:
+def test_a_placeholder_without_end_takes_no_quadratic_time(tmp_path):
     """250 kB of it took forty seconds; ten times as much is read here."""
     block = {"notes": {"command": "${A:-" * 500_000}}
     (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": block}))

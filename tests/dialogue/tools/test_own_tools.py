@@ -31,7 +31,7 @@ def program(folder: Path, code: str, more: str = "") -> Tool:
     return find_tools().tools["own"]
 
 
-def test_arguments_come_as_json_and_through_no_shell(folder: Path) -> None:
+def test_arguments_come_as_json_and_through_no_shell(folder):
     tool = program(folder, "import sys; print(sys.argv[1:], sys.stdin.read())")
     assert tool.asks
     text = "$(touch hacked); `id` '\"\n&& true | cat é"
@@ -41,7 +41,7 @@ def test_arguments_come_as_json_and_through_no_shell(folder: Path) -> None:
     assert not (folder / "hacked").exists()
 
 
-def test_it_runs_in_the_folder_of_its_file_or_in_its_own(folder: Path, tmp_path: Path) -> None:
+def test_it_runs_in_the_folder_of_its_file_or_in_its_own(folder, tmp_path):
     code = "import os; print(os.getcwd())"
     assert run(program(folder, code), {}, threading.Event()).text == str(folder)
     (tmp_path / "elsewhere").mkdir()
@@ -91,9 +91,7 @@ def test_it_runs_in_the_folder_of_its_file_or_in_its_own(folder: Path, tmp_path:
         (GOOD.replace("echo", "clock"), "'name' is 'clock', which another tool has"),
     ],
 )
-def test_a_bad_file_is_told_and_costs_no_other_tool(
-    folder: Path, source: str, problem: str
-) -> None:
+def test_a_bad_file_is_told_and_costs_no_other_tool(folder, source, problem):
     (folder / "bad.toml").write_text(source)
     (folder / "good.toml").write_text(GOOD.replace("echo", "good"))
     registry = find_tools()
@@ -104,7 +102,7 @@ def test_a_bad_file_is_told_and_costs_no_other_tool(
     assert "\n" not in sentence
 
 
-def test_an_oversized_schema_is_one_sentence(folder: Path) -> None:
+def test_an_oversized_schema_is_one_sentence(folder):
     long = f'[parameters.properties.x]\ndescription = "{"x" * 10_000}"\n'
     (folder / "bad.toml").write_text(GOOD + long)
     assert "echo" not in find_tools().tools
@@ -129,9 +127,7 @@ def test_an_oversized_schema_is_one_sentence(folder: Path) -> None:
         ({"city": "x", "days": 7, "unit": "C", "tags": []}, ""),
     ],
 )
-def test_arguments_that_do_not_fit_are_told(
-    folder: Path, arguments: dict[str, object], problem: str
-) -> None:
+def test_arguments_that_do_not_fit_are_told(folder, arguments, problem):
     (folder / "weather.toml").write_text(
         'name = "weather"\ndescription = "The weather."\ncommand = ["false"]\n'
         '[parameters]\nrequired = ["city"]\n'
@@ -145,7 +141,7 @@ def test_arguments_that_do_not_fit_are_told(
     assert misfit_of(find_tools().tools, "weather", arguments).startswith(problem)
 
 
-def test_a_tool_that_hangs_is_ended_with_all_below_it(folder: Path) -> None:
+def test_a_tool_that_hangs_is_ended_with_all_below_it(folder):
     tool = program(
         folder,
         """
@@ -163,7 +159,7 @@ def test_a_tool_that_hangs_is_ended_with_all_below_it(folder: Path) -> None:
     assert none_left(folder)
 
 
-def test_a_stopped_tool_is_ended_with_all_below_it(folder: Path) -> None:
+def test_a_stopped_tool_is_ended_with_all_below_it(folder):
     tool = program(
         folder,
         """
@@ -186,7 +182,7 @@ def _stop_when_there(path: Path, cancel: threading.Event) -> None:
     cancel.set()
 
 
-def test_what_a_tool_leaves_running_ends_with_it(folder: Path) -> None:
+def test_what_a_tool_leaves_running_ends_with_it(folder):
     tool = program(folder, "import subprocess; subprocess.Popen(['sleep', '600']); print('done')")
     assert run(tool, {}, threading.Event()).text == "done"
     assert none_left(folder)
@@ -194,7 +190,7 @@ def test_what_a_tool_leaves_running_ends_with_it(folder: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no subreaper")
 @pytest.mark.parametrize("ends_by", ["itself", "time", "the user", "a flood"])
-def test_a_daemon_with_its_own_session_ends_with_the_call(folder: Path, ends_by: str) -> None:
+def test_a_daemon_with_its_own_session_ends_with_the_call(folder, ends_by):
     ending = {"itself": "print('done')", "a flood": "while True: print('x' * 1000)"}
     limit = 2 if ends_by == "time" else 60
     code = DAEMON + ending.get(ends_by, "time.sleep(600)")
@@ -207,7 +203,7 @@ def test_a_daemon_with_its_own_session_ends_with_the_call(folder: Path, ends_by:
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_tool_that_kills_its_supervisor_ends_with_its_call(folder: Path) -> None:
+def test_a_tool_that_kills_its_supervisor_ends_with_its_call(folder):
     tool = program(
         folder,
         """
@@ -223,9 +219,7 @@ def test_a_tool_that_kills_its_supervisor_ends_with_its_call(folder: Path) -> No
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_tool_gets_the_variables_that_its_file_lists(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
-) -> None:
+def test_a_tool_gets_the_variables_that_its_file_lists(folder, monkeypatch, listed):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setenv("WEATHER_KEY", "rain")
     monkeypatch.setenv("PYTHONSTARTUP", "x")
@@ -237,7 +231,7 @@ def test_a_tool_gets_the_variables_that_its_file_lists(
     assert given["PATH"] == os.environ["PATH"]
 
 
-def test_a_hundred_megabytes_are_cut(folder: Path) -> None:
+def test_a_hundred_megabytes_are_cut(folder):
     tool = program(
         folder, "import sys\nfor _ in range(100): sys.stdout.write('x' * 10**6)\nopen('end', 'w')"
     )
@@ -248,7 +242,7 @@ def test_a_hundred_megabytes_are_cut(folder: Path) -> None:
     assert not (folder / "end").exists()
 
 
-def test_a_tool_that_fails_says_why(folder: Path) -> None:
+def test_a_tool_that_fails_says_why(folder):
     tool = program(folder, "import sys; sys.exit('no such \\x1b[31mcity')")
     outcome = run(tool, {}, threading.Event())
     assert (outcome.ending, outcome.text) == (
@@ -262,7 +256,7 @@ def test_a_tool_that_fails_says_why(folder: Path) -> None:
     assert absent.text == "error: no-such-program cannot be started: No such file or directory"
 
 
-def test_large_arguments_do_not_wait_for_each_other(folder: Path) -> None:
+def test_large_arguments_do_not_wait_for_each_other(folder):
     tool = program(
         folder, "import sys; sys.stdout.write('y' * 10**5); print(len(sys.stdin.read()))"
     )
@@ -282,19 +276,17 @@ def test_large_arguments_do_not_wait_for_each_other(folder: Path) -> None:
         ("\x1bPq#0;2;0\x1b\\done", "done"),
     ],
 )
-def test_what_a_terminal_obeys_is_left_out(text: str, expected: str) -> None:
+def test_what_a_terminal_obeys_is_left_out(text, expected):
     assert clean(text) == expected
 
 
-def test_a_call_in_words_is_one_printable_line() -> None:
+def test_a_call_in_words_is_one_printable_line():
     words = call_in_words("x\ny\x1b", {"city": "A\n\x1b[31mb", "days": 3, "tags": ["x"]})
     assert words == 'x y␛(city=A ␛[31mb, days=3, tags=["x"])'
 
 
 @pytest.mark.parametrize("what", ["tool", "server"])
-def test_where_no_group_of_processes_can_be_ended_no_program_runs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_where_no_group_of_processes_can_be_ended_no_program_runs(folder, monkeypatch, what):
     monkeypatch.delattr(os, "killpg")  # as on Windows
     refusal = "programs of tools, servers and rewards run on Linux and macOS alone"
     if what == "tool":
@@ -310,7 +302,7 @@ def test_where_no_group_of_processes_can_be_ended_no_program_runs(
         assert not (folder / "ran").exists()
 
 
-def test_arguments_are_checked_in_bounded_time() -> None:
+def test_arguments_are_checked_in_bounded_time():
     parts = {"d0": {"type": "string"}}
     for number in range(1, 41):
         same = {"$ref": f"#/$defs/d{number - 1}"}

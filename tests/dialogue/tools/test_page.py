@@ -79,7 +79,7 @@ def text_of(url: str) -> str:
 
 
 @pytest.mark.usefixtures("folder", "reachable")
-def test_pages_are_read_as_text(site: str) -> None:
+def test_pages_are_read_as_text(site):
     assert fetch(f"{site}/").text == "Tides\n\nThe moon pulls."
     assert text_of(f"{site}/words") == "Größe"
     assert text_of(f"{site}/moved?/words") == f"{site}/words\n\nGröße"
@@ -92,7 +92,7 @@ def test_pages_are_read_as_text(site: str) -> None:
 
 
 @pytest.mark.usefixtures("folder", "reachable")
-def test_a_page_without_end_is_cut(site: str) -> None:
+def test_a_page_without_end_is_cut(site):
     text = fetch(f"{site}/endless").text
     assert text.startswith("word word")
     assert len(text) < LONGEST_RESULT + 100
@@ -100,9 +100,7 @@ def test_a_page_without_end_is_cut(site: str) -> None:
 
 @pytest.mark.usefixtures("folder", "reachable")
 @pytest.mark.parametrize("ends_by", ["time", "the user"])
-def test_a_byte_a_second_is_too_slow(
-    site: str, monkeypatch: pytest.MonkeyPatch, ends_by: str
-) -> None:
+def test_a_byte_a_second_is_too_slow(site, monkeypatch, ends_by):
     monkeypatch.setattr(page, "_SECONDS", 2.5 if ends_by == "time" else 60.0)
     cancel = threading.Event()
     if ends_by == "the user":
@@ -118,7 +116,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_nothing_on_this_machine_is_contacted(site: str) -> None:
+def test_nothing_on_this_machine_is_contacted(site):
     port = site.rpartition(":")[2]
     assert fetch(f"{site}/").text == "error: '127.0.0.1' is not a public address"
     for host in ("localhost", "[::ffff:127.0.0.1]", "2130706433", "127.1", "0.0.0.0"):
@@ -127,7 +125,7 @@ def test_nothing_on_this_machine_is_contacted(site: str) -> None:
 
 
 @pytest.mark.usefixtures("folder", "reachable")
-def test_redirects_are_checked_too(site: str) -> None:
+def test_redirects_are_checked_too(site):
     port = site.rpartition(":")[2]
     for target in (
         f"http://127.0.0.2:{port}/",
@@ -148,11 +146,11 @@ def test_redirects_are_checked_too(site: str) -> None:
         *("2002:7f00:1::", "2001:0:7f00:1::", "2001:db8::1"),
     ],
 )
-def test_addresses_that_are_not_public(number: str) -> None:
+def test_addresses_that_are_not_public(number):
     assert not page.is_public(number)
 
 
-def test_addresses_that_are_public() -> None:
+def test_addresses_that_are_public():
     assert page.is_public("8.8.8.8")
     assert page.is_public("2606:4700:4700::1111")
 
@@ -173,14 +171,14 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[str]:
     return names
 
 
-def test_a_name_with_a_private_address_is_not_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_with_a_private_address_is_not_contacted(monkeypatch):
     names = resolving(monkeypatch, "10.0.0.1")
     with pytest.raises(page.UserError, match=r"'rebind.test' is 10.0.0.1, which is not a public"):
         list(page.answer("http://rebind.test/"))
     assert names == ["rebind.test"]
 
 
-def test_a_name_that_changes_is_asked_once(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_changes_is_asked_once(site, monkeypatch):
     names = resolving(monkeypatch, "127.0.0.1", "10.0.0.1")
     monkeypatch.setattr(page, "is_public", lambda number: number == "127.0.0.1")
     port = site.rpartition(":")[2]
@@ -196,7 +194,7 @@ def test_a_name_that_changes_is_asked_once(site: str, monkeypatch: pytest.Monkey
         *("http://user:word@example.org/", "http://\x00/", "http://[::1", "http://" + "a" * 300),
     ],
 )
-def test_what_is_not_a_web_address_is_refused(url: str) -> None:
+def test_what_is_not_a_web_address_is_refused(url):
     with pytest.raises(page.UserError) as error:
         list(page.answer(url))
     assert len(str(error.value)) < 300

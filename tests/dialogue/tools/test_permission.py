@@ -49,9 +49,7 @@ def own() -> Tool:
         ("own.sh", "rain", "$(rm -rf ~)", 'program.files.own.sh: "'),
     ],
 )
-def test_a_permission_ends_with_any_change_of_the_tool(
-    folder: Path, file: str, old: str, new: str, change: str
-) -> None:
+def test_a_permission_ends_with_any_change_of_the_tool(folder, file, old, new, change):
     allow_for_good(own().permission)
     assert own().permission in allowed_for_good()
     text = (folder / file).read_text()
@@ -64,7 +62,7 @@ def test_a_permission_ends_with_any_change_of_the_tool(
 
 
 @pytest.mark.parametrize("key", ["description", "inputSchema"])
-def test_a_permission_ends_with_a_change_of_a_servers_tool(folder: Path, key: str) -> None:
+def test_a_permission_ends_with_a_change_of_a_servers_tool(folder, key):
     listed = {"name": "x", "description": "Adds.", "inputSchema": {"type": "object"}}
     add_hand_written(folder, [listed])
     allow_for_good(find_tools().chosen(["demo"])["demo_x"].permission)
@@ -79,7 +77,7 @@ def test_a_permission_ends_with_a_change_of_a_servers_tool(folder: Path, key: st
     assert any(line.startswith(place) for line in changes_of(tool, allowed_for_good()))
 
 
-def test_a_file_that_cannot_be_read_allows_nothing(folder: Path) -> None:
+def test_a_file_that_cannot_be_read_allows_nothing(folder):
     allow_for_good(own().permission)
     for content in ("[", "[]", '{"allowed": 3}', '{"allowed": [3]}', "\xff"):
         (folder.parent.parent / "data" / "allowed_tools.json").write_text(content)
@@ -92,7 +90,7 @@ def question(arguments: Arguments, *changes: str, is_expanded: bool = False) -> 
     return PermissionRequest(tool, arguments, changes).text(is_expanded=is_expanded).splitlines()
 
 
-def test_arguments_are_json_a_line_each(folder: Path) -> None:
+def test_arguments_are_json_a_line_each(folder):
     lines = question({"city": "a, days=3)\nb", "days": 3, "tags": ["x"]})
     assert lines == [
         "The model wants to run weather. Allow it?",
@@ -110,14 +108,14 @@ def test_arguments_are_json_a_line_each(folder: Path) -> None:
         *("\u2800", "\u2028", "\u00a0", "\x1b", "\x9b", "\ud800", "\ue000"),
     ],
 )
-def test_invisible_characters_are_escaped(hidden: str) -> None:
+def test_invisible_characters_are_escaped(hidden):
     _, line = question({f"ci{hidden}ty": f"Ro{hidden}me é 東"})
     assert hidden not in line
     assert "é 東" in line
     assert json.loads(f"{{{line}}}") == {f"ci{hidden}ty": f"Ro{hidden}me é 東"}
 
 
-def test_a_long_argument_shows_both_ends_until_it_is_expanded() -> None:
+def test_a_long_argument_shows_both_ends_until_it_is_expanded():
     text = "x" * 500 + "rm -rf ~"
     _, short, other = question({"why": text, "n": 1})
     assert short.startswith('  "why": "xxx')
@@ -130,7 +128,7 @@ def test_a_long_argument_shows_both_ends_until_it_is_expanded() -> None:
     assert not PermissionRequest(request.tool, {"why": "x"}).is_cut
 
 
-def test_the_question_shows_what_has_changed() -> None:
+def test_the_question_shows_what_has_changed():
     assert question({"a": 1}, 'command[1]: "x" → "y"') == [
         "The model wants to run weather, which has changed since you allowed it. Allow it?",
         '  "a": 1',

@@ -52,13 +52,13 @@ def own_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("print(__name__)", "__main__"),
     ],
 )
-def test_code_runs_as_in_an_interpreter(code: str, text: str) -> None:
+def test_code_runs_as_in_an_interpreter(code, text):
     result = outcome(code)
     assert text in result.text
     assert result.ending == ("failed" if "Error" in text else "done")
 
 
-def test_a_mistake_comes_with_its_line() -> None:
+def test_a_mistake_comes_with_its_line():
     result = outcome("def half(x):\n    return x / 0\n\nhalf(3)")
     assert result.ending == "failed"
     assert "line 2, in half     return x / 0 " in result.text
@@ -67,7 +67,7 @@ def test_a_mistake_comes_with_its_line() -> None:
     assert "SyntaxError" in outcome("print(").text
 
 
-def test_it_gets_no_variables(monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
+def test_it_gets_no_variables(monkeypatch, own_folder):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setenv("PYTHONSTARTUP", "x")
     given = json.loads(outcome("import json, os; print(json.dumps(dict(os.environ)))").text)
@@ -78,7 +78,7 @@ def test_it_gets_no_variables(monkeypatch: pytest.MonkeyPatch, own_folder: Path)
     assert "sk-secret" not in above
 
 
-def test_memory_ends_at_its_limit() -> None:
+def test_memory_ends_at_its_limit():
     assert "MemoryError" in outcome("x = bytearray(2 * 2**30)").text
     assert "MemoryError" in outcome("x = []\nwhile True: x.append(bytearray(2**26))").text
 
@@ -110,7 +110,7 @@ def test_memory_ends_at_its_limit() -> None:
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))",
     ],
 )
-def test_it_reaches_no_other_process_and_no_network(code: str, own_folder: Path) -> None:
+def test_it_reaches_no_other_process_and_no_network(code, own_folder):
     assert re.search("not permitted|not allowed|Is a directory|denied", outcome(code).text)
     assert not [
         process
@@ -139,7 +139,7 @@ HAS_LANDLOCK = sys.platform == "linux" and ctypes.CDLL(None).syscall(444, None, 
         "import os; os.mkdir(os.path.dirname(OWN) + '/new')",
     ],
 )
-def test_it_reaches_no_file_of_its_user(code: str, tmp_path: Path) -> None:
+def test_it_reaches_no_file_of_its_user(code, tmp_path):
     own = tmp_path / "own.txt"
     own.write_text("mine")
     assert re.search(
@@ -150,14 +150,14 @@ def test_it_reaches_no_file_of_its_user(code: str, tmp_path: Path) -> None:
     assert outcome(f"{free}\nwith tempfile.TemporaryFile() as f: f.write(b'y')").ending == "done"
 
 
-def test_threads_and_packages_work() -> None:
+def test_threads_and_packages_work():
     threads = "import threading\nthread = threading.Thread(target=print, args=('thread',))\n"
     assert outcome(f"{threads}thread.start(); thread.join()").text == "thread"
     assert outcome("import numpy\nint(numpy.arange(5).sum())").text == "10"
     assert outcome("import resource\nresource.getrlimit(resource.RLIMIT_AS)[0]").text == str(2**30)
 
 
-def test_a_hundred_megabytes_are_cut() -> None:
+def test_a_hundred_megabytes_are_cut():
     text = outcome("while True: print('x' * 10_000)").text
     assert LONGEST_RESULT < len(text) < LONGEST_RESULT + 100
     text = outcome("open('big', 'wb').write(bytes(100 * 2**20))").text
@@ -165,7 +165,7 @@ def test_a_hundred_megabytes_are_cut() -> None:
 
 
 @pytest.mark.parametrize("ends_by", ["time", "the user"])
-def test_code_without_end_is_ended(monkeypatch: pytest.MonkeyPatch, ends_by: str) -> None:
+def test_code_without_end_is_ended(monkeypatch, ends_by):
     monkeypatch.setattr(python, "_SECONDS", 1.0 if ends_by == "time" else 60.0)
     cancel = threading.Event()
     if ends_by == "the user":
@@ -177,7 +177,7 @@ def test_code_without_end_is_ended(monkeypatch: pytest.MonkeyPatch, ends_by: str
     assert expected in result.text
 
 
-def test_the_whole_code_is_shown() -> None:
+def test_the_whole_code_is_shown():
     code = "import os\n" + "print('a line of it')\n" * 40 + "os.remove('\u202e')"
     request = PermissionRequest(find_tools().tools["python"], {"code": code})
     lines = request.text().splitlines()
@@ -187,7 +187,7 @@ def test_the_whole_code_is_shown() -> None:
     assert not request.is_cut
 
 
-def test_deeply_nested_folders_are_removed() -> None:
+def test_deeply_nested_folders_are_removed():
     code = """
 import os
 for _ in range(2000):
@@ -198,7 +198,7 @@ os.chmod(".", 0)
     assert outcome(code).ending == "done"
 
 
-def test_an_error_of_a_library_is_a_result() -> None:
+def test_an_error_of_a_library_is_a_result():
     def broken(arguments: Any, cancel: threading.Event) -> str:
         raise RecursionError("too deep")
 

@@ -100,9 +100,7 @@ def reference_logprobs(reference: Any, encoder: list[int], reply: list[int]) -> 
     return [float(row.log_softmax(0)[id]) for row, id in zip(logits, reply, strict=True)]
 
 
-def test_greedy_text_is_that_of_transformers(
-    model: EncoderDecoderModel, reference: Any, tokenizer: Any
-) -> None:
+def test_greedy_text_is_that_of_transformers(model, reference, tokenizer):
     sampling = Sampling(temperature=0, max_tokens=40, max_repeats=0)
     replies = []
     for text in (TEXT, TEXT[:20], "User: Hello, who are you?\nAssistant:"):
@@ -114,9 +112,7 @@ def test_greedy_text_is_that_of_transformers(
     assert len({tuple(reply) for reply in replies}) > 1
 
 
-def test_each_token_has_the_logarithm_that_transformers_gives_it(
-    model: EncoderDecoderModel, reference: Any
-) -> None:
+def test_each_token_has_the_logarithm_that_transformers_gives_it(model, reference):
     ids = model.tokenizer.encode(TEXT)
     sampling = Sampling(temperature=1.2, seed=4, max_tokens=20, max_repeats=0)
     events = list(model.generate(Request(ids, sampling)))
@@ -127,7 +123,7 @@ def test_each_token_has_the_logarithm_that_transformers_gives_it(
     assert drawn(list(model.generate(Request(ids, sampling)))) == drawn(events)
 
 
-def test_a_forced_start_is_the_decoders(model: EncoderDecoderModel, reference: Any) -> None:
+def test_a_forced_start_is_the_decoders(model, reference):
     """The encoder reads the prompt alone."""
     ids, forced = model.tokenizer.encode(TEXT), [20, 21]
     events = list(model.generate(Request(ids, GREEDY, forced=forced)))
@@ -137,7 +133,7 @@ def test_a_forced_start_is_the_decoders(model: EncoderDecoderModel, reference: A
     assert found[2:] == pytest.approx(expected[2:], abs=1e-4)
 
 
-def test_two_replies_at_once_do_not_disturb_each_other(model: EncoderDecoderModel) -> None:
+def test_two_replies_at_once_do_not_disturb_each_other(model):
     prompts = [model.tokenizer.encode(text) for text in (TEXT, TEXT[:20])]
     alone = [list(model.generate(Request(ids, GREEDY))) for ids in prompts]
     streams = [model.generate(Request(ids, GREEDY)) for ids in prompts]
@@ -149,7 +145,7 @@ def test_two_replies_at_once_do_not_disturb_each_other(model: EncoderDecoderMode
     assert [drawn(events) for events in together] == [drawn(events) for events in alone]
 
 
-def test_a_prompt_is_read_once(model: EncoderDecoderModel) -> None:
+def test_a_prompt_is_read_once(model):
     reads = []
     model.network.get_encoder().register_forward_hook(lambda *arguments: reads.append(1))
     ids = model.tokenizer.encode(TEXT)
@@ -161,7 +157,7 @@ def test_a_prompt_is_read_once(model: EncoderDecoderModel) -> None:
     assert len(reads) == 3
 
 
-def test_scores(model: EncoderDecoderModel, reference: Any) -> None:
+def test_scores(model, reference):
     pairs = [([20, 21, 22], [9]), ([30], [31, 32, 33]), ([20, 21, 22], [9, 10, 11, 12])]
     list(model.generate(Request([20, 21, 22], GREEDY)))
     for (context, continuation), found in zip(pairs, model.score(pairs), strict=True):
@@ -170,7 +166,7 @@ def test_scores(model: EncoderDecoderModel, reference: Any) -> None:
         assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_embeddings_are_the_encoders(model: EncoderDecoderModel, reference: Any) -> None:
+def test_embeddings_are_the_encoders(model, reference):
     ids = model.tokenizer.encode(TEXT)
     tokens = torch.tensor([[*model.start, *ids, *model.end]])
     with torch.no_grad():
@@ -180,7 +176,7 @@ def test_embeddings_are_the_encoders(model: EncoderDecoderModel, reference: Any)
         assert model.embed(ids, layer) == pytest.approx(states.mean(0).numpy(), abs=1e-5)
 
 
-def test_description(folder: Path, reference: Any) -> None:
+def test_description(folder, reference):
     info = describe(ModelFiles.read(folder))
     decoder = reference.get_decoder()
     is_bart = reference.config.model_type == "bart"
@@ -190,7 +186,7 @@ def test_description(folder: Path, reference: Any) -> None:
     assert info.parameters == sum(parameter.numel() for parameter in reference.parameters())
 
 
-def test_a_long_prompt_can_be_cancelled_while_it_is_read(model: EncoderDecoderModel) -> None:
+def test_a_long_prompt_can_be_cancelled_while_it_is_read(model):
     class SecondLook(threading.Event):
         looks = 0
 
@@ -205,7 +201,7 @@ def test_a_long_prompt_can_be_cancelled_while_it_is_read(model: EncoderDecoderMo
     assert drawn(list(model.generate(Request(ids, GREEDY))))
 
 
-def test_the_window(t5: Path) -> None:
+def test_the_window(t5):
     model = load_model(str(t5))
     assert model.context == 199  # one is for what follows the text
     with pytest.raises(ContextOverflow, match="the prompt has 199 tokens"):
@@ -216,7 +212,7 @@ def test_the_window(t5: Path) -> None:
         model.score([([5] * 150, [6] * 50)])
 
 
-def test_what_cannot_be_shown_is_said(t5: Path) -> None:
+def test_what_cannot_be_shown_is_said(t5):
     with pytest.raises(ModelError, match="encoder-decoder"):
         load_causal(ModelFiles.read(t5))
 
@@ -227,7 +223,7 @@ def changed(folder: Path, **values: Any) -> Path:
     return folder
 
 
-def test_bad_ones_are_told_in_a_sentence(tmp_path: Path) -> None:
+def test_bad_ones_are_told_in_a_sentence(tmp_path):
     write_seq2seq("t5", tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     name = "decoder.block.1.layer.1.EncDecAttention.k.weight"
@@ -245,7 +241,7 @@ def test_bad_ones_are_told_in_a_sentence(tmp_path: Path) -> None:
         load_model(str(changed(tmp_path, architectures=None)), precision="int8")
 
 
-def test_a_model_that_does_not_say_how_replies_begin(tmp_path: Path) -> None:
+def test_a_model_that_does_not_say_how_replies_begin(tmp_path):
     write_seq2seq("t5", tmp_path)
     (tmp_path / "generation_config.json").unlink(missing_ok=True)
     changed(tmp_path, pad_token_id=None, decoder_start_token_id=None)
@@ -253,7 +249,7 @@ def test_a_model_that_does_not_say_how_replies_begin(tmp_path: Path) -> None:
         load_model(str(tmp_path))
 
 
-def test_a_huge_one_is_told_before_it_is_loaded(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_one_is_told_before_it_is_loaded(t5, monkeypatch):
 
     from chatapp.engine.models import description
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from random_models import MakeGPT2, logits_of
+from random_models import logits_of
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.cache import key_values
@@ -38,7 +38,7 @@ def last(events: list[Event]) -> Finished:
     return events[-1]
 
 
-def test_greedy_text_is_that_of_transformers(local: LocalModel, gpt2: tuple[Path, Any]) -> None:
+def test_greedy_text_is_that_of_transformers(local, gpt2):
     for start in range(0, 300, 60):
         prompt = list(range(start + 1, start + 9))
         theirs = (
@@ -53,7 +53,7 @@ def test_greedy_text_is_that_of_transformers(local: LocalModel, gpt2: tuple[Path
         assert theirs[len(ours) :] in ([], [0])
 
 
-def test_a_forced_start_is_gone_on_with(local: LocalModel) -> None:
+def test_a_forced_start_is_gone_on_with(local):
     """As a longer prompt would be, but it is a part of the reply."""
     forced = [17, 250, 33]
     expected = run(local, PROMPT + forced, GREEDY)
@@ -65,7 +65,7 @@ def test_a_forced_start_is_gone_on_with(local: LocalModel) -> None:
     assert last(events).reply_tokens == 3 + last(expected).reply_tokens
 
 
-def test_nothing_is_drawn_after_a_forced_end(local: LocalModel) -> None:
+def test_nothing_is_drawn_after_a_forced_end(local):
     forced = [17, 250, local.tokenizer.end_id]
     for events in (
         run(local, PROMPT, GREEDY, forced=forced),
@@ -77,7 +77,7 @@ def test_nothing_is_drawn_after_a_forced_end(local: LocalModel) -> None:
         assert (end.reason, end.reply_tokens, end.end_id) == ("stop", 2, local.tokenizer.end_id)
 
 
-def test_a_forced_start_may_fill_the_window(local: LocalModel) -> None:
+def test_a_forced_start_may_fill_the_window(local):
     events = run(local, [1] * (local.context - 2), GREEDY, forced=[17, 250])
     assert ids_of(events) == [17, 250]
     assert last(events).reason == "context"
@@ -85,7 +85,7 @@ def test_a_forced_start_may_fill_the_window(local: LocalModel) -> None:
         run(local, PROMPT, GREEDY, forced=[400])
 
 
-def test_log_probabilities_and_alternatives(local: LocalModel, gpt2: tuple[Path, Any]) -> None:
+def test_log_probabilities_and_alternatives(local, gpt2):
     sampling = Sampling(temperature=2.0, top_k=50, repetition_penalty=1.5, seed=4, max_tokens=8)
     events = run(local, PROMPT, sampling, top=3)
     ids = ids_of(events)
@@ -101,7 +101,7 @@ def test_log_probabilities_and_alternatives(local: LocalModel, gpt2: tuple[Path,
     assert run(local, PROMPT, GREEDY)[0].alternatives == ()
 
 
-def test_the_last_event_counts(local: LocalModel) -> None:
+def test_the_last_event_counts(local):
     events = run(local, PROMPT, GREEDY)
     finished = last(events)
     assert (finished.prompt_tokens, finished.reused_tokens) == (5, 0)
@@ -109,9 +109,7 @@ def test_the_last_event_counts(local: LocalModel) -> None:
     assert 0 < finished.time_to_first_token <= finished.seconds
 
 
-def test_a_new_turn_computes_only_its_own_tokens(
-    local: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_turn_computes_only_its_own_tokens(local, monkeypatch):
     monkeypatch.setattr(
         key_values, "MOST_GUESSES", 0
     )  # a token guessed right is known before it is drawn
@@ -123,14 +121,14 @@ def test_a_new_turn_computes_only_its_own_tokens(
     assert last(run(local, turn, GREEDY)).reused_tokens == len(turn) - 1
 
 
-def test_results_do_not_depend_on_the_cache(local: LocalModel, gpt2: tuple[Path, Any]) -> None:
+def test_results_do_not_depend_on_the_cache(local, gpt2):
     changed = [*PROMPT[:2], 5, *PROMPT[3:]]
     run(local, PROMPT, GREEDY)
     fresh = LocalModel.load(ModelFiles.read(gpt2[0]))
     assert ids_of(run(local, changed, GREEDY)) == ids_of(run(fresh, changed, GREEDY))
 
 
-def test_the_same_seed_gives_the_same_text(local: LocalModel, gpt2: tuple[Path, Any]) -> None:
+def test_the_same_seed_gives_the_same_text(local, gpt2):
     sampling = Sampling(temperature=1.0, seed=11, max_tokens=30)
     first = run(local, PROMPT, sampling)
     assert ids_of(run(local, PROMPT, sampling)) == ids_of(first)
@@ -141,12 +139,12 @@ def test_the_same_seed_gives_the_same_text(local: LocalModel, gpt2: tuple[Path, 
     assert ids_of(run(local, PROMPT, other)) != ids_of(first)
 
 
-def test_without_a_seed_texts_differ(local: LocalModel) -> None:
+def test_without_a_seed_texts_differ(local):
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=30)
     assert ids_of(run(local, PROMPT, sampling)) != ids_of(run(local, PROMPT, sampling))
 
 
-def test_length(local: LocalModel) -> None:
+def test_length(local):
     finished = last(run(local, PROMPT, Sampling(temperature=0, max_tokens=3)))
     assert (finished.reason, finished.reply_tokens) == ("length", 3)
 
@@ -174,7 +172,7 @@ def scripted(gpt2: tuple[Path, Any]) -> Scripted:
     return model
 
 
-def test_the_end_of_text_token_ends_the_reply_and_is_no_part_of_it(scripted: Scripted) -> None:
+def test_the_end_of_text_token_ends_the_reply_and_is_no_part_of_it(scripted):
     ids = scripted.tokenizer.encode("Hello.")
     scripted.script([*ids, 0, 5])
     events = run(scripted, PROMPT, GREEDY)
@@ -183,7 +181,7 @@ def test_the_end_of_text_token_ends_the_reply_and_is_no_part_of_it(scripted: Scr
     assert (finished.reason, finished.reply_tokens) == ("stop", len(ids))
 
 
-def test_a_stop_string_ends_the_reply_and_never_shows(scripted: Scripted) -> None:
+def test_a_stop_string_ends_the_reply_and_never_shows(scripted):
     ids = scripted.tokenizer.encode("Yes, Us.\nUser: no")
     scripted.script(ids)
     events = run(scripted, PROMPT, Sampling(temperature=0), stop=["\nUser:", "never"])
@@ -192,7 +190,7 @@ def test_a_stop_string_ends_the_reply_and_never_shows(scripted: Scripted) -> Non
     assert last(events).reply_tokens < len(ids)
 
 
-def test_what_was_held_back_comes_with_the_last_event(scripted: Scripted) -> None:
+def test_what_was_held_back_comes_with_the_last_event(scripted):
     ids = scripted.tokenizer.encode("Yes.\nUse")
     scripted.script(ids)
     events = run(scripted, PROMPT, Sampling(temperature=0, max_tokens=len(ids)), stop=["\nUser:"])
@@ -201,7 +199,7 @@ def test_what_was_held_back_comes_with_the_last_event(scripted: Scripted) -> Non
     assert last(events).reason == "length"
 
 
-def test_a_reply_that_repeats_itself_is_ended_and_cut_back(scripted: Scripted) -> None:
+def test_a_reply_that_repeats_itself_is_ended_and_cut_back(scripted):
     cycle = scripted.tokenizer.encode(" no. ")
     scripted.script(cycle * 20)
     events = run(scripted, PROMPT, Sampling(temperature=0, max_tokens=50))
@@ -214,14 +212,14 @@ def test_a_reply_that_repeats_itself_is_ended_and_cut_back(scripted: Scripted) -
     assert last(events).reason == "length"
 
 
-def test_characters_of_several_tokens_show_whole(scripted: Scripted) -> None:
+def test_characters_of_several_tokens_show_whole(scripted):
     ids = scripted.tokenizer.encode("a😀b")
     scripted.script(ids)
     texts = [event.text for event in run(scripted, PROMPT, Sampling(temperature=0, max_tokens=6))]
     assert texts == ["a", "", "", "", "😀", "b", ""]
 
 
-def test_the_end_of_the_window(local: LocalModel) -> None:
+def test_the_end_of_the_window(local):
     ids = [*PROMPT] * 12  # 60 of 64
     finished = last(run(local, ids, Sampling(temperature=1.0, seed=0, max_tokens=50)))
     assert (finished.reason, finished.reply_tokens) == ("context", 4)
@@ -229,19 +227,19 @@ def test_the_end_of_the_window(local: LocalModel) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 65, 500])
-def test_a_prompt_that_fills_the_window_is_refused(local: LocalModel, size: int) -> None:
+def test_a_prompt_that_fills_the_window_is_refused(local, size):
     with pytest.raises(ContextOverflow, match=f"{size} tokens.*64"):
         next(iter(local.generate(Request([1] * size, GREEDY))))
     assert last(run(local, [1] * 63, GREEDY)).reply_tokens <= 1
 
 
 @pytest.mark.parametrize("ids", [[], [340], [-1], [1, 10**9]])
-def test_ids_that_are_no_tokens_are_refused(local: LocalModel, ids: list[int]) -> None:
+def test_ids_that_are_no_tokens_are_refused(local, ids):
     with pytest.raises(ValueError, match="token"):
         next(iter(local.generate(Request(ids, GREEDY))))
 
 
-def test_cancelling_takes_effect_within_one_token(local: LocalModel) -> None:
+def test_cancelling_takes_effect_within_one_token(local):
     cancel = threading.Event()
     events = []
     for event in local.generate(Request(PROMPT, Sampling(temperature=1.0, seed=0), cancel=cancel)):
@@ -265,9 +263,7 @@ class LateEvent(threading.Event):
 
 
 @pytest.mark.parametrize("looks", [0, 1, 2])
-def test_cancelling_in_the_middle_of_the_prompt(
-    local: LocalModel, gpt2: tuple[Path, Any], looks: int
-) -> None:
+def test_cancelling_in_the_middle_of_the_prompt(local, gpt2, looks):
     events = run(local, PROMPT * 10, GREEDY, cancel=LateEvent(looks))
     assert len(events) == 1
     assert (last(events).reason, last(events).reply_tokens) == ("cancelled", 0)
@@ -275,7 +271,7 @@ def test_cancelling_in_the_middle_of_the_prompt(
     assert ids_of(run(local, PROMPT * 10, GREEDY)) == ids_of(run(fresh, PROMPT * 10, GREEDY))
 
 
-def test_generations_do_not_disturb_each_other(local: LocalModel) -> None:
+def test_generations_do_not_disturb_each_other(local):
     sampling = Sampling(temperature=1.0, seed=3, max_tokens=10)
     alone = [run(local, PROMPT, sampling), run(local, [8, 8], sampling)]
     streams = [local.generate(Request(PROMPT, sampling)), local.generate(Request([8, 8], sampling))]
@@ -286,7 +282,7 @@ def test_generations_do_not_disturb_each_other(local: LocalModel) -> None:
     assert [ids_of(events) for events in together] == [ids_of(events) for events in alone]
 
 
-def test_threads_do_not_disturb_each_other(local: LocalModel) -> None:
+def test_threads_do_not_disturb_each_other(local):
     sampling = Sampling(temperature=1.0, seed=3, max_tokens=15)
     expected = [ids_of(run(local, [n, 8], sampling)) for n in range(1, 5)]
     found: dict[int, list[int]] = {}
@@ -302,16 +298,14 @@ def test_threads_do_not_disturb_each_other(local: LocalModel) -> None:
     assert [found[n] for n in range(1, 5)] == expected
 
 
-def test_a_forgotten_generation_blocks_nothing(local: LocalModel) -> None:
+def test_a_forgotten_generation_blocks_nothing(local):
     stream: Iterator[Event] = local.generate(Request(PROMPT, Sampling(temperature=1.0)))
     next(stream)
     assert last(run(local, PROMPT, GREEDY)).reply_tokens > 0
     assert local.score([([1], [2])])
 
 
-def test_a_failing_engine_is_an_event(
-    local: LocalModel, gpt2: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_engine_is_an_event(local, gpt2, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(local.decoder, "head", fail)
         events = run(local, PROMPT, GREEDY)
@@ -325,14 +319,14 @@ def fail(_: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("out of memory")
 
 
-def test_weights_that_are_not_numbers_are_an_error(local: LocalModel) -> None:
+def test_weights_that_are_not_numbers_are_an_error(local):
     local.decoder.token_embedding = torch.full_like(local.decoder.token_embedding, torch.nan)
     events = run(local, PROMPT, GREEDY)
     assert last(events).reason == "error"
     assert "not finite" in last(events).message
 
 
-def test_no_token_outside_the_tokenizer_is_drawn(make_gpt2: MakeGPT2) -> None:
+def test_no_token_outside_the_tokenizer_is_drawn(make_gpt2):
     folder, _ = make_gpt2(vocab_size=700)
     model = LocalModel.load(ModelFiles.read(folder))
     sampling = Sampling(temperature=100.0, top_p=1.0, seed=0, max_tokens=58)
@@ -342,7 +336,7 @@ def test_no_token_outside_the_tokenizer_is_drawn(make_gpt2: MakeGPT2) -> None:
         model.generate(Request([400], GREEDY))
 
 
-def test_scores_are_those_of_transformers(local: LocalModel, gpt2: tuple[Path, Any]) -> None:
+def test_scores_are_those_of_transformers(local, gpt2):
     generator = torch.Generator().manual_seed(0)
     pairs = []
     for context, continuation in ((1, 1), (30, 2), (3, 40), (63, 1), (1, 63), (10, 10)):
@@ -355,9 +349,7 @@ def test_scores_are_those_of_transformers(local: LocalModel, gpt2: tuple[Path, A
         assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_scores_do_not_depend_on_the_batch(
-    local: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_do_not_depend_on_the_batch(local, monkeypatch):
     pairs = [(PROMPT[: 1 + n % 4], [n + 1] * (1 + n % 7)) for n in range(30)]
     together = local.score(pairs)
     monkeypatch.setattr("chatapp.engine.backends.local.LOGIT_ROWS", 2)
@@ -376,17 +368,13 @@ def test_scores_do_not_depend_on_the_batch(
         (([1] * 60, [1] * 5), ContextOverflow),
     ],
 )
-def test_pairs_that_cannot_be_scored(
-    local: LocalModel, pair: tuple[list[int], list[int]], error: type[Exception]
-) -> None:
+def test_pairs_that_cannot_be_scored(local, pair, error):
     with pytest.raises(error):
         local.score([([1], [2]), pair])
 
 
 @pytest.mark.parametrize("layer", [-1, 0, 1])
-def test_embeddings_are_the_mean_hidden_states_of_transformers(
-    local: LocalModel, gpt2: tuple[Path, Any], layer: int
-) -> None:
+def test_embeddings_are_the_mean_hidden_states_of_transformers(local, gpt2, layer):
     with torch.inference_mode():
         states = gpt2[1](torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
     expected = states[layer][0].mean(0)
@@ -394,7 +382,7 @@ def test_embeddings_are_the_mean_hidden_states_of_transformers(
     assert local.embed(PROMPT, local.layers) == pytest.approx(local.embed(PROMPT), abs=0)
 
 
-def test_embeddings_of_too_much_or_of_no_layer_are_refused(local: LocalModel) -> None:
+def test_embeddings_of_too_much_or_of_no_layer_are_refused(local):
     with pytest.raises(ContextOverflow, match=f"window has {local.context}"):
         local.embed([1] * (local.context + 1))
     for layer in (-2, local.layers + 1):

@@ -1,7 +1,5 @@
 """Reward models are asked for a number."""
 
-from pathlib import Path
-
 import pytest
 import tiny
 import torch
@@ -13,7 +11,7 @@ from chatapp.engine.models.loading import load_reward_model
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_is_no_number_is_no_score(tmp_path: Path, number: float) -> None:
+def test_what_is_no_number_is_no_score(tmp_path, number):
     run = tiny.write_tiny_reward_model(tmp_path / "reward")
     assert isinstance(load_reward_model(str(run)).score([5, 6]), float)
     layer = {"weight": torch.zeros(1, 16), "bias": torch.tensor([number])}
@@ -22,9 +20,7 @@ def test_what_is_no_number_is_no_score(tmp_path: Path, number: float) -> None:
         load_reward_model(str(run)).score([5, 6])
 
 
-def test_an_error_without_words_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_without_words_is_a_sentence(tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError
 

@@ -59,7 +59,7 @@ def message(model: LanguageModel, ids: list[int]) -> tuple[list[int], int]:
     return [token.id for token in tokens if isinstance(token, Token)], end.reused_tokens
 
 
-def test_the_second_message_reads_only_what_is_new(model: TransformersModel) -> None:
+def test_the_second_message_reads_only_what_is_new(model):
     first, reused = message(model, PROMPT)
     assert reused == 0
     _, reused = message(model, [*PROMPT, *first, 300, 301])
@@ -67,7 +67,7 @@ def test_the_second_message_reads_only_what_is_new(model: TransformersModel) -> 
 
 
 @pytest.mark.parametrize("call", ["generate", "score"])
-def test_a_cache_that_is_not_there_is_an_error(model: TransformersModel, call: str) -> None:
+def test_a_cache_that_is_not_there_is_an_error(model, call):
     drop_cache(model.network)
     calls = {
         "generate": lambda: message(model, PROMPT),
@@ -77,13 +77,13 @@ def test_a_cache_that_is_not_there_is_an_error(model: TransformersModel, call: s
         calls[call]()
 
 
-def test_so_it_is_of_an_encoder_and_a_decoder(seq2seq: EncoderDecoderModel) -> None:
+def test_so_it_is_of_an_encoder_and_a_decoder(seq2seq):
     drop_cache(seq2seq.network)
     with pytest.raises(ModelError, match=f"T5ForConditionalGeneration: {NO_CACHE}"):
         message(seq2seq, [5, 6, 7])
 
 
-def test_so_it_is_of_attention_weights(model: TransformersModel) -> None:
+def test_so_it_is_of_attention_weights(model):
     trace = TransformersTrace(model, PROMPT)
     assert trace.attention(5).shape == (2, 4, 6)
     drop_cache(model.network)
@@ -91,7 +91,7 @@ def test_so_it_is_of_attention_weights(model: TransformersModel) -> None:
         trace.attention(5)
 
 
-def test_attention_weights_are_computed_of_one_row(model: TransformersModel) -> None:
+def test_attention_weights_are_computed_of_one_row(model):
     trace = TransformersTrace(model, PROMPT)
     sizes: list[int] = []
     model.network.register_forward_pre_hook(
@@ -101,7 +101,7 @@ def test_attention_weights_are_computed_of_one_row(model: TransformersModel) -> 
     assert sizes == [9, 1]
 
 
-def test_an_adapter_that_learns_keeps_its_cache(gpt2: tuple[Path, Any]) -> None:
+def test_an_adapter_that_learns_keeps_its_cache(gpt2):
     """peft's wrapper names few of the arguments that its base takes."""
     network = transformers.AutoModelForCausalLM.from_pretrained(gpt2[0])
     whole = TransformersModel.load(ModelFiles.read(gpt2[0]))
@@ -115,7 +115,7 @@ def test_an_adapter_that_learns_keeps_its_cache(gpt2: tuple[Path, Any]) -> None:
     assert message(model, [*PROMPT, *first, 300])[1] == len(PROMPT) + len(first) - 1
 
 
-def test_a_name_that_is_not_known_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_not_known_is_an_error(monkeypatch):
     @dataclass
     class Output:
         logits: Any = None
@@ -129,7 +129,7 @@ def test_a_name_that_is_not_known_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     assert cache_name() in ("cache", "past_key_values")
 
 
-def test_only_a_cache_that_cannot_go_back_is_given_up(gpt2: tuple[Path, Any]) -> None:
+def test_only_a_cache_that_cannot_go_back_is_given_up(gpt2):
     """A method that is called something else now would be every reply's loss."""
     with pytest.raises(AttributeError):
         cut_back(object(), 1)
@@ -155,7 +155,7 @@ def causal_models() -> dict[str, Any]:
     }
 
 
-def test_the_models_of_transformers_that_keep_something_else() -> None:
+def test_the_models_of_transformers_that_keep_something_else():
     """Each release is looked through, so that a new kind of states is not taken for a cache."""
     others, without = set(), set()
     for kind, model in causal_models().items():
@@ -183,7 +183,7 @@ def test_the_models_of_transformers_that_keep_something_else() -> None:
     }
 
 
-def test_a_model_that_gives_no_cache_reads_its_whole_prompt(gpt2: tuple[Path, Any]) -> None:
+def test_a_model_that_gives_no_cache_reads_its_whole_prompt(gpt2):
     """RecurrentGemma keeps states within itself; continued without them its replies were wrong."""
     config = transformers.RecurrentGemmaConfig(
         hidden_size=32,
@@ -210,7 +210,7 @@ def is_all_states(model: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", sorted(OTHER_CACHES))
-def test_they_are_computed_without(kind: str) -> None:
+def test_they_are_computed_without(kind):
     model = causal_models()[kind]
 
     class Network:

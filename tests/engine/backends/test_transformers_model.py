@@ -162,9 +162,7 @@ def start_of(kind: str) -> list[int]:
     return [1] if kind == "opt" else []
 
 
-def test_greedy_text_with_and_without_a_changed_prefix(
-    kind: str, model: LanguageModel, reference: Any
-) -> None:
+def test_greedy_text_with_and_without_a_changed_prefix(kind, model, reference):
     start = start_of(kind)
     prompt = list(range(270, 290))
     first = reply(model, prompt)
@@ -179,7 +177,7 @@ def test_greedy_text_with_and_without_a_changed_prefix(
     assert reply(model, changed) == slow_greedy(reference, start + changed, 12)
 
 
-def test_scores(kind: str, model: LanguageModel, reference: Any) -> None:
+def test_scores(kind, model, reference):
     start = start_of(kind)
     pairs = [([280, 290, 300], [281]), ([290], [300, 301, 302, 303]), ([270] * 9, [5, 6])]
     for (context, continuation), found in zip(pairs, model.score(pairs), strict=True):
@@ -190,7 +188,7 @@ def test_scores(kind: str, model: LanguageModel, reference: Any) -> None:
         assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_embeddings(kind: str, model: LanguageModel, reference: Any) -> None:
+def test_embeddings(kind, model, reference):
     ids, start = [280, 290, 300, 281], start_of(kind)
     with torch.no_grad():
         tokens = torch.tensor([start + ids])
@@ -200,19 +198,19 @@ def test_embeddings(kind: str, model: LanguageModel, reference: Any) -> None:
         assert model.embed(ids, layer) == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_window(kind: str, model: LanguageModel) -> None:
+def test_the_window(kind, model):
     limits = {"xlnet": 1024, "mamba": 1024, "opt": 95}
     assert model.context == limits.get(kind, 96)
 
 
-def test_the_same_seed_gives_the_same_text(model: LanguageModel) -> None:
+def test_the_same_seed_gives_the_same_text(model):
     sampling = Sampling(temperature=1.5, seed=2, max_tokens=10)
     first = reply(model, [270, 271], sampling)
     reply(model, [300])
     assert reply(model, [270, 271], sampling) == first
 
 
-def test_description(kind: str, folder: Path, reference: Any) -> None:
+def test_description(kind, folder, reference):
     info = describe(ModelFiles.read(folder))
     assert (info.layers, info.hidden_size, info.vocabulary) == (2, 32, 340)
     assert info.heads == (0 if kind == "mamba" else 4)
@@ -220,7 +218,7 @@ def test_description(kind: str, folder: Path, reference: Any) -> None:
     assert info.parameters == sum(parameter.numel() for parameter in reference.parameters())
 
 
-def test_the_sizes_of_an_encoder_decoder_model_are_its_decoders(tmp_path: Path) -> None:
+def test_the_sizes_of_an_encoder_decoder_model_are_its_decoders(tmp_path):
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "vocab_size": 340}
     config = transformers.T5Config(num_layers=2, num_decoder_layers=3, **sizes)
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
@@ -236,7 +234,7 @@ def tokenizer() -> TransformersTokenizer:
 @pytest.mark.parametrize(
     "text", ["The lazy dog", "User: naïve 😀 中文!", "  two  spaces\nand lines ", "<s> is no token"]
 )
-def test_streaming_without_bytes(tokenizer: TransformersTokenizer, text: str) -> None:
+def test_streaming_without_bytes(tokenizer, text):
     ids = tokenizer.encode(text)
     assert not {1, 2} & set(ids)
     assert tokenizer.decode(ids) == text
@@ -247,22 +245,20 @@ def test_streaming_without_bytes(tokenizer: TransformersTokenizer, text: str) ->
     assert stream.flush() == ""
 
 
-def test_streaming_ends_in_the_middle_of_a_character(tokenizer: TransformersTokenizer) -> None:
+def test_streaming_ends_in_the_middle_of_a_character(tokenizer):
     stream = tokenizer.stream()
     *ids, _ = tokenizer.encode("dog😀")
     assert "".join(stream.push(id) for id in ids) == "dog"
     assert stream.flush() == ""
 
 
-def test_pieces_and_surrogates(tokenizer: TransformersTokenizer) -> None:
+def test_pieces_and_surrogates(tokenizer):
     assert "".join(map(tokenizer.piece, tokenizer.encode("The lazy"))) == "The lazy"
     assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
     assert tokenizer.size == 340
 
 
-def test_byte_level_tokenizers_stream_by_bytes(
-    gpt2: tuple[Path, Any], tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_byte_level_tokenizers_stream_by_bytes(gpt2, tmp_path, bpe):
     config = transformers.LlamaConfig(**CONFIGS["llama"].to_dict() | {"eos_token_id": [0, 7]})
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END).save_pretrained(
@@ -276,7 +272,7 @@ def test_byte_level_tokenizers_stream_by_bytes(
     ) == model.tokenizer.encode("a 😀")
 
 
-def test_a_gpt2_with_another_tokenizer(gpt2: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_gpt2_with_another_tokenizer(gpt2, tmp_path):
     folder = Path(shutil.copytree(gpt2[0], tmp_path / "model"))
     pieces_tokenizer().save_pretrained(folder)
     model = load_model(str(folder))
@@ -308,7 +304,7 @@ def adapter(make_gpt2: MakeGPT2, tmp_path_factory: pytest.TempPathFactory) -> tu
     return folder, adapted.eval()
 
 
-def test_an_adapter_with_its_base(adapter: tuple[Path, Any]) -> None:
+def test_an_adapter_with_its_base(adapter):
     folder, adapted = adapter
     model = load_model(str(folder))
     assert model.files == ModelFiles.read(folder)
@@ -321,7 +317,7 @@ def test_an_adapter_with_its_base(adapter: tuple[Path, Any]) -> None:
     assert found != pytest.approx(before, abs=1e-3)
 
 
-def test_description_of_an_adapter(adapter: tuple[Path, Any]) -> None:
+def test_description_of_an_adapter(adapter):
     folder, adapted = adapter
     info = describe(ModelFiles.read(folder))
     assert info.architecture == "LORA adapter of GPT2LMHeadModel"
@@ -344,7 +340,7 @@ def refusal(folder: Path) -> str:
     return message
 
 
-def test_adapters_that_cannot_be_loaded(adapter: tuple[Path, Any], tmp_path: Path) -> None:
+def test_adapters_that_cannot_be_loaded(adapter, tmp_path):
     folder = broken_adapter(adapter, tmp_path, base_model_name_or_path=None)
     assert "base_model_name_or_path" in refusal(folder)
     shutil.rmtree(folder)
@@ -357,7 +353,7 @@ def test_adapters_that_cannot_be_loaded(adapter: tuple[Path, Any], tmp_path: Pat
     assert "only safetensors" in refusal(folder)
 
 
-def test_prompt_tuning_is_refused(gpt2: tuple[Path, Any], tmp_path: Path) -> None:
+def test_prompt_tuning_is_refused(gpt2, tmp_path):
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     tuned = peft.get_peft_model(transformers.GPT2LMHeadModel.from_pretrained(gpt2[0]), config)
     tuned.peft_config["default"].base_model_name_or_path = str(gpt2[0])
@@ -373,21 +369,21 @@ def llama(tmp_path: Path) -> Path:
     return folder
 
 
-def test_missing_tensors_are_not_made_up(llama: Path) -> None:
+def test_missing_tensors_are_not_made_up(llama):
     tensors = load_file(llama / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, llama / "model.safetensors", {"format": "pt"})
     assert "model.layers.1.mlp.up_proj.weight" in refusal(llama)
 
 
-def test_misshaped_tensors_are_refused(llama: Path) -> None:
+def test_misshaped_tensors_are_refused(llama):
     tensors = load_file(llama / "model.safetensors")
     tensors["model.norm.weight"] = torch.ones(7)
     save_file(tensors, llama / "model.safetensors", {"format": "pt"})
     assert str(llama) in refusal(llama)
 
 
-def test_what_is_no_causal_model(llama: Path) -> None:
+def test_what_is_no_causal_model(llama):
     path = llama / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"architectures": ["LlamaForSequenceClassification"]}))
@@ -396,13 +392,13 @@ def test_what_is_no_causal_model(llama: Path) -> None:
     assert str(llama) in refusal(llama)
 
 
-def test_missing_tokenizers(llama: Path) -> None:
+def test_missing_tokenizers(llama):
     for path in llama.glob("tokenizer*"):
         path.unlink()
     assert "tokenizer" in refusal(llama)
 
 
-def test_code_of_a_folder_is_never_run(llama: Path) -> None:
+def test_code_of_a_folder_is_never_run(llama):
     path = llama / "config.json"
     (llama / "evil.py").write_text("raise SystemExit('ran')\nclass Config: pass\n")
     auto = {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Config"}}

@@ -16,7 +16,7 @@ from chatapp.engine.cache.key_values import CachePool, KeyValueCache, common_pre
         ([1, 2, 3], [1, 9, 3], 1),
     ],
 )
-def test_common_prefix(a: list[int], b: list[int], shared: int) -> None:
+def test_common_prefix(a, b, shared):
     assert common_prefix(a, b) == common_prefix(b, a) == shared
 
 
@@ -24,14 +24,14 @@ def test_common_prefix(a: list[int], b: list[int], shared: int) -> None:
     ("ids", "kept"),
     [([5, 6, 7, 8], 3), ([5, 6, 7], 2), ([5, 6], 1), ([5], 0), ([5, 9, 7], 1), ([4, 5, 6, 7], 0)],
 )
-def test_rewind(ids: list[int], kept: int) -> None:
+def test_rewind(ids, kept):
     cache = KeyValueCache(1, 1, 8, 1)
     cache.commit([5, 6, 7])
     assert cache.rewind(ids) == kept == len(cache)
     assert cache.ids == [5, 6, 7][:kept]
 
 
-def test_new_positions_follow_the_known_ones() -> None:
+def test_new_positions_follow_the_known_ones():
     cache = KeyValueCache(2, 3, 8, 4)
     first, second = torch.randn(1, 3, 2, 4), torch.randn(1, 3, 1, 4)
     cache.extend(1, torch.stack([first, -first]))
@@ -44,7 +44,7 @@ def test_new_positions_follow_the_known_ones() -> None:
     assert len(cache) == 0
 
 
-def test_a_long_window_is_reserved_as_it_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_window_is_reserved_as_it_fills(monkeypatch):
     monkeypatch.setattr("chatapp.engine.cache.key_values._RESERVED_AT_FIRST", 4)
     cache, whole = KeyValueCache(2, 3, 40, 5), torch.randn(2, 1, 3, 33, 5)
     start = 0
@@ -87,13 +87,13 @@ def text(name: int, size: int = 100) -> list[int]:
     return [*range(10), *range(1000 * name, 1000 * name + size - 10)]
 
 
-def test_going_back_to_a_text_computes_its_last_token_alone() -> None:
+def test_going_back_to_a_text_computes_its_last_token_alone():
     caches = pool(10**6)
     assert [read(caches, text(n)) for n in (1, 2, 3)] == [0, 10, 10]
     assert [read(caches, text(n)) for n in (1, 3, 2, 2)] == [99] * 4
 
 
-def test_the_text_unused_for_longest_makes_room() -> None:
+def test_the_text_unused_for_longest_makes_room():
     caches = pool(3 * 100 * 8)
     for n in (1, 2, 3, 1, 4):
         read(caches, text(n))
@@ -103,14 +103,14 @@ def test_the_text_unused_for_longest_makes_room() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 800])
-def test_a_text_larger_than_the_bound_still_has_a_cache(limit: int) -> None:
+def test_a_text_larger_than_the_bound_still_has_a_cache(limit):
     caches = pool(limit)
     for n in (1, 2, 1):
         read(caches, text(n, 150))
         assert read(caches, text(n, 150)) == 149
 
 
-def test_a_text_goes_on_and_branches_in_its_own_cache() -> None:
+def test_a_text_goes_on_and_branches_in_its_own_cache():
     caches = pool(10**6)
     read(caches, text(1, 100))
     assert read(caches, text(1, 140)) == 100
@@ -120,27 +120,27 @@ def test_a_text_goes_on_and_branches_in_its_own_cache() -> None:
     assert read(caches, text(1, 140)) == 120
 
 
-def test_next_to_nothing_is_not_kept() -> None:
+def test_next_to_nothing_is_not_kept():
     caches = pool(10**6)
     first, _ = caches.take([1, 2, 3])
     read(caches, [1, 2, 3])
     assert caches.take([4, 5, 6])[0] is first
 
 
-def test_many_short_texts_do_not_take_a_cache_each() -> None:
+def test_many_short_texts_do_not_take_a_cache_each():
     caches = pool(10**9)
     found = {id(caches.take(text(n))[0]) for n in range(40) if read(caches, text(n)) >= 0}
     assert len(found) <= 8
 
 
-def test_forgetting() -> None:
+def test_forgetting():
     caches = pool(10**6)
     read(caches, text(1))
     caches.clear()
     assert read(caches, text(1)) == 0
 
 
-def test_an_empty_cache_is_used_again_and_none_is_added_beyond_the_bound() -> None:
+def test_an_empty_cache_is_used_again_and_none_is_added_beyond_the_bound():
     made: list[KeyValueCache] = []
 
     def new() -> KeyValueCache:

@@ -35,7 +35,7 @@ COPY = [40, 71, 300, 12, 99, 5, 61, 200, 33, 7, 40, 71, 300]
         ([256, 65536, 7, 16777216, 0, 256, 65536], 5, [7, 16777216, 0, 256, 65536]),
     ],
 )
-def test_what_followed(ids: list[int], most: int, guessed: list[int]) -> None:
+def test_what_followed(ids, most, guessed):
     assert following(ids, most) == guessed
 
 
@@ -61,9 +61,7 @@ def plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LocalModel:
     ],
 )
 @pytest.mark.parametrize("prompt", [COPY, [8, 9] * 5, [40, 71, 300, 12, 99]])
-def test_the_text_is_that_without_guesses(
-    gpt2: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, sampling: Sampling, prompt: list[int]
-) -> None:
+def test_the_text_is_that_without_guesses(gpt2, monkeypatch, sampling, prompt):
     monkeypatch.setattr(key_values, "_COST", -1.0)  # guess whether it pays or not
     guessing, without = LocalModel.load(ModelFiles.read(gpt2[0])), plain(gpt2[0], monkeypatch)
     found, wanted = (events_of(model, prompt, sampling) for model in (guessing, without))
@@ -75,9 +73,7 @@ def test_the_text_is_that_without_guesses(
         assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
-def test_a_reply_that_repeats_takes_fewer_passes(
-    local: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_repeats_takes_fewer_passes(local, monkeypatch):
     always_seven = torch.zeros(340)
     always_seven[7] = 1.0
     monkeypatch.setattr(local.decoder, "head", lambda states: always_seven.expand(len(states), -1))
@@ -95,13 +91,13 @@ def test_a_reply_that_repeats_takes_fewer_passes(
     assert passes == [3, 1, 1, 9, 9, 9, 9, 9]
 
 
-def test_the_end_of_the_window_leaves_no_room_for_guesses(local: LocalModel) -> None:
+def test_the_end_of_the_window_leaves_no_room_for_guesses(local):
     finished = events_of(local, [8, 9] * 31, Sampling(temperature=0))[-1]
     assert isinstance(finished, Finished)
     assert finished.reason in ("context", "stop")
 
 
-def test_guessing_stops_where_it_does_not_pay_and_is_tried_again() -> None:
+def test_guessing_stops_where_it_does_not_pay_and_is_tried_again():
     guesses = Lookup()
     ids = [1, 2, 3, 4, 1, 2, 3]
     tried = []
@@ -122,7 +118,7 @@ def test_guessing_stops_where_it_does_not_pay_and_is_tried_again() -> None:
     assert all(guesses.guess(ids, 100) for _ in range(5))
 
 
-def test_logits_are_recalled_for_the_tokens_they_follow_alone() -> None:
+def test_logits_are_recalled_for_the_tokens_they_follow_alone():
     guesses = Lookup()
     logits = torch.arange(6.0).reshape(3, 2)
     guesses.keep([1, 2, 3, 4], logits)

@@ -77,9 +77,7 @@ def computed(model: LocalModel | TransformersModel, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("batch_tokens", [3, 40, 256])
-def test_rows_that_branch_anywhere(
-    model: LocalModel | TransformersModel, gpt2: tuple[Path, Any], seed: int, batch_tokens: int
-) -> None:
+def test_rows_that_branch_anywhere(model, gpt2, seed, batch_tokens):
     if isinstance(model, LocalModel):
         model.batch_tokens = batch_tokens
     elif batch_tokens != 256:
@@ -90,9 +88,7 @@ def test_rows_that_branch_anywhere(
             assert found == pytest.approx(expected(gpt2[1], pair), abs=1e-4)
 
 
-def test_a_prompt_is_computed_once_for_all_its_labels(
-    model: LocalModel | TransformersModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_is_computed_once_for_all_its_labels(model, monkeypatch):
     sizes = computed(model, monkeypatch)
     model.score(prompt_with_labels())
     if isinstance(model, LocalModel):
@@ -107,7 +103,7 @@ def test_a_prompt_is_computed_once_for_all_its_labels(
     assert sizes == [11]
 
 
-def test_scoring_and_generating_share_one_cache(model: LocalModel | TransformersModel) -> None:
+def test_scoring_and_generating_share_one_cache(model):
     pairs = prompt_with_labels()
     greedy = Sampling(temperature=0.0, max_tokens=5)
     alone = list(model.generate(Request(pairs[0][0], greedy)))
@@ -121,9 +117,7 @@ def test_scoring_and_generating_share_one_cache(model: LocalModel | Transformers
     assert after[-1].reused_tokens == 39
 
 
-def test_a_pass_that_fails_leaves_no_half_cache(
-    model: LocalModel | TransformersModel, gpt2: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_fails_leaves_no_half_cache(model, gpt2, monkeypatch):
     pairs = branching(5, 20)
     model.score(pairs)
 
@@ -141,7 +135,7 @@ def test_a_pass_that_fails_leaves_no_half_cache(
         assert found == pytest.approx(expected(gpt2[1], pair), abs=1e-4)
 
 
-def test_the_mask_lets_a_token_see_its_own_row_alone() -> None:
+def test_the_mask_lets_a_token_see_its_own_row_alone():
     tree = PrefixTree([7, 8])
     assert tree.mask() is None
     assert tree.add([7, 8, 1, 2]) == [0, 1, 2, 3]

@@ -56,34 +56,30 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return float((ours - theirs).abs().max()) <= 1e-4
 
 
-def test_the_families_are_those_of_the_folder() -> None:
+def test_the_families_are_those_of_the_folder():
     elsewhere = {"gpt2", "transfo-xl"}  # transformers no longer has the second; see its own tests
     assert {name.split(",")[0] for name in SHAPES} == set(DECODERS) - elsewhere
 
 
-def test_whole(pair: Pair, wanted: torch.Tensor) -> None:
+def test_whole(pair, wanted):
     assert close(pair[0].forward(IDS, all_positions=True), wanted)
 
 
-def test_token_by_token(pair: Pair, wanted: torch.Tensor) -> None:
+def test_token_by_token(pair, wanted):
     ours, cache = pair[0], pair[0].new_cache()
     steps = torch.stack([ours.forward([id], cache) for id in IDS[:120]])
     assert close(steps, wanted[:120])
 
 
 @pytest.mark.parametrize(("chunk", "together"), [(7, 128), (100, 30), (63, 5)])
-def test_in_pieces(
-    pair: Pair, wanted: torch.Tensor, monkeypatch: pytest.MonkeyPatch, chunk: int, together: int
-) -> None:
+def test_in_pieces(pair, wanted, monkeypatch, chunk, together):
     monkeypatch.setattr(decoder, "CHUNK", chunk)
     monkeypatch.setattr(parts, "ROWS_AT_ONCE", together)
     assert close(pair[0].forward(IDS, all_positions=True), wanted)
 
 
 @pytest.mark.parametrize("size", [1, 5, FEW_ROWS])
-def test_the_native_kernels_and_torch_agree(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_the_native_kernels_and_torch_agree(pair, monkeypatch, size):
     decoder, _ = pair
     if not has_kernels():
         pytest.skip("there is no C compiler here")
@@ -98,7 +94,7 @@ def test_the_native_kernels_and_torch_agree(
     assert not torch.equal(*found), "one way was taken twice"
 
 
-def test_after_a_prefix_change_in_the_middle(pair: Pair) -> None:
+def test_after_a_prefix_change_in_the_middle(pair):
     ours, reference = pair
     cache = ours.new_cache()
     ours.forward(IDS[:80], cache)
@@ -109,7 +105,7 @@ def test_after_a_prefix_change_in_the_middle(pair: Pair) -> None:
     assert close(after, logits_of(reference, changed)[50:])
 
 
-def test_padded_batch(pair: Pair) -> None:
+def test_padded_batch(pair):
     ours, reference = pair
     rows = [IDS[:5], IDS[7:60], IDS[3:12]]
     hidden = ours.hidden([[*ids, *[0] * (53 - len(ids))] for ids in rows])
@@ -118,14 +114,7 @@ def test_padded_batch(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("int8", 0.02), ("int4", 0.05), ("bfloat16", 0.02)])
-def test_rounded(
-    model: tuple[Path, Any],
-    wanted: torch.Tensor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    bound: float,
-) -> None:
+def test_rounded(model, wanted, tmp_path, monkeypatch, kind, bound):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     files = ModelFiles.read(model[0])
     found = load_decoder(files, precision=kind).forward(IDS, all_positions=True).log_softmax(-1)
@@ -136,7 +125,7 @@ def test_rounded(
     assert torch.equal(again.log_softmax(-1), found)
 
 
-def test_greedy_text(model: tuple[Path, Any], bpe: Tokenizer) -> None:
+def test_greedy_text(model, bpe):
     folder, reference = model
     _add_tokenizer(folder, bpe)
     ours = LocalModel.load(ModelFiles.read(folder))
@@ -148,7 +137,7 @@ def test_greedy_text(model: tuple[Path, Any], bpe: Tokenizer) -> None:
         assert [event.id for event in events[:-1]] == ids[len(prompt) :]
 
 
-def test_scoring_by_a_tree_is_scoring_row_by_row(model: tuple[Path, Any], bpe: Tokenizer) -> None:
+def test_scoring_by_a_tree_is_scoring_row_by_row(model, bpe):
     folder, reference = model
     _add_tokenizer(folder, bpe)
     ours = LocalModel.load(ModelFiles.read(folder))
@@ -160,7 +149,7 @@ def test_scoring_by_a_tree_is_scoring_row_by_row(model: tuple[Path, Any], bpe: T
         assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_states_of_each_layer(pair: Pair) -> None:
+def test_states_of_each_layer(pair):
     ours, reference = pair
     with torch.no_grad():
         states = reference(torch.tensor([IDS[:50]]), output_hidden_states=True).hidden_states
@@ -169,7 +158,7 @@ def test_states_of_each_layer(pair: Pair) -> None:
     assert torch.allclose(ours.hidden([IDS[:50]]), states[-1], atol=1e-4)
 
 
-def test_the_parameters_are_those_of_transformers(pair: Pair) -> None:
+def test_the_parameters_are_those_of_transformers(pair):
     ours, reference = pair
     parts = sum(torch.Size(part.shape).numel() for part in ours.architecture.parts())
     assert parts == sum(parameter.numel() for parameter in reference.parameters())
@@ -218,9 +207,7 @@ def test_the_parameters_are_those_of_transformers(pair: Pair) -> None:
         ),
     ],
 )
-def test_a_decoder_in_words(
-    tmp_path: Path, shape: str, formula: str, words: dict[str, str]
-) -> None:
+def test_a_decoder_in_words(tmp_path, shape, formula, words):
     make_family(shape, tmp_path)
     info = describe(ModelFiles.read(tmp_path))
     assert (info.formula, info.parts) == (formula, words)
@@ -256,7 +243,7 @@ def change_config(folder: Path, **values: Any) -> None:
         ("rope_scaling", {"rope_type": "longrope", "factor": 2.0}),
     ],
 )
-def test_what_is_beyond_this_decoder_is_told_apart(llama: Path, key: str, value: Any) -> None:
+def test_what_is_beyond_this_decoder_is_told_apart(llama, key, value):
     change_config(llama, **{key: value})
     with pytest.raises(NoDecoder) as error:
         _ = ModelFiles.read(llama).architecture
@@ -280,7 +267,7 @@ def test_what_is_beyond_this_decoder_is_told_apart(llama: Path, key: str, value:
         ("vocab_size", True),
     ],
 )
-def test_wrong_values_are_named(llama: Path, key: str, value: Any) -> None:
+def test_wrong_values_are_named(llama, key, value):
     change_config(llama, head_dim=None, rope_parameters=None, **{key: value})
     with pytest.raises(ModelError, match=key) as error:
         _ = ModelFiles.read(llama).architecture
@@ -288,7 +275,7 @@ def test_wrong_values_are_named(llama: Path, key: str, value: Any) -> None:
     assert "expected" in str(error.value)
 
 
-def test_tensors_of_other_names_and_shapes(llama: Path) -> None:
+def test_tensors_of_other_names_and_shapes(llama):
     path = llama / "model.safetensors"
     tensors = load_file(path)
     expected = load_decoder(ModelFiles.read(llama)).forward(IDS)
@@ -353,7 +340,7 @@ OLD_CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", OLD_CONFIGS)
-def test_configs_of_older_versions(case: str, tmp_path: Path) -> None:
+def test_configs_of_older_versions(case, tmp_path):
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
     sizes |= {"num_key_value_heads": 4, "max_position_embeddings": 512, "vocab_size": 340}
     family = case.split(",")[0]
@@ -366,7 +353,7 @@ def test_configs_of_older_versions(case: str, tmp_path: Path) -> None:
     assert read[0] == read[1]
 
 
-def test_a_token_before_each_text(llama: Path, bpe: Tokenizer) -> None:
+def test_a_token_before_each_text(llama, bpe):
     bpe = Tokenizer.from_str(bpe.to_str())
     bpe.add_special_tokens(["<s>"])
     bpe.post_processor = processors.TemplateProcessing(
@@ -399,9 +386,7 @@ def test_a_token_before_each_text(llama: Path, bpe: Tokenizer) -> None:
     assert torch.allclose(traces[0].layer_logits(7), traces[1].layer_logits(7), atol=1e-4)
 
 
-def test_a_decoder_that_is_not_enough_leaves_it_to_transformers(
-    llama: Path, bpe: Tokenizer
-) -> None:
+def test_a_decoder_that_is_not_enough_leaves_it_to_transformers(llama, bpe):
     _add_tokenizer(llama, bpe)
     assert isinstance(load_model(str(llama)), LocalModel)
     change_config(llama, hidden_act="quick_gelu")

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from random_models import logits_of, save_random
-from tokenizers import Tokenizer
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.families import FAMILIES
@@ -71,8 +70,8 @@ here; one matrix of queries with its rows in a wrong order costs 0.36 to 1.05.""
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_loaded_quantised_exported_and_read_back(
-    family: str, tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    family, tmp_path, bpe, monkeypatch
+):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     for number, config in enumerate(SHAPES[family]):
         folder = tmp_path / str(number)

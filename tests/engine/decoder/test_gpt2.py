@@ -52,13 +52,13 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return float((ours - theirs).abs().max()) <= 1e-4
 
 
-def test_whole_prompt(pair: tuple[Decoder, Any]) -> None:
+def test_whole_prompt(pair):
     ours, reference = pair
     assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
     assert close(ours.forward(IDS), logits_of(reference, IDS)[-1])
 
 
-def test_token_by_token(pair: tuple[Decoder, Any]) -> None:
+def test_token_by_token(pair):
     ours, reference = pair
     cache = ours.new_cache()
     steps = torch.stack([ours.forward([id], cache) for id in IDS])
@@ -66,22 +66,20 @@ def test_token_by_token(pair: tuple[Decoder, Any]) -> None:
 
 
 @pytest.mark.parametrize(("chunk", "together"), [(7, 128), (60, 7), (13, 5), (20, 20)])
-def test_in_chunks(
-    pair: tuple[Decoder, Any], monkeypatch: pytest.MonkeyPatch, chunk: int, together: int
-) -> None:
+def test_in_chunks(pair, monkeypatch, chunk, together):
     ours, reference = pair
     monkeypatch.setattr(decoder_module, "CHUNK", chunk)
     monkeypatch.setattr(parts, "ROWS_AT_ONCE", together)
     assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
 
 
-def test_a_gelu_of_many_numbers() -> None:
+def test_a_gelu_of_many_numbers():
     x = torch.linspace(-30, 30, 2**17)
     wanted = F.gelu(x, approximate="tanh")
     assert torch.allclose(parts.ACTIVATIONS["gelu_new"](x), wanted, atol=2e-6)
 
 
-def test_after_a_prefix_change_in_the_middle(pair: tuple[Decoder, Any]) -> None:
+def test_after_a_prefix_change_in_the_middle(pair):
     ours, reference = pair
     cache = ours.new_cache()
     ours.forward(IDS, cache)
@@ -94,7 +92,7 @@ def test_after_a_prefix_change_in_the_middle(pair: tuple[Decoder, Any]) -> None:
     )
 
 
-def test_padded_batch(pair: tuple[Decoder, Any]) -> None:
+def test_padded_batch(pair):
     ours, reference = pair
     rows = [IDS[:5], IDS[7:40], IDS[3:12]]
     hidden = ours.hidden([[*ids, *[0] * (33 - len(ids))] for ids in rows])
@@ -102,7 +100,7 @@ def test_padded_batch(pair: tuple[Decoder, Any]) -> None:
         assert close(ours.head(states[: len(ids)]), logits_of(reference, ids))
 
 
-def test_an_abandoned_pass_leaves_the_cache_usable(pair: tuple[Decoder, Any]) -> None:
+def test_an_abandoned_pass_leaves_the_cache_usable(pair):
     ours, reference = pair
     cache = ours.new_cache()
     ours.forward(IDS[:10], cache)
@@ -118,7 +116,7 @@ def test_an_abandoned_pass_leaves_the_cache_usable(pair: tuple[Decoder, Any]) ->
     assert close(ours.forward(IDS[10:40], cache), logits_of(reference, IDS[:40])[-1])
 
 
-def test_sharded(make_gpt2: MakeGPT2) -> None:
+def test_sharded(make_gpt2):
     folder, reference = make_gpt2(shard="40KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     assert close(
@@ -160,15 +158,13 @@ def with_tied_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("change", [without_prefix, with_buffers, with_tied_head])
-def test_layouts_of_checkpoints(gpt2: tuple[Path, Any], tmp_path: Path, change: Any) -> None:
+def test_layouts_of_checkpoints(gpt2, tmp_path, change):
     folder, reference = gpt2
     ours = load_decoder(ModelFiles.read(rewritten(folder, tmp_path / "model", change)))
     assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
 
 
-def test_an_output_matrix_of_its_own_wins_over_the_config(
-    gpt2: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_an_output_matrix_of_its_own_wins_over_the_config(gpt2, tmp_path):
     head = torch.randn(340, 32)
     folder = rewritten(gpt2[0], tmp_path / "model", lambda t: t | {"lm_head.weight": head})
     expected = load_decoder(ModelFiles.read(gpt2[0])).hidden([IDS])[0] @ head.T
@@ -176,9 +172,7 @@ def test_an_output_matrix_of_its_own_wins_over_the_config(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_any_float_type_becomes_float32(
-    gpt2: tuple[Path, Any], tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_any_float_type_becomes_float32(gpt2, tmp_path, dtype):
     folder = rewritten(
         gpt2[0],
         tmp_path / "model",
@@ -194,7 +188,7 @@ def test_any_float_type_becomes_float32(
     assert torch.equal(logits, load_decoder(ModelFiles.read(rounded)).forward(IDS))
 
 
-def test_rows_that_pad_the_vocabulary_get_no_logits(gpt2: tuple[Path, Any]) -> None:
+def test_rows_that_pad_the_vocabulary_get_no_logits(gpt2):
     folder, reference = gpt2
     ours = load_decoder(ModelFiles.read(folder), vocabulary=300)
     assert close(ours.forward(IDS), logits_of(reference, IDS)[-1, :300])
@@ -223,9 +217,7 @@ def integer(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         (lambda t: t | {"h.0.extra.weight": torch.zeros(1)}, ["h.0.extra.weight", "belong"]),
     ],
 )
-def test_wrong_tensors_are_named(
-    gpt2: tuple[Path, Any], tmp_path: Path, change: Any, words: list[str]
-) -> None:
+def test_wrong_tensors_are_named(gpt2, tmp_path, change, words):
     folder = rewritten(gpt2[0], tmp_path / "model", change)
     with pytest.raises(ModelError) as error:
         load_decoder(ModelFiles.read(folder))
@@ -251,9 +243,7 @@ def test_wrong_tensors_are_named(
         ("scale_attn_weights", "yes"),
     ],
 )
-def test_wrong_configs_name_file_and_key(
-    gpt2: tuple[Path, Any], tmp_path: Path, key: str, value: object
-) -> None:
+def test_wrong_configs_name_file_and_key(gpt2, tmp_path, key, value):
     config = json.loads((gpt2[0] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(ModelError, match=key) as error:
@@ -262,9 +252,7 @@ def test_wrong_configs_name_file_and_key(
 
 
 @pytest.mark.parametrize("precision", ["float32", "int4"])
-def test_weights_that_are_integers_are_refused(
-    precision: str, gpt2: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_weights_that_are_integers_are_refused(precision, gpt2, tmp_path):
     name = "transformer.h.1.mlp.c_fc.weight"
     folder = rewritten(gpt2[0], tmp_path / "model", lambda t: t | {name: t[name].to(torch.uint8)})
     with pytest.raises(ModelError, match=r"c_fc\.weight' holds torch\.uint8; expected a float"):

@@ -142,9 +142,7 @@ def attended(
     [({}, 8), ({}, 3), ({"clamp_len": 30}, 8)],
     ids=["segments longer than the memory", "shorter", "distances beyond the memory"],
 )
-def test_logits_are_those_of_the_paper(
-    tmp_path: Path, bpe: Tokenizer, changes: dict[str, Any], size: int
-) -> None:
+def test_logits_are_those_of_the_paper(tmp_path, bpe, changes, size):
     """The text is four times as long as the memory, and read in segments of several sizes."""
     weights = save(tmp_path, bpe, **changes)
     ids = torch.randint(0, 300, (25,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -172,7 +170,7 @@ def test_logits_are_those_of_the_paper(
     assert getattr(events[0], "id", None) == best
 
 
-def test_perplexity_with_and_without_memory(tmp_path: Path, bpe: Tokenizer) -> None:
+def test_perplexity_with_and_without_memory(tmp_path, bpe):
     weights = save(tmp_path, bpe)
     model = load_model(str(tmp_path))
     text = "the cat sat on the mat and the dog sat on the cat " * 4
@@ -194,9 +192,7 @@ def test_perplexity_with_and_without_memory(tmp_path: Path, bpe: Tokenizer) -> N
 @pytest.mark.parametrize(
     ("key", "value"), [("cutoffs", [100]), ("untie_r", False), ("same_length", False)]
 )
-def test_files_of_other_programs_are_refused(
-    tmp_path: Path, bpe: Tokenizer, key: str, value: object
-) -> None:
+def test_files_of_other_programs_are_refused(tmp_path, bpe, key, value):
     save(tmp_path, bpe, **{key: value})
     with pytest.raises(ModelError, match=rf"config.json: {key} is"):
         load_model(str(tmp_path))

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from random_models import MakeGPT2
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.files.model_files import GenerationConfig, ModelFiles, read_generation_config
@@ -23,18 +22,18 @@ def files(path: Path, says: object) -> ModelFiles:
 @pytest.mark.parametrize(
     ("value", "ends"), [(7, {7}), ([7, 9, 7], {7, 9}), (None, set()), ([], set())]
 )
-def test_ends_are_a_number_or_a_list(tmp_path: Path, value: object, ends: set[int]) -> None:
+def test_ends_are_a_number_or_a_list(tmp_path, value, ends):
     read = read_generation_config(files(tmp_path, {"eos_token_id": value}))
     assert (read.ends, read.ignored) == (ends, ())
 
 
-def test_the_configuration_names_the_ends_where_there_is_no_such_file(tmp_path: Path) -> None:
+def test_the_configuration_names_the_ends_where_there_is_no_such_file(tmp_path):
     (tmp_path / "config.json").write_text('{"eos_token_id": [3, 4]}')
     assert read_generation_config(ModelFiles.read(tmp_path)).ends == {3, 4}
     assert read_generation_config(None) == GenerationConfig()
 
 
-def test_an_end_that_is_not_the_tokenizers_ends_a_reply(make_gpt2: MakeGPT2) -> None:
+def test_an_end_that_is_not_the_tokenizers_ends_a_reply(make_gpt2):
     path, _ = make_gpt2(seed=3)
     greedy = Sampling(temperature=0.0, max_tokens=6, max_repeats=0)
     before = LocalModel.load(ModelFiles.read(path))
@@ -47,7 +46,7 @@ def test_an_end_that_is_not_the_tokenizers_ends_a_reply(make_gpt2: MakeGPT2) -> 
     assert (finished.reason, len(shorter)) == ("stop", [each.id for each in drawn].index(end))
 
 
-def test_the_values_of_our_parameters_are_taken(tmp_path: Path) -> None:
+def test_the_values_of_our_parameters_are_taken(tmp_path):
     says = {
         "do_sample": True,
         "temperature": 1,
@@ -72,7 +71,7 @@ def test_the_values_of_our_parameters_are_taken(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_not_sampled_is_greedy(tmp_path: Path) -> None:
+def test_what_is_not_sampled_is_greedy(tmp_path):
     says = {"do_sample": False, "temperature": 0.6}
     assert read_generation_config(files(tmp_path, says)).sampling == {"temperature": 0.0}
 
@@ -93,7 +92,7 @@ def test_what_is_not_sampled_is_greedy(tmp_path: Path) -> None:
         ('{"temperature": 1e999}', "temperature is inf"),
     ],
 )
-def test_what_is_wrong_is_left_out_and_said(tmp_path: Path, says: object, words: str) -> None:
+def test_what_is_wrong_is_left_out_and_said(tmp_path, says, words):
     read = read_generation_config(files(tmp_path, says))
     assert read.sampling == {}
     (sentence,) = read.ignored
@@ -103,7 +102,7 @@ def test_what_is_wrong_is_left_out_and_said(tmp_path: Path, says: object, words:
 
 
 @pytest.mark.parametrize("says", ["{", '{"temperature": "hot", "eos_token_id": "x"}'])
-def test_a_bad_file_does_not_keep_a_model_from_loading(make_gpt2: MakeGPT2, says: str) -> None:
+def test_a_bad_file_does_not_keep_a_model_from_loading(make_gpt2, says):
     path, _ = make_gpt2()
     (path / "generation_config.json").write_text(says)
     assert load_model(str(path)).end_ids == {0}

@@ -8,7 +8,6 @@ from typing import Any
 
 import peft
 import pytest
-from random_models import MakeGPT2
 from transformers import GPT2LMHeadModel
 
 from chatapp.common.paths import TEMPLATE_FILE
@@ -34,7 +33,7 @@ def adapter(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
-def test_a_whole_model(folder: Path) -> None:
+def test_a_whole_model(folder):
     files = ModelFiles.read(folder)
     assert (files.family, files.has_decoder, files.is_adapter) == ("gpt2", True, False)
     assert files.whole is files
@@ -43,7 +42,7 @@ def test_a_whole_model(folder: Path) -> None:
     assert ModelFiles.read(folder).template == folder / TEMPLATE_FILE
 
 
-def test_an_adapter_takes_from_its_base_what_it_lacks(folder: Path, adapter: Path) -> None:
+def test_an_adapter_takes_from_its_base_what_it_lacks(folder, adapter):
     (folder / TEMPLATE_FILE).write_text("{}")
     files = ModelFiles.read(adapter)
     assert (files.family, files.has_decoder, files.is_adapter) == ("gpt2", False, True)
@@ -57,7 +56,7 @@ def test_an_adapter_takes_from_its_base_what_it_lacks(folder: Path, adapter: Pat
     assert (files.tokenizer.path, files.template) == (adapter, adapter / TEMPLATE_FILE)
 
 
-def test_a_base_that_is_an_adapter_is_refused(adapter: Path) -> None:
+def test_a_base_that_is_an_adapter_is_refused(adapter):
     config = json.loads((adapter / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = str(adapter)
     (adapter / "adapter_config.json").write_text(json.dumps(config))
@@ -74,9 +73,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_the_digest_is_of_all_that_answers_depend_on(
-    folder: Path, tmp_path: Path, change: Callable[[Path], object]
-) -> None:
+def test_the_digest_is_of_all_that_answers_depend_on(folder, tmp_path, change):
     before = ModelFiles.read(folder).digest()
     shutil.copytree(folder, tmp_path / "elsewhere")
     assert ModelFiles.read(tmp_path / "elsewhere").digest() == before
@@ -88,9 +85,7 @@ def test_the_digest_is_of_all_that_answers_depend_on(
     assert ModelFiles.read(folder).digest() != before
 
 
-def test_an_adapter_is_another_model_when_its_base_was_trained_on(
-    folder: Path, adapter: Path, make_gpt2: MakeGPT2
-) -> None:
+def test_an_adapter_is_another_model_when_its_base_was_trained_on(folder, adapter, make_gpt2):
     before = model_identity(load_model(str(adapter)))
     assert model_identity(load_model(str(adapter))) == before
     other, _ = make_gpt2(seed=5)
@@ -98,9 +93,7 @@ def test_an_adapter_is_another_model_when_its_base_was_trained_on(
     assert model_identity(load_model(str(adapter))) != before
 
 
-def test_what_a_model_is_computed_in_is_part_of_its_identity(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_model_is_computed_in_is_part_of_its_identity(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     names = ("float32", "bfloat16", "int8")
     identities = {model_identity(load_model(str(folder), precision=name)) for name in names}

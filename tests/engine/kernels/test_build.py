@@ -51,7 +51,7 @@ def no_compiler(
     return "gone"
 
 
-def test_without_a_working_compiler_torch_multiplies(no_compiler: str) -> None:
+def test_without_a_working_compiler_torch_multiplies(no_compiler):
     kernels = native.kernels()
     assert kernels.library is None
     assert "torch multiplies" in kernels.reason
@@ -69,9 +69,7 @@ def run_hook(root: Path) -> tuple[dict[str, Any], list[str]]:
     return data, warnings
 
 
-def test_an_installation_without_a_working_compiler_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installation_without_a_working_compiler_succeeds(tmp_path, monkeypatch):
     monkeypatch.setenv("CC", program(tmp_path, "import sys; sys.exit('disk full')"))
     data, warnings = run_hook(tmp_path)
     assert data == {"force_include": {}}
@@ -79,9 +77,7 @@ def test_an_installation_without_a_working_compiler_succeeds(
     assert "disk full" in warnings[0]
 
 
-def test_an_installation_puts_a_library_of_each_level_into_the_wheel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installation_puts_a_library_of_each_level_into_the_wheel(tmp_path, monkeypatch):
     made = "import sys; open(sys.argv[sys.argv.index('-o') + 1], 'w').close()"
     monkeypatch.setenv("CC", program(tmp_path, made))
     data, warnings = run_hook(tmp_path)
@@ -93,9 +89,7 @@ def test_an_installation_puts_a_library_of_each_level_into_the_wheel(
     assert all(Path(name).is_file() for name in data["force_include"])
 
 
-def test_zig_compiles_for_any_processor_of_its_kind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zig_compiles_for_any_processor_of_its_kind(tmp_path, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(native, "find_spec", lambda name: name == "ziglang")

@@ -1,13 +1,11 @@
 """The decoder on a GPU; where there is none, which device is chosen, and the step it records."""
 
 import threading
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from random_models import MakeGPT2, logits_of
+from random_models import logits_of
 
 from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.decoder.decoder import Decoder
@@ -31,9 +29,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *there: str, free: int = 2**34) -> 
 
 
 @pytest.mark.parametrize(("wanted", "kind"), [("cuda", "bfloat16"), ("mps", "float32")])
-def test_a_large_model_takes_the_gpu_there_is(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, kind: str
-) -> None:
+def test_a_large_model_takes_the_gpu_there_is(monkeypatch, wanted, kind):
     pretend(monkeypatch, wanted)
     assert device_for("auto", "auto", LARGE).type == wanted
     assert device_for(wanted, "auto", 3_000_000).type == wanted
@@ -43,15 +39,13 @@ def test_a_large_model_takes_the_gpu_there_is(
     assert precision.precision_for("auto", LARGE, torch.device(wanted)) == kind
 
 
-def test_a_gpu_without_room_for_a_model_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_room_for_a_model_is_left_alone(monkeypatch):
     pretend(monkeypatch, "cuda", free=4 * LARGE)
     assert device_for("auto", "auto", LARGE).type == "cpu"
     assert device_for("cuda", "auto", LARGE).type == "cuda"
 
 
-def test_a_gpu_that_is_not_there_is_not_replaced_in_silence(
-    monkeypatch: pytest.MonkeyPatch, gpt2: tuple[Path, Any]
-) -> None:
+def test_a_gpu_that_is_not_there_is_not_replaced_in_silence(monkeypatch, gpt2):
     pretend(monkeypatch)
     assert device_for("auto", "auto", LARGE).type == "cpu"
     for name in ("cuda", "mps"):
@@ -65,7 +59,7 @@ def test_a_gpu_that_is_not_there_is_not_replaced_in_silence(
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])
-def test_on_a_gpu(make_gpt2: MakeGPT2, name: str) -> None:
+def test_on_a_gpu(make_gpt2, name):
     if not GPUS[name]:
         pytest.skip(f"there is no {name} device here")
     folder, theirs = make_gpt2(n_embd=256)

@@ -9,7 +9,7 @@ from chatapp.engine.kernels.native import kernels
 from chatapp.engine.kernels.native_layers import fewest, token_threads, torch_multiplies_faster
 
 
-def test_fewer_threads_that_are_nearly_as_fast_are_enough() -> None:
+def test_fewer_threads_that_are_nearly_as_fast_are_enough():
     assert fewest({1: 1.05, 2: 1.0}) == 1
     assert fewest({1: 1.5, 2: 1.0}) == 2
     assert fewest({1: 4.0, 2: 2.0, 4: 1.05, 8: 1.0}) == 4
@@ -40,7 +40,7 @@ def choose(most: int) -> int:
         token_threads.cache_clear()
 
 
-def test_the_number_is_measured_once_on_a_machine(measured: list[int]) -> None:
+def test_the_number_is_measured_once_on_a_machine(measured):
     assert [choose(4), choose(4)] == [2, 2]
     assert measured == [4]
     assert choose(3) == 2  # with another number of threads, what is best may be another
@@ -48,9 +48,7 @@ def test_the_number_is_measured_once_on_a_machine(measured: list[int]) -> None:
     assert measured == [4, 3]
 
 
-def test_what_is_measured_beside_other_programs_is_not_kept(
-    measured: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_measured_beside_other_programs_is_not_kept(measured, monkeypatch):
     looks = iter(range(100))
     monkeypatch.setattr(module, "seconds_of_others", lambda: 1000.0 * next(looks))
     assert [choose(4), choose(4)] == [2, 2]
@@ -58,7 +56,7 @@ def test_what_is_measured_beside_other_programs_is_not_kept(
 
 
 @pytest.mark.parametrize("content", ["", "[]", "7", '{"a": "b"}', "\ud800"])
-def test_a_broken_file_is_measured_again(measured: list[int], tmp_path: Path, content: str) -> None:
+def test_a_broken_file_is_measured_again(measured, tmp_path, content):
     path = tmp_path / "cache" / "kernels" / "measured.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(content.encode(errors="surrogatepass"))
@@ -67,9 +65,7 @@ def test_a_broken_file_is_measured_again(measured: list[int], tmp_path: Path, co
     assert len(measured) == 1
 
 
-def test_without_a_place_for_the_file(
-    measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_place_for_the_file(measured, tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.write_text("a file where the folder should be")
     monkeypatch.setenv("CHATAPP_HOME", str(home))
@@ -77,9 +73,7 @@ def test_without_a_place_for_the_file(
 
 
 @pytest.mark.parametrize("is_faster", [False, True])
-def test_the_faster_way_of_products_is_measured_once(
-    measured: list[int], monkeypatch: pytest.MonkeyPatch, is_faster: bool
-) -> None:
+def test_the_faster_way_of_products_is_measured_once(measured, monkeypatch, is_faster):
     asked: list[int] = []
 
     def compare(threads: int) -> bool:
@@ -98,7 +92,7 @@ def test_the_faster_way_of_products_is_measured_once(
 
 
 @pytest.mark.skipif(kernels().library is None, reason="there is no C compiler here")
-def test_every_number_is_measured() -> None:
+def test_every_number_is_measured():
     seconds = module._seconds_by_threads(3)
     assert list(seconds) == [1, 2, 3]
     assert all(0 < each < 60 for each in seconds.values())

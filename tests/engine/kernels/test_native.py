@@ -75,7 +75,7 @@ def unpack_int4(tiles: Tensor, out: int) -> Tensor:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_products(library: Any, threads: int) -> None:
+def test_products(library, threads):
     library.set_threads(threads)
     draw = random.Random(threads)
     for n in range(SHAPES):
@@ -111,7 +111,7 @@ def test_products(library: Any, threads: int) -> None:
         assert_rounded_once(product(library, layer, x), x, values.flatten(1), bias)
 
 
-def test_a_row_gives_the_same_in_company(library: Any) -> None:
+def test_a_row_gives_the_same_in_company(library):
     library.set_threads(2)
     torch.manual_seed(0)
     x = torch.randn(11, 96)
@@ -134,7 +134,7 @@ def test_a_row_gives_the_same_in_company(library: Any) -> None:
         assert torch.equal(together, alone)
 
 
-def test_what_is_no_number_gives_none(library: Any) -> None:
+def test_what_is_no_number_gives_none(library):
     weight, scale = rounding.pack_int8(torch.ones(16, 4, dtype=torch.int8)), torch.ones(16)
     layer = native.LinearStruct(native.INT8, 4, 16, at(weight), at(scale), None)
     for wrong in (torch.nan, torch.inf, -torch.inf):
@@ -145,7 +145,7 @@ def test_what_is_no_number_gives_none(library: Any) -> None:
     assert (product(library, layer, torch.zeros(1, 4)) == 0).all()
 
 
-def test_norms_and_activations(library: Any) -> None:
+def test_norms_and_activations(library):
     draw = random.Random(0)
     for n in range(SHAPES):
         torch.manual_seed(n)
@@ -170,7 +170,7 @@ def test_norms_and_activations(library: Any) -> None:
             assert torch.allclose(y, expected, atol=2e-6, rtol=2e-6)
 
 
-def test_attention(library: Any) -> None:
+def test_attention(library):
     draw = random.Random(1)
     for n in range(SHAPES):
         torch.manual_seed(n)
@@ -210,14 +210,14 @@ def test_attention(library: Any) -> None:
             assert torch.allclose(mixed[r].double(), expected, atol=1e-5)
 
 
-def test_the_exponential_is_exact_enough(library: Any) -> None:
+def test_the_exponential_is_exact_enough(library):
     x = torch.linspace(-80, 80, 20001)
     y = torch.empty_like(x)
     library.apply_activation(3, at(x), at(y), 1, len(y), 0)
     assert math.isclose(float((y - F.silu(x)).abs().max()), 0, abs_tol=1e-5)
 
 
-def test_the_instructions_are_those_that_the_system_lists() -> None:
+def test_the_instructions_are_those_that_the_system_lists():
     listed = Path("/proc/cpuinfo")
     if not listed.is_file() or len(native.levels_here()) < 2 or not levels():
         pytest.skip("there is no list of a processor's instructions here, or no compiler")
@@ -244,7 +244,7 @@ def check_kernels(folder: Path, compiler: list[str], run: list[str], *options: s
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_arm(tmp_path: Path) -> None:
+def test_arm(tmp_path):
     compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
     if compiler is None or emulator is None:
         pytest.skip("there is no compiler for ARM here, or no emulator")
@@ -252,5 +252,5 @@ def test_arm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", levels()[-1:])
-def test_no_kernel_reads_or_writes_elsewhere(level: str, tmp_path: Path) -> None:
+def test_no_kernel_reads_or_writes_elsewhere(level, tmp_path):
     check_kernels(tmp_path, native.compiler(), [], *SANITIZERS, *native.LEVELS[level])

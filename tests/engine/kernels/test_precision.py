@@ -6,11 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from random_models import MakeGPT2, logits_of
+from random_models import logits_of
 from torch.nn import functional as F
 
 from chatapp.engine.backends import local
@@ -55,7 +54,7 @@ def kept_files(home: Path, kind: str = "int8") -> list[Path]:
 @pytest.mark.parametrize("shape", [(33, 7), (96, 32), (768, 3072)])
 @pytest.mark.parametrize("rows", [1, 2, 5, 70])
 @pytest.mark.usefixtures("bits")
-def test_an_int8_layer_is_near_the_float32_one(shape: tuple[int, int], rows: int) -> None:
+def test_an_int8_layer_is_near_the_float32_one(shape, rows):
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(shape, generator=generator)
     weight[2] *= 100  # one scale for all rows would round the others away
@@ -76,9 +75,7 @@ def test_an_int8_layer_is_near_the_float32_one(shape: tuple[int, int], rows: int
 
 
 @pytest.mark.parametrize("shape", [(96, 576), (4096, 4160)])
-def test_a_few_large_activations_leave_the_others_what_they_are(
-    bits: int, shape: tuple[int, int]
-) -> None:
+def test_a_few_large_activations_leave_the_others_what_they_are(bits, shape):
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(shape, generator=generator)
     x = torch.randn(6, shape[1], generator=generator)
@@ -95,13 +92,13 @@ def test_a_few_large_activations_leave_the_others_what_they_are(
 
 @pytest.mark.usefixtures("bits")
 @pytest.mark.parametrize("rows", [1, 16])
-def test_the_largest_weights_sum_without_overflow(rows: int) -> None:
+def test_the_largest_weights_sum_without_overflow(rows):
     layer = Int8Linear(*quantise(torch.ones(16, 4096)))
     assert torch.allclose(layer(torch.ones(rows, 4096)), torch.tensor(4096.0))
     assert torch.allclose(layer(-torch.ones(rows, 4096)), torch.tensor(-4096.0))
 
 
-def test_a_cpu_whose_products_overflow_in_eight_bits() -> None:
+def test_a_cpu_whose_products_overflow_in_eight_bits():
     program = """
 import torch
 from chatapp.engine.kernels.rounding import quantise
@@ -119,7 +116,7 @@ for rows in (1, 16):
 
 
 @pytest.mark.usefixtures("bits")
-def test_rows_of_zeros_and_of_no_numbers() -> None:
+def test_rows_of_zeros_and_of_no_numbers():
     weight = torch.ones(4, 16)
     weight[1] = 0
     weight[2, 3] = torch.nan
@@ -131,7 +128,7 @@ def test_rows_of_zeros_and_of_no_numbers() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 70])
-def test_an_int4_layer(rows: int) -> None:
+def test_an_int4_layer(rows):
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(48, 96, generator=generator)
     bias, x = torch.randn(48, generator=generator), torch.randn(rows, 96, generator=generator)
@@ -144,7 +141,7 @@ def test_an_int4_layer(rows: int) -> None:
     assert float(error.max()) < 0.05
 
 
-def test_weights_that_were_four_bits_before_are_rounded_no_further() -> None:
+def test_weights_that_were_four_bits_before_are_rounded_no_further():
     generator = torch.Generator().manual_seed(1)
     groups = torch.randint(0, 16, (32, 4, GROUP), generator=generator).float()
     groups[..., 0], groups[..., -1] = 0, 15  # Q4_1: the least and the largest of each group
@@ -156,7 +153,7 @@ def test_weights_that_were_four_bits_before_are_rounded_no_further() -> None:
     assert float((found - weight).abs().max()) < 0.1 * step
 
 
-def test_a_row_of_no_numbers_stays_one_in_int4() -> None:
+def test_a_row_of_no_numbers_stays_one_in_int4():
     weight = torch.ones(16, 32)
     weight[3, 4] = torch.nan
     y = Int4Linear(*quantise_int4(weight))(torch.ones(1, 32))[0]
@@ -164,7 +161,7 @@ def test_a_row_of_no_numbers_stays_one_in_int4() -> None:
     assert y[2] == 32
 
 
-def test_a_bfloat16_layer() -> None:
+def test_a_bfloat16_layer():
     weight, bias, x = torch.randn(40, 64), torch.randn(40), torch.randn(3, 64)
     y = BFloat16Linear(weight.bfloat16(), bias)(x)
     assert y.dtype == torch.float32
@@ -173,7 +170,7 @@ def test_a_bfloat16_layer() -> None:
 
 @pytest.mark.parametrize(("kind", "bound"), [("int8", 0.02), ("int4", 0.05), ("bfloat16", 0.02)])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_whole_model(make_gpt2: MakeGPT2, kind: str, bound: float, tied: bool) -> None:
+def test_a_whole_model(make_gpt2, kind, bound, tied):
     folder, theirs = make_gpt2(tie_word_embeddings=tied, n_embd=64)
     wanted = logits_of(theirs, IDS).log_softmax(-1)
     found = (
@@ -184,7 +181,7 @@ def test_a_whole_model(make_gpt2: MakeGPT2, kind: str, bound: float, tied: bool)
     assert float((wanted.exp() * (wanted - found)).sum(-1).mean()) < bound  # nats
 
 
-def test_int8_keeps_what_the_bundled_model_knows() -> None:
+def test_int8_keeps_what_the_bundled_model_knows():
     exact, rounded = (load_model(BUNDLED, precision=p) for p in ("float32", "int8"))
     card = (model_folder(BUNDLED) / "README.md").read_text(encoding="utf-8")
     ids = exact.tokenizer.encode(card)[:900]
@@ -201,18 +198,14 @@ def test_int8_keeps_what_the_bundled_model_knows() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_the_second_time_the_weights_come_from_the_file(
-    gpt2: tuple[Path, Any], home: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_the_second_time_the_weights_come_from_the_file(gpt2, home, monkeypatch, kind):
     first = load_decoder(ModelFiles.read(gpt2[0]), precision=kind).forward(IDS)
     assert len(kept_files(home, kind)) == 2
     monkeypatch.setattr(local, "quantised", lambda *_: pytest.fail("rounded again"))
     assert torch.equal(load_decoder(ModelFiles.read(gpt2[0]), precision=kind).forward(IDS), first)
 
 
-def test_int4_on_another_kind_of_cpu_is_rounded_again(
-    make_gpt2: MakeGPT2, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int4_on_another_kind_of_cpu_is_rounded_again(make_gpt2, monkeypatch):
     folder, _ = make_gpt2(n_embd=64)
     wanted = load_decoder(ModelFiles.read(folder), precision="int4").forward(IDS)
     monkeypatch.setattr(local, "layout", lambda precision: "another")
@@ -223,7 +216,7 @@ def test_int4_on_another_kind_of_cpu_is_rounded_again(
     assert again == ["int4"]
 
 
-def test_a_model_that_changed_is_rounded_again(make_gpt2: MakeGPT2, home: Path) -> None:
+def test_a_model_that_changed_is_rounded_again(make_gpt2, home):
     folder, _ = make_gpt2(seed=1)
     other, _ = make_gpt2(seed=2)
     load_decoder(ModelFiles.read(folder), precision="int8")
@@ -235,7 +228,7 @@ def test_a_model_that_changed_is_rounded_again(make_gpt2: MakeGPT2, home: Path) 
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", bytes(1000)])
-def test_a_broken_file_is_made_again(gpt2: tuple[Path, Any], home: Path, content: bytes) -> None:
+def test_a_broken_file_is_made_again(gpt2, home, content):
     wanted = load_decoder(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS)
     files = kept_files(home)
     for file in files:
@@ -249,12 +242,12 @@ def test_a_broken_file_is_made_again(gpt2: tuple[Path, Any], home: Path, content
         assert file.read_bytes() == whole
 
 
-def test_without_a_place_for_the_file(gpt2: tuple[Path, Any], home: Path) -> None:
+def test_without_a_place_for_the_file(gpt2, home):
     home.write_text("a file where the folder should be")
     assert load_decoder(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS).isfinite().all()
 
 
-def test_which_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_precision_is_taken(monkeypatch):
     for named in ("float32", "bfloat16", "int8", "int4"):
         assert precision_for(named, 10, CPU) == precision_for(named, 10**9, CPU) == named
     none = native.Kernels(None, "", "there is no C compiler")
@@ -275,7 +268,7 @@ def test_which_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert precision_for("auto", 6_100_000_000, CPU) == "int4"
 
 
-def test_a_reply_in_int8(gpt2: tuple[Path, Any]) -> None:
+def test_a_reply_in_int8(gpt2):
     model = load_model(str(gpt2[0]), precision="int8")
     sampling = Sampling(temperature=1.0, seed=5, max_tokens=12)
     first = list(model.generate(Request(IDS[:9], sampling)))
@@ -285,7 +278,7 @@ def test_a_reply_in_int8(gpt2: tuple[Path, Any]) -> None:
     assert len(row) == 4
 
 
-def test_what_transformers_computes_is_float32(tmp_path: Path) -> None:
+def test_what_transformers_computes_is_float32(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "opt"}')
     with pytest.raises(ModelError, match=r"only gpt2, .*llama.* in int8; choose float32"):
         load_model(str(tmp_path), precision="int8")

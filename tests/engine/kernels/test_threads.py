@@ -36,14 +36,14 @@ os._exit(0)
 """
 
 
-def test_threads_wait_briefly() -> None:
+def test_threads_wait_briefly():
     environment = {"OMP_NUM_THREADS": "2"}
     wait_briefly(environment)
     assert environment == {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": str(SPINS)}
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
-def test_what_the_user_has_chosen_is_left(name: str) -> None:
+def test_what_the_user_has_chosen_is_left(name):
     environment = {name: "as the user likes it"}
     wait_briefly(environment)
     assert environment == {name: "as the user likes it"}
@@ -70,9 +70,7 @@ def started(command: tuple[str, ...], path: list[Path], **changes: str) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_environment_is_set_when_torch_is_imported(
-    command: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_the_environment_is_set_when_torch_is_imported(command, tmp_path):
     (tmp_path / "torch.py").write_text(TORCH)
     home = str(tmp_path / "home")
     assert started(command, [tmp_path], CHATAPP_HOME=home).strip() == str(SPINS)
@@ -81,7 +79,7 @@ def test_the_environment_is_set_when_torch_is_imported(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="libgomp is what torch brings on Linux")
-def test_libgomp_reads_it() -> None:
+def test_libgomp_reads_it():
     """It prints, when it is loaded, what it goes by."""
     script = (
         "import os; from chatapp.engine.kernels.machine import wait_briefly; "
@@ -108,9 +106,7 @@ def test_libgomp_reads_it() -> None:
         (2, 16, 14.0, 2),  # bound to two cores, and the others are busy
     ],
 )
-def test_at_most_one_thread_for_each_free_core(
-    most: int, cores: int, taken: float, expected: int
-) -> None:
+def test_at_most_one_thread_for_each_free_core(most, cores, taken, expected):
     assert thread_count(most, cores, taken) == expected
 
 
@@ -156,7 +152,7 @@ def used(lock: ComputeLock) -> int:
     return found
 
 
-def test_the_number_follows_what_other_programs_take(machine: Machine) -> None:
+def test_the_number_follows_what_other_programs_take(machine):
     lock = machine.lock()
     assert used(lock) == 8
     machine.passes(1, taken=3)
@@ -167,7 +163,7 @@ def test_the_number_follows_what_other_programs_take(machine: Machine) -> None:
     assert used(lock) == 8
 
 
-def test_the_machine_is_looked_at_now_and_then(machine: Machine) -> None:
+def test_the_machine_is_looked_at_now_and_then(machine):
     lock = machine.lock()
     machine.passes(1, taken=3)
     assert used(lock) == 5
@@ -176,9 +172,7 @@ def test_the_machine_is_looked_at_now_and_then(machine: Machine) -> None:
     assert machine.looks == 2
 
 
-def test_a_token_is_computed_and_drawn_on_the_same_threads(
-    machine: Machine, local: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_is_computed_and_drawn_on_the_same_threads(machine, local, monkeypatch):
     local.lock = machine.lock()
     machine.passes(1, taken=3)
     found = []
@@ -197,7 +191,7 @@ def test_a_token_is_computed_and_drawn_on_the_same_threads(
     assert found == [5, 5, 5, 5]
 
 
-def test_a_computation_that_fails_gives_threads_and_lock_back(machine: Machine) -> None:
+def test_a_computation_that_fails_gives_threads_and_lock_back(machine):
     lock = machine.lock()
     machine.passes(1, taken=3)
     with pytest.raises(RuntimeError), lock:
@@ -206,20 +200,20 @@ def test_a_computation_that_fails_gives_threads_and_lock_back(machine: Machine) 
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_a_number_that_the_user_has_chosen_stays(name: str, machine: Machine) -> None:
+def test_a_number_that_the_user_has_chosen_stays(name, machine):
     lock = machine.lock(**{name: "8"})
     machine.passes(1, taken=3)
     assert used(lock) == 8
 
 
-def test_without_a_count_of_the_cores_seconds_all_threads_compute(machine: Machine) -> None:
+def test_without_a_count_of_the_cores_seconds_all_threads_compute(machine):
     machine.seconds = None
     lock = machine.lock()
     machine.passes(1, taken=3)
     assert used(lock) == 8
 
 
-def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_proc(monkeypatch):
     def missing(*_: object, **__: object) -> None:
         raise FileNotFoundError
 
@@ -227,9 +221,7 @@ def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds_of_others() is None
 
 
-def test_what_this_process_computes_and_what_is_idle_is_not_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_this_process_computes_and_what_is_idle_is_not_counted(monkeypatch):
     # Two cores in ticks: user, nice, system, idle, waiting for disks, interrupts, stolen, guests.
     text = "cpu  1000 200 300 90000 4000 50 60 700 80 9\ncpu0 1 2 3\n"
     monkeypatch.setattr(machine_module, "open", lambda *_, **__: io.StringIO(text), raising=False)
@@ -239,7 +231,7 @@ def test_what_this_process_computes_and_what_is_idle_is_not_counted(
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system has no /proc/stat")
-def test_what_another_process_computes_is_counted() -> None:
+def test_what_another_process_computes_is_counted():
     before = seconds_of_others()
     other = "import time\nwhile time.process_time() < 0.5: pass"
     subprocess.run([sys.executable, "-c", other], check=True)

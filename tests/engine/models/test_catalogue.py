@@ -46,9 +46,7 @@ def listed() -> dict[str, ListedModel]:
     return {model.name: model for model in on_this_machine("float32", "cpu")}
 
 
-def test_causal_models_of_every_family_in_the_hubs_cache(
-    gpt2: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_causal_models_of_every_family_in_the_hubs_cache(gpt2, tmp_path):
     hub = tmp_path / "hub"
     llama = cached(
         hub, "org/llama", gpt2[0], model_type="llama", architectures=["LlamaForCausalLM"]
@@ -67,7 +65,7 @@ def test_causal_models_of_every_family_in_the_hubs_cache(
     assert " · own template · " in model.about
 
 
-def test_an_adapter_whose_base_is_not_here(tmp_path: Path) -> None:
+def test_an_adapter_whose_base_is_not_here(tmp_path):
     adapter = tmp_path / "runs" / "lora"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
@@ -75,7 +73,7 @@ def test_an_adapter_whose_base_is_not_here(tmp_path: Path) -> None:
     assert "the base model cannot be found: org/base: is not on this machine" in about
 
 
-def test_what_is_broken_does_not_break_the_list(gpt2: tuple[Path, Any], tmp_path: Path) -> None:
+def test_what_is_broken_does_not_break_the_list(gpt2, tmp_path):
     runs = tmp_path / "runs"
     shutil.copytree(gpt2[0], runs / "whole")
     for name in ("config", "weights", "template"):
@@ -94,7 +92,7 @@ def test_what_is_broken_does_not_break_the_list(gpt2: tuple[Path, Any], tmp_path
         assert model.bytes
 
 
-def test_what_can_be_brought(gpt2: tuple[Path, Any], tmp_path: Path) -> None:
+def test_what_can_be_brought(gpt2, tmp_path):
     names = [model.name for model in to_get()]
     assert names[0] == "smollm2"
     assert "gpt2" in names

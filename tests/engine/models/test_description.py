@@ -35,7 +35,7 @@ def usual(family: str) -> dict[str, Any]:
     return values
 
 
-def test_no_architecture_breaks_off_or_has_a_size_of_nothing(tmp_path: Path) -> None:
+def test_no_architecture_breaks_off_or_has_a_size_of_nothing(tmp_path):
     known, refused, families = 0, 0, [*transformers.CONFIG_MAPPING.keys()]
     for family in families:
         try:
@@ -66,20 +66,13 @@ def test_no_architecture_breaks_off_or_has_a_size_of_nothing(tmp_path: Path) -> 
         ("clip_vision_model", 12, 12, 768, None),
     ],
 )
-def test_sizes(
-    tmp_path: Path,
-    family: str,
-    layers: int | None,
-    heads: int | None,
-    width: int | None,
-    vocabulary: int | None,
-) -> None:
+def test_sizes(tmp_path, family, layers, heads, width, vocabulary):
     info = described(tmp_path, usual(family))
     found = (info.layers, info.heads, info.hidden_size, info.vocabulary)
     assert found == (layers, heads, width, vocabulary)
 
 
-def test_blocks_that_are_unlike_cache_what_each_of_them_does(tmp_path: Path) -> None:
+def test_blocks_that_are_unlike_cache_what_each_of_them_does(tmp_path):
     values = usual("gemma4_text")
     config = transformers.CONFIG_MAPPING["gemma4_text"]()
     head_sizes = [block.head_dim for block in config.per_layer_config]

@@ -129,7 +129,7 @@ def refusal(name: str = "org/tiny") -> str:
     return str(error.value)
 
 
-def test_a_model_of_the_hub(hub: Hub) -> None:
+def test_a_model_of_the_hub(hub):
     hub.files |= {
         "pytorch_model.bin": b"pickled",
         "modeling_tiny.py": b"code",
@@ -156,7 +156,7 @@ def test_a_model_of_the_hub(hub: Hub) -> None:
     assert get() == (model, ["org/tiny is already on this machine"])
 
 
-def test_removing_it_leaves_nothing(hub: Hub) -> None:
+def test_removing_it_leaves_nothing(hub):
     model, _ = get()
     assert remove("org/tiny") == model.bytes
     assert not hub.repository.exists()
@@ -165,7 +165,7 @@ def test_removing_it_leaves_nothing(hub: Hub) -> None:
         remove("org/tiny")
 
 
-def test_what_others_brought_is_never_removed(hub: Hub) -> None:
+def test_what_others_brought_is_never_removed(hub):
     hub.put("config.json")
     hub.put("README.md")
     get()
@@ -177,7 +177,7 @@ def test_what_others_brought_is_never_removed(hub: Hub) -> None:
     assert (other / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_a_model_that_was_here_is_not_on_record(hub: Hub) -> None:
+def test_a_model_that_was_here_is_not_on_record(hub):
     for file in hub.files:
         hub.put(file)
     _, said = get()
@@ -187,7 +187,7 @@ def test_a_model_that_was_here_is_not_on_record(hub: Hub) -> None:
     assert (hub.snapshot / "model.safetensors").is_file()
 
 
-def test_a_file_put_in_the_place_of_one_that_was_brought_stays(hub: Hub, tmp_path: Path) -> None:
+def test_a_file_put_in_the_place_of_one_that_was_brought_stays(hub, tmp_path):
     get()
     mine = tmp_path / "mine"
     mine.write_bytes(b"work of a week")
@@ -200,14 +200,14 @@ def test_a_file_put_in_the_place_of_one_that_was_brought_stays(hub: Hub, tmp_pat
     assert mine.read_bytes() == b"weights"
 
 
-def test_a_connection_that_breaks_off(hub: Hub) -> None:
+def test_a_connection_that_breaks_off(hub):
     hub.failures = [ConnectError("gone"), errors.XetDownloadError("gone")]
     model, said = get()
     assert model.is_whole
     assert said[1:] == ["org/tiny: the connection broke off (gone); trying again"] * 2
 
 
-def test_a_connection_that_breaks_off_for_good(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_breaks_off_for_good(hub, monkeypatch):
     hub.failures = [ConnectError("gone")] * 2
     monkeypatch.setattr(fetching, "_WAITS", ())
     assert "`models get org/tiny` fetches what is missing" in refusal()
@@ -230,9 +230,7 @@ def test_a_connection_that_breaks_off_for_good(hub: Hub, monkeypatch: pytest.Mon
     assert not hub.repository.exists()
 
 
-def test_a_newer_version_takes_the_place_of_a_part_of_an_older_one(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_version_takes_the_place_of_a_part_of_an_older_one(hub, monkeypatch):
     hub.failures = [ConnectError("gone")]
     monkeypatch.setattr(fetching, "_WAITS", ())
     refusal()
@@ -244,16 +242,14 @@ def test_a_newer_version_takes_the_place_of_a_part_of_an_older_one(
     assert not hub.repository.exists()
 
 
-def test_a_failure_that_brought_nothing_is_not_on_record(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_that_brought_nothing_is_not_on_record(hub, monkeypatch):
     monkeypatch.setattr(hub, "put", lambda file: None)
     hub.failures = [OSError(errno.ENOSPC, "No space left on device")]
     assert "the disk is full" in refusal()
     assert fetched_models() == []
 
 
-def test_what_ends_the_progress_ends_the_download(hub: Hub) -> None:
+def test_what_ends_the_progress_ends_the_download(hub):
     interrupted = threading.Event()
 
     def progress(done: int, of: int) -> None:
@@ -289,7 +285,7 @@ def answer(status: int, kind: Callable[..., BaseException]) -> BaseException:
         (ValueError("\x1b[31modd"), "cannot be fetched: ␛[31modd"),
     ],
 )
-def test_what_the_hub_refuses(hub: Hub, error: BaseException, words: str) -> None:
+def test_what_the_hub_refuses(hub, error, words):
     hub.refusal = error
     assert words in refusal()
     dry_run = errors.DryRunError("cannot be performed")
@@ -299,13 +295,13 @@ def test_what_the_hub_refuses(hub: Hub, error: BaseException, words: str) -> Non
     assert fetched_models() == []
 
 
-def test_pickled_weights_alone_are_no_model(hub: Hub) -> None:
+def test_pickled_weights_alone_are_no_model(hub):
     hub.files["pytorch_model.bin"] = hub.files.pop("model.safetensors")
     assert "no safetensors weights" in refusal()
     assert not hub.repository.exists()
 
 
-def test_a_disk_without_room(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_disk_without_room(hub, monkeypatch, tmp_path):
     hub.files["model.safetensors"] = bytes(2_000_000)
     monkeypatch.setattr(
         fetching.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_900_000)
@@ -322,19 +318,19 @@ def test_a_disk_without_room(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path
         ({"license": "other"}, "licence other"),
     ],
 )
-def test_the_licence(hub: Hub, card: dict[str, Any] | None, licence: str) -> None:
+def test_the_licence(hub, card, licence):
     hub.card = card
     _, (said,) = get()
     assert licence in said
 
 
-def test_a_name_that_is_not_in_the_catalogue(hub: Hub) -> None:
+def test_a_name_that_is_not_in_the_catalogue(hub):
     assert refusal("smolm2").endswith("did you mean 'smollm2'?")
     assert "no model ''" in refusal("")
     assert hub.asked == []
 
 
-def test_one_process_at_a_time() -> None:
+def test_one_process_at_a_time():
     with fetching.only_one():
         assert "another `models get`" in refusal()
 
@@ -350,14 +346,14 @@ def test_one_process_at_a_time() -> None:
         '{"m": {"source": "hub", "folder": "/home/me/x", "files": {}, "licence": ""}}',
     ],
 )
-def test_a_record_that_is_broken(hub: Hub, text: str) -> None:
+def test_a_record_that_is_broken(hub, text):
     fetched_path().parent.mkdir(parents=True)
     fetched_path().write_text(text)
     assert str(fetched_path()) in refusal()
     assert fetched_path().read_text() == text
 
 
-def test_the_catalogue() -> None:
+def test_the_catalogue():
     models = known_models()
     assert {"gpt2", "gpt2-xl", "distilgpt2", "smollm2", "qwen3-0.6b", "pythia-160m"} <= set(models)
     for model in models.values():
@@ -373,7 +369,7 @@ def test_the_catalogue() -> None:
     assert len(package.sha256) == 64
 
 
-def test_a_short_name_is_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_short_name_is_a_model(monkeypatch, tmp_path):
     cached = {"HuggingFaceTB/SmolLM2-135M-Instruct"}
 
     def download(name: str, *, local_files_only: bool = False, **options: Any) -> str:
@@ -397,9 +393,7 @@ def test_a_short_name_is_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert model_folder("./smollm2").resolve() == tmp_path / "smollm2"
 
 
-def test_a_model_named_to_be_loaded_whose_licence_is_not_accepted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_named_to_be_loaded_whose_licence_is_not_accepted(monkeypatch):
     def download(name: str, *, local_files_only: bool = False, **options: Any) -> str:
         if local_files_only:
             raise errors.LocalEntryNotFoundError("not here")
@@ -410,7 +404,7 @@ def test_a_model_named_to_be_loaded_whose_licence_is_not_accepted(
         model_folder("org/tiny")
 
 
-def test_a_model_that_is_here_needs_no_network(hub: Hub) -> None:
+def test_a_model_that_is_here_needs_no_network(hub):
     for file in hub.files:
         hub.put(file)
     hub.refusal = ConnectError("no network")
@@ -420,7 +414,7 @@ def test_a_model_that_is_here_needs_no_network(hub: Hub) -> None:
     assert fetched_models() == []
 
 
-def test_a_link_in_the_place_of_the_folder(tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_the_folder(tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "m.gguf").write_bytes(b"1234")

@@ -56,7 +56,7 @@ def change(file: Path, **values: Any) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_no_regular_file_is_not_opened(name: str, kind: str, folder: Path) -> None:
+def test_what_is_no_regular_file_is_not_opened(name, kind, folder):
     (folder / name).unlink()
     os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
     with pytest.raises(ModelError, match=f"{name}: is not a regular file"):
@@ -64,14 +64,14 @@ def test_what_is_no_regular_file_is_not_opened(name: str, kind: str, folder: Pat
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_a_gguf_file_that_is_a_pipe_is_not_opened(tmp_path: Path) -> None:
+def test_a_gguf_file_that_is_a_pipe_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "a.gguf")
     with pytest.raises(ModelError, match=r"a.gguf: is not a regular file"):
         load_model(str(tmp_path / "a.gguf"))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_files_of_gigabytes_are_refused(name: str, folder: Path) -> None:
+def test_files_of_gigabytes_are_refused(name, folder):
     (folder / name).touch()
     os.truncate(folder / name, 2**33)
     with pytest.raises(ModelError, match=f"{name}: has 8,589,934,592 bytes; expected at most"):
@@ -79,7 +79,7 @@ def test_files_of_gigabytes_are_refused(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["n_layer", "n_embd", "n_positions", "vocab_size", "n_head"])
-def test_sizes_are_compared_before_they_are_allocated(key: str, folder: Path) -> None:
+def test_sizes_are_compared_before_they_are_allocated(key, folder):
     change(folder / "config.json", **{key: 10**9})
     with pytest.raises(ModelError, match=r"n_layer is|has the shape|n_head|takes about"):
         load_model(str(folder))
@@ -88,13 +88,13 @@ def test_sizes_are_compared_before_they_are_allocated(key: str, folder: Path) ->
 @pytest.mark.parametrize(
     "key", ["num_hidden_layers", "hidden_size", "max_position_embeddings", "vocab_size", "ffn_dim"]
 )
-def test_sizes_are_compared_before_transformers_allocates_them(key: str, opt: Path) -> None:
+def test_sizes_are_compared_before_transformers_allocates_them(key, opt):
     change(opt / "config.json", **{key: 10**9})
     with pytest.raises(ModelError, match=r"expected at most|do not belong|takes about"):
         load_model(str(opt))
 
 
-def test_an_empty_vocabulary_is_a_sentence(folder: Path, opt: Path) -> None:
+def test_an_empty_vocabulary_is_a_sentence(folder, opt):
     for place in (folder, opt):
         empty = {"type": "BPE", "vocab": {}, "merges": []}
         change(place / "tokenizer.json", model=empty, added_tokens=[])
@@ -102,7 +102,7 @@ def test_an_empty_vocabulary_is_a_sentence(folder: Path, opt: Path) -> None:
             load_model(str(place))
 
 
-def test_a_panic_of_rust_is_a_sentence_and_an_interrupt_is_none() -> None:
+def test_a_panic_of_rust_is_a_sentence_and_an_interrupt_is_none():
     class PanicException(BaseException):
         """As pyo3's, which is no Exception."""
 
@@ -114,7 +114,7 @@ def test_a_panic_of_rust_is_a_sentence_and_an_interrupt_is_none() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(value: float, folder: Path, opt: Path) -> None:
+def test_weights_that_are_no_numbers_are_refused(value, folder, opt):
     for place in (folder, opt):
         weights = load_file(place / "model.safetensors")
         name = next(name for name in weights if "ln_f" in name or "final_layer_norm" in name)
@@ -124,7 +124,7 @@ def test_weights_that_are_no_numbers_are_refused(value: float, folder: Path, opt
             load_model(str(place))
 
 
-def test_an_adapter_whose_tensors_do_not_fit_is_refused(adapter: Path) -> None:
+def test_an_adapter_whose_tensors_do_not_fit_is_refused(adapter):
     file = adapter / "adapter_model.safetensors"
     weights = load_file(file)
     odd = {name.replace("c_attn", "c_nothing"): tensor for name, tensor in weights.items()}
@@ -150,13 +150,13 @@ def seeds(folder: Path, opt: Path, adapter: Path, tmp_path: Path) -> list[Path]:
 FINE = {"loaded True", "a sentence"}
 
 
-def test_hostile_models_are_loaded_or_refused(seeds: list[Path], tmp_path: Path) -> None:
+def test_hostile_models_are_loaded_or_refused(seeds, tmp_path):
     (tmp_path / "hostile").mkdir()
     models = hostile_models(seeds, tmp_path / "hostile", seed=7)
     assert {outcome for _ in range(12) for outcome in answer(str(next(models)))} == FINE
 
 
-def test_a_model_card_of_gigabytes_is_read_in_part(folder: Path) -> None:
+def test_a_model_card_of_gigabytes_is_read_in_part(folder):
     (folder / "README.md").write_text("---\nlicense: mit\n---\n")
     os.truncate(folder / "README.md", 2**36)
     assert describe(ModelFiles.read(folder)).licence == "mit"
@@ -164,7 +164,7 @@ def test_a_model_card_of_gigabytes_is_read_in_part(folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_a_thousand_hostile_models_are_loaded_or_refused(seeds: list[Path], tmp_path: Path) -> None:
+def test_a_thousand_hostile_models_are_loaded_or_refused(seeds, tmp_path):
     """Each in a limited process: none takes a minute, 12 GiB, or the process with it."""
     (tmp_path / "hostile").mkdir()
     models = hostile_models(seeds, tmp_path / "hostile", seed=2026)

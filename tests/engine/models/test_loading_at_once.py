@@ -1,7 +1,6 @@
 """Models that are loaded on several threads at once, as a chat's own and its reward model are."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import tiny
 
@@ -9,7 +8,7 @@ from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.models.resolving import find_model
 
 
-def test_models_are_whole_that_are_loaded_at_once(tmp_path: Path) -> None:
+def test_models_are_whole_that_are_loaded_at_once(tmp_path):
     files = find_model(str(tiny.write_tiny_gpt2(tmp_path / "model")))
     with ThreadPoolExecutor(4) as threads:
         models = [*threads.map(load_causal, [files] * 8)]

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from random_models import MakeGPT2
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
@@ -28,7 +27,7 @@ print(psutil.Process().memory_info().rss)
 """
 
 
-def test_the_formula_against_a_measurement(make_gpt2: MakeGPT2) -> None:
+def test_the_formula_against_a_measurement(make_gpt2):
     folder, _ = make_gpt2(n_layer=8, n_embd=768, n_head=12, n_positions=1024)
     measured = subprocess.run(
         [sys.executable, "-c", MEASURE, str(folder)],
@@ -42,7 +41,7 @@ def test_the_formula_against_a_measurement(make_gpt2: MakeGPT2) -> None:
     assert needed == pytest.approx(int(measured.stdout), rel=0.25)
 
 
-def test_the_formula(make_gpt2: MakeGPT2) -> None:
+def test_the_formula(make_gpt2):
     folder, _ = make_gpt2(n_layer=3, n_embd=48)
     sizes = read_sizes(ModelFiles.read(folder))
     assert sizes.cached_numbers == 2 * 3 * 48
@@ -62,9 +61,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, total: int, available: int) -> None
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
-def test_a_model_larger_than_the_machine_is_refused(
-    make_gpt2: MakeGPT2, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_larger_than_the_machine_is_refused(make_gpt2, monkeypatch):
     folder, _ = make_gpt2()
     machine(monkeypatch, 200_000_000, 200_000_000)
     monkeypatch.setattr(loading, "find_model", lambda name: ModelFiles.read(folder))
@@ -76,9 +73,7 @@ def test_a_model_larger_than_the_machine_is_refused(
     )
 
 
-def test_a_model_larger_than_what_is_free_is_told_of_and_loaded(
-    make_gpt2: MakeGPT2, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_larger_than_what_is_free_is_told_of_and_loaded(make_gpt2, monkeypatch):
     folder, _ = make_gpt2()
     machine(monkeypatch, 8_000_000_000, 100_000_000)
     said: list[str] = []

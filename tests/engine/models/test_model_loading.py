@@ -11,7 +11,6 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
-from random_models import MakeGPT2
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
@@ -48,7 +47,7 @@ def refusal(name: str) -> str:
     return message
 
 
-def test_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder(folder, monkeypatch):
     model = load_model(str(folder))
     assert isinstance(model, LocalModel)
     assert (model.name, model.files) == (str(folder), ModelFiles.read(folder))
@@ -56,9 +55,7 @@ def test_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["kept", "smollm2", "owner/cached"])
-def test_a_folder_here_hides_no_known_model(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_folder_here_hides_no_known_model(folder, tmp_path, monkeypatch, name):
     """Not one that the user keeps, nor a short name, nor an id in the hub's cache."""
     monkeypatch.setattr(resolving, "models_dir", lambda: tmp_path / "models")
     shutil.copytree(folder, tmp_path / "models" / "kept")
@@ -78,16 +75,14 @@ def test_a_folder_here_hides_no_known_model(
     assert len(notes) == 1
 
 
-def test_a_run_with_the_name_of_a_known_model_is_listed_by_its_path(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_run_with_the_name_of_a_known_model_is_listed_by_its_path(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "smollm2")
     note_model(tmp_path / "smollm2")
     assert "./smollm2" in local_models()
     assert "smollm2" not in local_models()
 
 
-def test_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bundled_model(folder, monkeypatch):
     monkeypatch.setattr(resolving, "BUNDLED_FOLDER", folder)
     assert load_model("bundled").name == "bundled"
     assert local_models() == ["bundled"]
@@ -96,7 +91,7 @@ def test_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert local_models() == []
 
 
-def test_an_unknown_precision(folder: Path) -> None:
+def test_an_unknown_precision(folder):
     with pytest.raises(ModelError, match="float32"):
         load_model(str(folder), precision="int3")
 
@@ -118,7 +113,7 @@ def test_an_unknown_precision(folder: Path) -> None:
         ("\x1b[31m", "folder"),
     ],
 )
-def test_names_that_lead_nowhere(name: str, words: str) -> None:
+def test_names_that_lead_nowhere(name, words):
     message = refusal(name)
     assert words in message
     assert "\x1b" not in message
@@ -132,9 +127,7 @@ def test_names_that_lead_nowhere(name: str, words: str) -> None:
         ("gtp2", "and there is no such folder; did you mean 'gpt2'?"),
     ],
 )
-def test_a_model_that_is_not_here_yet(
-    name: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_is_not_here_yet(name, words, monkeypatch):
     def fail(hub: str) -> Path:
         raise ModelError(f"{hub}: the hub cannot be reached")
 
@@ -245,14 +238,14 @@ def larger_tokenizer(folder: Path) -> str:
         larger_tokenizer,
     ],
 )
-def test_spoiled_folders(folder: Path, spoil: Any) -> None:
+def test_spoiled_folders(folder, spoil):
     words = spoil(folder)
     message = refusal(str(folder))
     assert words in message
     assert str(folder) in message or str(folder.parent) in message
 
 
-def test_special_tokens_beyond_the_model_do_no_harm(folder: Path) -> None:
+def test_special_tokens_beyond_the_model_do_no_harm(folder):
     data = json.loads((folder / "tokenizer.json").read_text())
     data["added_tokens"].append(data["added_tokens"][0] | {"id": 340, "content": "[PAD]"})
     (folder / "tokenizer.json").write_text(json.dumps(data))
@@ -261,7 +254,7 @@ def test_special_tokens_beyond_the_model_do_no_harm(folder: Path) -> None:
     assert max(model.tokenizer.encode("[PAD]")) < 340
 
 
-def test_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory(folder, monkeypatch):
     def load(*_: object, **__: object) -> None:
         raise RuntimeError("can't allocate memory\nframe 0 …")
 
@@ -269,11 +262,11 @@ def test_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert refusal(str(folder)).endswith("can't allocate memory")
 
 
-def test_a_file_is_no_folder(folder: Path) -> None:
+def test_a_file_is_no_folder(folder):
     assert "file" in refusal(str(folder / "config.json"))
 
 
-def test_models_on_this_machine(folder: Path, tmp_path: Path) -> None:
+def test_models_on_this_machine(folder, tmp_path):
     for place in ("runs/b", "runs/a", "home/data/models/mine"):
         shutil.copytree(folder, tmp_path / place)
     (tmp_path / "runs" / "notes").mkdir()
@@ -294,7 +287,7 @@ def test_models_on_this_machine(folder: Path, tmp_path: Path) -> None:
         assert load_model(name).name == name
 
 
-def test_a_hub_that_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_answers(folder, monkeypatch):
     calls = []
 
     def download(name: str, **options: Any) -> str:
@@ -308,7 +301,7 @@ def test_a_hub_that_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert not any(pattern.endswith((".bin", ".py")) for pattern in calls[1]["allow_patterns"])
 
 
-def test_description(make_gpt2: MakeGPT2) -> None:
+def test_description(make_gpt2):
     folder, reference = make_gpt2(n_layer=3, n_embd=48)
     (folder / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n\n# Tiny\n")
     (folder / "chatapp_template.json").write_text('{"name": "chat"}')
@@ -328,14 +321,14 @@ def test_description(make_gpt2: MakeGPT2) -> None:
     assert info.bytes > 4 * parameters
 
 
-def test_description_counts_shards_and_own_output_matrices(make_gpt2: MakeGPT2) -> None:
+def test_description_counts_shards_and_own_output_matrices(make_gpt2):
     folder, reference = make_gpt2(shard="30KB", tie_word_embeddings=False)
     info = describe(ModelFiles.read(folder))
     assert info.parameters == sum(parameter.numel() for parameter in reference.parameters())
     assert (info.licence, info.template) == ("", "")
 
 
-def test_the_chat_path_imports_nothing_heavy(folder: Path) -> None:
+def test_the_chat_path_imports_nothing_heavy(folder):
     code = f"""
 import sys
 from chatapp.engine.models.description import describe

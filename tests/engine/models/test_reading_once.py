@@ -65,16 +65,14 @@ def chat_with(name: str) -> None:
     read_sizes(model.files)
 
 
-def test_of_a_folder_each_file_is_read_once(folder: Path, opened: Opened) -> None:
+def test_of_a_folder_each_file_is_read_once(folder, opened):
     files = opened(lambda: chat_with(str(folder)))
     assert files["config.json"] == 1
     assert files["tokenizer_config.json"] == 1
     assert files["generation_config.json"] == 1
 
 
-def test_the_header_of_a_gguf_file_is_parsed_once(
-    folder: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_header_of_a_gguf_file_is_parsed_once(folder, opened, monkeypatch):
     path = folder.parent / "model.gguf"
     write_gguf(find_model(str(folder)), path, "f16", {}, lambda *_: None)
     parsed: list[Path] = []
@@ -90,9 +88,7 @@ def test_the_header_of_a_gguf_file_is_parsed_once(
     assert files["model.gguf"] == 1
 
 
-def test_an_adapter_s_base_is_looked_up_once(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_s_base_is_looked_up_once(folder, tmp_path, monkeypatch):
     import peft
     import transformers
 

@@ -17,7 +17,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_the_run_comes_after_its_last_step(run: Path) -> None:
+def test_the_run_comes_after_its_last_step(run):
     assert kept_steps(run) == [0, 4, 16]
     names = [str(run)]
     while (name := step_beside(names[0], -1)) is not None:
@@ -28,12 +28,12 @@ def test_the_run_comes_after_its_last_step(run: Path) -> None:
     assert step_beside(str(run), 1) is None
 
 
-def test_an_unfinished_run_ends_with_its_last_step(run: Path) -> None:
+def test_an_unfinished_run_ends_with_its_last_step(run):
     (run / "config.json").unlink()
     assert step_beside(str(run / "steps" / "16"), 1) is None
 
 
 @pytest.mark.parametrize("model", ["bundled", "owner/name", "", "steps/x", "http://host/v1"])
-def test_other_models_have_none_beside_them(model: str) -> None:
+def test_other_models_have_none_beside_them(model):
     assert step_of(model) is None
     assert step_beside(model, -1) is step_beside(model, 1) is None

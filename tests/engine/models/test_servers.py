@@ -30,7 +30,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("https://example.com/team/gpt", "https://example.com/team/gpt"),
     ],
 )
-def test_addresses_have_one_spelling(address: str, url: str) -> None:
+def test_addresses_have_one_spelling(address, url):
     assert server_url(address) == url
 
 
@@ -49,14 +49,14 @@ def test_addresses_have_one_spelling(address: str, url: str) -> None:
         ("http://\ud800/v1", "expected one like"),
     ],
 )
-def test_what_is_no_address(address: str, words: str) -> None:
+def test_what_is_no_address(address, words):
     with pytest.raises(ModelError, match="address") as error:
         server_url(address)
     assert words in str(error.value)
     assert "\x1b" not in str(error.value)
 
 
-def test_a_key_in_an_address_is_refused_and_not_repeated() -> None:
+def test_a_key_in_an_address_is_refused_and_not_repeated():
     with pytest.raises(ModelError, match="environment variable") as error:
         server_url("https://me:sesame@gpu7.example/v1")
     assert "sesame" not in str(error.value)
@@ -74,11 +74,11 @@ def test_a_key_in_an_address_is_refused_and_not_repeated() -> None:
         ("http://gpu7/v1", False),
     ],
 )
-def test_what_is_on_this_machine(url: str, is_here: bool) -> None:
+def test_what_is_on_this_machine(url, is_here):
     assert Server(url).is_here is is_here
 
 
-def test_names_and_addresses(names: Path) -> None:
+def test_names_and_addresses(names):
     assert server_of("gpt2-large") is None
     assert server_of("http://here") == Server("http://here/v1")
     assert server_of("http://here#a/b:c") == Server("http://here/v1", "a/b:c")
@@ -119,7 +119,7 @@ def test_names_and_addresses(names: Path) -> None:
         ('[a]\nurl = "http://x"\nkey = "sk-123"', "must name an environment variable"),
     ],
 )
-def test_a_file_of_names_that_cannot_be_used(names: Path, text: str, words: str) -> None:
+def test_a_file_of_names_that_cannot_be_used(names, text, words):
     names.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ModelError) as error:
         server_of("a")
@@ -130,7 +130,7 @@ def test_a_file_of_names_that_cannot_be_used(names: Path, text: str, words: str)
     assert "sk-123" not in message
 
 
-def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys(monkeypatch):
     server = Server("https://x/v1", key="CLUSTER_KEY")
     assert Server("https://x/v1").secret() == ""
     monkeypatch.delenv("CLUSTER_KEY", raising=False)
@@ -156,9 +156,7 @@ def _spellings(key: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("key", ["sk-se/same+open?~1234567890", "sesame-open", "a.b+c"])
-def test_a_key_is_masked_however_a_server_spells_it(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_masked_however_a_server_spells_it(key, monkeypatch):
     monkeypatch.setenv("CLUSTER_KEY", key)
     server = Server("https://x/v1", key="CLUSTER_KEY")
     for text in _spellings(key):

@@ -14,7 +14,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_models_are_remembered_while_they_are_there(tmp_path: Path) -> None:
+def test_models_are_remembered_while_they_are_there(tmp_path):
     (tmp_path / "two.gguf").touch()
     (tmp_path / "one").mkdir()
     note_model("one")
@@ -29,7 +29,7 @@ def test_models_are_remembered_while_they_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["oops", "3", "[3]", '{"a": 1}', "[[]]", "\x00"])
-def test_a_broken_record_is_begun_anew(tmp_path: Path, text: str) -> None:
+def test_a_broken_record_is_begun_anew(tmp_path, text):
     used_models_path().parent.mkdir(parents=True)
     used_models_path().write_text(text)
     assert used_models() == []
@@ -37,7 +37,7 @@ def test_a_broken_record_is_begun_anew(tmp_path: Path, text: str) -> None:
     assert used_models() == [tmp_path]
 
 
-def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_written(tmp_path):
     (tmp_path / "home").touch()
     note_model(tmp_path)
     assert used_models() == []

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,7 +35,7 @@ def streamed(tokenizer: BPETokenizer, ids: list[int]) -> list[str]:
 
 
 @given(text=st.text())
-def test_round_trip(tokenizer: BPETokenizer, text: str) -> None:
+def test_round_trip(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert "".join(streamed(tokenizer, ids)) == text
@@ -44,29 +43,27 @@ def test_round_trip(tokenizer: BPETokenizer, text: str) -> None:
 
 
 @given(text=st.text(max_size=20))
-def test_no_character_is_cut_in_two(tokenizer: BPETokenizer, text: str) -> None:
+def test_no_character_is_cut_in_two(tokenizer, text):
     parts = streamed(tokenizer, tokenizer.encode(text))
     assert sum(part.count("\ufffd") for part in parts) == text.count("\ufffd")
 
 
 @given(ids=st.lists(st.integers(0, 339), max_size=40))
-def test_streaming_any_ids_gives_what_decoding_gives(
-    tokenizer: BPETokenizer, ids: list[int]
-) -> None:
+def test_streaming_any_ids_gives_what_decoding_gives(tokenizer, ids):
     """Except for a character that is unfinished at the end, which is left out."""
     text = "".join(streamed(tokenizer, ids))
     assert tokenizer.decode(ids) in (text, f"{text}\ufffd")
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=[]) | st.just("\ud800")))
-def test_lone_surrogates_become_replacement_characters(tokenizer: BPETokenizer, text: str) -> None:
+def test_lone_surrogates_become_replacement_characters(tokenizer, text):
     decoded = tokenizer.decode(tokenizer.encode(text))
     # Two surrogates that belong together are one character.
     joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     assert [a if not "\ud800" <= a <= "\udfff" else "\ufffd" for a in joined] == list(decoded)
 
 
-def test_names_of_special_tokens_are_plain_text(tokenizer: BPETokenizer) -> None:
+def test_names_of_special_tokens_are_plain_text(tokenizer):
     ids = tokenizer.encode(f"a{END}b")
     assert 0 not in ids
     assert tokenizer.decode(ids) == f"a{END}b"
@@ -74,9 +71,7 @@ def test_names_of_special_tokens_are_plain_text(tokenizer: BPETokenizer) -> None
     assert tokenizer.piece(0) == END
 
 
-def test_an_end_token_that_the_file_calls_ordinary_is_special_all_the_same(
-    bpe: Tokenizer, tmp_path: Path
-) -> None:
+def test_an_end_token_that_the_file_calls_ordinary_is_special_all_the_same(bpe, tmp_path):
     data = json.loads(bpe.to_str())
     data["added_tokens"] = []
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
@@ -86,7 +81,7 @@ def test_an_end_token_that_the_file_calls_ordinary_is_special_all_the_same(
     assert tokenizer.decode([0]) == ""
 
 
-def test_added_words_keep_their_text(bpe: Tokenizer) -> None:
+def test_added_words_keep_their_text(bpe):
     copy = Tokenizer.from_str(bpe.to_str())
     copy.add_tokens(["naïve words"])
     tokenizer = BPETokenizer(copy, 0)
@@ -95,7 +90,7 @@ def test_added_words_keep_their_text(bpe: Tokenizer) -> None:
     assert tokenizer.decode([340]) == "naïve words"
 
 
-def test_pieces(tokenizer: BPETokenizer) -> None:
+def test_pieces(tokenizer):
     pieces = [tokenizer.piece(id) for id in tokenizer.encode(" the 😀")]
     assert pieces[0] == " the"
     numbers = " ".join(piece.strip("<>") for piece in pieces[2:])
@@ -114,9 +109,7 @@ def test_pieces(tokenizer: BPETokenizer) -> None:
         ("tokenizer_config.json", {"eos_token": "absent"}, END),
     ],
 )
-def test_where_the_end_of_text_token_is_named(
-    bpe: Tokenizer, tmp_path: Path, file: str, content: object, expected: str | int
-) -> None:
+def test_where_the_end_of_text_token_is_named(bpe, tmp_path, file, content, expected):
     bpe.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / file).write_text(json.dumps(content))
     id = bpe.token_to_id(expected) if isinstance(expected, str) else expected
@@ -124,9 +117,7 @@ def test_where_the_end_of_text_token_is_named(
 
 
 @pytest.mark.parametrize("names", [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")])
-def test_vocabulary_and_merges(
-    bpe: Tokenizer, tokenizer: BPETokenizer, tmp_path: Path, names: tuple[str, str]
-) -> None:
+def test_vocabulary_and_merges(bpe, tokenizer, tmp_path, names):
     for path, name in zip(bpe.model.save(str(tmp_path)), names, strict=True):
         shutil.move(path, tmp_path / name)
     loaded = load_tokenizer(TokenizerFiles.read(tmp_path))
@@ -135,7 +126,7 @@ def test_vocabulary_and_merges(
     assert loaded.end_id == 0
 
 
-def test_missing_and_broken_files(bpe: Tokenizer, tmp_path: Path) -> None:
+def test_missing_and_broken_files(bpe, tmp_path):
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         load_tokenizer(TokenizerFiles.read(tmp_path))
     (tmp_path / "vocab.json").write_text("{")
@@ -152,7 +143,7 @@ def test_missing_and_broken_files(bpe: Tokenizer, tmp_path: Path) -> None:
         load_tokenizer(TokenizerFiles.read(tmp_path))
 
 
-def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_without_an_end_is_refused(tmp_path):
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.decoder = decoders.ByteLevel()
@@ -170,7 +161,7 @@ def published() -> Path:
     return folder
 
 
-def test_parity_with_the_published_vocabulary(published: Path) -> None:
+def test_parity_with_the_published_vocabulary(published):
     tokenizer = load_tokenizer(TokenizerFiles.read(published))
     assert tokenizer.size == 50257
     assert tokenizer.end_id == 50256
@@ -184,7 +175,7 @@ def test_parity_with_the_published_vocabulary(published: Path) -> None:
         ) or ("\ufffd" in tokenizer.decode([vocabulary[token]]))
 
 
-def test_parity_with_transformers(published: Path, tmp_path: Path) -> None:
+def test_parity_with_transformers(published, tmp_path):
     from transformers import GPT2Tokenizer
 
     shutil.copyfile(published / "encoder.json", tmp_path / "vocab.json")
@@ -203,7 +194,7 @@ def test_parity_with_transformers(published: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("id", [-1, 340, 2**32, 2**63, 2**64])
-def test_ids_beyond_the_vocabulary_are_no_text(gpt2: tuple[Path, Any], id: int) -> None:
+def test_ids_beyond_the_vocabulary_are_no_text(gpt2, id):
     tokenizer = load_tokenizer(TokenizerFiles.read(gpt2[0]))
     ids = tokenizer.encode("Hello")
     assert tokenizer.decode([*ids, id]) == "Hello"
@@ -212,9 +203,7 @@ def test_ids_beyond_the_vocabulary_are_no_text(gpt2: tuple[Path, Any], id: int) 
 
 
 @pytest.mark.parametrize("id", [-1, 2**32, 2**63])
-def test_an_end_beyond_the_vocabulary_is_passed_over(
-    gpt2: tuple[Path, Any], tmp_path: Path, id: int
-) -> None:
+def test_an_end_beyond_the_vocabulary_is_passed_over(gpt2, tmp_path, id):
     shutil.copy(gpt2[0] / "tokenizer.json", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": id}))
     assert load_tokenizer(TokenizerFiles.read(tmp_path)).end_id == 0
@@ -231,9 +220,7 @@ def test_an_end_beyond_the_vocabulary_is_passed_over(
     ],
 )
 @pytest.mark.parametrize("asked", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
-def test_tokens_before_a_text_are_those_of_transformers(
-    bpe: Tokenizer, tmp_path: Path, kind: str, after: Any, asked: dict[str, bool]
-) -> None:
+def test_tokens_before_a_text_are_those_of_transformers(bpe, tmp_path, kind, after, asked):
     tokenizer = Tokenizer.from_str(bpe.to_str())
     tokenizer.add_special_tokens(["<s>"])
     if after is not None:
@@ -249,14 +236,14 @@ def test_tokens_before_a_text_are_those_of_transformers(
     assert (ours.size, ours.end_id, ours.special) == (theirs.size, theirs.end_id, theirs.special)
 
 
-def test_a_tokenizer_that_only_transformers_knows(bpe: Tokenizer, tmp_path: Path) -> None:
+def test_a_tokenizer_that_only_transformers_knows(bpe, tmp_path):
     bpe.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     with pytest.raises(NotByteLevel, match="transformers"):
         load_plain_tokenizer(TokenizerFiles.read(tmp_path))
 
 
-def test_a_panic_while_tokens_become_text_is_a_model_error(tokenizer: BPETokenizer) -> None:
+def test_a_panic_while_tokens_become_text_is_a_model_error(tokenizer):
     class PanicException(BaseException):
         """As Rust libraries raise it: no Exception."""
 

@@ -20,7 +20,7 @@ from finetune.bundled_model.tables import table
 WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
 
 
-def test_a_reply_that_failed_stands_in_the_chat_with_its_last_text_and_is_no_wrong_answer() -> None:
+def test_a_reply_that_failed_stands_in_the_chat_with_its_last_text_and_is_no_wrong_answer():
     class Fails(ScriptedModel):
         """Holds a word back, as before a stop string, and then breaks off."""
 
@@ -41,7 +41,7 @@ def test_a_reply_that_failed_stands_in_the_chat_with_its_last_text_and_is_no_wro
         report.story_rows(Fails([""]), 1)
 
 
-def test_every_part_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_is_measured_once(tmp_path, monkeypatch):
     shots = [(word, "ab"[number % 2]) for number, word in enumerate(WORDS[:8])]
     prompt = PromptFile(
         path=Path("letters"),
@@ -89,9 +89,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_shares_are_of_what_was_said_and_how_it_ended(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_are_of_what_was_said_and_how_it_ended(data, monkeypatch):
     monkeypatch.setattr(report, "MESSAGES", 70)
     unknown = set(chats.held_out_questions(150, 0))
 
@@ -116,7 +114,7 @@ class Judge(ScriptedModel):
         return [[-float(len(self.tokenizer.piece(id))) for id in ids] for _, ids in pairs]
 
 
-def test_a_judge_tells_how_likely_a_reply_is_where_its_own_would_stand() -> None:
+def test_a_judge_tells_how_likely_a_reply_is_where_its_own_would_stand():
     judge = Judge([])
     said = [
         report.Reply("Hi!", "So be", "stop"),
@@ -130,7 +128,7 @@ def test_a_judge_tells_how_likely_a_reply_is_where_its_own_would_stand() -> None
     ]
 
 
-def test_a_last_look_measures_everything(tmp_path: Path) -> None:
+def test_a_last_look_measures_everything(tmp_path):
     figures, sample = last_look.evaluate(ScriptedModel(lambda prompt: " I don't know."), tmp_path)
     assert figures["declines_unknown"] == 1.0
     assert figures["tasks"] == figures["stories_on_subject"] == figures["right_calls"] == 0.0

@@ -65,7 +65,7 @@ def packed(path: Path, rows: list[dict[str, Any]]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def test_the_command_writes_these_bytes(tmp_path: Path) -> None:
+def test_the_command_writes_these_bytes(tmp_path):
     data, out = sources(tmp_path / "data"), tmp_path / "out"
     out.mkdir()
     (out / "answers.jsonl").write_text(
@@ -94,7 +94,7 @@ def test_the_command_writes_these_bytes(tmp_path: Path) -> None:
     assert solved["messages"][1]["content"] == "<<1+1=2>>2\nThe answer is 2"
 
 
-def test_no_opener_is_of_a_talk_kept_out(tmp_path: Path) -> None:
+def test_no_opener_is_of_a_talk_kept_out(tmp_path):
     build(sources(tmp_path / "data"), tmp_path / "out", scale=0.01)
 
     def first(name: str) -> set[str]:
@@ -107,7 +107,7 @@ def test_no_opener_is_of_a_talk_kept_out(tmp_path: Path) -> None:
     assert not first("openers") & kept_out
 
 
-def test_both_stages_are_valid_and_learn_from_all_that_is_written(tmp_path: Path) -> None:
+def test_both_stages_are_valid_and_learn_from_all_that_is_written(tmp_path):
     answers = tmp_path / "out" / "answers.jsonl"
     answers.parent.mkdir()
     row = {"question": "What is tea?", "answer": "A drink.", "thing": "tea", "logprob": -0.5}
@@ -122,7 +122,7 @@ def test_both_stages_are_valid_and_learn_from_all_that_is_written(tmp_path: Path
     assert len(list(recipe.iterdir())) <= 20
 
 
-def test_talks_with_the_same_first_message_are_on_the_same_side(tmp_path: Path) -> None:
+def test_talks_with_the_same_first_message_are_on_the_same_side(tmp_path):
     rows = [
         {"turns": [form.format(number), "Yes."]}
         for number in range(200)
@@ -142,7 +142,7 @@ def test_talks_with_the_same_first_message_are_on_the_same_side(tmp_path: Path) 
     assert 40 <= len(asked[True]) <= 80
 
 
-def test_stories_are_cut_at_sentences_and_kept_out_by_their_title(tmp_path: Path) -> None:
+def test_stories_are_cut_at_sentences_and_kept_out_by_their_title(tmp_path):
     text = "A fox ran over a hill and far away. " * 200
     rows = [{"title": f"Fox {number}", "text": text} for number in range(60)]
     path = tmp_path / "a.gz"

@@ -13,7 +13,7 @@ from chatapp.tasks.files.layout import continuation, render
 from chatapp.tasks.files.promptfile import PromptFile
 from finetune.bundled_model import chats, demonstrations, last_look
 from finetune.bundled_model.demonstrations import LABELS_KEPT_OUT, draw_layout, few_shot_row
-from finetune.bundled_model.questions import QuestionTask, all_tasks, in_more_words, in_most_words
+from finetune.bundled_model.questions import all_tasks, in_more_words, in_most_words
 from finetune.bundled_model.tables import is_kept_out, table
 
 TASKS = {task.name: task for task in all_tasks()}
@@ -34,7 +34,7 @@ SHOTS = [("one dog", "a b"), ("two cats", "b"), ("three dogs", "a b"), ("a cat",
 
 
 @each_task
-def test_what_is_kept_out_is_never_taught(task: QuestionTask) -> None:
+def test_what_is_kept_out_is_never_taught(task):
     draw = random.Random(1)
     (wide,) = in_more_words([task])
     taught = {each.training(draw).question for each in (task, wide) for _ in range(200)}
@@ -46,7 +46,7 @@ def test_what_is_kept_out_is_never_taught(task: QuestionTask) -> None:
 
 
 @each_task
-def test_every_question_is_filled_in_and_answered(task: QuestionTask) -> None:
+def test_every_question_is_filled_in_and_answered(task):
     draw = random.Random(2)
     for _ in range(50):
         problem = task.training(draw)
@@ -58,7 +58,7 @@ def test_every_question_is_filled_in_and_answered(task: QuestionTask) -> None:
 # --- sums of the GPT-3 paper -------------------------------------------------------------
 
 
-def test_no_row_has_a_problem_of_an_evaluation() -> None:
+def test_no_row_has_a_problem_of_an_evaluation():
     text = "".join("".join(row["parts"]) for row in demonstrations.arithmetic_rows(1000, 0))
     taught = set(re.findall(r"Q: [^?]*\?\n\nA:", text))
     assert len(taught) > 5000
@@ -69,7 +69,7 @@ def test_no_row_has_a_problem_of_an_evaluation() -> None:
 # --- few-shot prompts --------------------------------------------------------------------
 
 
-def test_a_row_is_the_prompt_that_is_asked_later() -> None:
+def test_a_row_is_the_prompt_that_is_asked_later():
     draw = random.Random(0)
     for _ in range(60):
         layout = draw_layout(draw, ["a b", "b"])
@@ -96,7 +96,7 @@ def test_a_row_is_the_prompt_that_is_asked_later() -> None:
 # --- in-context tuning -------------------------------------------------------------------
 
 
-def test_training_rows_hold_no_held_out_label_topic_or_sentence() -> None:
+def test_training_rows_hold_no_held_out_label_topic_or_sentence():
     rows = list(demonstrations.training_rows(GROUPINGS, WORDS, 150, seed=0, most=8))
     assert rows == list(demonstrations.training_rows(GROUPINGS, WORDS, 150, seed=0, most=8))
     text = "\n".join("".join(row["parts"]) for row in rows)
@@ -113,7 +113,7 @@ def test_training_rows_hold_no_held_out_label_topic_or_sentence() -> None:
         assert word not in re.findall(r"\w+", text)
 
 
-def test_twenty_tasks_are_for_measuring() -> None:
+def test_twenty_tasks_are_for_measuring():
     tasks = demonstrations.held_out_tasks(GROUPINGS, WORDS, items=10, seed=0)
     assert len(tasks) == 20
     for task in tasks:
@@ -130,7 +130,7 @@ def test_twenty_tasks_are_for_measuring() -> None:
 # --- chats and repetitions ---------------------------------------------------------------
 
 
-def test_follow_ups_ask_for_nothing_that_is_kept_out() -> None:
+def test_follow_ups_ask_for_nothing_that_is_kept_out():
     draw = random.Random(0)
     asides = chats.Asides([(("Hello",), ("Hi!",))], list(TASKS.values()))
     texts = {text for _ in range(400) for text in chats.follow_ups(draw, asides)}
@@ -150,7 +150,7 @@ def test_follow_ups_ask_for_nothing_that_is_kept_out() -> None:
 # --- what cannot be known, and small talk ------------------------------------------------
 
 
-def test_wordings_kept_for_measuring_are_not_taught() -> None:
+def test_wordings_kept_for_measuring_are_not_taught():
     kinds = table("abstention")["kinds"].values()
     taught = {wording.lower() for kind in kinds for wording in kind["ask"]}
     kept = {wording.lower() for kind in kinds for wording in kind["unseen"]}
@@ -162,7 +162,7 @@ def test_wordings_kept_for_measuring_are_not_taught() -> None:
     assert not said & {question.lower().rstrip("?.") for question in questions}
 
 
-def test_an_opener_gets_a_reply_that_fits_it() -> None:
+def test_an_opener_gets_a_reply_that_fits_it():
     fitting = chats.replies_to("I was out. Do you like old trains? Hm.")
     assert fitting
     assert any("old trains" in reply for reply in fitting)
@@ -179,7 +179,7 @@ def test_an_opener_gets_a_reply_that_fits_it() -> None:
 # --- the last look -----------------------------------------------------------------------
 
 
-def test_the_last_look_has_wordings_and_subjects_of_its_own() -> None:
+def test_the_last_look_has_wordings_and_subjects_of_its_own():
     taught = {subject for names in chats.subjects().values() for subject in names}
     look = table("last_look")
     assert not taught & set(look["stories"]["subjects"])

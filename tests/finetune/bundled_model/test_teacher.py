@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ from finetune.bundled_model import teacher
         ("A river is " + "very " * 40 + "long.", -0.4, ""),
     ],
 )
-def test_a_whole_likely_sentence_is_kept(reply: str, logprob: float, sentence: str) -> None:
+def test_a_whole_likely_sentence_is_kept(reply, logprob, sentence):
     assert teacher.first_good_sentence(reply, logprob) == sentence
 
 
@@ -42,9 +41,7 @@ class Scripted:
         return [("It is a thing.", -0.5 if each.startswith("What is") else -2.0) for each in asked]
 
 
-def test_a_question_is_asked_once_whatever_stops_the_teacher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_question_is_asked_once_whatever_stops_the_teacher(tmp_path, monkeypatch, capsys):
     scripted, out = Scripted(), tmp_path / "answers.jsonl"
     monkeypatch.setattr(teacher, "Teacher", lambda path: scripted)
     teacher.ask_teacher(tmp_path, out)

@@ -21,7 +21,7 @@ def load(tmp_path: Path, text: str | bytes, *overrides: str) -> PretrainConfig:
     return load_config(PretrainConfig, path, overrides)
 
 
-def test_defaults_and_overrides(tmp_path: Path) -> None:
+def test_defaults_and_overrides(tmp_path):
     config = load(tmp_path, GOOD, "train.batch_size=2", "shape.layers=3", "output=else where")
     assert (config.train.epochs, config.train.batch_size, config.shape.layers) == (2, 2, 3)
     assert config.output == "else where"
@@ -41,9 +41,7 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
         (b"\xff\xfe", [], ["line 1", "not valid UTF-8"]),
     ],
 )
-def test_what_is_wrong_is_named(
-    tmp_path: Path, text: str | bytes, overrides: list[str], words: list[str]
-) -> None:
+def test_what_is_wrong_is_named(tmp_path, text, overrides, words):
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text, *overrides)
     message = str(caught.value)
@@ -52,6 +50,6 @@ def test_what_is_wrong_is_named(
         assert word in message
 
 
-def test_the_recipe_of_the_bundled_model_is_valid() -> None:
+def test_the_recipe_of_the_bundled_model_is_valid():
     recipe = Path(__file__).parents[3] / "finetune" / "bundled_model" / "pretrain.toml"
     assert load_config(PretrainConfig, recipe, []).shape.positions == 1024

@@ -41,9 +41,7 @@ BOTH = [(CONFIG, key) for key in keys()] + [(PRETRAIN, key) for key in keys("pre
 
 
 @pytest.mark.parametrize(("config", "key"), BOTH)
-def test_every_key_says_what_it_does_and_can_be_set(
-    config: FinetuneConfig | PretrainConfig, key: Key
-) -> None:
+def test_every_key_says_what_it_does_and_can_be_set(config, key):
     assert key.values
     assert key.meaning
     config = config.model_copy(update={"tasks": []}) if key.name == "tasks" else config
@@ -55,7 +53,7 @@ def test_every_key_says_what_it_does_and_can_be_set(
         assert changed == config
 
 
-def test_no_key_is_left_out() -> None:
+def test_no_key_is_left_out():
     def names(data: object, prefix: str) -> set[str]:
         if isinstance(data, dict) and not prefix.endswith("columns."):
             return {name for k, v in data.items() for name in names(v, f"{prefix}{k}.")}
@@ -67,7 +65,7 @@ def test_no_key_is_left_out() -> None:
     assert of_default_kind == names(CONFIG.model_dump(), "")
 
 
-def test_each_kind_of_objective_has_keys_of_its_own() -> None:
+def test_each_kind_of_objective_has_keys_of_its_own():
     tables = (table for table in OBJECTIVES if "kind" in table.model_fields)
     kinds = [get_args(table.model_fields["kind"].annotation)[0] for table in tables]
     checks = {"exact_match", "numeric_match", "length", *REQUIRED}
@@ -79,7 +77,7 @@ def test_each_kind_of_objective_has_keys_of_its_own() -> None:
     ]
 
 
-def test_a_section_and_one_that_there_is_not() -> None:
+def test_a_section_and_one_that_there_is_not():
     assert [key.name for key in keys("adapter")] == [
         "adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.targets",
         "adapter.modules_to_save", "adapter.base_precision",
@@ -88,7 +86,7 @@ def test_a_section_and_one_that_there_is_not() -> None:
         keys("tran")
 
 
-def test_the_command() -> None:
+def test_the_command():
     done = CliRunner().invoke(app, ["keys", "train"])
     assert "train.batch_size = 8\n    integer, 1 or more: examples per micro-batch" in done.stdout
     assert lines(keys("head"))[0] == "head.task = …"
@@ -97,7 +95,7 @@ def test_the_command() -> None:
     assert CliRunner().invoke(app, ["keys", "nonsense"]).exit_code == 2
 
 
-def test_a_section_of_pretrain() -> None:
+def test_a_section_of_pretrain():
     assert [key.name for key in keys("pretrain.shape")] == [
         f"shape.{name}" for name in PretrainConfig.model_fields["shape"].annotation.model_fields
     ]

@@ -11,7 +11,7 @@ LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=40)
 
 
 @given(LENGTHS, st.integers(1, 6), st.integers(0, 9), st.integers(0, 3))
-def test_the_order_of_an_epoch(lengths: list[int], size: int, seed: int, epoch: int) -> None:
+def test_the_order_of_an_epoch(lengths, size, seed, epoch):
     def order(epoch: int) -> list[int]:
         sampler = BucketSampler(lengths, size, seed)
         sampler.set_epoch(epoch)
@@ -22,7 +22,7 @@ def test_the_order_of_an_epoch(lengths: list[int], size: int, seed: int, epoch: 
     assert sorted(order(epoch)) == list(range(len(lengths)))
 
 
-def test_epochs_and_seeds_differ_and_batches_are_alike_in_length() -> None:
+def test_epochs_and_seeds_differ_and_batches_are_alike_in_length():
     lengths = np.random.default_rng(0).integers(1, 500, 2000).tolist()
     sampler = BucketSampler(lengths, 8, 0)
     first = list(sampler)
@@ -41,14 +41,14 @@ def test_epochs_and_seeds_differ_and_batches_are_alike_in_length() -> None:
     assert max(halves) < 1.15 * min(halves)
 
 
-def test_one_a_batch_is_a_plain_shuffle() -> None:
+def test_one_a_batch_is_a_plain_shuffle():
     lengths = list(range(1, 200))
     order = list(BucketSampler(lengths, 1, 0))
     assert order != sorted(order)
     assert sorted(order) == list(range(199))
 
 
-def test_every_row_is_dealt_out_once() -> None:
+def test_every_row_is_dealt_out_once():
     order = ByLength([3, 1, 2, 5, 4])
     alone = [row for batch in MicroBatches(order, 5, 2, 0, 1) for row in batch]
     assert alone == [3, 4, 0, 2, 1]
@@ -61,7 +61,7 @@ def test_every_row_is_dealt_out_once() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_probed_steps_are_as_long_as_those_of_an_epoch(seed: int) -> None:
+def test_probed_steps_are_as_long_as_those_of_an_epoch(seed):
     lengths = np.random.default_rng(seed).lognormal(4, 0.8, 5000).astype(int) + 4
     probed = list(ProbeOrder(lengths, BucketSampler(lengths, 32, seed), 32))
     assert len(probed) == len(lengths)
@@ -70,5 +70,5 @@ def test_probed_steps_are_as_long_as_those_of_an_epoch(seed: int) -> None:
     assert np.mean(timed) == pytest.approx(lengths.mean() * 32, rel=0.2)
 
 
-def test_few_rows_are_probed_too() -> None:
+def test_few_rows_are_probed_too():
     assert sorted(ProbeOrder([3, 1, 2], ByLength([3, 1, 2]), 8)) == [0, 1, 2]

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
-from chatapp.prompting.messages import Message, Role
+from chatapp.prompting.messages import Message
 from chatapp.prompting.template import CHAT
 from chatapp.rows.reading import BadRow, Row
 from finetune.data.encoding import ChatEncoder, ExampleEncoder, ExampleTooLong, Span, TokenPiece
@@ -100,7 +100,7 @@ def taught(source: str, messages: list[Message]) -> list[str]:
     return [shown(pieces, encodes.tokenizer) for pieces in encodes.encode(messages)]
 
 
-def test_replies_are_learnt_with_their_end_of_turn() -> None:
+def test_replies_are_learnt_with_their_end_of_turn():
     assert taught(CHATML, chat("Hello", "Hi !", "So ?", "Bye .", system="Be brief.")) == [
         "<|IM_START|>system\n«Be brief.»<|IM_END|>\n"
         "<|IM_START|>user\n«Hello»<|IM_END|>\n<|IM_START|>assistant\n[Hi !<|IM_END|>\n]"
@@ -108,18 +108,18 @@ def test_replies_are_learnt_with_their_end_of_turn() -> None:
     ]
 
 
-def test_instructions_of_the_template_are_template() -> None:
+def test_instructions_of_the_template_are_template():
     (text,) = taught(CHATML, chat("Hello", "Hi"))
     assert text.startswith("<|IM_START|>system\nBe good.<|IM_END|>\n<|IM_START|>user\n«Hello»")
 
 
-def test_what_a_user_types_is_no_special_token() -> None:
+def test_what_a_user_types_is_no_special_token():
     (text,) = taught(CHATML, chat("<|im_end|>\n<|im_start|>", "<|im_end|>"))
     assert "user\n«<|im_end|>\n<|im_start|>»<|IM_END|>" in text
     assert text.endswith("assistant\n[<|im_end|><|IM_END|>\n]")
 
 
-def test_a_reply_is_learnt_in_the_text_it_is_generated_in() -> None:
+def test_a_reply_is_learnt_in_the_text_it_is_generated_in():
     """Turns that are written differently later are examples of their own."""
     assert taught(FORGETFUL, chat("Hello", "Hi", "So", "Bye")) == [
         "<TURN>user\n«Hello»</S><TURN>assistant\n[(hm)\nHi</S>]",
@@ -128,11 +128,11 @@ def test_a_reply_is_learnt_in_the_text_it_is_generated_in() -> None:
     ]
 
 
-def test_a_prompt_that_the_whole_chat_has_not_is_still_the_prompt() -> None:
+def test_a_prompt_that_the_whole_chat_has_not_is_still_the_prompt():
     assert taught(OPENING, chat("Hello", " Hi")) == ["[INST]«Hello»[/INST](thinks[ Hi</S>]"]
 
 
-def test_a_reply_that_nothing_ends_is_ended_by_what_chats_stop_at() -> None:
+def test_a_reply_that_nothing_ends_is_ended_by_what_chats_stop_at():
     assert opened(UNENDED).stop == ("<turn>",)
     assert taught(UNENDED, chat("Hello", "Hi", "So", "Bye")) == [
         "<TURN>«Hello» says[ Hi<TURN>]«So» says[ Bye<TURN>]"
@@ -140,7 +140,7 @@ def test_a_reply_that_nothing_ends_is_ended_by_what_chats_stop_at() -> None:
     assert taught(PLAIN, chat("Hello", "Hi")) == ["user: «Hello»\nassistant: [Hi\n<|ENDOFTEXT|>]"]
 
 
-def test_what_the_model_puts_first_is_left_out() -> None:
+def test_what_the_model_puts_first_is_left_out():
     (with_start,) = encoder(STRICT, start=[1]).encode(chat("Hello", "Hi"))
     (without,) = encoder(STRICT).encode(chat("Hello", "Hi"))
     assert without[0].ids == [1]
@@ -150,7 +150,7 @@ def test_what_the_model_puts_first_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("source", "words"), [(STRICT, "refuses this chat: no"), (SILENT, "leaves a message out")]
 )
-def test_a_refused_chat_is_a_bad_row(source: str, words: str) -> None:
+def test_a_refused_chat_is_a_bad_row(source, words):
     messages = chat("Hello", "Hi", "So", "Bye")
     with pytest.raises(ChatTemplateError, match=words):
         encoder(source).encode(messages)
@@ -160,14 +160,14 @@ def test_a_refused_chat_is_a_bad_row(source: str, words: str) -> None:
     assert caught.value.reason == "refused by the chat template"
 
 
-def test_the_examples_of_a_chat_stay_together() -> None:
+def test_the_examples_of_a_chat_stay_together():
     rows = ExampleEncoder(opened(FORGETFUL), WordTokenizer(SPECIAL), 100)
     example = chat_example("a.json, row 1", chat("Hello", "Hi", "So", "Bye"))
     encoded = rows.encode(example)
     assert [each.key for each in encoded] == [example.key] * 2
 
 
-def test_a_long_chat_is_made_to_fit_or_refused() -> None:
+def test_a_long_chat_is_made_to_fit_or_refused():
     words = " ".join(f"w{n}" for n in range(40))
     example = chat_example("a.json, row 1", chat(words, "Hi", "So", "Bye", system="Be brief."))
 
@@ -197,7 +197,7 @@ def published() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", published() or [None], ids=lambda path: path.stem if path else "-")
-def test_templates_of_real_models_teach_each_reply_behind_its_prompt(path: Path | None) -> None:
+def test_templates_of_real_models_teach_each_reply_behind_its_prompt(path):
     if path is None:
         pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
     source = path.read_text(encoding="utf-8")
@@ -276,7 +276,7 @@ MARKED = {
 @pytest.mark.parametrize(
     "texts", [("Hi", "Ho ß!"), ("One", "1 </s>", "Two", "2\n\n2", "Three", "3")]
 )
-def test_marks_decide_what_is_trained_as_in_transformers(name: str, texts: tuple[str, ...]) -> None:
+def test_marks_decide_what_is_trained_as_in_transformers(name, texts):
     bytewise = Tokenizer(models.BPE({byte: id for id, byte in enumerate(BYTES)}, []))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytewise.decoder = decoders.ByteLevel()
@@ -299,7 +299,7 @@ def test_marks_decide_what_is_trained_as_in_transformers(name: str, texts: tuple
     assert [int(piece.span == Span.RESPONSE) for piece in pieces for _ in piece.ids] == trained
 
 
-def test_a_last_turn_that_was_left_out_is_counted() -> None:
+def test_a_last_turn_that_was_left_out_is_counted():
     rows = ExampleEncoder(opened(CHATML), WordTokenizer(SPECIAL), 100)
     example = chat_example("a.json, row 1", chat("Hello", "Hi"))
     for number, is_cut in enumerate((True, False, True)):
@@ -347,9 +347,7 @@ def row(turns: list[dict[str, Any]]) -> TrainingExample:
 
 @pytest.mark.parametrize("numbers", [(1,), (1, 23)])
 @pytest.mark.parametrize("results", [True, False])
-def test_calls_are_learnt_and_results_are_not_as_in_transformers(
-    numbers: tuple[int, ...], results: bool
-) -> None:
+def test_calls_are_learnt_and_results_are_not_as_in_transformers(numbers, results):
     bytewise = Tokenizer(models.BPE({byte: id for id, byte in enumerate(BYTES)}, []))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytewise.decoder = decoders.ByteLevel()
@@ -375,7 +373,7 @@ def test_calls_are_learnt_and_results_are_not_as_in_transformers(
 
 
 @pytest.mark.parametrize("source", [CALLING_MARKED, CALLING])
-def test_a_turn_of_weight_0_has_no_label(source: str) -> None:
+def test_a_turn_of_weight_0_has_no_label(source):
     example = row(called(1, weight=0))
     encodes = encoder(source)
     assert isinstance(encodes.tokenizer, WordTokenizer)
@@ -385,7 +383,7 @@ def test_a_turn_of_weight_0_has_no_label(source: str) -> None:
     assert "«1»" in text
 
 
-def test_calls_in_a_pattern_of_this_program_are_those_of_the_chat() -> None:
+def test_calls_in_a_pattern_of_this_program_are_those_of_the_chat():
     turns = called(1)
     function = {"name": "calculator", "arguments": '{"expression": "6*7"}'}
     turns[1]["tool_calls"] = [{"id": "id1", "function": function}]
@@ -413,9 +411,7 @@ def test_calls_in_a_pattern_of_this_program_are_those_of_the_chat() -> None:
         ([("assistant", "Oh"), ("user", "Two"), ("assistant", "Hi")], "Two"),
     ],
 )
-def test_turns_out_of_order_are_learnt_where_the_template_allows_it(
-    turns: list[tuple[Role, str]], joined: str
-) -> None:
+def test_turns_out_of_order_are_learnt_where_the_template_allows_it(turns, joined):
     messages = [Message(role, text) for role, text in turns]
     example = chat_example("a.json, row 1", messages)
     for source, how in ((CALLING, "in their order"), (ALTERNATING, "joined"), (None, "joined")):
@@ -428,7 +424,7 @@ def test_turns_out_of_order_are_learnt_where_the_template_allows_it(
         assert (encoded.spans == Span.RESPONSE).any()
 
 
-def test_replies_without_a_question_are_refused() -> None:
+def test_replies_without_a_question_are_refused():
     rows = ExampleEncoder(CHAT, WordTokenizer(SPECIAL), 100)
     with pytest.raises(BadRow, match="follows no question"):
         rows.encode(chat_example("a.json, row 1", [Message("assistant", "Hi")]))

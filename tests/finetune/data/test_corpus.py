@@ -31,7 +31,7 @@ def write(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_a_dialogue_document_is_the_prompt_of_a_chat(tmp_path: Path) -> None:
+def test_a_dialogue_document_is_the_prompt_of_a_chat(tmp_path):
     (document,) = read_documents(write(tmp_path / "talk.jsonl", TALK), CHAT)
     prompt = CHAT.render([Message(m["role"], m["content"]) for m in TALK["messages"][:3]])
     assert document[: len(prompt)] == prompt
@@ -44,7 +44,7 @@ def test_a_dialogue_document_is_the_prompt_of_a_chat(tmp_path: Path) -> None:
     assert ids[-1] == 0
 
 
-def test_plain_text_and_blank_lines(tmp_path: Path) -> None:
+def test_plain_text_and_blank_lines(tmp_path):
     story = tmp_path / "story.txt"
     story.write_text("Once upon a time.\n\nThe end.")
     assert [text_of(d) for d in read_documents(story, CHAT)] == ["Once upon a time.\n\nThe end."]
@@ -53,7 +53,7 @@ def test_plain_text_and_blank_lines(tmp_path: Path) -> None:
     assert [text_of(d) for d in read_documents(rows, CHAT)] == ["a", "b"]
 
 
-def test_a_few_shot_prompt_is_its_text(tmp_path: Path) -> None:
+def test_a_few_shot_prompt_is_its_text(tmp_path):
     path = write(tmp_path / "rows.jsonl", {"parts": ["2 + 2 =", " 4\n", "1 + 2 =", " 3"]})
     assert [text_of(d) for d in read_documents(path, CHAT)] == ["2 + 2 = 4\n1 + 2 = 3"]
 
@@ -69,7 +69,7 @@ def test_a_few_shot_prompt_is_its_text(tmp_path: Path) -> None:
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "expected 'user'"),
     ],
 )
-def test_a_bad_row_names_file_and_line(tmp_path: Path, line: str, words: str) -> None:
+def test_a_bad_row_names_file_and_line(tmp_path, line, words):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(ConfigError, match=r"rows\.jsonl, line 2: ") as caught:
@@ -77,12 +77,12 @@ def test_a_bad_row_names_file_and_line(tmp_path: Path, line: str, words: str) ->
     assert words in str(caught.value)
 
 
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="nowhere"):
         list(read_documents(tmp_path / "nowhere.txt", PLAIN))
 
 
-def test_digits_stand_alone_and_text_is_never_special() -> None:
+def test_digits_stand_alone_and_text_is_never_special():
     (ids,) = encode_documents([[Segment("instruction", " 1234<|endoftext|>")]], TOKENIZER)
     pieces = [TOKENIZER.id_to_token(int(i)) for i in ids]
     assert pieces[:5] == ["Ġ", "1", "2", "3", "4"]
@@ -90,14 +90,14 @@ def test_digits_stand_alone_and_text_is_never_special() -> None:
 
 
 @given(st.lists(st.text(max_size=40), max_size=4))
-def test_every_text_survives(texts: list[str]) -> None:
+def test_every_text_survives(texts):
     document = [Segment("instruction", text) for text in texts]
     (ids,) = encode_documents([document], TOKENIZER)
     assert TOKENIZER.decode(ids[:-1], skip_special_tokens=False) == "".join(texts)
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 5))
-def test_packing_keeps_every_token_but_the_rest(count: int, length: int, seed: int) -> None:
+def test_packing_keeps_every_token_but_the_rest(count, length, seed):
     documents = [np.arange(n % 5 + 1, dtype=np.int32) + 100 * n for n in range(count)]
     windows = cut_windows(documents, length, seed)
     total = sum(map(len, documents))
@@ -108,7 +108,7 @@ def test_packing_keeps_every_token_but_the_rest(count: int, length: int, seed: i
     assert len(set(packed)) == len(packed)
 
 
-def test_held_out_by_text_alone() -> None:
+def test_held_out_by_text_alone():
     documents = [[Segment("user", f"question {i}")] for i in range(2000)]
     share = sum(is_held_out(document_key(d), 0.1) for d in documents) / len(documents)
     assert 0.07 < share < 0.13

@@ -50,7 +50,7 @@ def masked(encoded: Encoded, tokenizer: WordTokenizer) -> str:
     return text + quotes[Span(previous)][1]
 
 
-def test_every_reply_of_a_chat_is_response_with_its_end() -> None:
+def test_every_reply_of_a_chat_is_response_with_its_end():
     example = chat("Hello there", "Hi !", "And now?", "Bye .", system="Be brief.")
     assert masked(*encode(example)) == (
         "«Be brief.»\nUser:« Hello there»\nAssistant:[ Hi !<|endoftext|>]\n"
@@ -58,20 +58,20 @@ def test_every_reply_of_a_chat_is_response_with_its_end() -> None:
     )
 
 
-def test_the_instruction_of_the_template_is_template() -> None:
+def test_the_instruction_of_the_template_is_template():
     assert masked(*encode(chat("Add 1 and 2.", "3"), ALPACA)) == (
         f"{ALPACA.instruction}\n\n### Instruction:«\nAdd 1 and 2.»\n\n"
         "### Response:[\n3<|endoftext|>]"
     )
 
 
-def test_without_an_end_of_reply_the_last_reply_still_ends() -> None:
+def test_without_an_end_of_reply_the_last_reply_still_ends():
     assert masked(*encode(chat("a", "b", "c", "d"), PLAIN)) == (
         f"{PLAIN.instruction}\n\nUser:« a»\nAssistant:[ b]\nUser:« c»\nAssistant:[ d<|endoftext|>]"
     )
 
 
-def test_a_plain_text_is_all_response() -> None:
+def test_a_plain_text_is_all_response():
     encoded, tokenizer = encode(TrainingExample("a.txt", "0" * 16, text="Once upon a time."))
     assert masked(encoded, tokenizer) == "[Once upon a time.<|endoftext|>]"
 
@@ -79,7 +79,7 @@ def test_a_plain_text_is_all_response() -> None:
 FEW_SHOT = ("2 + 2 =", " 4\n", "1 + 2 =", " 3")
 
 
-def test_a_few_shot_prompt_is_learnt_in_its_answers() -> None:
+def test_a_few_shot_prompt_is_learnt_in_its_answers():
     encoded, tokenizer = encode(TrainingExample("a.jsonl", "0" * 16, parts=FEW_SHOT))
     assert masked(encoded, tokenizer) == "«2 + 2 =»[ 4\n]«1 + 2 =»[ 3<|endoftext|>]"
     (encoded,) = ExampleEncoder(CHAT, BPE, 1000).encode(
@@ -89,13 +89,13 @@ def test_a_few_shot_prompt_is_learnt_in_its_answers() -> None:
 
 
 @pytest.mark.parametrize("policy", ["raise", "truncate-history"])
-def test_a_few_shot_prompt_that_does_not_fit_is_refused(policy: TooLong) -> None:
+def test_a_few_shot_prompt_that_does_not_fit_is_refused(policy):
     example = TrainingExample("a.jsonl, line 1", "0" * 16, parts=FEW_SHOT)
     with pytest.raises(ExampleTooLong, match=r"line 1: .* a row may have 8"):
         encode(example, length=8, too_long=policy)
 
 
-def test_arrays_and_key() -> None:
+def test_arrays_and_key():
     example = chat("a", "b")
     encoded, _ = encode(example)
     assert (encoded.ids.dtype, encoded.spans.dtype) == (np.int32, np.uint8)
@@ -111,7 +111,7 @@ CHATS = st.builds(
 
 
 @given(CHATS, st.sampled_from(sorted(TEMPLATES)))
-def test_pieces_are_the_ids_and_the_prompt_is_a_prefix(example: TrainingExample, name: str) -> None:
+def test_pieces_are_the_ids_and_the_prompt_is_a_prefix(example, name):
     template = TEMPLATES[name]
     encoder = ExampleEncoder(template, BPE, 10_000)
     (encoded,) = encoder.encode(example)
@@ -135,7 +135,7 @@ def test_pieces_are_the_ids_and_the_prompt_is_a_prefix(example: TrainingExample,
 
 
 @given(CHATS, st.sampled_from(sorted(TEMPLATES)))
-def test_the_spans_hold_the_texts(example: TrainingExample, name: str) -> None:
+def test_the_spans_hold_the_texts(example, name):
     (encoded,) = ExampleEncoder(TEMPLATES[name], BPE, 10_000).encode(example)
     lead = TEMPLATES[name].wording.lead
     replies = "".join(lead + m.text.strip() for m in example.messages if m.role == "assistant")
@@ -149,7 +149,7 @@ def test_the_spans_hold_the_texts(example: TrainingExample, name: str) -> None:
 
 
 @given(st.text(max_size=20))
-def test_text_never_becomes_a_special_token(text: str) -> None:
+def test_text_never_becomes_a_special_token(text):
     example = chat("a <|endoftext|>" + text, "b<|endoftext|>c")
     (encoded,) = ExampleEncoder(CHAT, BPE, 10_000).encode(example)
     assert encoded.ids.tolist().count(BPE.end_id) == 1
@@ -158,7 +158,7 @@ def test_text_never_becomes_a_special_token(text: str) -> None:
 # --- examples that do not fit ----------------------------------------------------------------
 
 
-def test_too_long_is_raised_with_its_size() -> None:
+def test_too_long_is_raised_with_its_size():
     encoder = ExampleEncoder(CHAT, WordTokenizer(), 9, "raise")
     with pytest.raises(ExampleTooLong) as caught:
         encoder.encode(chat("one two three four five six", "one two"))
@@ -168,7 +168,7 @@ def test_too_long_is_raised_with_its_size() -> None:
     assert not encoder.truncated
 
 
-def test_the_middle_of_the_longest_prompt_is_cut() -> None:
+def test_the_middle_of_the_longest_prompt_is_cut():
     words = [f"w{n}" for n in range(40)]
     example = chat("short one", "r1", " ".join(words), "r2 r3", system="Be brief.")
     encoded, tokenizer = encode(example, CHAT, 36, "truncate-prompt")
@@ -183,7 +183,7 @@ def test_the_middle_of_the_longest_prompt_is_cut() -> None:
 
 
 @pytest.mark.parametrize("pairs", [1, 3])
-def test_the_first_part_of_a_few_shot_prompt_can_be_cut_too(pairs: int) -> None:
+def test_the_first_part_of_a_few_shot_prompt_can_be_cut_too(pairs):
     words = " ".join(f"w{n}" for n in range(40))
     parts = (words, " r1", *("short =", " r2") * (pairs - 1))
     example = TrainingExample("a.jsonl, line 1", "0" * 16, parts=parts)
@@ -196,14 +196,14 @@ def test_the_first_part_of_a_few_shot_prompt_can_be_cut_too(pairs: int) -> None:
     assert masked(encoded, tokenizer) == f"«{' '.join(first)}»[ r1{end}]{rest}"
 
 
-def test_a_prompt_is_not_cut_to_nothing() -> None:
+def test_a_prompt_is_not_cut_to_nothing():
     encoder = ExampleEncoder(CHAT, WordTokenizer(), 20, "truncate-prompt")
     with pytest.raises(ExampleTooLong, match="31 of response"):
         encoder.encode(chat(" ".join("p" * 40), " ".join("r" * 30)))
     assert not encoder.truncated
 
 
-def test_the_oldest_turns_are_left_out() -> None:
+def test_the_oldest_turns_are_left_out():
     example = chat("q1", "r1", "q2", "r2", "q3", "r3", system="Be brief.")
     encoded, tokenizer = encode(example, CHAT, 18, "truncate-history")
     assert masked(encoded, tokenizer) == (
@@ -220,9 +220,7 @@ def test_the_oldest_turns_are_left_out() -> None:
 
 
 @given(CHATS, st.integers(8, 90), st.sampled_from(["truncate-prompt", "truncate-history"]))
-def test_truncation_never_touches_a_response(
-    example: TrainingExample, length: int, too_long: TooLong
-) -> None:
+def test_truncation_never_touches_a_response(example, length, too_long):
     (whole,) = ExampleEncoder(CHAT, BPE, 10_000).encode(example)
     encoder = ExampleEncoder(CHAT, BPE, length, too_long)
     try:
@@ -251,7 +249,7 @@ def test_truncation_never_touches_a_response(
 
 
 @given(st.text(min_size=1, max_size=200).filter(str.strip), st.integers(8, 60))
-def test_a_long_text_becomes_windows_without_loss(text: str, length: int) -> None:
+def test_a_long_text_becomes_windows_without_loss(text, length):
     encoder = ExampleEncoder(CHAT, BPE, length)
     windows = encoder.encode(TrainingExample("a.txt", "0" * 16, text=text))
     joined = np.concatenate([window.ids for window in windows]).tolist()

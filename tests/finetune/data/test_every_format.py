@@ -78,7 +78,7 @@ def trained_tables(folder: Path, files: Sequence[Path]) -> list[tuple[str, int]]
     return [(table.layout, table.kept) for table in data.report.tables]
 
 
-def test_every_layout_is_read_encoded_and_trained_on(tmp_path: Path) -> None:
+def test_every_layout_is_read_encoded_and_trained_on(tmp_path):
     files = [
         written(tmp_path / f"{number}.jsonl", [row_of(each, number), row_of(each, number + 50)])
         for number, each in enumerate(LAYOUTS)
@@ -86,7 +86,7 @@ def test_every_layout_is_read_encoded_and_trained_on(tmp_path: Path) -> None:
     assert trained_tables(tmp_path, files) == [(layout.name, 2) for layout in LAYOUTS]
 
 
-def test_every_kind_of_file_is_read_encoded_and_trained_on(tmp_path: Path) -> None:
+def test_every_kind_of_file_is_read_encoded_and_trained_on(tmp_path):
     files = [
         written(tmp_path / f"one{suffix}", [{"prompt": f"say {suffix}", "completion": "yes"}])
         for suffix in READERS
@@ -95,7 +95,7 @@ def test_every_kind_of_file_is_read_encoded_and_trained_on(tmp_path: Path) -> No
     assert trained_tables(tmp_path, files) == [(layout, 1) for layout in layouts]
 
 
-def test_the_guide_names_every_layout() -> None:
+def test_the_guide_names_every_layout():
     guide = (Path(__file__).parents[3] / "finetune" / "README.md").read_text(encoding="utf-8")
     table = [line.split("|")[1].strip() for line in guide.splitlines() if line.startswith("| ")]
     named = {name for cell in table for name in cell.split(", ")}

@@ -96,37 +96,37 @@ LAYOUTS: list[tuple[str, dict[str, Any], tuple[Message, ...]]] = [
 
 
 @pytest.mark.parametrize(("name", "fields", "messages"), LAYOUTS)
-def test_layouts(name: str, fields: dict[str, Any], messages: tuple[Message, ...]) -> None:
+def test_layouts(name, fields, messages):
     layout = detect(Row(LOCATION, fields))
     assert layout.name == name
     example = read(fields)
     assert (example.messages, example.text, example.location) == (messages, "", LOCATION)
 
 
-def test_a_last_turn_that_nobody_answers_is_left_out() -> None:
+def test_a_last_turn_that_nobody_answers_is_left_out():
     example = read({"messages": [*TURNS, TURNS[0]]})
     assert (example.messages, example.is_cut) == ((user("hi"), assistant("hello")), True)
     assert not read({"messages": TURNS}).is_cut
 
 
-def test_plain_text() -> None:
+def test_plain_text():
     assert detect(Row(LOCATION, {"text": "Once."})).name == "plain text"
     assert (read({"text": "Once."}).text, read({"text": "Once."}).messages) == ("Once.", ())
 
 
-def test_few_shot_prompt() -> None:
+def test_few_shot_prompt():
     example = read({"parts": ["2 + 2 =", " 4\n", "1 + 2 =", " 3"]})
     assert example.parts == ("2 + 2 =", " 4\n", "1 + 2 =", " 3")
     assert (example.messages, example.text) == ((), "")
 
 
 @pytest.mark.parametrize("parts", ["2 + 2 =", [], ["2 + 2 ="], ["2 + 2 =", 4], ["", " 4"], None])
-def test_parts_are_texts_in_turn(parts: Any) -> None:
+def test_parts_are_texts_in_turn(parts):
     with pytest.raises(BadRow, match=r"line 7: 'parts' is .*, expected texts in turn"):
         read({"parts": parts})
 
 
-def test_labels_stay_strings() -> None:
+def test_labels_stay_strings():
     for label in ("yes", "no", "true", "null", "NA", "007", "1e5"):
         assert read({"prompt": "q", "completion": label}).messages[1].text == label
 
@@ -200,9 +200,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "reason", "words"), BAD)
-def test_a_bad_row_says_what_is_missing_and_what_was_found(
-    fields: dict[str, Any], reason: str, words: str
-) -> None:
+def test_a_bad_row_says_what_is_missing_and_what_was_found(fields, reason, words):
     with pytest.raises(BadRow) as caught:
         read(fields)
     assert caught.value.reason == reason
@@ -211,7 +209,7 @@ def test_a_bad_row_says_what_is_missing_and_what_was_found(
     assert "\n" not in str(caught.value)
 
 
-def test_a_row_of_another_layout_than_the_first_is_named() -> None:
+def test_a_row_of_another_layout_than_the_first_is_named():
     layout = detect(Row(LOCATION, {"instruction": "a", "output": "b"}))
     with pytest.raises(BadRow, match="line 9: 'output' is missing; there are 'prompt'"):
         layout.read(Row("rows.jsonl, line 9", {"prompt": "a", "instruction": "b"}))
@@ -220,7 +218,7 @@ def test_a_row_of_another_layout_than_the_first_is_named() -> None:
         chat.read(Row(LOCATION, {"text": "a"}))
 
 
-def test_keys_are_of_the_content_alone() -> None:
+def test_keys_are_of_the_content_alone():
     alpaca = read({"instruction": "a", "output": "b", "id": "1"})
     assert alpaca.key == read({"prompt": "a", "completion": "b"}).key
     assert alpaca.key != read({"prompt": "a", "completion": "c"}).key
@@ -235,7 +233,7 @@ def labelled(path: Path, text: str, roles: tuple[str, ...], **source: Any) -> li
     return list(read_labelled(TrainSource(path=str(path), **source), roles, bad_rows))
 
 
-def test_labelled_rows(tmp_path: Path) -> None:
+def test_labelled_rows(tmp_path):
     (row,) = labelled(
         tmp_path / "a.csv", "review,stars\nGood,yes\n", ("text", "label"),
         columns={"text": "review", "label": "stars"},
@@ -256,7 +254,7 @@ def test_labelled_rows(tmp_path: Path) -> None:
         ("{", "not valid JSON"),
     ],
 )
-def test_bad_labelled_rows_are_raised_or_given_out(tmp_path: Path, line: str, words: str) -> None:
+def test_bad_labelled_rows_are_raised_or_given_out(tmp_path, line, words):
     text = line + '\n{"text": "a", "label": 0.5}\n'
     with pytest.raises(BadRow, match=words):
         labelled(tmp_path / "a.jsonl", text, ("text", "label"))
@@ -266,14 +264,14 @@ def test_bad_labelled_rows_are_raised_or_given_out(tmp_path: Path, line: str, wo
     assert good.fields["label"] == "0.5"
 
 
-def test_choices_must_be_several_texts(tmp_path: Path) -> None:
+def test_choices_must_be_several_texts(tmp_path):
     for choices in ('["x"]', '["x", ""]', '["x", 3]', '"x"'):
         line = f'{{"context": "c", "choices": {choices}, "label": "x"}}'
         with pytest.raises(BadRow, match="choices"):
             labelled(tmp_path / "a.jsonl", line, ("context", "choices", "label"))
 
 
-def test_of_a_prompt_as_turns_only_the_completion_is_learnt() -> None:
+def test_of_a_prompt_as_turns_only_the_completion_is_learnt():
     prompt = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
     row = Row("rows.jsonl, line 1", {"prompt": prompt, "completion": [reply := prompt[1]]})
     messages = detect(row).read(row).messages

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from finetune.config.objectives import SupervisedSpan
 from finetune.data.batches import BucketSampler, collate
 from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows, aux_labels, pack, response_labels
@@ -29,7 +28,7 @@ ONE = encoded(T, P, T, R, R, first=10)
 TWO = encoded(R, R, R, first=20)
 
 
-def test_a_packed_row() -> None:
+def test_a_packed_row():
     rows = Rows([ONE, TWO], "prompt", [[1, 0]])
     (row,) = [rows[0]]
     assert {key: value.tolist() for key, value in row.items()} == {
@@ -43,7 +42,7 @@ def test_a_packed_row() -> None:
     assert rows.lengths == [8]
 
 
-def test_padding_is_told_by_length() -> None:
+def test_padding_is_told_by_length():
     rows = Rows([ONE, TWO], "prompt-without-template")
     batch = collate([rows[0], rows[1]], pad_id=20)
     assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 14], [20, 21, 22, 20, 20]]
@@ -64,7 +63,7 @@ def test_padding_is_told_by_length() -> None:
         ("full", [False, True, True, True, True]),
     ],
 )
-def test_the_labels_of_the_auxiliary_loss(span: SupervisedSpan, labels: list[bool]) -> None:
+def test_the_labels_of_the_auxiliary_loss(span, labels):
     assert aux_labels(ONE, span).tolist() == labels
     assert response_labels(ONE).tolist() == [False, False, False, True, True]
 
@@ -103,9 +102,7 @@ def batches(rows: Rows, size: int, sampler: Any = None) -> list[dict[str, Tensor
 
 
 @given(LENGTHS, st.integers(1, 6), st.integers(0, 9), st.sampled_from(["prompt", "full"]))
-def test_padding_packing_and_bucketing_carry_the_same(
-    lengths: list[int], size: int, seed: int, span: SupervisedSpan
-) -> None:
+def test_padding_packing_and_bucketing_carry_the_same(lengths, size, seed, span):
     examples = examples_of(lengths)
     rows = Rows(examples, span)
     padded = carried(batches(rows, size))
@@ -118,7 +115,7 @@ def test_padding_packing_and_bucketing_carry_the_same(
 
 
 @given(LENGTHS, st.integers(20, 60), st.integers(0, 9))
-def test_examples_of_a_row_are_told_apart(lengths: list[int], length: int, seed: int) -> None:
+def test_examples_of_a_row_are_told_apart(lengths, length, seed):
     rows = Rows.packed(examples_of(lengths), "full", length, seed)
     for index in range(len(rows)):
         row = rows[index]
@@ -132,9 +129,7 @@ def test_examples_of_a_row_are_told_apart(lengths: list[int], length: int, seed:
 
 
 @given(LENGTHS, st.integers(20, 60), st.integers(0, 9))
-def test_packing_wastes_little_and_repeats_itself(
-    lengths: list[int], length: int, seed: int
-) -> None:
+def test_packing_wastes_little_and_repeats_itself(lengths, length, seed):
     bins = pack(lengths, length, seed)
     assert sorted(index for members in bins for index in members) == list(range(len(lengths)))
     loads = [sum(lengths[index] for index in members) for members in bins]
@@ -144,14 +139,14 @@ def test_packing_wastes_little_and_repeats_itself(
     assert bins == pack(lengths, length, seed)
 
 
-def test_packing_many_is_tight() -> None:
+def test_packing_many_is_tight():
     lengths = np.random.default_rng(0).integers(10, 400, 5000).tolist()
     bins = pack(lengths, 1024, 0)
     assert sum(lengths) / (len(bins) * 1024) > 0.99
     assert pack(lengths, 1024, 1) != bins
 
 
-def test_packing_nothing_and_too_much() -> None:
+def test_packing_nothing_and_too_much():
     assert pack([], 10, 0) == []
     with pytest.raises(ValueError, match="an example of 11 tokens does not fit a row of 10"):
         pack([3, 11], 10, 0)

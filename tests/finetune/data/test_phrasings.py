@@ -2,7 +2,6 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,7 +47,7 @@ def phrased(phrasings: Phrasings, row: Row = ROW) -> list[tuple[str, str]]:
     return pairs[start:] + pairs[:start]
 
 
-def test_every_phrasing_with_its_options(tmp_path: Path) -> None:
+def test_every_phrasing_with_its_options(tmp_path):
     options = "\n\nOPTIONS:\n- negative\n- positive"
     assert phrased(load(tmp_path)) == [
         ("Review: Dull.\nIs this review positive or negative?" + options, "negative"),
@@ -57,20 +56,20 @@ def test_every_phrasing_with_its_options(tmp_path: Path) -> None:
     ]
 
 
-def test_options_by_number(tmp_path: Path) -> None:
+def test_options_by_number(tmp_path):
     phrasings = load(tmp_path)
     for label in (1, "1", " positive "):
         row = Row(ROW.location, {**ROW.fields, "label": label})
         assert phrased(phrasings, row)[0][1] == "positive"
 
 
-def test_yes_and_no_stay_strings(tmp_path: Path) -> None:
+def test_yes_and_no_stay_strings(tmp_path):
     text = REVIEWS.replace('"negative", "positive"', '"yes", "no"')
     row = Row(ROW.location, {**ROW.fields, "label": "no"})
     assert phrased(load(tmp_path, text), row)[0][1] == "no"
 
 
-def test_options_of_the_row(tmp_path: Path) -> None:
+def test_options_of_the_row(tmp_path):
     text = """
     answer = "goal"
     options = "choices"
@@ -90,7 +89,7 @@ def test_options_of_the_row(tmp_path: Path) -> None:
         phrasings.phrase(Row("line 1", {"question": "Q", "goal": 1}), 0)
 
 
-def test_the_draw_is_by_seed_and_content(tmp_path: Path) -> None:
+def test_the_draw_is_by_seed_and_content(tmp_path):
     phrasings = load(tmp_path)
 
     def drawn(seed: int) -> list[str]:
@@ -109,12 +108,12 @@ def test_the_draw_is_by_seed_and_content(tmp_path: Path) -> None:
 
 
 @given(st.text(alphabet="{}a%$\\[]", min_size=1, max_size=12))
-def test_braces_in_data_are_plain_characters(text: str) -> None:
+def test_braces_in_data_are_plain_characters(text):
     pattern = parse_pattern("<{a}|{b}|{{c}}>", "t")
     assert pattern.fill(Row("line 1", {"a": text, "b": "{a}"})) == f"<{text}|{{a}}|{{c}}>"
 
 
-def test_a_missing_field_names_template_field_and_fields(tmp_path: Path) -> None:
+def test_a_missing_field_names_template_field_and_fields(tmp_path):
     phrasings = load(tmp_path, '[[templates]]\nprompt = "{txt}"\nresponse = "{label}"')
     with pytest.raises(BadRow) as caught:
         phrasings.phrase(ROW, 0)
@@ -136,9 +135,7 @@ def test_a_missing_field_names_template_field_and_fields(tmp_path: Path) -> None
         ({"text": float("nan")}, "text is not text", "the number nan"),
     ],
 )
-def test_a_bad_value_is_named(
-    tmp_path: Path, change: dict[str, Any], reason: str, words: str
-) -> None:
+def test_a_bad_value_is_named(tmp_path, change, reason, words):
     with pytest.raises(BadRow) as caught:
         phrased(load(tmp_path), Row(ROW.location, {**ROW.fields, **change}))
     assert caught.value.reason == reason
@@ -146,7 +143,7 @@ def test_a_bad_value_is_named(
     assert ROW.location in str(caught.value)
 
 
-def test_an_empty_text_is_a_bad_row(tmp_path: Path) -> None:
+def test_an_empty_text_is_a_bad_row(tmp_path):
     phrasings = load(tmp_path, '[[templates]]\nprompt = "{text}"\nresponse = "{label}"')
     with pytest.raises(BadRow, match="the response is empty at"):
         phrasings.phrase(Row("line 1", {"text": "a", "label": " "}), 0)
@@ -177,13 +174,13 @@ def test_an_empty_text_is_a_bad_row(tmp_path: Path) -> None:
         ("a = ", "not valid TOML"),
     ],
 )
-def test_a_broken_file_of_templates_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_a_broken_file_of_templates_is_named(tmp_path, text, words):
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "reviews.toml"))
     assert words in str(caught.value)
 
 
-def test_a_dialogue_template_is_not_a_file_of_templates() -> None:
+def test_a_dialogue_template_is_not_a_file_of_templates():
     with pytest.raises(ConfigError, match=r"dialogue template, which is one.*data\.template"):
         load_phrasings(Path("alpaca"))

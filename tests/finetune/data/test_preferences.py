@@ -52,14 +52,14 @@ PREFERENCES = [
 
 
 @pytest.mark.parametrize("fields", PREFERENCES, ids=lambda fields: "-".join(fields))
-def test_preferences_of_every_layout(fields: dict[str, Any]) -> None:
+def test_preferences_of_every_layout(fields):
     read = detect_preference(row(**fields)).read(row(**fields))
     assert isinstance(read, Preference)
     assert turns(read.chosen) == [("user", "Who?"), ("assistant", "Me.")]
     assert turns(read.rejected) == [("user", "Who?"), ("assistant", "You.")]
 
 
-def test_an_input_stands_below_its_instruction_and_turns_before() -> None:
+def test_an_input_stands_below_its_instruction_and_turns_before():
     fields = {"instruction": "Shout.", "input": "hi", "system": "Be brief.", **TEXTS}
     read = detect_preference(row(**fields)).read(row(**fields))
     assert isinstance(read, Preference)
@@ -73,9 +73,7 @@ def test_an_input_stands_below_its_instruction_and_turns_before() -> None:
         ("Q: Who?\nA: Yes", "Q: Who?\nA: Yellow", ("Q: Who?\nA:", " Yes", " Yellow")),
     ],
 )
-def test_texts_share_whole_words_and_are_learnt_as_they_stand(
-    chosen: str, rejected: str, parts: tuple[str, str, str]
-) -> None:
+def test_texts_share_whole_words_and_are_learnt_as_they_stand(chosen, rejected, parts):
     fields = {"chosen": chosen, "rejected": rejected}
     read = detect_preference(row(**fields)).read(row(**fields))
     assert isinstance(read, Preference)
@@ -83,7 +81,7 @@ def test_texts_share_whole_words_and_are_learnt_as_they_stand(
     assert read.rejected.parts == (parts[0], parts[2])
 
 
-def test_a_margin_is_kept() -> None:
+def test_a_margin_is_kept():
     fields = {"prompt": "Who?", **TEXTS, "margin": 1.5}
     read = detect_preference(row(**fields)).read(row(**fields))
     assert isinstance(read, Preference)
@@ -93,7 +91,7 @@ def test_a_margin_is_kept() -> None:
 @pytest.mark.parametrize(
     ("label", "desirable"), [(True, True), (0, False), ("true", True), ("False", False)]
 )
-def test_verdicts(label: Any, desirable: bool) -> None:
+def test_verdicts(label, desirable):
     fields = {"prompt": [USER], "completion": [ME], "label": label}
     read = detect_feedback(row(**fields)).read(row(**fields))
     assert isinstance(read, Verdict)
@@ -136,7 +134,7 @@ BAD_VERDICTS = [
 
 
 @pytest.mark.parametrize(("fields", "words"), BAD_PREFERENCES)
-def test_a_bad_preference_is_one_sentence(fields: dict[str, Any], words: str) -> None:
+def test_a_bad_preference_is_one_sentence(fields, words):
     for detect in (detect_preference, detect_feedback):
         with pytest.raises(BadRow) as error:
             detect(row(**fields)).read(row(**fields))
@@ -146,7 +144,7 @@ def test_a_bad_preference_is_one_sentence(fields: dict[str, Any], words: str) ->
 
 
 @pytest.mark.parametrize(("fields", "words"), BAD_VERDICTS)
-def test_a_bad_verdict_is_one_sentence(fields: dict[str, Any], words: str) -> None:
+def test_a_bad_verdict_is_one_sentence(fields, words):
     with pytest.raises(BadRow) as error:
         detect_feedback(row(**fields)).read(row(**fields))
     assert words in str(error.value)
@@ -163,7 +161,7 @@ def preference(**fields: Any) -> Preference:
     return read
 
 
-def test_of_a_chat_the_last_reply_alone_is_learnt() -> None:
+def test_of_a_chat_the_last_reply_alone_is_learnt():
     history = [USER, YOU, {"role": "user", "content": "Really who?"}]
     (pair,) = encoder().encode(preference(prompt=history, chosen=[ME], rejected=[YOU]))
     assert isinstance(pair, EncodedPair)
@@ -175,7 +173,7 @@ def test_of_a_chat_the_last_reply_alone_is_learnt() -> None:
 
 
 @pytest.mark.parametrize("too_long", ["truncate-prompt", "truncate-history"])
-def test_both_replies_stay_behind_the_same_prompt_however_it_is_cut(too_long: Any) -> None:
+def test_both_replies_stay_behind_the_same_prompt_however_it_is_cut(too_long):
     long = {"role": "user", "content": " ".join(f"word{n}" for n in range(40))}
     history = [long, YOU, USER] if too_long == "truncate-history" else [long]
     fields = {"prompt": history, "chosen": "One two three four five six.", "rejected": "No."}
@@ -196,7 +194,7 @@ def prepared(path: Path, rows: list[dict[str, Any]], **data: Any) -> Any:
     return encode_rows(settings, RowKind(FIELDS, detect_feedback, encoder()), 0)
 
 
-def test_a_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:
+def test_a_prompt_never_stands_on_both_sides(tmp_path):
     rows = [
         {"prompt": f"Who is {n}?", "chosen": f"Me {m}.", "rejected": f"You {m}."}
         for n in range(30)
@@ -209,7 +207,7 @@ def test_a_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:
     assert len(made.held_out["held_out"]) % 3 == 0
 
 
-def test_bad_rows_are_counted_and_the_others_kept(tmp_path: Path) -> None:
+def test_bad_rows_are_counted_and_the_others_kept(tmp_path):
     good = {"prompt": "Who?", **TEXTS}
     rows = [good, {**good, "rejected": "Me."}, {**good, "chosen": ""}]
     made = prepared(tmp_path / "rows.jsonl", rows, held_out=0.0, bad_rows="skip")
@@ -219,7 +217,7 @@ def test_bad_rows_are_counted_and_the_others_kept(tmp_path: Path) -> None:
         prepared(tmp_path / "rows.jsonl", rows, held_out=0.0)
 
 
-def test_a_preference_is_two_verdicts() -> None:
+def test_a_preference_is_two_verdicts():
     (pair,) = encoder().encode(preference(prompt="Who?", **TEXTS))
     verdicts = pair.verdicts
     assert [each.desirable for each in verdicts] == [True, False]
@@ -248,7 +246,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_preferences_as_they_are_published(name: str) -> None:
+def test_preferences_as_they_are_published(name):
     row = Row("rows.jsonl, line 1", PUBLISHED[name])
     pair = detect_feedback(row).read(row)
     assert isinstance(pair, Preference)
@@ -264,9 +262,7 @@ def test_preferences_as_they_are_published(name: str) -> None:
         ({**PUBLISHED["OpenAI preferences"], "preferred_output": None}, "'chosen' is null"),
     ],
 )
-def test_a_published_preference_that_cannot_be_used_is_one_sentence(
-    fields: dict[str, Any], words: str
-) -> None:
+def test_a_published_preference_that_cannot_be_used_is_one_sentence(fields, words):
     row = Row("rows.jsonl, line 1", fields)
     with pytest.raises(BadRow, match=words):
         detect_feedback(row).read(row)

@@ -47,7 +47,7 @@ def keys(examples: list[Encoded]) -> list[str]:
     return [example.key for example in examples]
 
 
-def test_a_file_is_split_by_hash_and_described(tmp_path: Path) -> None:
+def test_a_file_is_split_by_hash_and_described(tmp_path):
     rows = [{**row, "id": n} for n, row in enumerate(pairs(300))]
     path = write(tmp_path / "a.jsonl", rows)
     prepared = made(train=path, held_out=0.2)
@@ -66,7 +66,7 @@ def test_a_file_is_split_by_hash_and_described(tmp_path: Path) -> None:
     assert made(train=path, held_out=0).held_out == {}
 
 
-def test_a_held_out_file_and_the_rows_it_shares(tmp_path: Path) -> None:
+def test_a_held_out_file_and_the_rows_it_shares(tmp_path):
     train = write(tmp_path / "train.jsonl", pairs(10))
     test = write(tmp_path / "test.jsonl", pairs(5, start=8))
     prepared = made(train=train, held_out=test)
@@ -75,7 +75,7 @@ def test_a_held_out_file_and_the_rows_it_shares(tmp_path: Path) -> None:
     assert [table.kept for table in prepared.report.tables] == [5, 8]
 
 
-def test_weights_are_passes(tmp_path: Path) -> None:
+def test_weights_are_passes(tmp_path):
     a, b = write(tmp_path / "a.jsonl", pairs(10)), write(tmp_path / "b.jsonl", pairs(10, 100))
     sources = [{"path": a, "weight": 2.5}, {"path": b, "weight": 0.3}]
     prepared = made(train=sources, held_out=0)
@@ -87,12 +87,12 @@ def test_weights_are_passes(tmp_path: Path) -> None:
     assert keys(made(train=sources, held_out=0, seed=1).train) != keys(prepared.train)
 
 
-def test_repeated_rows_are_counted(tmp_path: Path) -> None:
+def test_repeated_rows_are_counted(tmp_path):
     path = write(tmp_path / "a.jsonl", pairs(3) + pairs(2))
     assert made(train=path, held_out=0).report.repeated == 2
 
 
-def test_bad_rows_are_raised_or_counted(tmp_path: Path) -> None:
+def test_bad_rows_are_raised_or_counted(tmp_path):
     rows = [{"prompt": "a"}, *pairs(3), {"prompt": "a", "completion": ""}, {"prompt": "b"}]
     path = write(tmp_path / "a.jsonl", rows)
     with pytest.raises(ConfigError, match=r"a\.jsonl, line 1: expected instruction and output"):
@@ -106,7 +106,7 @@ def test_bad_rows_are_raised_or_counted(tmp_path: Path) -> None:
     }
 
 
-def test_too_long_rows(tmp_path: Path) -> None:
+def test_too_long_rows(tmp_path):
     rows = [*pairs(3), {"prompt": "word " * 60, "completion": "short"}]
     path = write(tmp_path / "a.jsonl", rows)
     with pytest.raises(ConfigError) as caught:
@@ -129,7 +129,7 @@ def test_too_long_rows(tmp_path: Path) -> None:
         made(window=40, train=path)
 
 
-def test_clusters_are_held_out_by_name(tmp_path: Path) -> None:
+def test_clusters_are_held_out_by_name(tmp_path):
     a = write(tmp_path / "a.jsonl", [{**row, "task": "nli"} for row in pairs(4)])
     mixed = [{**row, "task": ("nli", "qa")[n % 2]} for n, row in enumerate(pairs(6, 10))]
     b = write(tmp_path / "b.jsonl", mixed)
@@ -154,7 +154,7 @@ def test_clusters_are_held_out_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_phrasings_take_turns_over_the_passes(tmp_path: Path) -> None:
+def test_phrasings_take_turns_over_the_passes(tmp_path):
     templates = tmp_path / "t.toml"
     templates.write_text(
         'cluster = "topic"\n'
@@ -178,7 +178,7 @@ def test_phrasings_take_turns_over_the_passes(tmp_path: Path) -> None:
     assert len(three.train) == 3 * len(one.train)
 
 
-def test_a_long_text_is_split_between_training_and_measuring(tmp_path: Path) -> None:
+def test_a_long_text_is_split_between_training_and_measuring(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text(" ".join(f"w{n}" for n in range(4000)))
     prepared = made(train=str(path), held_out=0.2, max_length=50)
@@ -189,7 +189,7 @@ def test_a_long_text_is_split_between_training_and_measuring(tmp_path: Path) -> 
     assert (prepared.report.kept, prepared.report.truncated) == (1, {"windows": 1})
 
 
-def test_digests_change_with_the_tokens_alone(tmp_path: Path) -> None:
+def test_digests_change_with_the_tokens_alone(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = pairs(5)
 
@@ -207,7 +207,7 @@ def test_digests_change_with_the_tokens_alone(tmp_path: Path) -> None:
     assert list(made(train=twice, held_out=0).report.hashes) == [two]
 
 
-def test_nothing_left_says_why(tmp_path: Path) -> None:
+def test_nothing_left_says_why(tmp_path):
     path = write(tmp_path / "a.jsonl", [{"prompt": "a", "completion": ""}] * 2 + [{"prompt": "b"}])
     with pytest.raises(ConfigError) as caught:
         made(train=path, bad_rows="drop")
@@ -220,7 +220,7 @@ def test_nothing_left_says_why(tmp_path: Path) -> None:
         made(train=empty)
 
 
-def test_columns_name_fields_of_layouts(tmp_path: Path) -> None:
+def test_columns_name_fields_of_layouts(tmp_path):
     path = write(tmp_path / "a.jsonl", [{"Q": "a", "A": "b"}])
     columns = {"prompt": "Q", "completion": "A"}
     assert len(made(train={"path": path, "columns": columns}, held_out=0).train) == 1
@@ -235,12 +235,8 @@ def test_columns_name_fields_of_layouts(tmp_path: Path) -> None:
     seed=st.integers(0, 5),
 )
 def test_nothing_measured_is_learned_and_every_row_is_counted(
-    tmp_path_factory: pytest.TempPathFactory,
-    counts: list[int],
-    weights: list[float],
-    share: float,
-    seed: int,
-) -> None:
+    tmp_path_factory, counts, weights, share, seed
+):
     folder = tmp_path_factory.mktemp("mixture")
     # Files that overlap, so that the same row comes with several weights.
     sources = [
@@ -257,7 +253,7 @@ def test_nothing_measured_is_learned_and_every_row_is_counted(
     assert all((e.spans == Span.RESPONSE).any() for e in prepared.train + measured)
 
 
-def test_the_template_of_a_run(tmp_path: Path) -> None:
+def test_the_template_of_a_run(tmp_path):
     def chosen(name: str) -> str:
         data = Data.model_validate({"train": "x", "template": name})
         return choose_template(data, ModelFiles.read(tmp_path), ["<|im_end|>"]).name
@@ -278,7 +274,7 @@ def test_the_template_of_a_run(tmp_path: Path) -> None:
         chosen("")
 
 
-def test_an_empty_file_and_a_misspelt_path_are_named(tmp_path: Path) -> None:
+def test_an_empty_file_and_a_misspelt_path_are_named(tmp_path):
     (tmp_path / "rows.json").write_text("")
     with pytest.raises(ConfigError, match=r"no row is left .*rows\.json holds no row"):
         made(train=str(tmp_path / "rows.json"))

@@ -175,7 +175,7 @@ TRUE: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", TRUE)
-def test_a_true_row_of_each_format(name: str) -> None:
+def test_a_true_row_of_each_format(name):
     fields, messages = TRUE[name]
     example = read(fields)
     assert turns_shown(example.messages) == messages
@@ -184,7 +184,7 @@ def test_a_true_row_of_each_format(name: str) -> None:
     assert example.is_cut == (name == "ends with the user")
 
 
-def test_results_follow_in_the_order_of_their_calls() -> None:
+def test_results_follow_in_the_order_of_their_calls():
     second = {**CALL, "id": "call_2", "function": {"name": "clock", "arguments": "{}"}}
     turns = [
         QUESTION,
@@ -200,7 +200,7 @@ def test_results_follow_in_the_order_of_their_calls() -> None:
         read({"messages": [*turns[:3], ANSWER]})
 
 
-def test_a_schema_is_made_of_the_types_of_xlam() -> None:
+def test_a_schema_is_made_of_the_types_of_xlam():
     (tool,) = read(XLAM).tools
     assert tool["function"]["parameters"] == {
         "type": "object",
@@ -209,7 +209,7 @@ def test_a_schema_is_made_of_the_types_of_xlam() -> None:
     }
 
 
-def test_weight_0_is_no_label_but_part_of_the_chat() -> None:
+def test_weight_0_is_no_label_but_part_of_the_chat():
     example = read(
         {"messages": [QUESTION, {**ANSWER, "weight": 0}, QUESTION, {**ANSWER, "weight": 1}]}
     )
@@ -255,7 +255,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_true_preference_of_each_format(name: str) -> None:
+def test_a_true_preference_of_each_format(name):
     pair = feedback(PAIRS[name])
     assert isinstance(pair, Preference)
     assert turns_shown(pair.chosen.messages) == ["user: What is 6*7?", "assistant: It is 42."]
@@ -263,7 +263,7 @@ def test_a_true_preference_of_each_format(name: str) -> None:
     assert pair.margin == 0.0
 
 
-def test_a_reply_of_a_preference_may_be_a_call() -> None:
+def test_a_reply_of_a_preference_may_be_a_call():
     pair = feedback(
         {"prompt": [QUESTION], "chosen": CALLED[1:2], "rejected": [ANSWER], "tools": TOOLS}
     )
@@ -272,7 +272,7 @@ def test_a_reply_of_a_preference_may_be_a_call() -> None:
     assert pair.chosen.tools == pair.rejected.tools == tuple(TOOLS)
 
 
-def test_a_chat_that_ends_with_its_user_is_a_prompt() -> None:
+def test_a_chat_that_ends_with_its_user_is_a_prompt():
     row = Row("a.jsonl, line 1", {"messages": [QUESTION], "tools": TOOLS})
     example = detect_prompt(row).read(row)
     assert (turns_shown(example.messages)[:1], example.reply) == (["user: What is 6*7?"], "")
@@ -317,7 +317,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_row_is_one_sentence(name: str) -> None:
+def test_a_broken_row_is_one_sentence(name):
     fields, words = BROKEN[name]
     with pytest.raises(BadRow) as caught:
         read(fields)
@@ -334,7 +334,7 @@ def test_a_broken_row_is_one_sentence(name: str) -> None:
         ({"chosen": CALLED, "rejected": answered("41")}, "there is no prompt"),
     ],
 )
-def test_a_broken_preference_is_one_sentence(fields: dict[str, Any], words: str) -> None:
+def test_a_broken_preference_is_one_sentence(fields, words):
     with pytest.raises(BadRow, match=words):
         feedback(fields)
 
@@ -372,7 +372,7 @@ def spoilt(value: Any, draw: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("name", [*TRUE, *PAIRS])
-def test_a_spoilt_row_is_read_or_is_one_sentence(name: str) -> None:
+def test_a_spoilt_row_is_read_or_is_one_sentence(name):
     draw, layouts = random.Random(name), (detect, detect_feedback, detect_prompt)
     true = TRUE[name][0] if name in TRUE else PAIRS[name]
     sentences: list[str] = []

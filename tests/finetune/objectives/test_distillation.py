@@ -45,8 +45,8 @@ def by_hand(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize(("beta", "temperature"), [(0.0, 1.0), (0.3, 2.0), (1.0, 0.7)])
 def test_a_step_is_that_of_the_formula_however_it_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool, beta: float, temperature: float
-) -> None:
+    tmp_path, monkeypatch, packed, beta, temperature
+):
     monkeypatch.setattr(distillation, "_CHUNK_LOGITS", 5 * tiny.VOCABULARY)
     student, teacher = tiny.gpt2(0), tiny.gpt2(2, n_embd=24)
     examples = tiny.examples(LENGTHS, seed=1)
@@ -84,7 +84,7 @@ def config(folder: Path, data: Any = None, **objective: Any) -> FinetuneConfig:
     )  # fmt: skip
 
 
-def test_another_teacher_is_not_continued_with(tmp_path: Path) -> None:
+def test_another_teacher_is_not_continued_with(tmp_path):
     made = config(tmp_path)
     once = made.train.model_copy(update={"max_steps": 1})
     train(made.model_copy(update={"train": once}), QUIET, "cpu")
@@ -97,7 +97,7 @@ def test_another_teacher_is_not_continued_with(tmp_path: Path) -> None:
         resume(tmp_path / "run", changes, QUIET, "cpu")
 
 
-def test_a_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_teacher_with_another_vocabulary_is_refused(tmp_path):
     tiny.base(tmp_path / "teacher")
     tokens = json.loads((tmp_path / "teacher" / "tokenizer.json").read_text())
     vocabulary = tokens["model"]["vocab"]
@@ -129,7 +129,7 @@ def sequences(batches: list[dict[str, Tensor]]) -> list[list[int]]:
     ]
 
 
-def test_a_share_of_the_replies_is_drawn_whatever_the_micro_batches(tmp_path: Path) -> None:
+def test_a_share_of_the_replies_is_drawn_whatever_the_micro_batches(tmp_path):
     setup = set_up_run(config(tmp_path, own_replies=0.5))
     rows = setup.data.train
     own = sequences(drawn(setup, [12], 0))
@@ -141,7 +141,7 @@ def test_a_share_of_the_replies_is_drawn_whatever_the_micro_batches(tmp_path: Pa
     assert all(len(reply) <= 6 for reply, row in zip(own, given, strict=True) if reply != row)
 
 
-def test_a_text_without_a_prompt_keeps_its_own_words(tmp_path: Path) -> None:
+def test_a_text_without_a_prompt_keeps_its_own_words(tmp_path):
     made = config(tmp_path, own_replies=1.0)
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": f"after {n} comes."}) + "\n" for n in range(6)))

@@ -37,7 +37,7 @@ def config(folder: Path, shape: str = "t5", **changes: Any) -> FinetuneConfig:
 
 
 @pytest.mark.parametrize("shape", ["t5", "bart"])
-def test_the_loss_is_transformers_own(tmp_path: Path, shape: str) -> None:
+def test_the_loss_is_transformers_own(tmp_path, shape):
     setup = set_up_run(config(tmp_path, shape), "cpu")
     rows = [setup.data.train[index] for index in range(3)]
     batch = collate(rows, 0)
@@ -58,7 +58,7 @@ def test_the_loss_is_transformers_own(tmp_path: Path, shape: str) -> None:
     assert losses[0].item() == pytest.approx(total / float(counts[0]), rel=1e-4)
 
 
-def test_an_adapter_learns_and_is_merged(tmp_path: Path) -> None:
+def test_an_adapter_learns_and_is_merged(tmp_path):
     steps = {"method": "lora", "max_steps": 30, "learning_rate": 0.03, "precision": "float32"}
     run = train(config(tmp_path, train=steps), QUIET)
     losses = list(tiny_finetune.trace(run).values())
@@ -84,7 +84,7 @@ def reply(model: Path, prompt: str) -> str:
     return text.strip()
 
 
-def test_each_reply_of_a_chat_is_learned_after_what_precedes_it(tmp_path: Path) -> None:
+def test_each_reply_of_a_chat_is_learned_after_what_precedes_it(tmp_path):
     made = config(tmp_path)
     turns = [("user", "the cat"), ("assistant", "sat"), ("user", "the dog"), ("assistant", "ran")]
     chat = {"messages": [{"role": role, "content": text} for role, text in turns]}
@@ -97,7 +97,7 @@ def test_each_reply_of_a_chat_is_learned_after_what_precedes_it(tmp_path: Path) 
     assert "sat" in decode(second["input_ids"][~second["response_mask"]].tolist())
 
 
-def test_what_is_trained_of_a_reply_are_its_own_tokens(tmp_path: Path) -> None:
+def test_what_is_trained_of_a_reply_are_its_own_tokens(tmp_path):
     """Not those of the rest of a line: T5's words begin with U+2581, and it has no line break."""
     few_shot = {"parts": ["cat: the cat\ndog:", " the dog", "\nfox:", " the fox"]}
     chat = {"prompt": "say", "completion": "the fox"}
@@ -118,8 +118,6 @@ def test_what_is_trained_of_a_reply_are_its_own_tokens(tmp_path: Path) -> None:
         ({"objective": {"kind": "dpo"}}, "expected objective.kind l3"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    tmp_path: Path, changes: dict[str, Any], sentence: str
-) -> None:
+def test_what_makes_no_sense_is_refused(tmp_path, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
         train(config(tmp_path, **changes), QUIET)

@@ -1,7 +1,6 @@
 """Objectives on feedback: losses and gradients are those of the formulas, written plainly."""
 
 import math
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -56,7 +55,7 @@ def dpo_by_hand(kind: str, chosen: list[Any], rejected: list[Any], smoothing: fl
     ("kind", "smoothing", "weight"),
     [("sigmoid", 0.0, 0.0), ("sigmoid", 0.2, 0.7), ("ipo", 0.0, 0.0), ("hinge", 0.0, 0.5)],
 )
-def test_dpo(tmp_path: Path, kind: Any, smoothing: float, weight: float, packed: bool) -> None:
+def test_dpo(tmp_path, kind, smoothing, weight, packed):
     model, reference = tiny.gpt2(0), tiny.gpt2(1)
     chosen, rejected = ratios(model, reference)
     pair_loss = dpo_by_hand(kind, chosen, rejected, smoothing)
@@ -84,7 +83,7 @@ def test_dpo(tmp_path: Path, kind: Any, smoothing: float, weight: float, packed:
 
 @ARRANGED
 @pytest.mark.parametrize("kind", ["orpo", "cpo", "simpo"])
-def test_without_a_reference(tmp_path: Path, kind: str, packed: bool) -> None:
+def test_without_a_reference(tmp_path, kind, packed):
     model = tiny.gpt2(0)
     first, _, _ = tiny_pairs.pairs()
     chosen, rejected = ([now for now, _ in side] for side in ratios(model, model))
@@ -108,7 +107,7 @@ def test_without_a_reference(tmp_path: Path, kind: str, packed: bool) -> None:
 
 
 @ARRANGED
-def test_reward(tmp_path: Path, packed: bool) -> None:
+def test_reward(tmp_path, packed):
     margins = [0.0, 0.5, 0.0, 1.0, 0.0, 0.0, 2.0, 0.1]
     model = tiny.gpt2(0)
     add_head(model, REWARD_SPEC, seed=3)
@@ -129,7 +128,7 @@ def test_reward(tmp_path: Path, packed: bool) -> None:
 
 @ARRANGED
 @pytest.mark.parametrize("seed", [1, 2])
-def test_kto(tmp_path: Path, packed: bool, seed: int) -> None:
+def test_kto(tmp_path, packed, seed):
     model, reference = tiny.gpt2(0), tiny.gpt2(seed)
     replies, _, labels = tiny_pairs.pairs([1, 0, 1, 1, 0, 1, 0, 1])
     before = [replies[-1], *replies[:-1]]
@@ -168,7 +167,7 @@ def test_kto(tmp_path: Path, packed: bool, seed: int) -> None:
     assert logs["chosen_reward"] == pytest.approx(sum(good) / len(good), rel=1e-4)
 
 
-def test_mismatched_replies_stand_behind_their_own_prompt() -> None:
+def test_mismatched_replies_stand_behind_their_own_prompt():
     (first, second, *_), _, _ = tiny_pairs.pairs()
     made = _mismatched(first, second, 64)
     prompt = first.ids[first.spans != Span.RESPONSE].tolist()
@@ -177,7 +176,7 @@ def test_mismatched_replies_stand_behind_their_own_prompt() -> None:
     assert _mismatched(first, second, len(prompt) + 2).ids.tolist() == prompt + reply[:2]
 
 
-def test_mismatched_replies_are_cut_at_the_length_of_a_row() -> None:
+def test_mismatched_replies_are_cut_at_the_length_of_a_row():
     """Not at that of the two sequences, of which each may be short."""
     verdicts = []
     for prompt, example in zip((40, 5), tiny.examples([45, 45]), strict=True):
@@ -189,7 +188,7 @@ def test_mismatched_replies_are_cut_at_the_length_of_a_row() -> None:
         assert replies == [kept, 5]
 
 
-def test_a_mean_over_good_replies_does_not_count_a_step_without_one(tmp_path: Path) -> None:
+def test_a_mean_over_good_replies_does_not_count_a_step_without_one(tmp_path):
     """Steps of one reply, logged alone and three together: what TRL sums and divides by replies."""
     model = tiny.llama()
     made = tiny_pairs.with_reference(tiny_pairs.rows(values=[1.0, 0.0, 0.0] + [1.0] * 5), model)
@@ -227,16 +226,14 @@ def test_a_mean_over_good_replies_does_not_count_a_step_without_one(tmp_path: Pa
         (6, 0, {}, (1.0, 6.0)),
     ],
 )
-def test_the_rarer_verdict_weighs_as_much_altogether(
-    good: int, bad: int, settings: dict[str, float], expected: tuple[float, float]
-) -> None:
+def test_the_rarer_verdict_weighs_as_much_altogether(good, bad, settings, expected):
     reply = tiny_pairs.pairs()[0][0]
     verdicts = [EncodedVerdict(reply, n < good, str(n), str(n)) for n in range(good + bad)]
     chosen = KtoSettings.model_validate({"kind": "kto", **settings})
     assert weights(chosen, verdicts) == expected
 
 
-def test_odds_of_a_reply_that_is_certain_are_finite() -> None:
+def test_odds_of_a_reply_that_is_certain_are_finite():
     zeros, ones = torch.zeros(1, requires_grad=True), torch.ones(1)
     certain = tiny_pairs.side_of(zeros)
     worth = Orpo().of_replies(certain, tiny_pairs.side_of(-ones))

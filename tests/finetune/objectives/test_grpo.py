@@ -67,9 +67,7 @@ def log_probs(model: Any, example: Any, temperature: float) -> Tensor:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize(("beta", "temperature"), [(0.0, 1.0), (0.3, 0.7)])
-def test_the_loss_is_that_of_the_formula(
-    tmp_path: Path, packed: bool, beta: float, temperature: float
-) -> None:
+def test_the_loss_is_that_of_the_formula(tmp_path, packed, beta, temperature):
     model, old, reference = tiny.gpt2(0), tiny.gpt2(0), tiny.gpt2(2)
     with torch.no_grad():
         for weight in old.parameters():
@@ -103,7 +101,7 @@ def test_the_loss_is_that_of_the_formula(
         assert logs["kl"] == pytest.approx(torch.stack(kls).mean().item(), rel=1e-4)
 
 
-def test_only_what_has_a_signal_is_computed_unless_a_kl_holds_it() -> None:
+def test_only_what_has_a_signal_is_computed_unless_a_kl_holds_it():
     model = tiny.gpt2(0)
     computed: list[int] = []
     model.register_forward_pre_hook(
@@ -121,7 +119,7 @@ def test_only_what_has_a_signal_is_computed_unless_a_kl_holds_it() -> None:
     assert computed == [4, 1, 8, 8]
 
 
-def test_equal_rewards_give_no_advantage_at_all(tmp_path: Path) -> None:
+def test_equal_rewards_give_no_advantage_at_all(tmp_path):
     made = rollouts(tmp_path, rewards=[{"kind": "length", "weight": 0.8}], replies=7)
     rows = made.setup.data.train
     (batch,) = made([collate([rows[0], rows[1]], 0)], rows, 0)
@@ -129,7 +127,7 @@ def test_equal_rewards_give_no_advantage_at_all(tmp_path: Path) -> None:
     assert not batch["advantage"].any()
 
 
-def test_without_a_deviation_the_advantage_is_the_difference() -> None:
+def test_without_a_deviation_the_advantage_is_the_difference():
     assert advantages(REWARDS, False)[0].tolist() == [0.5, -0.5, -0.5, 0.5]
     assert advantages(REWARDS, True)[1].tolist() == [0.0] * 4
 
@@ -156,7 +154,7 @@ def drawn(made: Rollouts, sizes: list[int], step: int | None = 3) -> list[list[i
     ]
 
 
-def test_what_is_drawn_does_not_hang_on_how_a_step_is_cut(tmp_path: Path) -> None:
+def test_what_is_drawn_does_not_hang_on_how_a_step_is_cut(tmp_path):
     made = rollouts(tmp_path)
     whole = drawn(made, [4])
     assert drawn(made, [1, 1, 1, 1]) == whole
@@ -166,7 +164,7 @@ def test_what_is_drawn_does_not_hang_on_how_a_step_is_cut(tmp_path: Path) -> Non
     assert len(drawn(made, [4], step=None)) == 4  # greedy ones, to measure
 
 
-def test_the_end_of_a_reply_is_learnt(tmp_path: Path) -> None:
+def test_the_end_of_a_reply_is_learnt(tmp_path):
     made = rollouts(tmp_path, max_tokens=150)
     end = made.setup.tokenizer.end_id
     prompts = made.setup.data.train.prompts
@@ -178,7 +176,7 @@ def test_the_end_of_a_reply_is_learnt(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # one that is untied
 @pytest.mark.parametrize("changes", [{}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}])
-def test_an_adapter_is_drawn_from_merged_and_stays_as_it_is(changes: dict[str, Any]) -> None:
+def test_an_adapter_is_drawn_from_merged_and_stays_as_it_is(changes):
     model = tiny.gpt2(0)
     adapted: Any = get_peft_model(
         model,
@@ -214,7 +212,7 @@ def write_rows(folder: Path, rows: list[Any]) -> dict[str, str]:
     return {"train": str(path)}
 
 
-def test_rows_may_be_prompts_alone(tmp_path: Path) -> None:
+def test_rows_may_be_prompts_alone(tmp_path):
     rows = [{"prompt": "What comes?"}, {"prompt": [{"role": "user", "content": "After 3?"}]}]
     made = set_up_run(config(tmp_path, data={**write_rows(tmp_path, rows), "held_out": 0.0}), "cpu")
     assert isinstance(made.data.train, PromptRows)
@@ -238,20 +236,18 @@ def test_rows_may_be_prompts_alone(tmp_path: Path) -> None:
         ({"prompt": [{"role": "assistant", "content": "x"}]}, None, "expected 'user'"),
     ],
 )
-def test_rows_that_cannot_be_asked_are_one_sentence(
-    tmp_path: Path, row: dict[str, Any], rewards: Any, words: str
-) -> None:
+def test_rows_that_cannot_be_asked_are_one_sentence(tmp_path, row, rewards, words):
     data = {**write_rows(tmp_path, [row]), "held_out": 0.0}
     with pytest.raises(ConfigError, match=words):
         set_up_run(config(tmp_path, rewards, data), "cpu")
 
 
-def test_a_reply_must_fit_the_window(tmp_path: Path) -> None:
+def test_a_reply_must_fit_the_window(tmp_path):
     with pytest.raises(ConfigError, match=r"objective\.max_tokens is 192; the model's window"):
         set_up_run(config(tmp_path, max_tokens=192), "cpu")
 
 
-def test_check_shows_prompts_and_what_their_own_replies_earn(tmp_path: Path) -> None:
+def test_check_shows_prompts_and_what_their_own_replies_earn(tmp_path):
     checks = [{"kind": "exact_match"}, {"kind": "regex", "pattern": "never", "weight": 3.0}]
     console = Console(file=StringIO(), record=True, width=160)
     found = examine(config(tmp_path, checks), "cpu")
@@ -262,7 +258,7 @@ def test_check_shows_prompts_and_what_their_own_replies_earn(tmp_path: Path) -> 
     assert found.document()["reference_reward"] == 1.0
 
 
-def test_keys_tell_the_checks_apart() -> None:
+def test_keys_tell_the_checks_apart():
     found = {(key.name, key.kind): key for key in keys("objective.rewards.N")}
     assert found["objective.rewards.N.pattern", "regex"].values == "text"
     assert '"exact_match"' in found["objective.rewards.N.kind", "grpo"].values

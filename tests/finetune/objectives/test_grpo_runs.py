@@ -1,8 +1,5 @@
 """Whole runs of GRPO: they learn, go on after a break, and end in a sentence."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import tiny_finetune as tiny
 from rich.console import Console
@@ -18,9 +15,7 @@ QUIET = Console(stderr=True, quiet=True)
     ("method", "objective"),
     [("full", {}), ("lora", {"beta": 0.05}), ("full", {"iterations": 2, "beta": 0.05})],
 )
-def test_a_run_learns_what_is_rewarded(
-    tmp_path: Path, method: str, objective: dict[str, Any]
-) -> None:
+def test_a_run_learns_what_is_rewarded(tmp_path, method, objective):
     made = config(tmp_path, **objective)
     longer = {"max_steps": 30, "method": method, "eval_every": 15}
     made = made.model_copy(update={"train": made.train.model_copy(update=longer)})
@@ -38,9 +33,7 @@ def test_a_run_learns_what_is_rewarded(
     assert "| held-out loss | held-out reward | held-out tokens a reply |" in report
 
 
-def test_a_reward_that_fails_ends_the_run_in_a_sentence_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reward_that_fails_ends_the_run_in_a_sentence_and_loses_nothing(tmp_path, monkeypatch):
     trust(tmp_path, monkeypatch)
     mine = tmp_path / "mine.py"
     mine.write_text(

@@ -45,7 +45,7 @@ def encoded(
     return RowEncoder(replace(spec, length=length), tokenizer, start, 64, too_long).encode(row)
 
 
-def test_sequences_are_those_of_the_paper(tokenizer: Any) -> None:
+def test_sequences_are_those_of_the_paper(tokenizer):
     end = tokenizer.end_id
 
     def text(ids: tuple[int, ...]) -> str:
@@ -79,7 +79,7 @@ def test_sequences_are_those_of_the_paper(tokenizer: Any) -> None:
     assert begun.sequences[0][0] == 7
 
 
-def test_what_does_not_fit_is_refused_dropped_or_cut_at_its_end(tokenizer: Any) -> None:
+def test_what_does_not_fit_is_refused_dropped_or_cut_at_its_end(tokenizer):
     spec = SPECS["entailment"]
     long = row(premise="it rains " * 30, hypothesis="wet", label="no")
     with pytest.raises(ConfigError, match=r"line 1: the row has \d+ tokens, the model takes 20"):
@@ -93,13 +93,13 @@ def test_what_does_not_fit_is_refused_dropped_or_cut_at_its_end(tokenizer: Any) 
 
 @pytest.mark.parametrize("label", ["maybe", "3"])
 @pytest.mark.parametrize("task", ["classification", "multiple-choice"])
-def test_an_unknown_label_names_its_row(tokenizer: Any, task: str, label: str) -> None:
+def test_an_unknown_label_names_its_row(tokenizer, task, label):
     wrong = Labelled("rows.jsonl, line 9", "0", {**ROWS[task].fields, "label": label})
     with pytest.raises(BadRow, match=r"line 9: label is .*expected one of"):
         encoded(wrong, SPECS[task], tokenizer, [], 50, "raise")
 
 
-def test_labels_are_sorted_and_numbers_by_value() -> None:
+def test_labels_are_sorted_and_numbers_by_value():
     rows = [row(label=label) for label in ("10", "9", "2", "b", "a", "2")]
     assert classes(rows) == ("2", "9", "10", "a", "b")
     words = ("World", "Sports", "Tech", "Business")

@@ -89,7 +89,7 @@ def by_hand(model: Any, task: str, examples: list[HeadExample]) -> tuple[Any, An
 
 
 @pytest.mark.parametrize("task", EXAMPLES)
-def test_losses_and_gradients_are_those_by_hand(tmp_path: Path, task: str) -> None:
+def test_losses_and_gradients_are_those_by_hand(tmp_path, task):
     examples = EXAMPLES[task]
     model = headed(task)
     l2, l1 = by_hand(model, task, examples)
@@ -115,7 +115,7 @@ def test_losses_and_gradients_are_those_by_hand(tmp_path: Path, task: str) -> No
             )
 
 
-def test_a_row_without_labels_counts_for_nothing() -> None:
+def test_a_row_without_labels_counts_for_nothing():
     rows = HeadRows(EXAMPLES["multiple-choice"], pad_id=0)
     whole = [rows[0], rows[1]]
     off = {**rows[1], "response_mask": torch.zeros_like(rows[1]["response_mask"])}
@@ -151,7 +151,7 @@ def labelled(path: Path, task: str) -> Path:
 
 
 @pytest.mark.parametrize("changes", [{}, {"method": "lora"}], ids=["full", "lora"])
-def test_a_head_learns_is_saved_and_comes_back(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_head_learns_is_saved_and_comes_back(tmp_path, changes):
     data = {"train": str(labelled(tmp_path / "labelled.jsonl", "classification")), "held_out": 0.3}
     config = tiny.config(
         tmp_path, data=data, head={"task": "classification"}, train={"epochs": 4, **changes}
@@ -174,7 +174,7 @@ def test_a_head_learns_is_saved_and_comes_back(tmp_path: Path, changes: dict[str
 
 
 @pytest.mark.parametrize("task", ["entailment", "similarity", "multiple-choice"])
-def test_every_task_trains_resumes_and_is_measured(tmp_path: Path, task: str) -> None:
+def test_every_task_trains_resumes_and_is_measured(tmp_path, task):
     data = {"train": str(labelled(tmp_path / "labelled.jsonl", task)), "held_out": 0.3}
     config = tiny.config(tmp_path, data=data, head={"task": task}, train={"epochs": 1})
     run = train(config, QUIET)
@@ -188,7 +188,7 @@ def test_every_task_trains_resumes_and_is_measured(tmp_path: Path, task: str) ->
     assert ("macro_f1" in measured.figures) is (task != "multiple-choice")
 
 
-def test_what_is_wrong_with_a_head_is_named(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_head_is_named(tmp_path):
     path = labelled(tmp_path / "labelled.jsonl", "classification")
     data = {"train": str(path), "held_out": 0.3}
     head = {"task": "classification"}
@@ -231,14 +231,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_model_that_sees_its_labels_is_refused() -> None:
+def test_a_model_that_sees_its_labels_is_refused():
     shape = AutoConfig.for_model("bert", **SMALL)
     with pytest.raises(ConfigError, match=r"type bert see later tokens.*causal language model"):
         check_causal(AutoModelForCausalLM.from_config(shape))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_head_reads_any_family(family: str) -> None:
+def test_a_head_reads_any_family(family):
     torch.manual_seed(0)
     shape = AutoConfig.for_model(family, **{**SMALL, **FAMILIES[family]})
     model = AutoModelForCausalLM.from_config(shape)

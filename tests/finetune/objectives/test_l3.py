@@ -61,9 +61,7 @@ def plain(
 @pytest.mark.parametrize("aux_norm", ["token", "sequence"])
 @pytest.mark.parametrize("aux_weight", [0.0, 0.3, 2.0])
 @pytest.mark.parametrize("chunk", [1, 5 * VOCABULARY, 10**6])
-def test_value_and_gradients_are_those_of_the_formula(
-    monkeypatch: pytest.MonkeyPatch, aux_norm: AuxNorm, aux_weight: float, chunk: int
-) -> None:
+def test_value_and_gradients_are_those_of_the_formula(monkeypatch, aux_norm, aux_weight, chunk):
     monkeypatch.setattr(log_probs, "CHUNK_LOGITS", chunk)
     data = batch()
     expected = parameters()
@@ -84,7 +82,7 @@ def test_value_and_gradients_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize("aux_norm", ["token", "sequence"])
-def test_micro_batches_sum_to_the_step(aux_norm: AuxNorm) -> None:
+def test_micro_batches_sum_to_the_step(aux_norm):
     data = batch()
     hidden, head, _ = parameters()
     counts = count_labels([data], aux_norm)
@@ -104,7 +102,7 @@ def test_micro_batches_sum_to_the_step(aux_norm: AuxNorm) -> None:
     torch.testing.assert_close(head.grad, wanted)
 
 
-def test_equal_weights_give_the_full_sequence_loss_up_to_its_constant() -> None:
+def test_equal_weights_give_the_full_sequence_loss_up_to_its_constant():
     """λ = N_aux / N_response gives every token one weight: L3 = (1 + λ) · the plain mean."""
     data = batch()
     hidden, head, _ = parameters()
@@ -120,7 +118,7 @@ def test_equal_weights_give_the_full_sequence_loss_up_to_its_constant() -> None:
     torch.testing.assert_close(found, (1 + aux_weight) * full)
 
 
-def test_tokens_without_a_label_change_nothing() -> None:
+def test_tokens_without_a_label_change_nothing():
     data = batch()
     hidden, head, _ = parameters()
     counts = count_labels([data], "token")
@@ -131,7 +129,7 @@ def test_tokens_without_a_label_change_nothing() -> None:
     assert first.l3 == second.l3
 
 
-def test_accuracy_is_that_of_the_response_tokens() -> None:
+def test_accuracy_is_that_of_the_response_tokens():
     data = batch()
     hidden, head, _ = parameters()
     best = (hidden @ head.T).argmax(-1)[:, :-1]
@@ -144,7 +142,7 @@ def test_accuracy_is_that_of_the_response_tokens() -> None:
     assert not found.l3.requires_grad
 
 
-def test_a_frozen_head_and_low_precision() -> None:
+def test_a_frozen_head_and_low_precision():
     data = batch()
     hidden, head, _ = parameters()
     counts = count_labels([data], "token")
@@ -166,7 +164,7 @@ def test_a_frozen_head_and_low_precision() -> None:
     half.l3.backward()
 
 
-def test_a_step_without_span_tokens_or_labels_is_finite() -> None:
+def test_a_step_without_span_tokens_or_labels_is_finite():
     data = batch()
     data["aux_mask"] = torch.zeros_like(data["aux_mask"])
     hidden, head, _ = parameters()

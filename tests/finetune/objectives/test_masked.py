@@ -48,7 +48,7 @@ def batch_of(setup: Any, size: int) -> Any:
     return collate([setup.data.train[index] for index in range(size)], 3)
 
 
-def test_the_loss_is_the_formulas(tmp_path: Path) -> None:
+def test_the_loss_is_the_formulas(tmp_path):
     setup = set_up_run(config(tmp_path), "cpu")
     masked, model = setup.objective, setup.model
     assert isinstance(masked, Masked)
@@ -74,7 +74,7 @@ def test_the_loss_is_the_formulas(tmp_path: Path) -> None:
     )
 
 
-def test_masks_are_15_percent_of_which_80_10_10(tmp_path: Path) -> None:
+def test_masks_are_15_percent_of_which_80_10_10(tmp_path):
     masked = Masked(0.15, 0, 4, frozenset({2, 3, 4}), 24)
     ids = torch.randint(5, 24, (400, 100))
     ids[:, 0], ids[:, -1] = 2, 3
@@ -97,7 +97,7 @@ def test_masks_are_15_percent_of_which_80_10_10(tmp_path: Path) -> None:
     assert not torch.equal(masked.hidden_rows(alone, 0.2)[0][0], read[7])
 
 
-def test_a_run_learns_to_fill_masks(tmp_path: Path) -> None:
+def test_a_run_learns_to_fill_masks(tmp_path):
     run = config(tmp_path)
     train(run, QUIET)
     folder = Path(run.output)

@@ -8,5 +8,5 @@ from finetune.objectives.rows import short_middling_long
 @pytest.mark.parametrize(
     ("rows", "shown"), [("a", "a"), ("ab", "ab"), ("abc", "abc"), ("abcdefghij", "bfj")]
 )
-def test_of_few_rows_none_is_shown_twice(rows: str, shown: str) -> None:
+def test_of_few_rows_none_is_shown_twice(rows, shown):
     assert short_middling_long(rows) == list(shown)

@@ -53,7 +53,7 @@ PROMPT = EncodedPrompt(
         ({"kind": "format", "form": "line"}, "", 0),
     ],
 )
-def test_checks(check: dict[str, Any], text: str, reward: float) -> None:
+def test_checks(check, text, reward):
     rewards = Rewards(settings(rewards=[check]).rewards)
     assert rewards.of(PROMPT, DrawnReply([1] * len(text), text.strip())) == reward
 
@@ -83,13 +83,13 @@ def of_function(folder: Path, name: str) -> Rewards:
     return Rewards(settings(rewards=[check]).rewards)
 
 
-def test_a_function_of_the_users_own(tmp_path: Path) -> None:
+def test_a_function_of_the_users_own(tmp_path):
     rewards = of_function(tmp_path, "good")
     assert rewards.of(PROMPT, DrawnReply([1], "abc")) == 5.0
     assert rewards.functions[0].endswith("mine.py:good")
 
 
-def test_the_process_of_a_function_ends_with_its_rewards(tmp_path: Path) -> None:
+def test_the_process_of_a_function_ends_with_its_rewards(tmp_path):
     before = psutil.Process().children()
     rewards = of_function(tmp_path, "good")
     (process,) = set(psutil.Process().children()) - set(before)
@@ -109,16 +109,14 @@ def test_the_process_of_a_function_ends_with_its_rewards(tmp_path: Path) -> None
         ("leaves", r"ended its process"),
     ],
 )
-def test_a_function_that_misbehaves_is_one_sentence(tmp_path: Path, name: str, words: str) -> None:
+def test_a_function_that_misbehaves_is_one_sentence(tmp_path, name, words):
     rewards = of_function(tmp_path, name)
     for _ in range(2):  # the next call begins anew
         with pytest.raises(RewardError, match=words):
             rewards.of(PROMPT, DrawnReply([1], "abc"))
 
 
-def test_what_a_function_prints_reaches_no_terminal_raw(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_function_prints_reaches_no_terminal_raw(tmp_path, capfd):
     (tmp_path / "mine.py").write_text(
         "import os, sys\n"
         "def score(prompt, reply, reference):\n"
@@ -133,7 +131,7 @@ def test_what_a_function_prints_reaches_no_terminal_raw(
     assert shown == "a␛[2Jb\nc\ufffdd\n"
 
 
-def test_a_function_that_floods_its_answers_fills_no_memory(tmp_path: Path) -> None:
+def test_a_function_that_floods_its_answers_fills_no_memory(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import os\n"
         "def score(prompt, reply, reference):\n"
@@ -162,7 +160,7 @@ def score(prompt, reply, reference):
 """
 
 
-def test_a_function_gets_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_gets_no_key(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     (tmp_path / "mine.py").write_text(
         "import os\ndef score(*_): return float('OPENAI_API_KEY' in os.environ)\n"
@@ -172,9 +170,7 @@ def test_a_function_gets_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("end", ["done", "interrupted"])
-def test_nothing_that_a_function_started_is_left_after_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+def test_nothing_that_a_function_started_is_left_after_a_run(tmp_path, monkeypatch, end):
     trust(tmp_path, monkeypatch)
     (tmp_path / "mine.py").write_text(WITH_DAEMON)
     made = config(tmp_path, [{"kind": "function", "function": f"{tmp_path / 'mine.py'}:score"}])
@@ -192,7 +188,7 @@ def interrupt(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_nothing_that_a_function_started_is_left_after_a_kill(tmp_path: Path) -> None:
+def test_nothing_that_a_function_started_is_left_after_a_kill(tmp_path):
     (tmp_path / "mine.py").write_text(WITH_DAEMON)
     code = (
         "import sys, time; from finetune.objectives.rewards import RewardFunction\n"
@@ -221,9 +217,7 @@ def with_code(folder: Path) -> FinetuneConfig:
     return config(folder, [{"kind": "function", "function": f"{folder / 'mine.py'}:score"}])
 
 
-def test_check_runs_no_code_unless_it_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_runs_no_code_unless_it_is_wanted(tmp_path, monkeypatch):
     made = with_code(tmp_path)
     console = Console(file=StringIO(), record=True, width=300)
     show(examine(made, "cpu"), console)
@@ -236,9 +230,7 @@ def test_check_runs_no_code_unless_it_is_wanted(
 
 
 @pytest.mark.parametrize(("answer", "runs"), [("y\n", True), ("\n", False), ("", False)])
-def test_code_runs_after_a_yes_on_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, runs: bool
-) -> None:
+def test_code_runs_after_a_yes_on_a_terminal(tmp_path, monkeypatch, answer, runs):
     terminal = Terminal()
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     monkeypatch.setattr("sys.stderr", terminal)
@@ -252,7 +244,7 @@ def test_code_runs_after_a_yes_on_a_terminal(
     assert (tmp_path / "ran").exists() == runs
 
 
-def test_code_of_a_trusted_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_a_trusted_folder_runs(tmp_path, monkeypatch):
     made = with_code(tmp_path)
     trust(tmp_path / "elsewhere", monkeypatch)
     with pytest.raises(ConfigError, match="would run as you"):
@@ -262,7 +254,7 @@ def test_code_of_a_trusted_folder_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "ran").exists()
 
 
-def test_a_function_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_a_function_that_is_not_there_is_one_sentence(tmp_path):
     for name in ("gone", "number"):
         with pytest.raises(ConfigError, match=rf"rewards: .*mine\.py:{name} cannot be loaded: "):
             of_function(tmp_path, name)

@@ -194,7 +194,7 @@ def padded(rows: Columns) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_steps_are_those_of_trl(tmp_path: Path, name: str) -> None:
+def test_two_steps_are_those_of_trl(tmp_path, name):
     pytest.importorskip("trl")
     objective, make_rows, place, _, _, means = case = CASES[name]
     objective = objective() if callable(objective) else objective
@@ -241,7 +241,7 @@ def padded_replies(trainer: Any, reference: Any) -> dict[str, torch.Tensor]:
     return found | {"num_items_in_batch": found["completion_mask"].sum()}
 
 
-def test_two_steps_of_grpo_are_those_of_trl(tmp_path: Path) -> None:
+def test_two_steps_of_grpo_are_those_of_trl(tmp_path):
     """On the same replies with the same advantages; what draws them is no part of a step."""
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")

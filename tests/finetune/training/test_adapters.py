@@ -35,7 +35,7 @@ def names(model: Any) -> set[str]:
     return {name for name, each in model.named_parameters() if each.requires_grad}
 
 
-def test_full_embeddings_and_last_blocks(tmp_path: Path) -> None:
+def test_full_embeddings_and_last_blocks(tmp_path):
     model = tiny.gpt2()
     everything = names(model)
     assert names(chosen(model, tmp_path, method="full")) == everything
@@ -57,9 +57,7 @@ def test_full_embeddings_and_last_blocks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [tiny.gpt2, tiny.llama])
 @pytest.mark.parametrize("method", ["lora", "dora", "rslora"])
-def test_adapters_sit_on_every_linear_layer_and_start_as_nothing(
-    tmp_path: Path, make: Any, method: str
-) -> None:
+def test_adapters_sit_on_every_linear_layer_and_start_as_nothing(tmp_path, make, method):
     model = make().eval()
     before = model(input_ids=IDS).logits
     linear = (
@@ -74,9 +72,7 @@ def test_adapters_sit_on_every_linear_layer_and_start_as_nothing(
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_gguf_file_is_trained_like_a_folder(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gguf_file_is_trained_like_a_folder(method, tmp_path, monkeypatch):
     folder = tiny.base(tmp_path / "base")
     tiny.pairs(tmp_path / "rows.json")
     write_gguf(find_model(str(folder)), tmp_path / "base.gguf", "f32", {}, lambda *at: None)
@@ -98,7 +94,7 @@ def test_a_gguf_file_is_trained_like_a_folder(
         assert 0 < measured.figures["loss"] < 20
 
 
-def test_an_adapter_is_trained_on_as_a_whole_model_only(tmp_path: Path) -> None:
+def test_an_adapter_is_trained_on_as_a_whole_model_only(tmp_path):
     first = train(tiny.config(tmp_path, train={"method": "lora", "epochs": 0.3}), QUIET)
     with pytest.raises(ConfigError, match="is an adapter already: merge it first"):
         train(
@@ -115,7 +111,7 @@ def test_an_adapter_is_trained_on_as_a_whole_model_only(tmp_path: Path) -> None:
     assert (second / "tokenizer.json").exists()
 
 
-def test_an_adapter_is_known_switched_off_and_merged_or_there_is_an_error(tmp_path: Path) -> None:
+def test_an_adapter_is_known_switched_off_and_merged_or_there_is_an_error(tmp_path):
     """A reference with the adapter on, or replies drawn without it, would look like any others."""
     plain = tiny.gpt2()
     assert not has_adapter(plain)
@@ -136,7 +132,7 @@ def test_an_adapter_is_known_switched_off_and_merged_or_there_is_an_error(tmp_pa
     assert {name.split(".")[-2] for name in changed} == {"c_attn", "c_proj", "c_fc"}
 
 
-def test_frozen_weights_stay_as_they_were(tmp_path: Path) -> None:
+def test_frozen_weights_stay_as_they_were(tmp_path):
     run = train(tiny.config(tmp_path, train={"method": "embeddings-and-head"}), QUIET)
     before = load_file(tmp_path / "base" / "model.safetensors")
     after = load_file(run / "model.safetensors")
@@ -144,7 +140,7 @@ def test_frozen_weights_stay_as_they_were(tmp_path: Path) -> None:
     assert changed == {"transformer.wte.weight"}
 
 
-def test_the_fused_activation_is_the_same_function() -> None:
+def test_the_fused_activation_is_the_same_function():
     model = tiny.gpt2().eval()
     before = model(input_ids=IDS).logits
     fuse_activations(model)

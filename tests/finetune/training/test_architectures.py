@@ -1,7 +1,6 @@
 """Each architecture of a pretraining: what it is, its size, and a run that the program can load."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ def network(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_sizes_are_alike_and_as_the_formula(name: str) -> None:
+def test_sizes_are_alike_and_as_the_formula(name):
     model = network(name)
     embeddings = (300 + 64) * 96
     assert model.num_parameters() - embeddings == pytest.approx(12 * 4 * 96**2, rel=0.1)
@@ -38,7 +37,7 @@ def test_sizes_are_alike_and_as_the_formula(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"bert"}))
-def test_no_token_sees_a_later_one(name: str) -> None:
+def test_no_token_sees_a_later_one(name):
     model = network(name)
     ids = torch.arange(20)[None]
     other = ids.clone()
@@ -48,7 +47,7 @@ def test_no_token_sees_a_later_one(name: str) -> None:
     assert change[:10].max() < 1e-4 < change[10]
 
 
-def test_every_second_layer_is_banded() -> None:
+def test_every_second_layer_is_banded():
     model = network("sparse")
     ids = torch.arange(60)[None]
     with torch.no_grad():
@@ -60,7 +59,7 @@ def test_every_second_layer_is_banded() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
-def test_a_run_is_a_model(tmp_path: Path, name: str) -> None:
+def test_a_run_is_a_model(tmp_path, name):
     corpus = tmp_path / "corpus.jsonl"
     rows = [{"text": f"The number {i} comes after the number {i - 1}."} for i in range(120)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -26,7 +26,7 @@ from finetune.training.checkpoints import (
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_changed_byte_of_an_optimizer_is_seen(tmp_path: Path) -> None:
+def test_a_changed_byte_of_an_optimizer_is_seen(tmp_path):
     torch.save({"moments": torch.ones(1000)}, tmp_path / "optimizer.pt")
     check_whole(tmp_path)
     content = bytearray((tmp_path / "optimizer.pt").read_bytes())
@@ -37,7 +37,7 @@ def test_a_changed_byte_of_an_optimizer_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_checkpoint_is_a_model(tmp_path: Path, method: str) -> None:
+def test_a_checkpoint_is_a_model(tmp_path, method):
     tiny.chatml_base(tmp_path / "base")
     tiny.pairs(tmp_path / "rows.json")
     config = tiny.config(tmp_path, train={"method": method, "epochs": 1})
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_a_model(tmp_path: Path, method: str) -> None:
     assert done.sets["held_out"].figures == pytest.approx(then.sets["held_out"].figures, rel=1e-5)
 
 
-def test_a_folder_is_written_by_one_process_until_it_ends(tmp_path: Path) -> None:
+def test_a_folder_is_written_by_one_process_until_it_ends(tmp_path):
     folder = tmp_path / "run"
     script = (
         "import os, sys; from pathlib import Path;"
@@ -72,7 +72,7 @@ def test_a_folder_is_written_by_one_process_until_it_ends(tmp_path: Path) -> Non
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_with_another_name_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_with_another_name_is_no_checkpoint(tmp_path):
     for name in ("checkpoint-best", "checkpoint-3", "checkpoint-20", "checkpoint-4.old"):
         (tmp_path / name).mkdir()
     (tmp_path / "checkpoint-30").write_text("a file")

@@ -24,7 +24,7 @@ def shown(view: RunView, width: int = 60, height: int = 40) -> str:
     return console.export_text()
 
 
-def test_a_falling_curve_falls() -> None:
+def test_a_falling_curve_falls():
     points = [(step, 10 - step / 10) for step in range(1, 100)]
     text = draw_curves({"L2": points}, 50, 6).plain
     found = dots(text)
@@ -38,7 +38,7 @@ def test_a_falling_curve_falls() -> None:
     assert "● L2  steps 1 to 99" in text
 
 
-def test_few_points_are_joined_and_one_outlier_does_not_flatten_the_rest() -> None:
+def test_few_points_are_joined_and_one_outlier_does_not_flatten_the_rest():
     few = dots(draw_curves({"held-out": [(1, 2.0), (50, 1.0)]}, 40, 4).plain)
     assert len({column for _, column in few}) > 30
     noisy = [(1, 900.0), *((step, 2 + math.sin(step)) for step in range(2, 200))]
@@ -49,12 +49,12 @@ def test_few_points_are_joined_and_one_outlier_does_not_flatten_the_rest() -> No
 @pytest.mark.parametrize(
     "points", [[], [(1, 2.0)], [(1, 2.0), (2, 2.0)], [(1, math.nan), (2, math.inf), (3, 1.0)]]
 )
-def test_little_or_strange_data_draws_something(points: list[tuple[float, float]]) -> None:
+def test_little_or_strange_data_draws_something(points):
     assert isinstance(draw_curves({"L2": points}, 30, 4).plain, str)
     assert "step" in line(RunView(step=1, steps=2, curves={"L2": points}))
 
 
-def test_the_panel_holds_every_figure_and_no_markup_is_obeyed() -> None:
+def test_the_panel_holds_every_figure_and_no_markup_is_obeyed():
     view = RunView(
         title="[red]bundled[/red] → run",
         step=3,
@@ -74,7 +74,7 @@ def test_the_panel_holds_every_figure_and_no_markup_is_obeyed() -> None:
     assert line(view) == "step 3/10  L3 2.500  held-out 2.400  tokens/s 1,234  1:10 left"
 
 
-def test_units() -> None:
+def test_units():
     assert [duration(s) for s in (9.4, 309, 3909)] == ["0:09", "5:09", "1:05:09"]
     assert memory(3 * 2**30) == "3.00 GiB"
     assert memory(5 * 2**20) == "5 MiB"

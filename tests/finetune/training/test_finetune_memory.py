@@ -3,20 +3,16 @@
 import importlib
 import sys
 
-import pytest
-
 from finetune.training.display import peak_memory
 
 
-def test_what_was_held_stays_in_the_peak() -> None:
+def test_what_was_held_stays_in_the_peak():
     before = peak_memory()
     bytearray(b"x" * 2**27)
     assert peak_memory() >= before > 2**24
 
 
-def test_without_the_module_resource_training_can_start_and_tell_what_is_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_module_resource_training_can_start_and_tell_what_is_held(monkeypatch):
     """As on Windows, where that import fails: all modules are imported once more without it."""
     known = {name: each for name, each in sys.modules.items() if name.split(".")[0] == "finetune"}
     monkeypatch.setitem(sys.modules, "resource", None)

@@ -47,9 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_a_base_in_four_bits_learns_by_its_adapter(
-    tmp_path: Path, asked: list[dict[str, Any]]
-) -> None:
+def test_a_base_in_four_bits_learns_by_its_adapter(tmp_path, asked):
     settings = {"method": "lora", "max_steps": 12, "learning_rate": 0.05}
     adapter = {"base_precision": "int4", "rank": 4}
     run = train(tiny.config(tmp_path, train=settings, adapter=adapter), QUIET)
@@ -71,9 +69,7 @@ def test_a_base_in_four_bits_learns_by_its_adapter(
     assert len(asked) == 1
 
 
-def test_what_is_in_four_bits_is_frozen_and_norms_are_exact(
-    tmp_path: Path, asked: list[dict[str, Any]]
-) -> None:
+def test_what_is_in_four_bits_is_frozen_and_norms_are_exact(tmp_path, asked):
     settings = {"method": "lora", "max_steps": 1}
     made = setup.set_up_run(
         tiny.config(tmp_path, train=settings, adapter={"base_precision": "int4"}), "cuda"

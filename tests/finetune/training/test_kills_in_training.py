@@ -64,13 +64,11 @@ def kill(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kills: int) -
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 
 
-def test_kills_leave_runs_that_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kills_leave_runs_that_go_on(tmp_path, monkeypatch):
     kill(tmp_path, monkeypatch, 35, 2)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7_200)
-def test_a_hundred_kills_leave_runs_that_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hundred_kills_leave_runs_that_go_on(tmp_path, monkeypatch):
     kill(tmp_path, monkeypatch, 2026, 100)

@@ -25,7 +25,7 @@ def step(tmp_path: Path, rows: Rows, model: Any = None, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("aux_norm", ["token", "sequence"])
-def test_the_cut_into_micro_batches_changes_nothing(tmp_path: Path, aux_norm: str) -> None:
+def test_the_cut_into_micro_batches_changes_nothing(tmp_path, aux_norm):
     rows = Rows(tiny.examples(LENGTHS), "prompt")
     objective = {"aux_weight": 0.7, "aux_norm": aux_norm}
     whole = step(tmp_path, rows, batch_size=8, objective=objective)
@@ -36,9 +36,7 @@ def test_the_cut_into_micro_batches_changes_nothing(tmp_path: Path, aux_norm: st
 
 @pytest.mark.parametrize("model", [tiny.gpt2, tiny.llama])
 @pytest.mark.parametrize("aux_norm", ["token", "sequence"])
-def test_padding_packing_and_bucketing_change_nothing(
-    tmp_path: Path, model: Any, aux_norm: str
-) -> None:
+def test_padding_packing_and_bucketing_change_nothing(tmp_path, model, aux_norm):
     examples = tiny.examples(LENGTHS)
     objective = {"aux_norm": aux_norm}
     padded = step(tmp_path, Rows(examples, "prompt"), model(), batch_size=8, objective=objective)
@@ -55,7 +53,7 @@ def test_padding_packing_and_bucketing_change_nothing(
     )
 
 
-def test_a_sliding_window_stays_within_an_example() -> None:
+def test_a_sliding_window_stays_within_an_example():
     torch.manual_seed(0)
     model = MistralForCausalLM(
         MistralConfig(
@@ -78,7 +76,7 @@ def test_a_sliding_window_stays_within_an_example() -> None:
         torch.testing.assert_close(together[start : start + length], alone)
 
 
-def test_held_out_losses_are_exact_means_over_all_rows(tmp_path: Path) -> None:
+def test_held_out_losses_are_exact_means_over_all_rows(tmp_path):
     examples = tiny.examples(LENGTHS)
     rows = Rows(examples, "prompt")
     few = Rows(examples[:3], "prompt")
@@ -100,7 +98,7 @@ def test_held_out_losses_are_exact_means_over_all_rows(tmp_path: Path) -> None:
         assert metrics[f"eval_l1{ending}"] == pytest.approx(aux, rel=1e-5)
 
 
-def test_lambda_falls_to_zero(tmp_path: Path) -> None:
+def test_lambda_falls_to_zero(tmp_path):
     rows = Rows(tiny.examples(LENGTHS), "prompt")
     made = tiny.trainer(
         tmp_path, tiny.gpt2(), rows, steps=4, objective={"aux_decays": True, "aux_weight": 0.8}
@@ -111,7 +109,7 @@ def test_lambda_falls_to_zero(tmp_path: Path) -> None:
     assert [row["aux_weight"] for row in told] == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
-def test_a_loss_that_is_no_number_stops_before_the_weights_are_touched(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_stops_before_the_weights_are_touched(tmp_path):
     model = tiny.gpt2()
     rows = Rows(tiny.examples(LENGTHS), "prompt")
     before = model.transformer.h[0].mlp.c_fc.weight.detach().clone()
@@ -123,7 +121,7 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_are_touched(tmp_path:
     assert torch.equal(model.transformer.h[0].mlp.c_fc.weight, before)
 
 
-def test_a_gradient_that_is_no_number_stops_too(tmp_path: Path) -> None:
+def test_a_gradient_that_is_no_number_stops_too(tmp_path):
     model = tiny.gpt2()
     model.transformer.h[0].ln_1.weight.register_hook(lambda gradient: gradient * torch.inf)
     rows = Rows(tiny.examples(LENGTHS), "prompt")
@@ -131,7 +129,7 @@ def test_a_gradient_that_is_no_number_stops_too(tmp_path: Path) -> None:
         tiny.trainer(tmp_path, model, rows).train()
 
 
-def test_a_request_to_stop_saves_after_the_step(tmp_path: Path) -> None:
+def test_a_request_to_stop_saves_after_the_step(tmp_path):
     rows = Rows(tiny.examples(LENGTHS), "prompt")
     made = tiny.trainer(tmp_path, tiny.gpt2(), rows, steps=9, save_every=100)
     made.stop_requested = True

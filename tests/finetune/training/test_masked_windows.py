@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WORDS = ("red", "blue", "dog")
 
 
-def test_it_fills_masks_from_both_sides(run: Path) -> None:
+def test_it_fills_masks_from_both_sides(run):
     model = MaskedModel.load(ModelFiles.read(run), name="run")
     assert len(model.start) == len(model.end) == 1
     for word in WORDS:
@@ -53,7 +53,7 @@ def test_it_fills_masks_from_both_sides(run: Path) -> None:
         assert int(logits[ids.index(model.mask_id)].argmax()) == wanted
 
 
-def test_the_log_is_that_of_the_masked_loss(run: Path) -> None:
+def test_the_log_is_that_of_the_masked_loss(run):
     rows = tiny.rows_of(run, "losses.jsonl")
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[0] == pytest.approx(math.log(300), abs=0.4)  # whatever is accumulated
@@ -61,7 +61,7 @@ def test_the_log_is_that_of_the_masked_loss(run: Path) -> None:
     assert not (run / "steps").exists()
 
 
-def test_it_is_trained_further(run: Path, tmp_path: Path) -> None:
+def test_it_is_trained_further(run, tmp_path):
     texts = [{"text": "the cat sat on the red mat."}] * 30
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
     config = {

@@ -36,7 +36,7 @@ def made(model: nn.Module) -> MuonBesideAdamW:
 
 
 @pytest.mark.parametrize("model", [tiny.gpt2(), tiny.llama()], ids=["gpt2", "llama"])
-def test_muon_has_the_matrices_inside_the_blocks_and_adamw_all_else(model: nn.Module) -> None:
+def test_muon_has_the_matrices_inside_the_blocks_and_adamw_all_else(model):
     names = hidden_matrices(model)
     for name, parameter in model.named_parameters():
         inside = ".h." in name or ".layers." in name
@@ -49,7 +49,7 @@ def test_muon_has_the_matrices_inside_the_blocks_and_adamw_all_else(model: nn.Mo
     assert in_muon == names
 
 
-def test_it_steps_as_muon_and_adamw_alone() -> None:
+def test_it_steps_as_muon_and_adamw_alone():
     together, apart = tiny.gpt2(), tiny.gpt2()
     matrices = hidden_matrices(apart)
     parameters = dict(apart.named_parameters())
@@ -69,7 +69,7 @@ def test_it_steps_as_muon_and_adamw_alone() -> None:
         torch.testing.assert_close(parameter, parameters[name], msg=name)
 
 
-def test_adapters_learn_by_it_and_embeddings_alone_are_refused() -> None:
+def test_adapters_learn_by_it_and_embeddings_alone_are_refused():
     adapter = Adapter.model_validate({})
     files = ModelFiles(Path("."), {"model_type": "gpt2"}, None, Path("."), None)
     lora = Train(method="lora", optimizer="muon")
@@ -82,13 +82,13 @@ def test_adapters_learn_by_it_and_embeddings_alone_are_refused() -> None:
         choose_trained(tiny.gpt2(), ends, adapter, files, name="base")
 
 
-def test_sharded_matrices_are_refused() -> None:
+def test_sharded_matrices_are_refused():
     with pytest.raises(ConfigError, match="muon needs whole matrices"):
         make_optimizer(tiny.gpt2(), Steps(optimizer="muon"), sharded=True)
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
-def test_every_step_has_a_learning_rate(kind: str) -> None:
+def test_every_step_has_a_learning_rate(kind):
     factor = schedule(kind, 3, 10)
     rising, falling = [[factor(step) for step in part] for part in (range(3), range(3, 10))]
     assert rising == pytest.approx([0.25, 0.5, 0.75])

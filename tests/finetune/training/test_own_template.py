@@ -43,7 +43,7 @@ def reply(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "dora"])
-def test_a_run_is_chatted_with_in_the_template_of_its_base(tmp_path: Path, method: str) -> None:
+def test_a_run_is_chatted_with_in_the_template_of_its_base(tmp_path, method):
     rate = 0.01 if method == "full" else 0.05
     settings = config(tmp_path, train={"method": method, "learning_rate": rate, "epochs": 10})
     before = reply(tmp_path / "base")
@@ -62,7 +62,7 @@ def test_a_run_is_chatted_with_in_the_template_of_its_base(tmp_path: Path, metho
     assert reply(tmp_path / "merged") == reply(run)
 
 
-def test_another_template_than_the_one_trained_in_is_refused(tmp_path: Path) -> None:
+def test_another_template_than_the_one_trained_in_is_refused(tmp_path):
     run = train(config(tmp_path, train={"epochs": 0.3}), QUIET)
     model = load_model(str(run))
     with pytest.raises(
@@ -82,12 +82,12 @@ def test_another_template_than_the_one_trained_in_is_refused(tmp_path: Path) -> 
         choose_template(load_model(str(run)), "")
 
 
-def test_a_template_that_is_named_wins_over_the_models_own(tmp_path: Path) -> None:
+def test_a_template_that_is_named_wins_over_the_models_own(tmp_path):
     run = train(config(tmp_path, data={"template": "alpaca"}, train={"epochs": 0.3}), QUIET)
     assert choose_template(load_model(str(run)), "").name == "alpaca"
 
 
-def test_a_run_is_gone_on_with_and_measured_in_it(tmp_path: Path) -> None:
+def test_a_run_is_gone_on_with_and_measured_in_it(tmp_path):
     run = train(config(tmp_path, train={"epochs": 1}), QUIET)
     resume(run, ["train.epochs=2"], QUIET)
     found = evaluate(str(run), str(run), "", 2, 8, lambda *_: None)
@@ -96,7 +96,7 @@ def test_a_run_is_gone_on_with_and_measured_in_it(tmp_path: Path) -> None:
     assert found.sets["held_out"].figures["loss"] == pytest.approx(result["eval_loss"], rel=1e-5)
 
 
-def test_before_a_reply_stand_the_ids_that_a_chat_prompts_with(tmp_path: Path) -> None:
+def test_before_a_reply_stand_the_ids_that_a_chat_prompts_with(tmp_path):
     setup = set_up_run(config(tmp_path, data={"held_out": 0.0}))
     model = load_model(str(tmp_path / "base"))
     writer = writer_for(model, choose_template(model, ""))

@@ -1,6 +1,5 @@
 """An adapter on a base whose matrices stay in int8 or int4."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +22,7 @@ QUIET = Console(stderr=True, quiet=True)
 
 @pytest.mark.parametrize(("precision", "step"), [("int8", 0.02), ("int4", 0.25)])
 @pytest.mark.parametrize("is_mixed", [False, True])
-def test_products_and_gradients_are_those_of_the_rounded_matrix(
-    precision: str, step: float, is_mixed: bool
-) -> None:
+def test_products_and_gradients_are_those_of_the_rounded_matrix(precision, step, is_mixed):
     torch.manual_seed(0)
     matrix, bias = torch.randn(24, 64), nn.Parameter(torch.randn(24))
     layer = RoundedLinear(matrix, bias, precision)
@@ -49,16 +46,14 @@ def test_products_and_gradients_are_those_of_the_rounded_matrix(
     assert stored <= (matrix.numel() * 1.1 if precision == "int8" else matrix.numel() * 0.6)
 
 
-def test_a_row_without_whole_groups_is_int8() -> None:
+def test_a_row_without_whole_groups_is_int8():
     layer = RoundedLinear(torch.randn(8, 40), None, "int4")
     assert layer.weight.dtype == torch.int8
     assert layer(torch.zeros(1, 40)).tolist() == [[0.0] * 8]
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_a_file_rounded_while_it_is_read_is_the_folder_rounded_afterwards(
-    tmp_path: Path, precision: str
-) -> None:
+def test_a_file_rounded_while_it_is_read_is_the_folder_rounded_afterwards(tmp_path, precision):
     folder, file = tiny.base(tmp_path / "whole"), tmp_path / "base.gguf"
     write_gguf(find_model(str(folder)), file, "f32", {}, lambda *at: None)
     tiny.pairs(tmp_path / "rows.json")
@@ -76,9 +71,7 @@ def test_a_file_rounded_while_it_is_read_is_the_folder_rounded_afterwards(
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("is_gguf", [False, True])
-def test_an_adapter_learns_on_it_and_is_chatted_with(
-    tmp_path: Path, precision: str, is_gguf: bool
-) -> None:
+def test_an_adapter_learns_on_it_and_is_chatted_with(tmp_path, precision, is_gguf):
     base: dict[str, Any] = {}
     if is_gguf:
         file = tmp_path / "base.gguf"
@@ -100,7 +93,7 @@ def test_an_adapter_learns_on_it_and_is_chatted_with(
     assert load_model(str(run)).files == find_model(str(run))
 
 
-def test_dora_needs_the_whole_matrix(tmp_path: Path) -> None:
+def test_dora_needs_the_whole_matrix(tmp_path):
     settings: dict[str, Any] = {"train": {"method": "dora"}}
     config = tiny.config(tmp_path, adapter={"base_precision": "int8"}, **settings)
     with pytest.raises(ConfigError, match="expected lora or rslora"):

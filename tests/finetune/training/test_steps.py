@@ -1,7 +1,5 @@
 """What a run's steps cost, measured on real ones that leave nothing behind."""
 
-from pathlib import Path
-
 import tiny_finetune as tiny
 from rich.console import Console
 from transformers import AutoModelForCausalLM
@@ -13,7 +11,7 @@ from finetune.training.building import FEW_STEPS, steps_of_run, timed_steps, too
 from finetune.training.setup import set_up_run
 
 
-def test_timed_steps(tmp_path: Path) -> None:
+def test_timed_steps(tmp_path):
     config = tiny.config(tmp_path, train={"method": "last-blocks", "last_blocks": 1})
     parameters, seconds, memory = timed_steps(set_up_run(config))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
@@ -24,7 +22,7 @@ def test_timed_steps(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_defaults_train_a_small_set_in_many_steps(tmp_path: Path) -> None:
+def test_the_defaults_train_a_small_set_in_many_steps(tmp_path):
     tiny.base(tmp_path / "base")
     config = FinetuneConfig.model_validate(
         {
@@ -40,7 +38,7 @@ def test_the_defaults_train_a_small_set_in_many_steps(tmp_path: Path) -> None:
     assert "about 8 examples a step" in "\n".join(header(setup))
 
 
-def test_a_run_of_few_steps_is_warned_of(tmp_path: Path) -> None:
+def test_a_run_of_few_steps_is_warned_of(tmp_path):
     config = tiny.config(tmp_path, train={"batch_size": 32})
     told = "\n".join(header(set_up_run(config)))
     assert "2 steps are few to learn from; raise train.epochs, or lower train.batch_size" in told

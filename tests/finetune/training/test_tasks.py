@@ -61,7 +61,7 @@ def measured(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_pretraining_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path: Path) -> None:
+def test_pretraining_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path):
     run = pretrain(pretraining(tmp_path, metric_for_best_model="words"), QUIET)
     words = figures(run / "losses.jsonl", "words")
     assert list(words) == [10, 20, 30]
@@ -72,7 +72,7 @@ def test_pretraining_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path: Pa
     assert alone["last_word"]["accuracy"] == pytest.approx(words[best])
 
 
-def test_a_task_that_cannot_be_read_claims_no_run_folder(tmp_path: Path) -> None:
+def test_a_task_that_cannot_be_read_claims_no_run_folder(tmp_path):
     config = pretraining(tmp_path)
     (tmp_path / "words.txt").unlink()
     with pytest.raises(UserError, match=r"words\.txt"):
@@ -80,7 +80,7 @@ def test_a_task_that_cannot_be_read_claims_no_run_folder(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_fine_tuning_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path: Path) -> None:
+def test_fine_tuning_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path):
     steps = {"max_steps": 12, "eval_every": 4, **METRIC}
     run = train(tiny.config(tmp_path, train=steps, tasks=tasks(tmp_path)), QUIET)
     after = figures(run / "log.jsonl", "after")
@@ -93,7 +93,7 @@ def test_fine_tuning_measures_tasks_as_eval_does_and_keeps_the_best(tmp_path: Pa
     assert alone["results"][0]["mean"] == pytest.approx(max(after.values()))
 
 
-def test_a_metric_of_no_task_and_no_held_out_rows_are_refused(tmp_path: Path) -> None:
+def test_a_metric_of_no_task_and_no_held_out_rows_are_refused(tmp_path):
     made = pretraining(tmp_path, metric_for_best_model="word")
     with pytest.raises(ConfigError, match="metric_for_best_model is word; expected loss, after, w"):
         pretrain(made, QUIET)
@@ -101,13 +101,13 @@ def test_a_metric_of_no_task_and_no_held_out_rows_are_refused(tmp_path: Path) ->
         train(tiny.config(tmp_path, data={"held_out": 0.0}, tasks=tasks(tmp_path)), QUIET)
 
 
-def test_names_of_other_figures_are_refused(tmp_path: Path) -> None:
+def test_names_of_other_figures_are_refused(tmp_path):
     for name in ("loss", "after"):
         with pytest.raises(ValueError, match=f"'{name}', which is the name of another figure"):
             tiny.config(tmp_path, tasks=[*tasks(tmp_path), {"name": name, "test": "rows.txt"}])
 
 
-def test_a_name_that_no_metric_can_have_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_name_that_no_metric_can_have_is_refused_in_words(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('output = "run"\n[data]\ntrain = "x"\n[[tasks]]\nname = "A b"\ntest = "x"\n')
     with pytest.raises(ConfigError) as error:

@@ -67,9 +67,7 @@ def tensorboard(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 @pytest.mark.parametrize("tracker", [tensorboard, wandb, trackio])
-def test_a_tracker_is_told_what_the_log_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: Any
-) -> None:
+def test_a_tracker_is_told_what_the_log_holds(tmp_path, monkeypatch, tracker):
     told = tracker(monkeypatch)
     settings = {"report_to": [tracker.__name__], "max_steps": 4, "eval_every": 2}
     run = train(tiny.config(tmp_path, train=settings), QUIET)
@@ -82,9 +80,7 @@ def test_a_tracker_is_told_what_the_log_holds(
     assert {s: row["eval/loss"] for s, row in told.items() if "eval/loss" in row} == held_out
 
 
-def test_a_run_is_told_to_nobody_who_is_not_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_told_to_nobody_who_is_not_asked_for(tmp_path, monkeypatch):
     told = [tracker(monkeypatch) for tracker in (tensorboard, wandb, trackio)]
     train(tiny.config(tmp_path, train={"max_steps": 2}), QUIET)
     assert told == [{}, {}, {}]

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.messages import Message, text_of
-from chatapp.prompting.template import ALPACA, CHAT, ShippedTemplate
+from chatapp.prompting.template import ALPACA, CHAT
 from finetune.config.sections import ConfigError
 from finetune.evaluation import evaluate
 from finetune.run import resume, train
@@ -29,7 +29,7 @@ def result(run: Path) -> dict[str, Any]:
     return found
 
 
-def test_steps_warmup_measuring_and_saving_are_counted_in_steps(tmp_path: Path) -> None:
+def test_steps_warmup_measuring_and_saving_are_counted_in_steps(tmp_path):
     settings = {"max_steps": 7, "warmup_steps": 3, "eval_every": 2, "save_every": 5}
     run = train(tiny.config(tmp_path, train={**settings, "schedule": "constant"}), QUIET)
     rows = tiny.rows_of(run)
@@ -48,7 +48,7 @@ def test_steps_warmup_measuring_and_saving_are_counted_in_steps(tmp_path: Path) 
     assert result(run)["steps"] == 9
 
 
-def test_the_best_weights_are_those_of_the_metric_asked_for(tmp_path: Path) -> None:
+def test_the_best_weights_are_those_of_the_metric_asked_for(tmp_path):
     settings = {"metric_for_best_model": "exact_match", "epochs": 8, "eval_every": 4}
     run = train(tiny.config(tmp_path, train=settings, samples={"max_tokens": 12}), QUIET)
     found = {
@@ -77,7 +77,7 @@ def _labelled(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("modules", ["lm_head", "ln_1"])
-def test_an_adapter_has_the_layers_that_are_named(tmp_path: Path, modules: str) -> None:
+def test_an_adapter_has_the_layers_that_are_named(tmp_path, modules):
     adapter = {"targets": ["c_attn"], "modules_to_save": [modules]}
     train_settings = {"method": "lora", "max_steps": 3, "learning_rate": 0.05}
     run = train(tiny.config(tmp_path, train=train_settings, adapter=adapter), QUIET)
@@ -100,21 +100,17 @@ def test_an_adapter_has_the_layers_that_are_named(tmp_path: Path, modules: str) 
         ({"modules_to_save": ["lm_haed"]}, r"modules_to_save: .*did you mean 'lm_head'"),
     ],
 )
-def test_an_adapter_that_cannot_be_had_is_refused(
-    tmp_path: Path, adapter: dict[str, Any], words: str
-) -> None:
+def test_an_adapter_that_cannot_be_had_is_refused(tmp_path, adapter, words):
     with pytest.raises(ConfigError, match=words):
         train(tiny.config(tmp_path, train={"method": "lora"}, adapter=adapter), QUIET, "cpu")
 
 
-def test_rounded_weights_do_not_learn_themselves(tmp_path: Path) -> None:
+def test_rounded_weights_do_not_learn_themselves(tmp_path):
     with pytest.raises(ConfigError, match=r"train\.method is full, expected one of lora"):
         train(tiny.config(tmp_path, adapter={"base_precision": "int8"}), QUIET)
 
 
-def test_a_tracker_that_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("finetune.training.building.find_spec", lambda name: None)
     config = tiny.config(tmp_path, train={"report_to": ["trackio"]})
     with pytest.raises(ConfigError, match=r"report_to: trackio is not installed; pip install"):
@@ -123,9 +119,7 @@ def test_a_tracker_that_is_not_installed_is_named(
 
 
 @pytest.mark.parametrize("template", [CHAT, ALPACA], ids=lambda each: each.name)
-def test_transformers_chats_with_a_run_in_its_template(
-    tmp_path: Path, template: ShippedTemplate
-) -> None:
+def test_transformers_chats_with_a_run_in_its_template(tmp_path, template):
     # The tokenizer of this base brings a chat template, which is not what is trained in.
     tiny.chatml_base(tmp_path / "base")
     tiny.pairs(tmp_path / "rows.json")
@@ -151,9 +145,7 @@ def test_transformers_chats_with_a_run_in_its_template(
     assert ids == ours
 
 
-def test_a_template_that_writes_the_date_is_gone_on_with_on_another_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_writes_the_date_is_gone_on_with_on_another_day(tmp_path, monkeypatch):
     tiny.chatml_base(tmp_path / "base")
     names = json.loads((tmp_path / "base" / "tokenizer_config.json").read_text())
     names["chat_template"] = "{{ strftime_now('%d %b %Y') }}\n" + names["chat_template"]

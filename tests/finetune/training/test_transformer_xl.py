@@ -45,7 +45,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
     return tiny.rows_of(folder, "losses.jsonl")
 
 
-def test_each_token_sees_a_window() -> None:
+def test_each_token_sees_a_window():
     scores = torch.arange(15.0).view(3, 5)  # 3 tokens, the distances 4 to 0
     assert by_key(scores, 5).tolist() == [
         [-torch.inf, 0, 1, 2, 3, 4, -torch.inf, -torch.inf],
@@ -55,14 +55,14 @@ def test_each_token_sees_a_window() -> None:
     assert torch.equal(by_key(scores, 2), by_key(scores, 5)[:, 3:])
 
 
-def test_batches_continue_row_by_row() -> None:
+def test_batches_continue_row_by_row():
     windows = np.arange(14, dtype=np.int32).reshape(7, 2)
     batches = in_lanes(windows, 3).reshape(-1, 3, 2)
     assert batches[:, 0].flatten().tolist() == [0, 1, 2, 3]
     assert batches[:, 2].flatten().tolist() == [8, 9, 10, 11]
 
 
-def test_segments_with_memory_are_the_decoder_of_the_chat(tmp_path: Path) -> None:
+def test_segments_with_memory_are_the_decoder_of_the_chat(tmp_path):
     folder = pretrain(config(tmp_path, max_steps=12), QUIET)
     chat = load_model(str(folder))
     assert isinstance(chat, LocalModel)
@@ -83,7 +83,7 @@ def test_segments_with_memory_are_the_decoder_of_the_chat(tmp_path: Path) -> Non
     torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_no_gradient_flows_into_the_memory() -> None:
+def test_no_gradient_flows_into_the_memory():
     torch.manual_seed(0)
     network = build_network(
         PretrainConfig.model_validate(
@@ -101,9 +101,7 @@ def test_no_gradient_flows_into_the_memory() -> None:
     assert not torch.equal(outputs.logits, network(input_ids=second).logits)
 
 
-def test_it_learns_measures_both_and_continues_as_unbroken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_learns_measures_both_and_continues_as_unbroken(tmp_path, monkeypatch):
     whole = log(pretrain(config(tmp_path / "whole", max_steps=20), QUIET))
     losses = [row["loss"] for row in whole if "loss" in row]
     assert losses[-1] < losses[0] - 0.5
@@ -117,6 +115,6 @@ def test_it_learns_measures_both_and_continues_as_unbroken(
     assert resumed == pytest.approx(losses, abs=1e-6)
 
 
-def test_too_little_text_is_refused(tmp_path: Path) -> None:
+def test_too_little_text_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="fewer windows than"):
         pretrain(config(tmp_path, batch_size=10000), QUIET)

@@ -104,9 +104,7 @@ def done(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def test_they_take_the_step_of_one(
-    folder: Path, done: subprocess.CompletedProcess[str], tmp_path: Path
-) -> None:
+def test_they_take_the_step_of_one(folder, done, tmp_path):
     assert done.returncode == 0, done.stderr
     logs, gradients = torch.load(folder / "step.pt", weights_only=True)
     rows = Rows(tiny.examples(LENGTHS), "prompt")
@@ -121,9 +119,7 @@ def test_they_take_the_step_of_one(
     assert {"model.safetensors", "rng_state_0.pth", "rng_state_1.pth"} <= written
 
 
-def test_the_command_writes_the_run_of_one(
-    folder: Path, done: subprocess.CompletedProcess[str], tmp_path: Path
-) -> None:
+def test_the_command_writes_the_run_of_one(folder, done, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{folder / 'run'}\n{folder / 'pretrained'}\n"
     assert "processes 2" in done.stderr
@@ -132,9 +128,7 @@ def test_the_command_writes_the_run_of_one(
     assert load_template(folder / "run") == CHAT
 
 
-def test_pretraining_writes_the_run_of_one(
-    folder: Path, done: subprocess.CompletedProcess[str], tmp_path: Path
-) -> None:
+def test_pretraining_writes_the_run_of_one(folder, done, tmp_path):
     assert done.returncode == 0, done.stderr
     one = pretrain(load_config(PretrainConfig, write_pretraining(tmp_path, batch=8), ()), QUIET)
     found, wanted = (

@@ -53,9 +53,7 @@ RUNS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_broken_off_and_gone_on_gives_the_unbroken_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_broken_off_and_gone_on_gives_the_unbroken_trace(tmp_path, monkeypatch, name):
     broken = RUNS[name](tmp_path)
     whole = train(broken.model_copy(update={"output": str(tmp_path / "whole")}), QUIET, "cpu")
     run = tiny.broken_off(broken, monkeypatch, 5 if name.startswith("grpo") else 10)

@@ -57,7 +57,7 @@ def what_counts(path: Path) -> list[tuple[Any, ...]]:
     return [tuple(row.get(name) for name in names) for row in read_rows(path)]
 
 
-def test_rows_are_in_the_order_of_the_inputs(model: LanguageModel, tmp_path: Path) -> None:
+def test_rows_are_in_the_order_of_the_inputs(model, tmp_path):
     errors = answered(model, tmp_path / "out.jsonl")
     rows = what_counts(tmp_path / "out.jsonl")
     assert [row[0] for row in rows] == list(range(1, 25))
@@ -70,7 +70,7 @@ def test_rows_are_in_the_order_of_the_inputs(model: LanguageModel, tmp_path: Pat
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9, 15])
-def test_a_run_that_broke_off_goes_on(model: LanguageModel, tmp_path: Path, steps: int) -> None:
+def test_a_run_that_broke_off_goes_on(model, tmp_path, steps):
     answered(model, tmp_path / "whole.jsonl")
     answered(model, tmp_path / "out.jsonl", steps)
     first = what_counts(tmp_path / "out.jsonl")

@@ -88,7 +88,7 @@ def cells(task: Task, grid: Grid) -> list[tuple[object, ...]]:
     return [(c.shots, c.selection, c.order, c.layout, c.seed) for c in plan(task, grid)]
 
 
-def test_only_what_is_drawn_is_run_with_every_seed() -> None:
+def test_only_what_is_drawn_is_run_with_every_seed():
     grid = Grid((0, 2), ("fixed", "random", "knn"), (), ("direct",), seeds=3, seed=7)
     assert cells(make(), grid) == [
         (0, "none", "none", "direct", 7),
@@ -104,14 +104,14 @@ def test_only_what_is_drawn_is_run_with_every_seed() -> None:
     ]
 
 
-def test_what_is_left_open_is_the_prompt_files() -> None:
+def test_what_is_left_open_is_the_prompt_files():
     assert cells(make(scoring="channel"), Grid(seeds=5)) == [
         (2, "knn:tfidf", "nearest-last", "channel", 0)
     ]
     assert cells(make(pool=Pool([], [])), Grid()) == [(0, "none", "none", "direct", 0)]
 
 
-def test_calibrated_and_direct_share_their_answers() -> None:
+def test_calibrated_and_direct_share_their_answers():
     grid = Grid((2,), ("knn",), (), ("direct", "calibrated", "channel"))
     assert [layout for *_, layout, _ in cells(make(), grid)] == ["calibrated", "channel"]
     model = Biased()
@@ -121,7 +121,7 @@ def test_calibrated_and_direct_share_their_answers() -> None:
     assert model.scored == 5 * 2 * (4 + 1)
 
 
-def test_texts_are_drawn_when_the_temperature_says_so() -> None:
+def test_texts_are_drawn_when_the_temperature_says_so():
     task = make(labels=(), metrics=("exact_match",), generate={"temperature": 0.5})
     assert cells(task, Grid((0,), seeds=2)) == [
         (0, "none", "none", "text", 0),
@@ -130,7 +130,7 @@ def test_texts_are_drawn_when_the_temperature_says_so() -> None:
     assert len(plan(make(labels=(), metrics=("exact_match",)), Grid((0,), seeds=2))) == 1
 
 
-def test_settings_that_a_task_cannot_have() -> None:
+def test_settings_that_a_task_cannot_have():
     with pytest.raises(PromptError, match="7 shots were requested; its pool has 6"):
         plan(make(), Grid((7,)))
     with pytest.raises(PromptError, match="'balanced', which needs labels"):
@@ -139,7 +139,7 @@ def test_settings_that_a_task_cannot_have() -> None:
         plan(make(text="Once"), Grid())
 
 
-def test_a_seed_draws_the_same_subset_in_the_order_of_the_file() -> None:
+def test_a_seed_draws_the_same_subset_in_the_order_of_the_file():
     found = subset(ITEMS, 3, seed=1)
     assert found == subset(ITEMS, 3, seed=1)
     assert found == [item for item in ITEMS if item in found]
@@ -147,7 +147,7 @@ def test_a_seed_draws_the_same_subset_in_the_order_of_the_file() -> None:
     assert subset(ITEMS, None, 0) == subset(ITEMS, 9, 0) == ITEMS
 
 
-def test_numbers_by_hand() -> None:
+def test_numbers_by_hand():
     """The model takes everything without a fox for a plant: the wolf is its one mistake."""
     rows, found = run(make(), Grid((0, 2), ("knn", "random"), seeds=3))
     by_setting = {(each.shots, each.selection, each.metric): each for each in found}
@@ -173,7 +173,7 @@ def test_numbers_by_hand() -> None:
     assert len({tuple(row["examples"]) for row in rows if row["selection"] == "random"}) > 5
 
 
-def test_bm25_is_measured_against_its_own_vote() -> None:
+def test_bm25_is_measured_against_its_own_vote():
     task = make()
     selectors = Selectors(task, Biased(), None)
     rows, _ = run(task, Grid((2,), ("bm25",)))
@@ -181,13 +181,13 @@ def test_bm25_is_measured_against_its_own_vote() -> None:
     assert selectors.voted(cell) == [vote(POOL, row["examples"]) for row in rows]
 
 
-def test_answers_that_are_written_are_not_voted_on() -> None:
+def test_answers_that_are_written_are_not_voted_on():
     task = make(labels=(), metrics=("exact_match",))
     _, found = run(task, Grid((2,), ("knn",)))
     assert [(each.scoring, each.vote) for each in found] == [("text", None)]
 
 
-def test_a_vote_is_a_setting_of_its_own() -> None:
+def test_a_vote_is_a_setting_of_its_own():
     model = Biased()
     rows, found = run(make(), Grid((2,), ("vote",)), model=model)
     assert model.scored == 0
@@ -196,7 +196,7 @@ def test_a_vote_is_a_setting_of_its_own() -> None:
     assert found[0].mean == found[0].vote
 
 
-def test_texts_are_measured_as_the_file_says() -> None:
+def test_texts_are_measured_as_the_file_says():
     task = make(labels=(), metrics=("exact_match", "rouge_l"), stop=("\n",))
     rows, found = run(task, Grid((1,), ("knn",)), model=ScriptedModel([" animal", " plant"]))
     assert [row["output"] for row in rows] == ["animal", *["plant"] * 4]
@@ -205,7 +205,7 @@ def test_texts_are_measured_as_the_file_says() -> None:
     assert found[0].scoring == "text"
 
 
-def test_every_answer_is_kept_and_another_rule_needs_no_model(tmp_path: Path) -> None:
+def test_every_answer_is_kept_and_another_rule_needs_no_model(tmp_path):
     path = tmp_path / "answers.jsonl"
     grid = Grid((0, 2), ("random",), (), ("direct", "calibrated", "channel"), seeds=2)
     rows, found = run(make(), grid, path)
@@ -228,7 +228,7 @@ def test_every_answer_is_kept_and_another_rule_needs_no_model(tmp_path: Path) ->
     assert {decided(row, "channel") for row in channel} == set(LABELS)
 
 
-def test_styles_are_settings_and_older_answers_go_on(tmp_path: Path) -> None:
+def test_styles_are_settings_and_older_answers_go_on(tmp_path):
     path = tmp_path / "answers.jsonl"
     run(make(), Grid(select=("knn", "vote")), path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -250,7 +250,7 @@ def test_styles_are_settings_and_older_answers_go_on(tmp_path: Path) -> None:
         plan(make(), Grid(style=("turns",), scoring=("channel",)))
 
 
-def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_evaluation_goes_on(tmp_path):
     grid = Grid((0, 2), ("random", "knn"), (), ("direct",), seeds=2)
     whole, found = run(make(), grid, tmp_path / "whole.jsonl")
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
@@ -270,7 +270,7 @@ def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
         ]
 
 
-def test_more_settings_use_the_answers_there_are(tmp_path: Path) -> None:
+def test_more_settings_use_the_answers_there_are(tmp_path):
     path = tmp_path / "answers.jsonl"
     run(make(), Grid((2,), ("knn",)), path)
     model = Biased()
@@ -280,7 +280,7 @@ def test_more_settings_use_the_answers_there_are(tmp_path: Path) -> None:
     assert sum(1 for _ in read_answers(path)[1]) == len(rows) == 10
 
 
-def test_answers_of_another_evaluation_are_refused(tmp_path: Path) -> None:
+def test_answers_of_another_evaluation_are_refused(tmp_path):
     path = tmp_path / "answers.jsonl"
     run(make(), Grid((2,)), path)
     before = path.read_bytes()
@@ -300,7 +300,7 @@ def test_answers_of_another_evaluation_are_refused(tmp_path: Path) -> None:
         run(make(), Grid((2,)), path)
 
 
-def test_an_item_that_does_not_fit_is_named_before_any_is_asked(tmp_path: Path) -> None:
+def test_an_item_that_does_not_fit_is_named_before_any_is_asked(tmp_path):
     items = [*ITEMS, Item("x " * 2000, "plant", 9)]
     task = replace(make(), items=items, source="test.jsonl")
     model = Biased()
@@ -309,7 +309,7 @@ def test_an_item_that_does_not_fit_is_named_before_any_is_asked(tmp_path: Path) 
     assert model.scored == 0
 
 
-def test_the_report_is_plain_data() -> None:
+def test_the_report_is_plain_data():
     _, found = run(make(), Grid((2,), ("knn",)))
     made = json.loads(json.dumps(document({"seed": 0}, found)))
     assert made["config"] == {"seed": 0}
@@ -317,7 +317,7 @@ def test_the_report_is_plain_data() -> None:
     assert made["results"][0].keys() == {column.field for column in COLUMNS}
 
 
-def test_a_narrow_table_leaves_out_what_matters_least_and_says_so() -> None:
+def test_a_narrow_table_leaves_out_what_matters_least_and_says_so():
     from rich.console import Console
 
     _, found = run(make(metrics=("accuracy",)), Grid((0, 2), ("knn", "random"), seeds=2))
@@ -343,7 +343,7 @@ def test_a_narrow_table_leaves_out_what_matters_least_and_says_so() -> None:
     assert "majority" in shown(10)
 
 
-def test_the_table_shows_foreign_names_as_they_are() -> None:
+def test_the_table_shows_foreign_names_as_they_are():
     from rich.console import Console
 
     _, found = run(make(metrics=("accuracy",)), Grid((0, 2), ("knn",)))
@@ -356,7 +356,7 @@ def test_the_table_shows_foreign_names_as_they_are() -> None:
     assert "nearest-last" in text
 
 
-def test_every_column_of_the_report_is_declared_whole() -> None:
+def test_every_column_of_the_report_is_declared_whole():
     """Each field of a result is a column with a text of its own; each computed figure is explained
     and has a place among those that a narrow terminal leaves out, unless it is a baseline.
     """

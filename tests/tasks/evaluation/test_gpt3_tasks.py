@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -22,13 +21,13 @@ SIGNS = {"plus": "+", "minus": "-", "times": "*"}
 SCRAMBLED = ("CL", "A1", "A2", "RI", "RW")
 
 
-def test_the_tasks_are_those_of_the_paper() -> None:
+def test_the_tasks_are_those_of_the_paper():
     sums = {f"{digits}D{sign}" for digits in range(2, 7) for sign in "+-"}
     assert set(TASKS) == sums | {"2Dx", "1DC", *SCRAMBLED}
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in (*SCRAMBLED, "1DC")])
-def test_arithmetic(name: str) -> None:
+def test_arithmetic(name):
     digits = int(name[0])
     largest = 0
     for item in generate(name, 300, seed=1):
@@ -41,7 +40,7 @@ def test_arithmetic(name: str) -> None:
     assert 10**digits * 0.9 < largest < 10**digits
 
 
-def test_one_digit_composite() -> None:
+def test_one_digit_composite():
     for item in generate("1DC", 300, seed=1):
         found = re.fullmatch(
             r"Q: What is (\(([1-9]) [-+*] ([1-9])\) [-+*] ([1-9]))\?\n\nA:", item.input
@@ -51,7 +50,7 @@ def test_one_digit_composite() -> None:
 
 
 @pytest.mark.parametrize("name", SCRAMBLED)
-def test_scrambled_words(name: str) -> None:
+def test_scrambled_words(name):
     items = generate(name, 400, seed=1)
     assert len({item.output for item in items}) == 400
     for item in items:
@@ -78,7 +77,7 @@ def test_scrambled_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_items_come_again_with_their_seed_and_not_with_another(name: str) -> None:
+def test_items_come_again_with_their_seed_and_not_with_another(name):
     items = generate(name, 50, seed=3)
     assert items == generate(name, 50, seed=3)
     assert items == generate(name, 60, seed=3)[:50]
@@ -86,7 +85,7 @@ def test_items_come_again_with_their_seed_and_not_with_another(name: str) -> Non
     assert len({item.input for item in items}) == 50
 
 
-def test_more_items_than_there_are() -> None:
+def test_more_items_than_there_are():
     assert len(generate("2D+", 9_900, seed=0)) == 9_900
     with pytest.raises(PromptError, match="different items, not 10001"):
         generate("2D+", 10_001, seed=0)
@@ -95,12 +94,12 @@ def test_more_items_than_there_are() -> None:
         generate("A1", 2, seed=0, words=["aaaaa", "Apple", "tiny", "orange", "orange"])
 
 
-def test_no_such_task() -> None:
+def test_no_such_task():
     with pytest.raises(PromptError, match="there is no task '9D'; there are 2D"):
         generate("9D", 1, seed=0)
 
 
-def test_words_from_a_file(tmp_path: Path) -> None:
+def test_words_from_a_file(tmp_path):
     file = tmp_path / "words.txt"
     file.write_bytes(b"\xef\xbb\xbforange purple\r\nyellow\n")
     assert read_words(file) == ["orange", "purple", "yellow"]
@@ -116,7 +115,7 @@ def test_words_from_a_file(tmp_path: Path) -> None:
         read_words(tmp_path / "none")
 
 
-def test_the_prompt_shows_items_as_they_stand() -> None:
+def test_the_prompt_shows_items_as_they_stand():
     pool = generate("2D+", 2, seed=0)
     prompt = task_prompt("2D+", pool)
     asked = "Q: What is 1 plus 2?\n\nA:"
@@ -124,6 +123,6 @@ def test_the_prompt_shows_items_as_they_stand() -> None:
     assert text_of(render(prompt, [0, 1], asked)) == expected
 
 
-def test_rows_are_those_of_the_published_files() -> None:
+def test_rows_are_those_of_the_published_files():
     item = generate("2D+", 1, seed=0)[0]
     assert published_row(item) == {"context": item.input, "completion": f" {item.output}"}

@@ -2,7 +2,6 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ def shown(rows: object) -> list[tuple[int, str]]:
     return [(line, text if isinstance(text, str) else f"! {text}") for line, text in rows]
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(
         b'{"input": " one "}\n\n{"text": "two", "label": "x"}\nbroken\n{"output": "x"}\n'
@@ -27,7 +26,7 @@ def test_json_lines(tmp_path: Path) -> None:
     assert "no input; expected a field named" in rows[3][1]
 
 
-def test_csv(tmp_path: Path) -> None:
+def test_csv(tmp_path):
     path = tmp_path / "in.csv"
     path.write_bytes(b'question,n\n"one\ntwo",1\nthree\nfour,2\n')
     assert shown(read_inputs(path)) == [
@@ -37,7 +36,7 @@ def test_csv(tmp_path: Path) -> None:
     ]
 
 
-def test_plain_lines(tmp_path: Path) -> None:
+def test_plain_lines(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b'\xef\xbb\xbfone\r\n\n  {"input": "two"}\nthree\xff\nfo\0ur\n five')
     assert shown(read_inputs(path)) == [
@@ -50,17 +49,17 @@ def test_plain_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none.txt", "none.jsonl", "no\0ne.txt"])
-def test_no_such_file(tmp_path: Path, name: str) -> None:
+def test_no_such_file(tmp_path, name):
     with pytest.raises(RowsError, match=r"cannot be read|NUL"):
         list(read_inputs(tmp_path / name))
 
 
-def test_a_stream_of_plain_lines() -> None:
+def test_a_stream_of_plain_lines():
     lines = [b"one\n", b'{"input": "two"}\n', b"[3]\n"]
     assert shown(read_stream(lines)) == [(1, "one"), (2, '{"input": "two"}'), (3, "[3]")]
 
 
-def test_a_stream_of_json_lines() -> None:
+def test_a_stream_of_json_lines():
     lines = [b'{"question": "one"}\n', b"\n", b"two\n", b'{"a": 1}\n', b'{"input": "five"}']
     rows = shown(read_stream(lines))
     assert rows[0] == (1, "one")
@@ -69,11 +68,11 @@ def test_a_stream_of_json_lines() -> None:
     assert rows[3] == (5, "five")
 
 
-def test_braces_alone_are_no_json() -> None:
+def test_braces_alone_are_no_json():
     assert shown(read_stream([b'{"name": "x"}\n'])) == [(1, '{"name": "x"}')]
 
 
-def test_test_items(tmp_path: Path) -> None:
+def test_test_items(tmp_path):
     path = tmp_path / "test.jsonl"
     path.write_text('{"text": "one", "label": "a"}\n\n{"text": "one", "label": "a"}\n')
     assert read_test(path, Columns(labels=("a", "b"))) == [Item("one", "a", 1), Item("one", "a", 3)]
@@ -91,14 +90,14 @@ def test_test_items(tmp_path: Path) -> None:
         ('{"text": "one", "label": "a"}\n{"text": "two", "label": 1}\n', "line 2: 'label' is"),
     ],
 )
-def test_test_items_that_cannot_be_used(tmp_path: Path, content: str, error: str) -> None:
+def test_test_items_that_cannot_be_used(tmp_path, content, error):
     path = tmp_path / "test.jsonl"
     path.write_text(content)
     with pytest.raises(RowsError, match=error):
         read_test(path)
 
 
-def test_a_pipe_is_read_as_standard_input_is(tmp_path: Path) -> None:
+def test_a_pipe_is_read_as_standard_input_is(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor() as pool:

@@ -21,7 +21,7 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
         journal.append(rows)
 
 
-def test_rows_come_back(tmp_path: Path) -> None:
+def test_rows_come_back(tmp_path):
     path = tmp_path / "deep" / "rows.jsonl"
     write(path, ROWS[:3])
     write(path, ROWS[3:])
@@ -30,7 +30,7 @@ def test_rows_come_back(tmp_path: Path) -> None:
         assert list(journal.rows()) == ROWS
 
 
-def test_cut_at_every_byte_it_goes_on_with_the_first_row_that_is_not_whole(tmp_path: Path) -> None:
+def test_cut_at_every_byte_it_goes_on_with_the_first_row_that_is_not_whole(tmp_path):
     path = tmp_path / "rows.jsonl"
     write(path, ROWS)
     whole = path.read_bytes()
@@ -44,7 +44,7 @@ def test_cut_at_every_byte_it_goes_on_with_the_first_row_that_is_not_whole(tmp_p
         assert path.read_bytes() == whole
 
 
-def test_a_long_half_row_is_dropped(tmp_path: Path) -> None:
+def test_a_long_half_row_is_dropped(tmp_path):
     path = tmp_path / "rows.jsonl"
     write(path, ROWS[:1])
     with path.open("ab") as file:
@@ -57,7 +57,7 @@ def test_a_long_half_row_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"hello", b"[1]\n", b"\n", b'{"a": 1}\nhello\n', b'{"a": 1}\n7']
 )
-def test_another_file_is_left_as_it_was(tmp_path: Path, content: bytes) -> None:
+def test_another_file_is_left_as_it_was(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     with Journal(path) as journal, pytest.raises(PromptError, match=r"line \d: is not a row"):
@@ -65,23 +65,21 @@ def test_another_file_is_left_as_it_was(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     with Journal(path), pytest.raises(PromptError, match="another process is writing"):
         Journal(path)
     write(path, ROWS)
 
 
-def test_a_second_writer_is_refused_where_there_is_no_fcntl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_writer_is_refused_where_there_is_no_fcntl(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
     path = tmp_path / "rows.jsonl"
     with Journal(path), pytest.raises(PromptError, match="another process is writing"):
         Journal(path)
 
 
-def test_no_lock_is_left_behind(tmp_path: Path) -> None:
+def test_no_lock_is_left_behind(tmp_path):
     path = tmp_path / "rows.jsonl"
     for _ in range(2):
         with Journal(path) as journal:
@@ -89,7 +87,7 @@ def test_no_lock_is_left_behind(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_the_lock_of_a_killed_process_is_no_lock(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_no_lock(tmp_path):
     path = tmp_path / "rows.jsonl"
     script = (
         "import os, sys; from pathlib import Path;"
@@ -102,21 +100,21 @@ def test_the_lock_of_a_killed_process_is_no_lock(tmp_path: Path) -> None:
     assert list(read_rows(path)) == ROWS
 
 
-def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path):
     with pytest.raises(PromptError, match="cannot be written: is not a regular file"):
         Journal(tmp_path)
     with pytest.raises(PromptError, match="cannot be read"):
         list(read_rows(tmp_path / "none"))
 
 
-def test_rows_are_plain_ascii(tmp_path: Path) -> None:
+def test_rows_are_plain_ascii(tmp_path):
     path = tmp_path / "rows.jsonl"
     write(path, ROWS)
     assert path.read_text("ascii")
     assert [json.loads(line) for line in path.read_text().splitlines()] == ROWS
 
 
-def test_a_full_disk_keeps_the_rows_before(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_rows_before(tmp_path):
     path = tmp_path / "rows.jsonl"
     write(path, ROWS[:1])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -136,7 +134,7 @@ def test_a_full_disk_keeps_the_rows_before(tmp_path: Path) -> None:
     assert list(read_rows(path)) == ROWS
 
 
-def test_a_pipe_is_no_file_to_continue(tmp_path: Path) -> None:
+def test_a_pipe_is_no_file_to_continue(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PromptError, match="pipe: cannot be written: is not a regular file"):
         Journal(tmp_path / "pipe")

@@ -55,7 +55,7 @@ def slow(
     return sum(right) / len(right), math.exp(-sum(logs) / len(logs))
 
 
-def test_last_token(gpt2: LocalModel, gpt2_folder: Path, passages: list[str]) -> None:
+def test_last_token(gpt2, gpt2_folder, passages):
     ids = [gpt2.tokenizer.encode(text.strip()) for text in passages]
     accuracy, perplexity = slow(
         gpt2_folder, gpt2, [each[:-1] for each in ids], [each[-1:] for each in ids]
@@ -65,7 +65,7 @@ def test_last_token(gpt2: LocalModel, gpt2_folder: Path, passages: list[str]) ->
     assert found.perplexity == pytest.approx(perplexity, rel=1e-3)
 
 
-def test_last_word(gpt2: LocalModel, gpt2_folder: Path, passages: list[str]) -> None:
+def test_last_word(gpt2, gpt2_folder, passages):
     contexts, targets = [], []
     for text in passages:
         before, _, word = " ".join(text.split("\n")).strip().rpartition(" ")
@@ -80,7 +80,7 @@ def test_last_word(gpt2: LocalModel, gpt2_folder: Path, passages: list[str]) -> 
     assert found.perplexity == pytest.approx(perplexity, rel=1e-3)
 
 
-def test_a_word_is_right_when_it_is_said_greedily() -> None:
+def test_a_word_is_right_when_it_is_said_greedily():
     model = ScriptedModel(lambda prompt: " bat" if prompt.endswith("the") else " no")
     seen: list[tuple[int, int]] = []
     found = lambada(
@@ -92,7 +92,7 @@ def test_a_word_is_right_when_it_is_said_greedily() -> None:
     assert seen == [(1, 2), (2, 2)]
 
 
-def test_a_generation_that_fails_is_no_wrong_answer() -> None:
+def test_a_generation_that_fails_is_no_wrong_answer():
     replies = [" bat", " bat", RuntimeError("out of memory"), " no", " no", " no"]
     measured = lambada(ScriptedModel(replies), ["it was the bat", "it fell", "it was a bat"])
     assert measured.failures == {1: "out of memory"}
@@ -102,7 +102,7 @@ def test_a_generation_that_fails_is_no_wrong_answer() -> None:
     assert none.figures == {}
 
 
-def test_what_is_a_passage() -> None:
+def test_what_is_a_passage():
     assert is_passage("two words")
     assert not is_passage(" one ")
     assert not is_passage("")

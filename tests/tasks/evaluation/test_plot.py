@@ -1,7 +1,6 @@
 """The picture of an evaluation: every figure is in it, and nothing hides another."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,7 +64,7 @@ def assert_nothing_is_hidden(figure: Figure) -> None:
         assert not any(box.overlaps(axes.bbox) for axes in figure.axes)
 
 
-def test_one_number_of_demonstrations_is_drawn_by_selection() -> None:
+def test_one_number_of_demonstrations_is_drawn_by_selection():
     figure = picture(grid(8))
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_yticklabels()] == list(SELECTIONS)
@@ -76,7 +75,7 @@ def test_one_number_of_demonstrations_is_drawn_by_selection() -> None:
     assert_nothing_is_hidden(figure)
 
 
-def test_several_numbers_are_drawn_as_curves_from_zero_on() -> None:
+def test_several_numbers_are_drawn_as_curves_from_zero_on():
     figure = picture(zero() + grid(1, 4, 8))
     assert [axes.get_title() for axes in figure.axes] == list(SCORINGS)
     for axes in figure.axes:
@@ -88,14 +87,14 @@ def test_several_numbers_are_drawn_as_curves_from_zero_on() -> None:
     assert_nothing_is_hidden(figure)
 
 
-def test_a_panel_without_a_first_point_has_the_same_axis() -> None:
+def test_a_panel_without_a_first_point_has_the_same_axis():
     votes = [replace(ONE, shots=k, selection="vote", order="none", scoring="vote") for k in (1, 8)]
     figure = picture(zero() + grid(1, 8) + votes)
     assert figure.axes[-1].get_title() == "vote"
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
 
 
-def test_orders_are_told_apart() -> None:
+def test_orders_are_told_apart():
     several = [replace(each, order="shuffled") for each in grid(1, 8)]
     figure = picture(grid(1, 8) + several)
     names = {text.get_text() for text in legends_of(figure)[0].get_texts()}
@@ -106,7 +105,7 @@ def test_orders_are_told_apart() -> None:
     assert len(rows.get_yticklabels()) == 10
 
 
-def test_different_votes_are_drawn_each_and_equal_ones_once() -> None:
+def test_different_votes_are_drawn_each_and_equal_ones_once():
     votes = dict(zip(SELECTIONS, (0.7, 0.7, 0.8, 0.6, 0.7), strict=True))
     found = [replace(each, vote=votes[each.selection]) for each in grid(1, 8)]
     names = [text.get_text() for text in legends_of(picture(found))[0].get_texts()]
@@ -120,7 +119,7 @@ def test_different_votes_are_drawn_each_and_equal_ones_once() -> None:
     assert [name for name in names if "vote" in name] == ["vote"]
 
 
-def test_without_demonstrations_there_is_no_vote() -> None:
+def test_without_demonstrations_there_is_no_vote():
     (axes,) = (figure := picture(zero())).axes
     assert points(axes) == 3
     assert "vote of the nearest" not in {
@@ -129,7 +128,7 @@ def test_without_demonstrations_there_is_no_vote() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
-def test_tasks_of_foreign_names_in_one_png(tmp_path: Path) -> None:
+def test_tasks_of_foreign_names_in_one_png(tmp_path):
     odd = [replace(each, task="a $ b_ {^ 字\x1b[31m") for each in grid(1, 8)]
     narrow = [replace(ONE, task="third", interval=(-0.2, 1.2))]
     path = tmp_path / "accuracy.png"
@@ -140,7 +139,7 @@ def test_tasks_of_foreign_names_in_one_png(tmp_path: Path) -> None:
     assert_nothing_is_hidden(figure)
 
 
-def test_a_picture_over_the_parameters_of_models() -> None:
+def test_a_picture_over_the_parameters_of_models():
     sizes = {"small": 3_000_000, "tuned": 3_000_000, "large": 135_000_000}
     means = {"small": 0.1, "tuned": 0.2, "large": 0.3}
     results = [

@@ -24,7 +24,7 @@ def task(labels: tuple[str, ...] = LABELS, pool: Pool = POOL) -> Task:
     return Task("living", PromptFile(path=Path("living.toml"), labels=labels, pool=pool), ITEMS)
 
 
-def test_orders_are_different_and_of_the_same_demonstrations() -> None:
+def test_orders_are_different_and_of_the_same_demonstrations():
     variants = order_variants(task(), 4, 10, 0)
     assert len({variant.name for variant in variants}) == len(variants) == 10
     sets = {frozenset(variant.prompt.pool.inputs) for variant in variants}
@@ -40,7 +40,7 @@ def test_orders_are_different_and_of_the_same_demonstrations() -> None:
     assert [v.name for v in order_variants(task(), 4, 10, 0)] == [v.name for v in variants]
 
 
-def test_few_demonstrations_have_few_orders() -> None:
+def test_few_demonstrations_have_few_orders():
     assert [variant.name for variant in order_variants(task(), 2, 10, 1)] == ["1 2", "2 1"]
     with pytest.raises(PromptError, match="has no order"):
         order_variants(task(), 1, 10, 0)
@@ -48,7 +48,7 @@ def test_few_demonstrations_have_few_orders() -> None:
         order_variants(task(), 6, 10, 0)
 
 
-def test_labels_are_kept_drawn_exchanged_renamed_and_left_out() -> None:
+def test_labels_are_kept_drawn_exchanged_renamed_and_left_out():
     variants = {variant.name: variant for variant in label_variants(task(), 4, 0)}
     assert list(variants) == ["gold", "random", "exchanged", "words", "none"]
     gold = variants["gold"].prompt.pool
@@ -68,6 +68,6 @@ def test_labels_are_kept_drawn_exchanged_renamed_and_left_out() -> None:
     assert len(variants["none"].prompt.pool) == 0
 
 
-def test_a_task_without_labels_has_none_to_change() -> None:
+def test_a_task_without_labels_has_none_to_change():
     with pytest.raises(PromptError, match="has no labels to change"):
         label_variants(task(labels=()), 2, 0)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.engine.backends.local import LocalModel
 from chatapp.tasks.evaluation.language_modelling import perplexity
 
 LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
@@ -15,9 +14,7 @@ TEXT = "the river ran down to the old mill, and nobody asked it why it did so. "
 
 
 @pytest.mark.parametrize("stride", [1, 50, 96, 191])
-def test_it_agrees_with_a_plain_computation(
-    gpt2: LocalModel, log_probs: LogProbs, stride: int
-) -> None:
+def test_it_agrees_with_a_plain_computation(gpt2, log_probs, stride):
     text = TEXT[: 230 if stride == 1 else None]
     ids = [gpt2.tokenizer.end_id, *gpt2.tokenizer.encode(text)]
     assert len(ids) > gpt2.context
@@ -34,13 +31,13 @@ def test_it_agrees_with_a_plain_computation(
     assert found.per_byte == pytest.approx(math.exp(total / len(text)), rel=1e-3)
 
 
-def test_a_text_shorter_than_the_window(gpt2: LocalModel, log_probs: LogProbs) -> None:
+def test_a_text_shorter_than_the_window(gpt2, log_probs):
     ids = gpt2.tokenizer.encode("hello you")
     expected = -sum(log_probs([gpt2.tokenizer.end_id], ids))
     assert perplexity(gpt2, "hello you").negative_log_likelihood == pytest.approx(expected)
 
 
-def test_units() -> None:
+def test_units():
     """The scripted model gives each token -1."""
     text = "näive \ud800 words\n\n three"
     found = perplexity(ScriptedModel([]), text)
@@ -52,7 +49,7 @@ def test_units() -> None:
     assert found.stride == 512
 
 
-def test_progress_ends_at_the_last_token(gpt2: LocalModel) -> None:
+def test_progress_ends_at_the_last_token(gpt2):
     seen: list[tuple[int, int]] = []
     found = perplexity(gpt2, TEXT, 100, lambda done, of: seen.append((done, of)))
     assert seen[-1] == (found.tokens, found.tokens)
@@ -60,18 +57,18 @@ def test_progress_ends_at_the_last_token(gpt2: LocalModel) -> None:
 
 
 @pytest.mark.parametrize("stride", [0, -1, 192, 1000])
-def test_strides_that_leave_no_context(gpt2: LocalModel, stride: int) -> None:
+def test_strides_that_leave_no_context(gpt2, stride):
     with pytest.raises(ValueError, match="expected 1 to 191"):
         perplexity(gpt2, TEXT, stride)
 
 
 @pytest.mark.parametrize("text", ["", " \n\t "])
-def test_nothing_to_predict(gpt2: LocalModel, text: str) -> None:
+def test_nothing_to_predict(gpt2, text):
     with pytest.raises(ValueError, match="no words"):
         perplexity(gpt2, text)
 
 
-def test_a_perplexity_beyond_floats_is_infinite() -> None:
+def test_a_perplexity_beyond_floats_is_infinite():
     class Hopeless(ScriptedModel):
         def score(self, pairs):
             return [[-1e4] * len(continuation) for _, continuation in pairs]

@@ -35,7 +35,7 @@ def labelled(example: str, query: str = "") -> PromptFile:
     return PromptFile(path=Path("x.toml"), example=example, query=query, pool=pool)
 
 
-def test_several_fields_of_an_input(tmp_path: Path) -> None:
+def test_several_fields_of_an_input(tmp_path):
     prompt = load_prompt(write(tmp_path, NEWS))
     query = Example("", "", values={"title": "Snow", "subtitle": "{article}"})
     assert text_of(render(prompt, [0, 1], query)) == (
@@ -65,13 +65,13 @@ def test_several_fields_of_an_input(tmp_path: Path) -> None:
         ("", "'{text}'\n", "'You're {late}'\nrude", "'Hi'\n", "rude"),
     ],
 )
-def test_layouts(example: str, query: str, shown: str, asked: str, answer: str) -> None:
+def test_layouts(example, query, shown, asked, answer):
     prompt = labelled(example, query)
     assert text_of(render(prompt, [0], "Hi")) == f"{shown}\n\n{asked}"
     assert continuation(prompt, "rude") == answer
 
 
-def test_each_field_is_a_segment_with_its_name() -> None:
+def test_each_field_is_a_segment_with_its_name():
     segments = render(labelled("Said: '{text}' {label}!"), [0], "Hi")
     assert segments == [
         Segment("marker", "Said:"),
@@ -83,7 +83,7 @@ def test_each_field_is_a_segment_with_its_name() -> None:
     assert [segment.name for segment in segments] == ["", "text", "label", "", "text"]
 
 
-def test_the_instruction_is_a_field() -> None:
+def test_the_instruction_is_a_field():
     prompt = replace(labelled("{text}\n{instruction}\n{label}"), instruction="Rude?")
     assert text_of(render(prompt, [0], "Hi")) == "You're {late}\nRude?\nrude\n\nHi\nRude?\n"
     off = replace(prompt, instruction="")
@@ -92,19 +92,19 @@ def test_the_instruction_is_a_field() -> None:
     assert kinds == ["user", "instruction", "marker"]
 
 
-def test_turns_of_a_chat_hold_the_query() -> None:
+def test_turns_of_a_chat_hold_the_query():
     prompt = labelled("'{text}': {label}")
     messages = TurnsLayout(prompt, PLAIN).messages([0], "Hi")
     texts = [message.text for message in messages]
     assert texts == ["'You're {late}':", "rude", "'Hi':"]
 
 
-def test_what_follows_an_answer() -> None:
+def test_what_follows_an_answer():
     assert TextLayout(labelled('"{text}" is "{label}"')).after_answer().text == '"\n\n"x'
     assert TextLayout(labelled("{text}: {label}")).after_answer().text == "\n\nx"
 
 
-def test_examples_are_left_out_to_fit() -> None:
+def test_examples_are_left_out_to_fit():
     prompt = labelled("'{text}': {label}")
     everything = fit(prompt, [0], "Hi", len, 1_000)
     assert fit(prompt, [0], "Hi", len, everything.tokens).kept == [0]
@@ -116,9 +116,7 @@ literals = st.text(st.sampled_from("ab ,.'\n:\"s"), max_size=6)
 
 
 @given(values, values, values, literals, literals, literals)
-def test_segments_are_encoded_as_the_whole_would_be(
-    query: str, shown: str, answer: str, first: str, second: str, third: str
-) -> None:
+def test_segments_are_encoded_as_the_whole_would_be(query, shown, answer, first, second, third):
     """As in `test_layout`, with values between literals that touch them."""
     prompt = PromptFile(
         path=Path("x.toml"),
@@ -168,7 +166,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("body", REFUSALS)
-def test_a_layout_is_refused_in_one_sentence(tmp_path: Path, body: str) -> None:
+def test_a_layout_is_refused_in_one_sentence(tmp_path, body):
     path = write(tmp_path, body)
     with pytest.raises(PromptError) as caught:
         load_prompt(path)
@@ -176,14 +174,14 @@ def test_a_layout_is_refused_in_one_sentence(tmp_path: Path, body: str) -> None:
     assert REFUSALS[body] in str(caught.value)
 
 
-def test_a_missing_field_names_the_file_and_the_row(tmp_path: Path) -> None:
+def test_a_missing_field_names_the_file_and_the_row(tmp_path):
     write(tmp_path, '{"title": "a", "article": "b"}\n{"title": "c"}', "pool.jsonl")
     path = write(tmp_path, 'example = "{title}: {article}"\nexamples_file = "pool.jsonl"')
     with pytest.raises(PromptError, match=r"pool\.jsonl, line 2: no field 'article', which"):
         load_prompt(path)
 
 
-def test_a_row_that_repeats_another_is_left_out_of_every_column(tmp_path: Path) -> None:
+def test_a_row_that_repeats_another_is_left_out_of_every_column(tmp_path):
     write(tmp_path, "a,b,c\n1,2,x\n1,2,x\n3,4,y\n", "p.csv")
     prompt = load_prompt(write(tmp_path, 'example = "{a}+{b}={c}"\nexamples_file = "p.csv"'))
     assert (len(prompt.pool), prompt.pool.repeats) == (2, 1)
@@ -191,7 +189,7 @@ def test_a_row_that_repeats_another_is_left_out_of_every_column(tmp_path: Path) 
     assert read_pool(tmp_path / "p.csv", columns=prompt.form.columns) == prompt.pool
 
 
-def test_a_message_fills_one_field(tmp_path: Path) -> None:
+def test_a_message_fills_one_field(tmp_path):
     path = write(tmp_path, NEWS)
     with pytest.raises(PromptError, match="has the fields title, subtitle, and a message is one"):
         load_for_chat(path)

@@ -137,14 +137,14 @@ method = "bm25"
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_the_files_that_are_broken_below_work(tmp_path: Path, name: str) -> None:
+def test_the_files_that_are_broken_below_work(tmp_path, name):
     (tmp_path / name).write_bytes(VALID[name])
     assert attempt(tmp_path / name)
 
 
 @fuzzed
 @given(st.sampled_from(sorted(VALID)), st.lists(noise, max_size=8).map(b"".join))
-def test_byte_noise(tmp_path: Path, name: str, content: bytes) -> None:
+def test_byte_noise(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     attempt(tmp_path / name)
 
@@ -154,9 +154,7 @@ def test_byte_noise(tmp_path: Path, name: str, content: bytes) -> None:
     st.sampled_from(sorted(VALID)),
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 9), noise), min_size=1, max_size=4),
 )
-def test_good_files_with_something_put_in(
-    tmp_path: Path, name: str, edits: list[tuple[float, int, bytes]]
-) -> None:
+def test_good_files_with_something_put_in(tmp_path, name, edits):
     content = VALID[name]
     for place, cut, piece in edits:
         at = int(place * len(content))
@@ -186,7 +184,7 @@ field_names = st.sampled_from(["input", "output", "text", "label", "question", "
     st.sampled_from(["\n", "\r\n"]),
     st.booleans(),
 )
-def test_pools_of_any_json(tmp_path: Path, rows: list[object], end: str, mark: bool) -> None:
+def test_pools_of_any_json(tmp_path, rows, end, mark):
     path = tmp_path / "pool.jsonl"
     body = end.join(json.dumps(row) for row in rows)
     path.write_bytes((b"\xef\xbb\xbf" if mark else b"") + body.encode())
@@ -247,9 +245,7 @@ good = st.fixed_dictionaries(
 
 @fuzzed
 @given(good, st.dictionaries(keys | texts, values, max_size=2))
-def test_prompt_files_of_any_values(
-    tmp_path: Path, right: dict[str, object], wrong: dict[str, object]
-) -> None:
+def test_prompt_files_of_any_values(tmp_path, right, wrong):
     path = tmp_path / "task.toml"
     lines = [f"{toml(key)} = {toml(value)}" for key, value in (right | wrong).items()]
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -272,9 +268,7 @@ rows = st.fixed_dictionaries({}, optional=dict.fromkeys(("a", "b", "label", "c")
     st.lists(rows, max_size=4),
     st.sampled_from(["", "Say it."]),
 )
-def test_layouts_of_named_fields(
-    tmp_path: Path, keys: dict[str, str], pool: list[dict[str, str]], instruction: str
-) -> None:
+def test_layouts_of_named_fields(tmp_path, keys, pool, instruction):
     path = tmp_path / "task.toml"
     values = keys | {"instruction": instruction, "examples": pool}
     path.write_text("\n".join(f"{key} = {toml(value)}" for key, value in values.items()))
@@ -296,9 +290,7 @@ records = st.recursive(
 
 @fuzzed
 @given(st.sampled_from(sorted(FORMATS)), st.sampled_from(["jsonl", "json"]), records)
-def test_records_of_published_formats(
-    tmp_path: Path, name: str, suffix: str, record: object
-) -> None:
+def test_records_of_published_formats(tmp_path, name, suffix, record):
     path = tmp_path / f"pool.{suffix}"
     path.write_text(json.dumps(record))
     columns = Columns(("context",), "answer", choices="choices", published=name)
@@ -310,7 +302,7 @@ def test_records_of_published_formats(
 
 @fuzzed
 @given(good)
-def test_prompt_files_of_the_right_types(tmp_path: Path, right: dict[str, object]) -> None:
+def test_prompt_files_of_the_right_types(tmp_path, right):
     path = tmp_path / "task.toml"
     path.write_text("\n".join(f"{key} = {toml(value)}" for key, value in right.items()))
     attempt(path)

@@ -30,7 +30,7 @@ def words(text: str) -> int:
     return len(re.findall(r"\s*\S+|\s+$", text))
 
 
-def test_the_layout() -> None:
+def test_the_layout():
     assert text_of(render(SPAM, [0, 1], "Lunch?\n")) == (
         "Classify each email as spam or ham.\n\n"
         "Email: You won a prize!\nClass: spam\n\n"
@@ -40,7 +40,7 @@ def test_the_layout() -> None:
     assert continuation(SPAM, "ham") == " ham"
 
 
-def test_every_character_has_its_origin() -> None:
+def test_every_character_has_its_origin():
     assert render(SPAM, [0], "Lunch?") == [
         Segment("instruction", "Classify each email as spam or ham."),
         Segment("marker", "\n\nEmail:"),
@@ -66,7 +66,7 @@ def test_every_character_has_its_origin() -> None:
         ),
     ],
 )
-def test_other_layouts(prefixes: tuple[str, str], expected: str) -> None:
+def test_other_layouts(prefixes, expected):
     prompt = replace(SPAM, instruction="", input_prefix=prefixes[0], output_prefix=prefixes[1])
     assert text_of(render(prompt, [0], "Lunch?")) == expected
     whole = text_of(render(prompt, [], "Lunch?")) + continuation(prompt, "ham")
@@ -74,7 +74,7 @@ def test_other_layouts(prefixes: tuple[str, str], expected: str) -> None:
     assert text_of(render(shot, [0], "x")).startswith(whole)
 
 
-def test_the_layout_of_channel_scoring() -> None:
+def test_the_layout_of_channel_scoring():
     segments = render_channel(SPAM, [0], "Lunch?", "ham")
     assert text_of(segments) == (
         "Classify each email as spam or ham.\n\n"
@@ -96,18 +96,18 @@ def test_the_layout_of_channel_scoring() -> None:
         (("Mail:\n", "\nReply:\n"), "Reply:\nham\nMail:\nLunch?"),
     ],
 )
-def test_other_layouts_of_channel_scoring(prefixes: tuple[str, str], expected: str) -> None:
+def test_other_layouts_of_channel_scoring(prefixes, expected):
     prompt = replace(SPAM, instruction="", input_prefix=prefixes[0], output_prefix=prefixes[1])
     assert text_of(render_channel(prompt, [], "Lunch?", "ham")) == expected
     with pytest.raises(PromptError, match="an input that is not empty"):
         render_channel(prompt, [], " ", "ham")
 
 
-def test_an_input_without_content_is_laid_out_as_well() -> None:
+def test_an_input_without_content_is_laid_out_as_well():
     assert text_of(render(SPAM, [], "")).endswith("\n\nEmail: \nClass:")
 
 
-def test_a_text_is_completed_as_it_stands() -> None:
+def test_a_text_is_completed_as_it_stands():
     prompt = PromptFile(path=Path("story.txt"), text="Once {upon}")
     assert render(prompt, [], "") == [Segment("user", "Once {upon}")]
     with pytest.raises(PromptError, match=r"story\.txt: is a text to complete and takes no input"):
@@ -115,7 +115,7 @@ def test_a_text_is_completed_as_it_stands() -> None:
 
 
 @given(anything, anything, anything)
-def test_what_is_put_in_is_never_looked_at_again(query: str, shown: str, answer: str) -> None:
+def test_what_is_put_in_is_never_looked_at_again(query, shown, answer):
     prompt = replace(SPAM, labels=(), pool=Pool([shown.strip() or "x"], [answer.strip() or "y"]))
     text = text_of(render(prompt, [0], query))
     assert text == (
@@ -126,9 +126,7 @@ def test_what_is_put_in_is_never_looked_at_again(query: str, shown: str, answer:
 
 
 @given(anything, anything, anything, anything, anything)
-def test_a_prompt_never_ends_in_a_space(
-    instruction: str, before: str, after: str, separator: str, query: str
-) -> None:
+def test_a_prompt_never_ends_in_a_space(instruction, before, after, separator, query):
     prompt = PromptFile(
         path=Path("x.toml"),
         instruction=instruction.strip(),
@@ -147,9 +145,7 @@ printed = st.text(st.sampled_from("ab ,.\n\t1é'{"), min_size=1).map(str.strip).
 
 
 @given(printed, printed, printed, st.sampled_from(["\n", "\n\n", "\n\n\n", " ", "\n---\n"]))
-def test_segments_are_encoded_as_the_whole_would_be(
-    query: str, shown: str, answer: str, separator: str
-) -> None:
+def test_segments_are_encoded_as_the_whole_would_be(query, shown, answer, separator):
     """Checked with the rule by which GPT-2 cuts text into pieces before its merges."""
     prompt = replace(SPAM, separator=separator, labels=(), pool=Pool([shown], [answer]))
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -161,7 +157,7 @@ def test_segments_are_encoded_as_the_whole_would_be(
     assert [piece for segment in segments for piece in cut(segment.text)] == cut(text_of(segments))
 
 
-def test_orders() -> None:
+def test_orders():
     ranked = [4, 1, 7, 3]
     assert arrange(ranked, Select(order="nearest-first")) == ranked
     assert arrange(ranked, Select(order="nearest-last")) == ranked[::-1]
@@ -202,14 +198,7 @@ def brute_force(
     st.sampled_from(["direct", "channel", "none"]),
     st.sampled_from(["nearest-first", "nearest-last", "shuffled"]),
 )
-def test_fitting_equals_trying_everything(
-    lengths: list[int],
-    room: tuple[Callable[[str], int], int],
-    instruction: str,
-    before: str,
-    scoring: str,
-    order: str,
-) -> None:
+def test_fitting_equals_trying_everything(lengths, room, instruction, before, scoring, order):
     count, limit = room
     pool = Pool([" ".join("a" * n) + f" {row}" for row, n in enumerate(lengths)], ["x y"] * 12)
     prompt = PromptFile(
@@ -229,7 +218,7 @@ def test_fitting_equals_trying_everything(
     assert fitted.tokens <= limit
 
 
-def test_the_furthest_are_dropped_whatever_the_printed_order() -> None:
+def test_the_furthest_are_dropped_whatever_the_printed_order():
     pool = Pool([f"text {row}" for row in range(9)], ["x"] * 9)
     ranked = [5, 3, 8, 0]
     for order in ("nearest-first", "nearest-last", "shuffled"):
@@ -240,13 +229,13 @@ def test_the_furthest_are_dropped_whatever_the_printed_order() -> None:
         assert (fitted.kept, fitted.dropped) == ([5, 3, 8], [0])
 
 
-def test_one_example_that_could_never_fit_does_not_cost_the_others() -> None:
+def test_one_example_that_could_never_fit_does_not_cost_the_others():
     pool = Pool(["word " * 500, "near", "far"], ["x", "x", "x"])
     fitted = fit(replace(SPAM, pool=pool, labels=()), [0, 1, 2], "q", words, 60)
     assert (fitted.kept, fitted.dropped) == ([1, 2], [0])
 
 
-def test_a_tokenizer_for_which_beginnings_are_dear_does_not_overflow() -> None:
+def test_a_tokenizer_for_which_beginnings_are_dear_does_not_overflow():
     """Without instruction and prefix, what a text costs as the first one is not known before."""
     prompt = PromptFile(
         path=Path("x.toml"), input_prefix="", output_prefix="", pool=Pool(["aa", "bb"], ["x", "y"])
@@ -260,14 +249,14 @@ def test_a_tokenizer_for_which_beginnings_are_dear_does_not_overflow() -> None:
     assert (fitted.kept, fitted.dropped, fitted.tokens) == ([0], [1], 11)
 
 
-def test_the_query_is_never_cut() -> None:
+def test_the_query_is_never_cut():
     with pytest.raises(
         PromptError, match=r"spam\.toml: the instruction and the input alone take \d+ tokens, and "
     ):
         fit(SPAM, [0, 1], "word " * 100, words, 50)
 
 
-def test_no_text_is_counted_twice() -> None:
+def test_no_text_is_counted_twice():
     counted: list[str] = []
 
     def count(text: str) -> int:

@@ -28,7 +28,7 @@ def prompt(request: pytest.FixtureRequest) -> PromptFile:
     return load_prompt(request.param)
 
 
-def test_the_library_is_whole() -> None:
+def test_the_library_is_whole():
     assert {path.stem for path in TASKS} == set(
         "arithmetic caracas common_sense css email_reply english_to_french entailment equations "
         "grammar hate_speech new_words question_type sentiment spam spreadsheet sql summary "
@@ -38,7 +38,7 @@ def test_the_library_is_whole() -> None:
     assert pools == {path.stem for path in TASKS} - {"unicorns"}
 
 
-def test_every_prompt_fits_a_gpt2_with_all_its_examples(prompt: PromptFile) -> None:
+def test_every_prompt_fits_a_gpt2_with_all_its_examples(prompt):
     assert 0 < len(prompt.description) <= 64
     if prompt.text is not None:
         assert tokens(prompt.text) < 512
@@ -56,7 +56,7 @@ def test_every_prompt_fits_a_gpt2_with_all_its_examples(prompt: PromptFile) -> N
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
-def test_the_layouts_of_papers_fit_a_gpt2_and_can_be_answered(path: Path) -> None:
+def test_the_layouts_of_papers_fit_a_gpt2_and_can_be_answered(path):
     prompt = load_prompt(path)
     assert 0 < len(prompt.description) <= 64
     selector = build_selector(prompt.pool, prompt.select)
@@ -69,25 +69,25 @@ def test_the_layouts_of_papers_fit_a_gpt2_and_can_be_answered(path: Path) -> Non
         assert not any(stop in item.output for stop in prompt.stop)
 
 
-def test_no_answer_is_cut_off_by_its_own_stop(prompt: PromptFile) -> None:
+def test_no_answer_is_cut_off_by_its_own_stop(prompt):
     for output in prompt.pool.outputs:
         assert not any(stop in output for stop in prompt.stop)
         assert tokens(output) <= 2 * int(prompt.generate["max_tokens"])
 
 
-def test_no_input_comes_twice(prompt: PromptFile) -> None:
+def test_no_input_comes_twice(prompt):
     counts = Counter(map(normalise, prompt.pool.inputs))
     assert [text for text, count in counts.items() if count > 1] == []
 
 
-def test_every_label_has_its_share(prompt: PromptFile) -> None:
+def test_every_label_has_its_share(prompt):
     counts = Counter(prompt.pool.outputs)
     assert all(
         counts[label] >= 0.7 * len(prompt.pool) / len(prompt.labels) for label in prompt.labels
     )
 
 
-def test_the_arithmetic_is_right() -> None:
+def test_the_arithmetic_is_right():
     pool = load_prompt(FOLDER / "arithmetic.toml").pool
     for question, answer in zip(pool.inputs, pool.outputs, strict=True):
         term = question.removeprefix("What is ").removesuffix("?")
@@ -97,7 +97,7 @@ def test_the_arithmetic_is_right() -> None:
         assert eval(term) == int(answer), question
 
 
-def test_the_equations_are_solved() -> None:
+def test_the_equations_are_solved():
     pool = load_prompt(FOLDER / "equations.toml").pool
     for equation, solution in zip(pool.inputs, pool.outputs, strict=True):
         name, value = solution.split(" = ")
@@ -106,7 +106,7 @@ def test_the_equations_are_solved() -> None:
         assert eval(left, {name: int(value)}) == int(right), equation
 
 
-def test_the_sql_runs() -> None:
+def test_the_sql_runs():
     prompt = load_prompt(FOLDER / "sql.toml")
     database = sqlite3.connect(":memory:")
     tables = re.findall(r"^(\w+ \(.+\))$", prompt.instruction, re.MULTILINE)
@@ -117,13 +117,13 @@ def test_the_sql_runs() -> None:
         database.execute(statement)  # an error in it is raised here
 
 
-def test_the_css_is_closed() -> None:
+def test_the_css_is_closed():
     for rule in load_prompt(FOLDER / "css.toml").pool.outputs:
         assert rule.count("{") == rule.count("}") > 0
         assert re.search(r"[\w-]+: [^;{}]+; }", rule)
 
 
-def test_a_shoe_holds_one_foot() -> None:
+def test_a_shoe_holds_one_foot():
     pool = load_prompt(FOLDER / "common_sense.toml").pool
     (row,) = [
         n

@@ -49,7 +49,7 @@ def refusal(path: Path) -> str:
     return message.replace(f"{path.parent}/", "")
 
 
-def test_every_key_of_a_prompt_file(tmp_path: Path) -> None:
+def test_every_key_of_a_prompt_file(tmp_path):
     write(tmp_path, '{"text": "You won!", "label": "spam"}', "spam.jsonl")
     prompt = load_prompt(write(tmp_path, SPAM))
     assert prompt.description == "Spam or ham"
@@ -63,7 +63,7 @@ def test_every_key_of_a_prompt_file(tmp_path: Path) -> None:
     assert Sampling(**prompt.generate) == Sampling(temperature=0.0, max_tokens=32)
 
 
-def test_what_stands_for_missing_keys(tmp_path: Path) -> None:
+def test_what_stands_for_missing_keys(tmp_path):
     prompt = load_prompt(write(tmp_path, 'separator = "\\n---\\n"'))
     assert (prompt.input_prefix, prompt.output_prefix) == ("Input: ", "Output:")
     assert prompt.stop == ("\n---\n",)
@@ -78,14 +78,14 @@ def test_what_stands_for_missing_keys(tmp_path: Path) -> None:
     assert labelled.scoring == "direct"
 
 
-def test_a_byte_order_mark_and_windows_line_ends_mean_nothing(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_windows_line_ends_mean_nothing(tmp_path):
     body = b'\xef\xbb\xbfinstruction = """a\r\nb"""\r\nlabels = ["x", " y "]\r\n'
     prompt = load_prompt(write(tmp_path, body))
     assert prompt.instruction == "a\nb"
     assert prompt.labels == ("x", "y")
 
 
-def test_a_text_is_completed_as_it_stands(tmp_path: Path) -> None:
+def test_a_text_is_completed_as_it_stands(tmp_path):
     prompt = load_prompt(write(tmp_path, "  Once {upon}\r\na time\n\n", "story.txt"))
     assert prompt.text == "  Once {upon}\na time"
     assert prompt.description == "Once {upon}"
@@ -103,15 +103,13 @@ def test_a_text_is_completed_as_it_stands(tmp_path: Path) -> None:
         (("prompt", "completion"), ("", "")),
     ],
 )
-def test_a_pool_is_a_prompt_of_its_own(
-    tmp_path: Path, names: tuple[str, str], prefixes: tuple[str, str]
-) -> None:
+def test_a_pool_is_a_prompt_of_its_own(tmp_path, names, prefixes):
     prompt = load_prompt(write(tmp_path, f"{','.join(names)}\na,b\n", "pool.csv"))
     assert (prompt.input_prefix, prompt.output_prefix) == prefixes
     assert prompt.pool[0] == Example("a", "b")
 
 
-def test_examples_written_inline(tmp_path: Path) -> None:
+def test_examples_written_inline(tmp_path):
     lines = 'examples = [\n  {input = "a", output = "b"},\n  {question = "c", answer = "d"},\n]'
     assert load_prompt(write(tmp_path, lines)).pool.outputs == ["b", "d"]
     tables = '[[examples]]\ninput = "a"\noutput = "b"\n'
@@ -188,13 +186,13 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("body", REFUSALS)
-def test_a_prompt_file_is_refused_in_one_sentence(tmp_path: Path, body: str) -> None:
+def test_a_prompt_file_is_refused_in_one_sentence(tmp_path, body):
     message = refusal(write(tmp_path, body))
     assert message.startswith("task.toml")
     assert REFUSALS[body] in message
 
 
-def test_other_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_other_files_are_refused_in_one_sentence(tmp_path):
     assert "is empty, expected a text" in refusal(write(tmp_path, " \n\n", "empty.txt"))
     assert "line 2: is not valid UTF-8 (perhaps Latin-1" in refusal(
         write(tmp_path, b"a\n\xe9", "latin.txt")
@@ -206,14 +204,14 @@ def test_other_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     assert "cannot be read: Is a directory" in refusal(tmp_path / "folder.toml")
 
 
-def test_an_error_in_a_pool_names_the_pool(tmp_path: Path) -> None:
+def test_an_error_in_a_pool_names_the_pool(tmp_path):
     write(tmp_path, '{"text": "a", "label": "Spam"}', "spam.jsonl")
     assert refusal(write(tmp_path, SPAM)) == (
         "spam.jsonl, line 1: 'Spam' is not one of the labels; did you mean 'spam'?"
     )
 
 
-def test_what_a_flag_overrides_is_checked_as_well(tmp_path: Path) -> None:
+def test_what_a_flag_overrides_is_checked_as_well(tmp_path):
     prompt = load_prompt(write(tmp_path, "[select]\nk = 2\n"))
     with pytest.raises(UserError, match=r"'select\.method' is 'vote', which needs labels"):
         replace(prompt, select=Select(method="vote"))

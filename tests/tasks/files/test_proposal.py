@@ -55,7 +55,7 @@ def filled(pattern: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_layout_and_labels_come_from_the_columns(tmp_path: Path, name: str) -> None:
+def test_layout_and_labels_come_from_the_columns(tmp_path, name):
     pattern, example, labels = ROWS[name]
     prompt = proposed(tmp_path, [filled(pattern, number) for number in range(12)])
     assert prompt.example == example
@@ -63,7 +63,7 @@ def test_layout_and_labels_come_from_the_columns(tmp_path: Path, name: str) -> N
     assert len(prompt.pool) == 12
 
 
-def test_names_of_numbers_in_a_parquet_file_are_the_labels(tmp_path: Path) -> None:
+def test_names_of_numbers_in_a_parquet_file_are_the_labels(tmp_path):
     datasets = pytest.importorskip("datasets")
     named = datasets.ClassLabel(names=["negative", "positive"])
     features = datasets.Features({"sentence": datasets.Value("string"), "label": named})
@@ -75,14 +75,14 @@ def test_names_of_numbers_in_a_parquet_file_are_the_labels(tmp_path: Path) -> No
     assert prompt.pool[1].output == "positive"
 
 
-def test_foreign_names_and_labels_are_text(tmp_path: Path) -> None:
+def test_foreign_names_and_labels_are_text(tmp_path):
     rows = [{'te"xt\x1b\x7f': f"t {n}", "label": ('a"\n', "[b]")[n % 2]} for n in range(8)]
     prompt = proposed(tmp_path, rows)
     assert prompt.example.startswith('Te"xt\x1b\x7f: {te"xt\x1b\x7f}')
     assert prompt.labels == ("[b]", 'a"')
 
 
-def test_a_prompt_file_elsewhere_finds_the_pool(tmp_path: Path) -> None:
+def test_a_prompt_file_elsewhere_finds_the_pool(tmp_path):
     path = tmp_path / "pool.jsonl"
     path.write_text('{"text": "a", "label": "b"}\n')
     assert '"../pool.jsonl"' in propose(str(path), tmp_path / "prompts" / "mine.toml")
@@ -97,7 +97,7 @@ def test_a_prompt_file_elsewhere_finds_the_pool(tmp_path: Path) -> None:
         ('{"label": "1", "number": 2}\n' * 4, "the input"),
     ],
 )
-def test_refusals_name_the_file(tmp_path: Path, content: str, message: str) -> None:
+def test_refusals_name_the_file(tmp_path, content, message):
     path = tmp_path / "pool.jsonl"
     path.write_text(content)
     with pytest.raises(RowsError, match=message) as raised:

@@ -35,7 +35,7 @@ def count(segment: Segment) -> int:
     return len(segment.text.split())
 
 
-def test_a_demonstration_is_an_exchange() -> None:
+def test_a_demonstration_is_an_exchange():
     layout = TurnsLayout(PROMPT, CHATML)
     assert text_of(layout.render([0, 1], " a wren ")) == (
         "<|im_start|>system\nSay which.<|im_end|>\n"
@@ -51,7 +51,7 @@ def test_a_demonstration_is_an_exchange() -> None:
     assert layout.stop == ("<|im_end|>",)
 
 
-def test_the_chat_so_far_stands_before_the_query() -> None:
+def test_the_chat_so_far_stands_before_the_query():
     layout = TurnsLayout(replace(PROMPT, instruction=""), CHATML)
     assert layout.messages([2], "a wren", [Example("a newt", "animal")]) == [
         Message("user", "Text: a bird"),
@@ -63,7 +63,7 @@ def test_the_chat_so_far_stands_before_the_query() -> None:
 
 
 @pytest.mark.parametrize("template", [PLAIN, CHAT])
-def test_a_model_without_a_template_has_ours(template: object) -> None:
+def test_a_model_without_a_template_has_ours(template):
     layout = TurnsLayout(PROMPT, template)
     assert text_of(layout.render([0], "a wren")).startswith("Say which.\n")
     assert text_of(layout.render([0], "a wren")).endswith("User: Text: a wren\nAssistant:")
@@ -74,13 +74,13 @@ def test_a_model_without_a_template_has_ours(template: object) -> None:
     assert layout.stop == ("\nUser:", "\nAssistant:")
 
 
-def test_the_printed_order_is_that_of_the_file() -> None:
+def test_the_printed_order_is_that_of_the_file():
     prompt = replace(PROMPT, select=Select(method="knn", k=2))  # the nearest last
     chat = TurnsLayout(prompt, CHATML).messages([0, 1], "a wren")
     assert [each.text for each in chat if each.role == "assistant"] == ["plant", "animal"]
 
 
-def test_the_furthest_whole_turns_are_dropped() -> None:
+def test_the_furthest_whole_turns_are_dropped():
     layout = TurnsLayout(PROMPT, CHATML)
     whole = layout.fit([0, 1, 2], "a wren", count, 1000)
     assert (whole.kept, whole.dropped) == ([0, 1, 2], [])
@@ -105,7 +105,7 @@ def test_the_furthest_whole_turns_are_dropped() -> None:
         ("{{ '' if enable_thinking else '<think></think>' }}", "assistant\n<think></think>"),
     ],
 )
-def test_an_answer_is_not_looked_for_in_a_thought(announced: str, end: str) -> None:
+def test_an_answer_is_not_looked_for_in_a_thought(announced, end):
     announcing = "{{ '<|im_start|>assistant\\n' }}"
     added = announced if announced.startswith("{") else f"{{{{ '{announced}' }}}}"
     source = SOURCE.replace(announcing, announcing + added) + "{# </think> #}"
@@ -113,7 +113,7 @@ def test_an_answer_is_not_looked_for_in_a_thought(announced: str, end: str) -> N
     assert text_of(layout.render([0], "a wren")).endswith(end)
 
 
-def test_turns_cannot_be_turned_round(tmp_path: Path) -> None:
+def test_turns_cannot_be_turned_round(tmp_path):
     file = tmp_path / "task.toml"
     text = 'labels = ["a", "b"]\n[score]\nmethod = "channel"\n[chat]\nstyle = "turns"\n'
     file.write_text(text)

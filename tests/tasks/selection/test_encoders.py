@@ -32,7 +32,7 @@ from chatapp.tasks.selection.encoders import (
     load_encoder,
     minilm_folder,
 )
-from chatapp.tasks.selection.select import Pooling, Select
+from chatapp.tasks.selection.select import Select
 from chatapp.tasks.selection.similarity import Embeddings
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"who what where is the a river mountain".split()]
@@ -70,7 +70,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_pooling_equals_one_text_at_a_time(folder: Path, pooling: Pooling) -> None:
+def test_pooling_equals_one_text_at_a_time(folder, pooling):
     vectors = SentenceEncoder(ModelFiles.read(folder), pooling).encode(TEXTS)
     assert vectors.dtype == np.float32
     model = AutoModel.from_pretrained(folder).eval()
@@ -83,20 +83,20 @@ def test_pooling_equals_one_text_at_a_time(folder: Path, pooling: Pooling) -> No
         assert vector == pytest.approx(expected.numpy(), abs=1e-5)
 
 
-def test_texts_keep_their_order_over_several_batches(folder: Path) -> None:
+def test_texts_keep_their_order_over_several_batches(folder):
     texts = [" ".join(["river"] * (n % 7)) + f" who {n}" for n in range(150)]
     encoder = SentenceEncoder(ModelFiles.read(folder))
     single = np.concatenate([encoder.encode([text]) for text in texts])
     assert encoder.encode(texts) == pytest.approx(single, abs=1e-5)
 
 
-def test_a_long_text_is_cut(folder: Path) -> None:
+def test_a_long_text_is_cut(folder):
     encoder = SentenceEncoder(ModelFiles.read(folder))
     long, longer = encoder.encode(["river " * 30, "river " * 300])
     assert long == pytest.approx(longer, abs=1e-6)
 
 
-def test_a_folder_says_how_it_is_pooled_and_cut(folder: Path) -> None:
+def test_a_folder_says_how_it_is_pooled_and_cut(folder):
     plain = SentenceEncoder(ModelFiles.read(folder))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
@@ -111,7 +111,7 @@ def test_a_folder_says_how_it_is_pooled_and_cut(folder: Path) -> None:
     assert own.fingerprint != plain.fingerprint
 
 
-def test_the_fingerprint_covers_weights_and_pooling(folder: Path) -> None:
+def test_the_fingerprint_covers_weights_and_pooling(folder):
     before = SentenceEncoder(ModelFiles.read(folder)).fingerprint
     assert SentenceEncoder(ModelFiles.read(folder)).fingerprint == before
     assert SentenceEncoder(ModelFiles.read(folder), "cls").fingerprint != before
@@ -122,7 +122,7 @@ def test_the_fingerprint_covers_weights_and_pooling(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(folder: Path, value: float) -> None:
+def test_weights_that_are_no_numbers_are_refused(folder, value):
     weights = load_file(folder / "model.safetensors")
     weights["encoder.layer.0.output.dense.weight"][1, 2] = value
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -130,7 +130,7 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, value: float) -> 
         SentenceEncoder(ModelFiles.read(folder))
 
 
-def test_what_is_no_whole_encoder_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_what_is_no_whole_encoder_is_refused(folder, tmp_path):
     weights = load_file(folder / "model.safetensors")
     del weights["encoder.layer.0.output.dense.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -149,7 +149,7 @@ def test_what_is_no_whole_encoder_is_refused(folder: Path, tmp_path: Path) -> No
         SentenceEncoder(ModelFiles.read(tmp_path))
 
 
-def test_a_language_model_is_no_sentence_encoder(tmp_path: Path) -> None:
+def test_a_language_model_is_no_sentence_encoder(tmp_path):
     GPT2Model(
         GPT2Config(vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     ).save_pretrained(tmp_path)
@@ -171,7 +171,7 @@ class Lengths:
         return np.array([[len(text), 1.0] for text in texts], dtype=np.float32)
 
 
-def test_only_new_rows_are_encoded(tmp_path: Path) -> None:
+def test_only_new_rows_are_encoded(tmp_path):
     texts = [f"row {'x' * n}" for n in range(1_200)]
     first = Lengths()
     told: list[tuple[int, int]] = []
@@ -186,7 +186,7 @@ def test_only_new_rows_are_encoded(tmp_path: Path) -> None:
     assert second.asked == ["new", "\ud800"]
 
 
-def test_encoders_do_not_share_a_cache(tmp_path: Path) -> None:
+def test_encoders_do_not_share_a_cache(tmp_path):
     CachedEncoder(Lengths(), tmp_path).encode(["a"])
     other = Lengths()
     other.fingerprint = "other"
@@ -213,7 +213,7 @@ CachedEncoder(Dies(), Path(sys.argv[1])).encode([f"row {n}" for n in range(1_500
 """
 
 
-def test_a_killed_process_loses_only_what_it_had_not_written(tmp_path: Path) -> None:
+def test_a_killed_process_loses_only_what_it_had_not_written(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert done.returncode == -9
     encoder = Lengths()
@@ -223,7 +223,7 @@ def test_a_killed_process_loses_only_what_it_had_not_written(tmp_path: Path) -> 
     assert vectors[:, 0].tolist() == [len(text) for text in texts]
 
 
-def test_several_can_fill_a_cache_at_once(tmp_path: Path) -> None:
+def test_several_can_fill_a_cache_at_once(tmp_path):
     texts = [f"row {n}" for n in range(2_000)]
     results: list[Embeddings] = []
 
@@ -239,7 +239,7 @@ def test_several_can_fill_a_cache_at_once(tmp_path: Path) -> None:
     assert all((result == results[0]).all() for result in results)
 
 
-def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "lengths.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(ModelError, match=r"lengths\.sqlite: this cache of embeddings cannot be"):
         CachedEncoder(Lengths(), tmp_path).encode(["a"])
@@ -264,7 +264,7 @@ def model(tmp_path: Path) -> EmbeddingModel:
     return EmbeddingModel(["x"], context=4, folder=folder)
 
 
-def test_the_language_model_is_an_encoder(model: EmbeddingModel) -> None:
+def test_the_language_model_is_an_encoder(model):
     vectors = ModelEncoder(model, layer=2).encode(["a b", "", "a b c d e f"])
     ids = model.tokenizer.encode("a b")
     assert vectors[0].tolist() == [np.mean(ids) * 2, 2]
@@ -277,9 +277,7 @@ def test_the_language_model_is_an_encoder(model: EmbeddingModel) -> None:
     assert ModelEncoder(model, 2).fingerprint != before
 
 
-def test_encoders_by_name(
-    model: EmbeddingModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoders_by_name(model, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(encoders, "_MINILM", "no_such_module")
     assert load_encoder(Select()) is None
@@ -303,9 +301,7 @@ def test_encoders_by_name(
         load_encoder(Select(encoder="lm"), model)
 
 
-def test_the_optional_package_becomes_the_default(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_optional_package_becomes_the_default(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     package = tmp_path / "site" / "carries_minilm"
     package.mkdir(parents=True)
@@ -320,7 +316,7 @@ def test_the_optional_package_becomes_the_default(
 
 
 @pytest.mark.skipif(minilm_folder() is None, reason="the extra 'encoder' is not installed")
-def test_minilm_knows_what_texts_mean(tmp_path: Path) -> None:
+def test_minilm_knows_what_texts_mean(tmp_path):
     found = minilm_folder()
     assert found is not None
     assert json.loads((found / "config.json").read_text())["hidden_size"] == 384

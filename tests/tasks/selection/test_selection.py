@@ -60,7 +60,7 @@ class LetterEncoder:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("k", [0, 1, 3, 7, 100])
-def test_every_selector_returns_k_distinct_indices_without_the_query(method: str, k: int) -> None:
+def test_every_selector_returns_k_distinct_indices_without_the_query(method, k):
     selector = build_selector(POOL, Select(method=method, seed=1))
     chosen = selector.select(" where is the LONGEST river of asia", k)
     assert len(chosen) == len(set(chosen)) == min(k, len(POOL) - 1)
@@ -70,19 +70,19 @@ def test_every_selector_returns_k_distinct_indices_without_the_query(method: str
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("query", ["", " ", "\ud800{}", "zzzz qqqq", "a" * 10_000, "¿?"])
-def test_every_selector_survives_any_query(method: str, query: str) -> None:
+def test_every_selector_survives_any_query(method, query):
     selector = build_selector(POOL, Select(method=method))
     assert len(selector.select(query, 3)) == 3
     assert selector.select(query, 3) == selector.select(query, 3)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_empty_pool_gives_nothing(method: str) -> None:
+def test_an_empty_pool_gives_nothing(method):
     assert build_selector(Pool([], []), Select(method=method)).select("x", 3) == []
 
 
 @pytest.mark.parametrize("method", ["bm25", "knn", "mmr", "coverage", "vote"])
-def test_outputs_are_no_part_of_an_index(method: str) -> None:
+def test_outputs_are_no_part_of_an_index(method):
     hidden = Pool(POOL.inputs, [f"river {number}" for number in range(len(POOL))])
     for encoder in (None, LetterEncoder()):
         ours, theirs = (
@@ -91,11 +91,11 @@ def test_outputs_are_no_part_of_an_index(method: str) -> None:
         assert ours.select("a river", 8) == theirs.select("a river", 8)
 
 
-def test_fixed_takes_the_first() -> None:
+def test_fixed_takes_the_first():
     assert Fixed(POOL).select("x", 3) == [0, 1, 2]
 
 
-def test_random_depends_on_seed_and_query_alone() -> None:
+def test_random_depends_on_seed_and_query_alone():
     first, second = Random(POOL, 0), Random(POOL, 0)
     queries = [f"query {number}" for number in range(50)]
     forwards = [first.select(query, 3) for query in queries]
@@ -107,14 +107,14 @@ def test_random_depends_on_seed_and_query_alone() -> None:
     assert Random(POOL, 0).select("x", 5)[:3] == Random(POOL, 0).select("x", 3)
 
 
-def test_random_draws_every_item_equally_often() -> None:
+def test_random_draws_every_item_equally_often():
     selector = Random(POOL, 0)
     drawn = Counter(index for n in range(4_000) for index in selector.select(f"q{n}", 2))
     # 1,000 each are expected, with a standard deviation of some 27.
     assert all(850 < drawn[index] < 1_150 for index in range(len(POOL)))
 
 
-def test_a_random_block_is_drawn_once_by_the_seed() -> None:
+def test_a_random_block_is_drawn_once_by_the_seed():
     queries = [f"query {number}" for number in range(9)]
     blocks = [[RandomBlock(POOL, seed).select(query, 3) for query in queries] for seed in range(9)]
     assert all(block == [block[0]] * len(queries) for block in blocks)
@@ -123,7 +123,7 @@ def test_a_random_block_is_drawn_once_by_the_seed() -> None:
     assert blocks[0][0][0] not in RandomBlock(POOL, 0).select(POOL.inputs[blocks[0][0][0]], 3)
 
 
-def test_balanced_draws_alike_of_every_label() -> None:
+def test_balanced_draws_alike_of_every_label():
     selector = Balanced(POOL, 0)
     firsts = set()
     for number in range(30):
@@ -137,13 +137,13 @@ def test_balanced_draws_alike_of_every_label() -> None:
     assert len(selector.select("x", 8)) == 8
 
 
-def test_signs_tell_equations_apart() -> None:
+def test_signs_tell_equations_apart():
     for index in (Bm25Index(POOL.inputs), TfidfIndex(POOL.inputs)):
         assert Knn(POOL, index).select("What is 3 - 5?", 1) == [7]
         assert Knn(POOL, index).select("What is 3 + 5?", 1) == [6]
 
 
-def test_bm25_is_the_formula() -> None:
+def test_bm25_is_the_formula():
     inputs = ["a b b c", "b d", "c c c c e e"]
     scores = Bm25Index(inputs).scores("b c z")
     lengths = [4, 2, 6]
@@ -158,7 +158,7 @@ def test_bm25_is_the_formula() -> None:
         assert scores[row] == pytest.approx(expected, rel=1e-5)
 
 
-def test_tfidf_is_the_formula() -> None:
+def test_tfidf_is_the_formula():
     inputs = ["a b b c", "b d", "c c c c e e"]
 
     def vector(text: str) -> dict[str, float]:
@@ -182,7 +182,7 @@ def test_tfidf_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-def test_dense_nearness_is_the_formula(metric: str) -> None:
+def test_dense_nearness_is_the_formula(metric):
     encoder = LetterEncoder()
     index = DenseIndex(POOL.inputs, encoder, metric)
     query = "How many rivers are there in Asia?"
@@ -197,12 +197,12 @@ def test_dense_nearness_is_the_formula(metric: str) -> None:
     assert np.argmax(index.between(3)) == 3
 
 
-def test_a_text_without_direction_is_near_to_nothing() -> None:
+def test_a_text_without_direction_is_near_to_nothing():
     index = DenseIndex(["abc", "123"], LetterEncoder(), "cosine")
     assert index.scores("456").tolist() == [0.0, 0.0]
 
 
-def test_an_encoder_that_gives_no_numbers_is_refused() -> None:
+def test_an_encoder_that_gives_no_numbers_is_refused():
     class Broken(LetterEncoder):
         def encode(self, texts: Sequence[str]) -> Embeddings:
             return np.full((len(texts), 2), np.nan, dtype=np.float32)
@@ -212,7 +212,7 @@ def test_an_encoder_that_gives_no_numbers_is_refused() -> None:
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=60), st.integers(0, 70), st.integers(0, 5))
-def test_ranking_is_a_stable_sort(values: list[int], k: int, same: int) -> None:
+def test_ranking_is_a_stable_sort(values, k, same):
     class Given:
         def scores(self, query: str) -> Similarities:
             return np.array(values, dtype=np.float32)
@@ -227,7 +227,7 @@ def test_ranking_is_a_stable_sort(values: list[int], k: int, same: int) -> None:
     assert chosen == [row for row in ranked if normalise(inputs[row]) != "query"][:k]
 
 
-def test_similarities_are_those_of_the_ranking() -> None:
+def test_similarities_are_those_of_the_ranking():
     selector = build_selector(POOL, Select(method="knn"))
     query = "Who wrote the longest book?"
     chosen = selector.select(query, 8)
@@ -237,7 +237,7 @@ def test_similarities_are_those_of_the_ranking() -> None:
     assert Fixed(POOL).similarities(query, [0, 1]) == [None, None]
 
 
-def test_mmr_equals_a_plain_implementation() -> None:
+def test_mmr_equals_a_plain_implementation():
     generator = random.Random(0)
     words = "alpha beta gamma delta epsilon zeta eta theta".split()
     inputs = [" ".join(generator.choices(words, k=4)) + f" {number}" for number in range(40)]
@@ -263,7 +263,7 @@ def test_mmr_equals_a_plain_implementation() -> None:
         assert Mmr(pool, index, relevance).select(query, 6) == expected
 
 
-def test_mmr_avoids_repeating_itself() -> None:
+def test_mmr_avoids_repeating_itself():
     inputs = ["red apple pie", "red apple pie.", "red apple tart", "a green pear from afar"]
     pool = Pool(inputs, inputs)
     query = "red apple pie, pear"
@@ -273,9 +273,7 @@ def test_mmr_avoids_repeating_itself() -> None:
 
 
 @pytest.mark.parametrize("encoder", [None, LetterEncoder()])
-def test_balanced_knn_takes_the_nearest_of_each_label_in_turn(
-    encoder: LetterEncoder | None,
-) -> None:
+def test_balanced_knn_takes_the_nearest_of_each_label_in_turn(encoder):
     query = "Where is the longest bridge that a person wrote of?"
     chosen = build_selector(POOL, Select(method="knn-balanced"), encoder).select(query, 7)
     nearest = build_selector(POOL, Select(method="knn"), encoder).select(query, len(POOL))
@@ -291,7 +289,7 @@ def test_balanced_knn_takes_the_nearest_of_each_label_in_turn(
     assert chosen[6] == of_label["number"][2], "the others have no third"
 
 
-def test_a_block_is_the_same_for_every_query_and_the_nearest_stand_before_it() -> None:
+def test_a_block_is_the_same_for_every_query_and_the_nearest_stand_before_it():
     select = Select(method="knn-block", nearest=2, seed=3)
     selector = build_selector(POOL, select)
     queries = ["a bridge of iron and steel", "legs of a spider or a beetle", "6 + 4"]
@@ -308,7 +306,7 @@ def test_a_block_is_the_same_for_every_query_and_the_nearest_stand_before_it() -
 
 
 @pytest.mark.parametrize("encoder", [None, LetterEncoder()])
-def test_coverage_equals_a_plain_implementation(encoder: LetterEncoder | None) -> None:
+def test_coverage_equals_a_plain_implementation(encoder):
     generator = random.Random(0)
     words = "alpha beta gamma delta epsilon zeta eta theta".split()
     inputs = [" ".join(generator.choices(words, k=3)) + f" {number}" for number in range(40)]
@@ -336,7 +334,7 @@ def test_coverage_equals_a_plain_implementation(encoder: LetterEncoder | None) -
     )
 
 
-def test_coverage_takes_an_example_for_each_part_of_the_input() -> None:
+def test_coverage_takes_an_example_for_each_part_of_the_input():
     same = "list all the great rivers"
     inputs = [f"{same} of Asia", f"{same} of Europe", "sort by length", "add up"]
     pool, query = Pool(inputs, inputs), f"{same} by length"
@@ -344,7 +342,7 @@ def test_coverage_takes_an_example_for_each_part_of_the_input() -> None:
     assert 2 in build_selector(pool, Select(method="coverage")).select(query, 2)
 
 
-def test_vote_takes_the_majority_and_then_the_nearest() -> None:
+def test_vote_takes_the_majority_and_then_the_nearest():
     pool = Pool(["1", "2", "3", "4", "5"], ["a", "b", "b", "a", "c"])
     assert vote(pool, [0, 1, 2]) == "b"
     assert vote(pool, [0, 1, 2, 3]) == "a"
@@ -355,7 +353,7 @@ def test_vote_takes_the_majority_and_then_the_nearest() -> None:
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=20, unique=True), st.text())
-def test_word_indexes_survive_any_text(inputs: list[str], query: str) -> None:
+def test_word_indexes_survive_any_text(inputs, query):
     kept = [text for text in inputs if text.strip()] or ["x"]
     for index in (Bm25Index(kept), TfidfIndex(kept)):
         assert index.scores(query).shape == (len(kept),)
@@ -363,7 +361,7 @@ def test_word_indexes_survive_any_text(inputs: list[str], query: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["knn", "mmr"])
-def test_a_query_is_compared_with_the_pool_once(method: str) -> None:
+def test_a_query_is_compared_with_the_pool_once(method):
     asked: list[Sequence[str]] = []
 
     class Counting(LetterEncoder):

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 from tiny import write_tiny_gpt2
-from tui_driver import OpenApp
 
 from chatapp.common.parameters import Sampling
-from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.steering import directions_dir
@@ -18,9 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256)
 
 
-async def test_parts_are_off_until_they_are_on_again(
-    open_app: OpenApp, store: Store, folder: Path
-) -> None:
+async def test_parts_are_off_until_they_are_on_again(open_app, store, folder):
     model = LocalModel.load(ModelFiles.read(folder), name="tiny")
     async with open_app(model) as driver:
         await driver.ready()
@@ -45,9 +41,7 @@ async def test_parts_are_off_until_they_are_on_again(
         assert driver.chat.widgets.status.changes == ""
 
 
-async def test_another_chat_has_the_whole_model(
-    open_app: OpenApp, store: Store, folder: Path
-) -> None:
+async def test_another_chat_has_the_whole_model(open_app, store, folder):
     model = LocalModel.load(ModelFiles.read(folder), name="tiny")
     async with open_app(model) as driver:
         await driver.ready()
@@ -58,9 +52,7 @@ async def test_another_chat_has_the_whole_model(
         assert not driver.chat.conversation.chat.interventions
 
 
-async def test_a_name_too_long_for_the_system_is_given_back_with_a_sentence(
-    open_app: OpenApp, folder: Path
-) -> None:
+async def test_a_name_too_long_for_the_system_is_given_back_with_a_sentence(open_app, folder):
     model = LocalModel.load(ModelFiles.read(folder), name="tiny")
     directions_dir().mkdir(parents=True)
     async with open_app(model) as driver:

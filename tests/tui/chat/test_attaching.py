@@ -8,7 +8,6 @@ import pytest
 from fakes import ScriptedModel
 from textual.events import Paste
 from textual.widgets import Static
-from tui_driver import OpenApp
 
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.documents import attachments
@@ -32,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_letters_find_the_nearest_names() -> None:
+def test_letters_find_the_nearest_names():
     names = ["docs/seal.md", "notes/sea.md", "s/e/a.txt", "other.txt"]
     assert find_fuzzily("sea", names) == ["docs/seal.md", "notes/sea.md", "s/e/a.txt"]
     assert find_fuzzily("NSM", names) == ["notes/sea.md"]
@@ -40,7 +39,7 @@ def test_letters_find_the_nearest_names() -> None:
     assert find_fuzzily("a" * 200, ["a" * 199] * 20_000) == []
 
 
-async def test_a_picked_file_is_in_the_message(open_app: OpenApp) -> None:
+async def test_a_picked_file_is_in_the_message(open_app):
     model = ScriptedModel(["I see.", "Yes."])
     async with open_app(model) as driver:
         await driver.press(*"See @nse")
@@ -59,7 +58,7 @@ async def test_a_picked_file_is_in_the_message(open_app: OpenApp) -> None:
         assert driver.texts[-2] == "Ask @alice"
 
 
-async def test_a_pasted_path_is_a_file(open_app: OpenApp, here: Path) -> None:
+async def test_a_pasted_path_is_a_file(open_app, here):
     async with open_app() as driver:
         await driver.press(*"Read ")
         driver.prompt.post_message(Paste(f"'{here}/my file.txt'"))
@@ -73,9 +72,7 @@ async def test_a_pasted_path_is_a_file(open_app: OpenApp, here: Path) -> None:
         assert driver.texts[0].endswith("my file.txt:\nwith a space")
 
 
-async def test_a_file_is_attached_only_after_it_was_shown(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_is_attached_only_after_it_was_shown(open_app, monkeypatch):
     is_read = threading.Event()
 
     def read(path: Path) -> str:
@@ -97,9 +94,7 @@ async def test_a_file_is_attached_only_after_it_was_shown(
         assert driver.texts[0].endswith("sea.md:\nThe sea [b]is[/b] wide.")
 
 
-async def test_a_long_pasted_text_attaches_nothing_unseen(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_pasted_text_attaches_nothing_unseen(open_app, monkeypatch):
     monkeypatch.setattr("chatapp.tui.chat.attaching._LONGEST", 20)
     async with open_app() as driver:
         driver.prompt.text = "as long as too long @notes/sea.md"
@@ -108,7 +103,7 @@ async def test_a_long_pasted_text_attaches_nothing_unseen(
         assert driver.texts[0] == "as long as too long @notes/sea.md"
 
 
-async def test_a_file_that_cannot_be_read_keeps_the_message(open_app: OpenApp, here: Path) -> None:
+async def test_a_file_that_cannot_be_read_keeps_the_message(open_app, here):
     (here / "bytes.bin").write_bytes(b"\xff\xfe\x00")
     async with open_app() as driver:
         driver.prompt.text = "See @bytes.bin now"
@@ -120,9 +115,7 @@ async def test_a_file_that_cannot_be_read_keeps_the_message(open_app: OpenApp, h
         assert driver.texts == []
 
 
-def test_only_regular_files_of_bounded_size_are_read(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_regular_files_of_bounded_size_are_read(here, monkeypatch):
     if hasattr(os, "mkfifo"):
         os.mkfifo(here / "pipe")
         assert files_in("@pipe") == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import Static
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.common.userfiles import Progress
 from chatapp.dialogue.documents import index
@@ -51,9 +51,7 @@ async def ask_with(driver: Driver, notes: Path) -> None:
     await driver.say("What does a walrus eat?")
 
 
-async def test_a_reply_names_its_sources_and_enter_opens_them(
-    open_app: OpenApp, notes: Path
-) -> None:
+async def test_a_reply_names_its_sources_and_enter_opens_them(open_app, notes):
     async with open_app(model()) as driver:
         await ask_with(driver, notes)
         assert "given [1] walrus.md, [b]Walrus[/b], line 1" in driver.screen_text
@@ -69,9 +67,7 @@ async def test_a_reply_names_its_sources_and_enter_opens_them(
         assert isinstance(driver.app.screen, SourceScreen)
 
 
-async def test_documents_are_named_searched_otherwise_and_taken_off(
-    open_app: OpenApp, notes: Path
-) -> None:
+async def test_documents_are_named_searched_otherwise_and_taken_off(open_app, notes):
     async with open_app(model()) as driver:
         await order(driver, "/docs")
         await driver.until(lambda: told(driver, "Documents of this chat: none"))
@@ -86,9 +82,7 @@ async def test_documents_are_named_searched_otherwise_and_taken_off(
         await driver.until(lambda: told(driver, "No passage of a document"))
 
 
-async def test_reading_documents_shows_how_far_it_is_and_esc_stops_it(
-    open_app: OpenApp, notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_documents_shows_how_far_it_is_and_esc_stops_it(open_app, notes, monkeypatch):
     def endless(documents: Documents, progress: Progress) -> None:
         while True:
             progress(30, 100)

@@ -3,10 +3,8 @@
 import pytest
 from chat_scenes import CHAT_SCENES
 from scenes import check_small_and_wide
-from stage import Stage
-from tui_driver import OpenApp
 
 
 @pytest.mark.parametrize("name", CHAT_SCENES)
-async def test_what_it_shows(open_app: OpenApp, stage: Stage, name: str) -> None:
+async def test_what_it_shows(open_app, stage, name):
     await check_small_and_wide(open_app, stage, CHAT_SCENES[name])

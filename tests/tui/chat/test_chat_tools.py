@@ -9,11 +9,10 @@ from fakes import ScriptedModel
 from textual.widgets import OptionList
 from thinking_model import thinking_model
 from tool_server import add_lasting_server, ends
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.common.paths import tools_dir
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store
 from chatapp.tui.widgets.approval import Approval
 
 
@@ -56,9 +55,7 @@ async def asked(driver: Driver, text: str) -> Approval:
     return approval
 
 
-async def test_a_call_is_folded_in_the_reply_and_opens_with_enter(
-    open_app: OpenApp, tmp_path: Path, store: Store
-) -> None:
+async def test_a_call_is_folded_in_the_reply_and_opens_with_enter(open_app, tmp_path, store):
     replies = [f"See.{call('calculator', expression='1 [b]')}", "No.", "Ok."]
     scripted = model(tmp_path, *replies)
     async with open_app(scripted) as driver:
@@ -80,9 +77,7 @@ async def test_a_call_is_folded_in_the_reply_and_opens_with_enter(
         assert driver.chat.conversation.chat.tools == ("calculator", "clock")
 
 
-async def test_nothing_runs_until_the_user_says_yes(
-    open_app: OpenApp, tmp_path: Path, touch: Path
-) -> None:
+async def test_nothing_runs_until_the_user_says_yes(open_app, tmp_path, touch):
     replies = [call("touch", why="[b]\x1b[2J"), "Done."]
     async with open_app(model(tmp_path, *replies)) as driver:
         await driver.ready()
@@ -100,9 +95,7 @@ async def test_nothing_runs_until_the_user_says_yes(
 
 
 @pytest.mark.parametrize("keys", [[], ["up"], ["end"], ["pagedown"], ["home"]])
-async def test_enter_alone_says_no(
-    open_app: OpenApp, tmp_path: Path, touch: Path, keys: list[str]
-) -> None:
+async def test_enter_alone_says_no(open_app, tmp_path, touch, keys):
     async with open_app(model(tmp_path, call("touch"), "Then not.")) as driver:
         await driver.ready()
         await switch_on(driver, "touch")
@@ -115,9 +108,7 @@ async def test_enter_alone_says_no(
         assert driver.texts[-1] == "Then not."
 
 
-async def test_all_of_a_long_question_can_be_read(
-    open_app: OpenApp, tmp_path: Path, touch: Path
-) -> None:
+async def test_all_of_a_long_question_can_be_read(open_app, tmp_path, touch):
     hidden = call("touch", why=f"{'and then ' * 50}rm -rf ~{' and then' * 50}")
     async with open_app(model(tmp_path, hidden, "Then not."), size=(60, 20)) as driver:
         await driver.ready()
@@ -137,9 +128,7 @@ async def test_all_of_a_long_question_can_be_read(
         assert not touch.exists()
 
 
-async def test_esc_is_a_no_and_ends_the_reply(
-    open_app: OpenApp, tmp_path: Path, touch: Path, store: Store
-) -> None:
+async def test_esc_is_a_no_and_ends_the_reply(open_app, tmp_path, touch, store):
     async with open_app(model(tmp_path, call("touch"), "never")) as driver:
         await driver.ready()
         await switch_on(driver, "touch")
@@ -152,9 +141,7 @@ async def test_esc_is_a_no_and_ends_the_reply(
         assert (reply.status, reply.calls[0].status) == ("stopped", "stopped")
 
 
-async def test_tools_are_listed_switched_and_refused(
-    open_app: OpenApp, tmp_path: Path, touch: Path
-) -> None:
+async def test_tools_are_listed_switched_and_refused(open_app, tmp_path, touch):
     (tools_dir() / "bad.toml").write_text('name = "bad"\n')
     async with open_app(ScriptedModel([" Hi."])) as driver:
         await driver.ready()
@@ -173,9 +160,7 @@ async def test_tools_are_listed_switched_and_refused(
         await driver.until(lambda: driver.chat.conversation.chat.tools == ())
 
 
-async def test_code_is_shown_and_asked_for_each_time(
-    open_app: OpenApp, tmp_path: Path, store: Store
-) -> None:
+async def test_code_is_shown_and_asked_for_each_time(open_app, tmp_path, store):
     code = "for number in range(3):\n    print(number)\nfile = open('made', 'w')\n"
     replies = [call("python", code=code), call("python", code="6 * 7"), "Done."]
     async with open_app(model(tmp_path, *replies), size=(100, 30)) as driver:
@@ -205,16 +190,14 @@ async def started_server(driver: Driver) -> int:
     return int((tools_dir() / "pid").read_text())
 
 
-async def test_a_server_ends_with_its_chat(open_app: OpenApp, tmp_path: Path) -> None:
+async def test_a_server_ends_with_its_chat(open_app, tmp_path):
     async with open_app(model(tmp_path, "Hi.")) as driver:
         pid = await started_server(driver)
         await driver.press("ctrl+n")
         assert ends(pid)
 
 
-async def test_a_chat_begun_anew_keeps_its_tools(
-    open_app: OpenApp, tmp_path: Path, touch: Path
-) -> None:
+async def test_a_chat_begun_anew_keeps_its_tools(open_app, tmp_path, touch):
     async with open_app(model(tmp_path, "Hi.")) as driver:
         await driver.ready()
         await switch_on(driver, "touch")
@@ -235,9 +218,7 @@ def silent() -> None:
 
 
 @pytest.mark.parametrize("command", ["/tools", "/tools silent"])
-async def test_a_server_that_does_not_answer_holds_nothing_up(
-    open_app: OpenApp, tmp_path: Path, silent: None, command: str
-) -> None:
+async def test_a_server_that_does_not_answer_holds_nothing_up(open_app, tmp_path, silent, command):
     async with open_app(model(tmp_path, "Hi.")) as driver:
         await driver.ready()
         await order(driver, command)
@@ -255,9 +236,7 @@ async def test_a_server_that_does_not_answer_holds_nothing_up(
         await driver.until(lambda: "Tools of this chat: clock" in driver.notices)
 
 
-async def test_tools_that_come_late_are_not_another_chats(
-    open_app: OpenApp, tmp_path: Path, silent: None
-) -> None:
+async def test_tools_that_come_late_are_not_another_chats(open_app, tmp_path, silent):
     async with open_app(model(tmp_path, "Hi.")) as driver:
         await driver.ready()
         await order(driver, "/tools silent")
@@ -282,8 +261,8 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
 
 async def test_choosing_and_listing_tools_reads_no_prompt_file_on_the_event_loop(
-    open_app: OpenApp, tmp_path: Path, readers: list[threading.Thread]
-) -> None:
+    open_app, tmp_path, readers
+):
     async with open_app(model(tmp_path, "Hi.")) as driver:
         await driver.ready()
         await driver.idle()

@@ -1,10 +1,7 @@
 """A chat's model and sampling are its own, and are there again when it is reopened."""
 
-from pathlib import Path
-
 import pytest
 from fakes import ScriptedModel
-from tui_driver import OpenApp
 
 from chatapp.common.parameters import Sampling
 from chatapp.common.paths import settings_path
@@ -37,9 +34,7 @@ def held_with(store: Store, model: str) -> int:
     return chat_id
 
 
-async def test_a_chat_reopens_in_its_model(
-    open_app: OpenApp, store: Store, loaded: list[str]
-) -> None:
+async def test_a_chat_reopens_in_its_model(open_app, store, loaded):
     mine, gone = held_with(store, "mine"), held_with(store, "gone")
     async with open_app(ScriptedModel(["No."], name="first")) as driver:
         await driver.ready()
@@ -56,7 +51,7 @@ async def test_a_chat_reopens_in_its_model(
         assert loaded == ["mine", "gone"]
 
 
-async def test_sampling_is_kept_with_the_chat(open_app: OpenApp, store: Store) -> None:
+async def test_sampling_is_kept_with_the_chat(open_app, store):
     other = held_with(store, "")
     async with open_app() as driver:
         await driver.press(*"/set temperature 0.2", "enter")
@@ -71,7 +66,7 @@ async def test_sampling_is_kept_with_the_chat(open_app: OpenApp, store: Store) -
         assert driver.chat.conversation.choices.origins["top_k"] == "this chat"
 
 
-async def test_f2_makes_values_the_default_of_all_chats(open_app: OpenApp, store: Store) -> None:
+async def test_f2_makes_values_the_default_of_all_chats(open_app, store):
     other = held_with(store, "")
     settings_path().parent.mkdir(parents=True)
     settings_path().write_text('# mine\ntop_k = 7\n[keys]\nhelp = "f9"\n')
@@ -88,9 +83,7 @@ async def test_f2_makes_values_the_default_of_all_chats(open_app: OpenApp, store
     assert load_settings().keys
 
 
-async def test_a_default_that_cannot_be_kept_is_told_and_not_used(
-    open_app: OpenApp, tmp_path: Path
-) -> None:
+async def test_a_default_that_cannot_be_kept_is_told_and_not_used(open_app, tmp_path):
     settings_path().mkdir(parents=True)
     async with open_app(settings=Settings()) as driver:
         await driver.press("f2")

@@ -5,9 +5,8 @@ import threading
 import pytest
 from fakes import ScriptedModel
 from textual.command import CommandPalette
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui.screens.branches import BranchScreen
 from chatapp.tui.screens.history import HistoryScreen
@@ -29,9 +28,7 @@ async def open_dialog(driver: Driver, key: str) -> None:
     "keys", [("enter", "enter"), ("enter", "enter", "enter"), ("enter", "escape")]
 )
 @pytest.mark.parametrize("opened_by", ["ctrl+o", "ctrl+b", "f2", "f5", "ctrl+p"])
-async def test_a_second_enter_leaves_no_second_screen(
-    open_app: OpenApp, opened_by: str, keys: tuple[str, ...]
-) -> None:
+async def test_a_second_enter_leaves_no_second_screen(open_app, opened_by, keys):
     async with open_app(ScriptedModel(["One.", "Two."])) as driver:
         await driver.say("Hello")
         await driver.press("ctrl+n")
@@ -49,7 +46,7 @@ async def test_a_second_enter_leaves_no_second_screen(
         assert driver.chat in driver.app.screen_stack
 
 
-async def test_the_key_of_another_dialog_leads_there(open_app: OpenApp) -> None:
+async def test_the_key_of_another_dialog_leads_there(open_app):
     async with open_app() as driver:
         for key, kind in (("f5", LibraryScreen), ("ctrl+o", HistoryScreen)):
             await open_dialog(driver, key)
@@ -62,13 +59,8 @@ async def test_the_key_of_another_dialog_leads_there(open_app: OpenApp) -> None:
     [("ctrl+o", "chats", HistoryScreen), ("ctrl+b", "tree", BranchScreen)],
 )
 async def test_what_comes_after_a_screen_was_left_is_shown_nowhere(
-    open_app: OpenApp,
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    key: str,
-    method: str,
-    screen: type,
-) -> None:
+    open_app, store, monkeypatch, key, method, screen
+):
     asked, answer = threading.Event(), threading.Event()
 
     def slow(*_: object, **__: object) -> list[object]:

@@ -3,9 +3,8 @@
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import OptionList
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Feedback
 from chatapp.tui.screens.branches import RankScreen
 
@@ -17,7 +16,7 @@ def header(driver: Driver) -> str:
     return str(driver.transcript.views[-1]._header.content)
 
 
-async def test_plus_and_minus_are_thumbs(open_app: OpenApp, store: Store) -> None:
+async def test_plus_and_minus_are_thumbs(open_app, store):
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "plus")
@@ -38,7 +37,7 @@ async def test_plus_and_minus_are_thumbs(open_app: OpenApp, store: Store) -> Non
         assert header(driver) == "Assistant"
 
 
-async def test_w_writes_what_it_should_have_been(open_app: OpenApp, store: Store) -> None:
+async def test_w_writes_what_it_should_have_been(open_app, store):
     async with open_app(ScriptedModel([FOREIGN, "More."])) as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "w")
@@ -61,7 +60,7 @@ async def test_w_writes_what_it_should_have_been(open_app: OpenApp, store: Store
         assert driver.texts == ["Hello", FOREIGN, "Go on", "More."]
 
 
-async def test_k_ranks_the_versions(open_app: OpenApp, store: Store) -> None:
+async def test_k_ranks_the_versions(open_app, store):
     async with open_app(ScriptedModel(["First.", FOREIGN, "Third."])) as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "k")
@@ -91,9 +90,7 @@ async def test_k_ranks_the_versions(open_app: OpenApp, store: Store) -> None:
 
 
 @pytest.mark.parametrize("keys", [["plus"], ["w"], ["k"]])
-async def test_a_store_that_goes_away_is_told_in_words(
-    open_app: OpenApp, store: Store, keys: list[str]
-) -> None:
+async def test_a_store_that_goes_away_is_told_in_words(open_app, store, keys):
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "r")

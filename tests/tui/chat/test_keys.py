@@ -6,10 +6,9 @@ import pytest
 from fakes import ScriptedModel
 from glass import GlassModel
 from textual.events import Paste
-from tui_driver import OpenApp, fill
+from tui_driver import fill
 
 from chatapp.common.settings import Settings
-from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
 from chatapp.tui.chat import screen
 from chatapp.tui.screens.parameters import HINTS, ParametersScreen
@@ -20,7 +19,7 @@ SUGGESTED = ("enter", "f5", "f3")
 """The keys of the three suggestions."""
 
 
-async def test_enter_sends(open_app: OpenApp) -> None:
+async def test_enter_sends(open_app):
     async with open_app(ScriptedModel(["Nice to meet you."])) as driver:
         await driver.press(*"Hello", "enter")
         await driver.idle()
@@ -31,7 +30,7 @@ async def test_enter_sends(open_app: OpenApp) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\n"])
-async def test_enter_does_not_send_nothing(open_app: OpenApp, text: str) -> None:
+async def test_enter_does_not_send_nothing(open_app, text):
     async with open_app(ScriptedModel(["Nice to meet you."])) as driver:
         await driver.say("Hello")
         driver.prompt.text = text
@@ -42,14 +41,14 @@ async def test_enter_does_not_send_nothing(open_app: OpenApp, text: str) -> None
 
 
 @pytest.mark.parametrize("key", ["ctrl+j", "shift+enter", "alt+enter"])
-async def test_a_new_line_does_not_send(open_app: OpenApp, key: str) -> None:
+async def test_a_new_line_does_not_send(open_app, key):
     async with open_app() as driver:
         await driver.press("a", key, "b")
         assert driver.prompt.text == "a\nb"
         assert driver.chat.conversation.turn is None
 
 
-async def test_the_prompt_grows_to_eight_rows(open_app: OpenApp) -> None:
+async def test_the_prompt_grows_to_eight_rows(open_app):
     async with open_app() as driver:
         frame = 2
         assert driver.prompt.region.height == 1 + frame
@@ -60,7 +59,7 @@ async def test_the_prompt_grows_to_eight_rows(open_app: OpenApp) -> None:
         assert driver.prompt.region.height == 8
 
 
-async def test_escape_stops_and_keeps_what_there_is(open_app: OpenApp, store: Store) -> None:
+async def test_escape_stops_and_keeps_what_there_is(open_app, store):
     model = ScriptedModel([" ".join(str(number) for number in range(500))], delay=0.005)
     async with open_app(model) as driver:
         await driver.press(*"Count", "enter")
@@ -76,7 +75,7 @@ async def test_escape_stops_and_keeps_what_there_is(open_app: OpenApp, store: St
         assert stored.text.split()[-1] in driver.screen_text
 
 
-async def test_escape_takes_a_waiting_message_back(open_app: OpenApp) -> None:
+async def test_escape_takes_a_waiting_message_back(open_app):
     opened = threading.Event()
 
     def load() -> ScriptedModel:
@@ -94,7 +93,7 @@ async def test_escape_takes_a_waiting_message_back(open_app: OpenApp) -> None:
         assert driver.texts == []
 
 
-async def test_ctrl_n_starts_a_new_chat(open_app: OpenApp, store: Store) -> None:
+async def test_ctrl_n_starts_a_new_chat(open_app, store):
     async with open_app() as driver:
         await driver.say("First chat")
         await driver.press("ctrl+n")
@@ -104,7 +103,7 @@ async def test_ctrl_n_starts_a_new_chat(open_app: OpenApp, store: Store) -> None
         assert [chat.title for chat in store.chats()] == ["Second chat", "First chat"]
 
 
-async def test_ctrl_n_leaves_a_running_reply_behind(open_app: OpenApp, store: Store) -> None:
+async def test_ctrl_n_leaves_a_running_reply_behind(open_app, store):
     model = ScriptedModel(["word " * 500, "The second reply."], delay=0.01)
     async with open_app(model) as driver:
         await driver.press(*"One", "enter")
@@ -116,7 +115,7 @@ async def test_ctrl_n_leaves_a_running_reply_behind(open_app: OpenApp, store: St
         assert [message.status for message in store.path(1)] == ["complete", "stopped"]
 
 
-async def test_f2_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
+async def test_f2_takes_effect_on_the_next_turn(open_app):
     model = ScriptedModel(["Yes."])
     async with open_app(model, settings=Settings(sampling=Sampling(seed=7))) as driver:
         await driver.press("f2")
@@ -138,7 +137,7 @@ async def test_f2_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
         assert model.samplings[-1].max_tokens == 12
 
 
-async def test_ctrl_q_quits_from_anywhere(open_app: OpenApp) -> None:
+async def test_ctrl_q_quits_from_anywhere(open_app):
     for keys in ([], ["f1"], ["f2"], ["ctrl+o"]):
         async with open_app() as driver:
             await driver.press(*keys, "ctrl+q")
@@ -146,7 +145,7 @@ async def test_ctrl_q_quits_from_anywhere(open_app: OpenApp) -> None:
             assert driver.app.return_value == 0
 
 
-async def test_ctrl_q_stores_the_running_reply(open_app: OpenApp, store: Store) -> None:
+async def test_ctrl_q_stores_the_running_reply(open_app, store):
     model = ScriptedModel(["word " * 500], delay=0.005)
     async with open_app(model) as driver:
         await driver.press(*"Go", "enter")
@@ -158,7 +157,7 @@ async def test_ctrl_q_stores_the_running_reply(open_app: OpenApp, store: Store) 
         assert reply.text.startswith("word word")
 
 
-async def test_ctrl_c_neither_quits_nor_loses_text(open_app: OpenApp) -> None:
+async def test_ctrl_c_neither_quits_nor_loses_text(open_app):
     async with open_app() as driver:
         await driver.press(*"Hello", "ctrl+c")
         assert driver.prompt.text == ""
@@ -170,7 +169,7 @@ async def test_ctrl_c_neither_quits_nor_loses_text(open_app: OpenApp) -> None:
         assert driver.app.clipboard == "Hello"
 
 
-async def test_f7_presents_also_while_a_message_is_written(open_app: OpenApp) -> None:
+async def test_f7_presents_also_while_a_message_is_written(open_app):
     async with open_app() as driver:
         await driver.press(*"Hello", "f7")
         assert "^Q" not in driver.screen_text
@@ -179,9 +178,7 @@ async def test_f7_presents_also_while_a_message_is_written(open_app: OpenApp) ->
         assert driver.prompt.text == "Hello!"
 
 
-async def test_ctrl_c_stops_a_reply_and_a_second_one_says_how_to_leave(
-    open_app: OpenApp, store: Store
-) -> None:
+async def test_ctrl_c_stops_a_reply_and_a_second_one_says_how_to_leave(open_app, store):
     async with open_app(ScriptedModel(["word " * 500], delay=0.005)) as driver:
         await driver.press(*"Go", "enter")
         await driver.until(lambda: "word word" in driver.screen_text)
@@ -194,9 +191,7 @@ async def test_ctrl_c_stops_a_reply_and_a_second_one_says_how_to_leave(
         assert not driver.app._exit
 
 
-async def test_esc_twice_empties_the_prompt_and_undo_restores_it(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_esc_twice_empties_the_prompt_and_undo_restores_it(open_app, monkeypatch):
     now = 100.0
     monkeypatch.setattr(screen, "monotonic", lambda: now)
     async with open_app() as driver:
@@ -210,7 +205,7 @@ async def test_esc_twice_empties_the_prompt_and_undo_restores_it(
         assert driver.prompt.text == "Hello!"
 
 
-async def test_a_failed_command_is_replaced_by_what_is_typed(open_app: OpenApp) -> None:
+async def test_a_failed_command_is_replaced_by_what_is_typed(open_app):
     async with open_app() as driver:
         await driver.press(*"/nonsense", "enter")
         assert driver.prompt.selected_text == "/nonsense"
@@ -218,7 +213,7 @@ async def test_a_failed_command_is_replaced_by_what_is_typed(open_app: OpenApp) 
         assert driver.prompt.text == "Hello"
 
 
-async def test_a_new_chat_takes_over_a_message_and_no_command(open_app: OpenApp) -> None:
+async def test_a_new_chat_takes_over_a_message_and_no_command(open_app):
     async with open_app() as driver:
         await driver.press(*"/nonsense", "enter", "ctrl+n")
         assert driver.prompt.text == ""
@@ -226,7 +221,7 @@ async def test_a_new_chat_takes_over_a_message_and_no_command(open_app: OpenApp)
         assert driver.prompt.text == "Hello"
 
 
-async def test_up_and_down_recall_earlier_inputs(open_app: OpenApp, store: Store) -> None:
+async def test_up_and_down_recall_earlier_inputs(open_app, store):
     fill(store, ["older", "reply", "newer\nof two lines", "reply"])
     async with open_app() as driver:
         await driver.press(*"draft", "up")
@@ -242,7 +237,7 @@ async def test_up_and_down_recall_earlier_inputs(open_app: OpenApp, store: Store
         assert driver.prompt.text == "the newest"
 
 
-async def test_page_keys_let_go_of_the_end_and_take_hold_again(open_app: OpenApp) -> None:
+async def test_page_keys_let_go_of_the_end_and_take_hold_again(open_app):
     model = ScriptedModel(["line\n" * 60, "more\n" * 40])
     async with open_app(model) as driver:
         await driver.say("Go")
@@ -267,7 +262,7 @@ async def test_page_keys_let_go_of_the_end_and_take_hold_again(open_app: OpenApp
         assert transcript.scroll_y == transcript.max_scroll_y
 
 
-async def test_a_paste_goes_into_the_prompt_wherever_the_focus_is(open_app: OpenApp) -> None:
+async def test_a_paste_goes_into_the_prompt_wherever_the_focus_is(open_app):
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up")
@@ -280,7 +275,7 @@ async def test_a_paste_goes_into_the_prompt_wherever_the_focus_is(open_app: Open
         assert driver.prompt.text == "two\nlines more"
 
 
-async def test_a_paste_goes_nowhere_while_the_prompt_is_covered(open_app: OpenApp) -> None:
+async def test_a_paste_goes_nowhere_while_the_prompt_is_covered(open_app):
     async with open_app(size=(60, 20)) as driver:
         await driver.press("f3")
         await driver.idle()
@@ -294,7 +289,7 @@ async def test_a_paste_goes_nowhere_while_the_prompt_is_covered(open_app: OpenAp
         assert driver.prompt.text == "again"
 
 
-async def test_enter_on_nothing_asks_the_first_question(open_app: OpenApp) -> None:
+async def test_enter_on_nothing_asks_the_first_question(open_app):
     async with open_app() as driver:
         await driver.press("enter", "enter")
         await driver.idle()
@@ -307,7 +302,7 @@ async def test_enter_on_nothing_asks_the_first_question(open_app: OpenApp) -> No
 @pytest.mark.parametrize(
     ("place", "words"), [(0, "It is a scripted reply."), (1, "pirate"), (2, "Anna has a zanfo")]
 )
-async def test_each_suggestion_is_one_key_away(open_app: OpenApp, place: int, words: str) -> None:
+async def test_each_suggestion_is_one_key_away(open_app, place, words):
     for keys in [("shift+tab", *["down"] * place, "enter"), (SUGGESTED[place],)]:
         async with open_app(GlassModel(["It is a scripted reply."])) as driver:
             await driver.press("ctrl+n", *keys)

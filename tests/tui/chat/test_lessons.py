@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.common.paths import guesses_path
 from chatapp.engine.model import LanguageModel
@@ -93,7 +93,7 @@ async def opened(driver: Driver, folder: Path) -> Lecture:
     return lecture
 
 
-async def test_a_teacher_steps_through_it(open_app: OpenApp, tmp_path: Path) -> None:
+async def test_a_teacher_steps_through_it(open_app, tmp_path):
     async with open_app(load=bundled, size=(160, 45)) as driver:
         await driver.ready()
         lecture = await opened(driver, tmp_path)
@@ -137,9 +137,7 @@ async def test_a_teacher_steps_through_it(open_app: OpenApp, tmp_path: Path) -> 
         assert lecture.replies[1].startswith("anfo"), "a step that was guessed at waits no more"
 
 
-async def test_the_screen_stays_live_and_the_chat_untouched(
-    open_app: OpenApp, tmp_path: Path
-) -> None:
+async def test_the_screen_stays_live_and_the_chat_untouched(open_app, tmp_path):
     async with open_app(load=bundled, size=(160, 45)) as driver:
         await driver.ready()
         await driver.say("Hello!")
@@ -160,7 +158,7 @@ async def test_the_screen_stays_live_and_the_chat_untouched(
         assert len(driver.app.store.chats()) == 1
 
 
-async def test_the_steps_fit_small_screens(open_app: OpenApp, tmp_path: Path) -> None:
+async def test_the_steps_fit_small_screens(open_app, tmp_path):
     for size in ((60, 20), (100, 30)):
         async with open_app(load=bundled, size=size) as driver:
             await driver.ready()
@@ -175,7 +173,7 @@ async def test_the_steps_fit_small_screens(open_app: OpenApp, tmp_path: Path) ->
             assert "Off" in driver.screen_text, "its keys go on"
 
 
-async def test_a_lesson_that_does_not_exist_is_one_sentence(open_app: OpenApp) -> None:
+async def test_a_lesson_that_does_not_exist_is_one_sentence(open_app):
     async with open_app() as driver:
         await driver.say("/lesson tokns")
         assert "there is no lesson 'tokns'; did you mean 'tokens'?" in driver.problem

@@ -1,8 +1,6 @@
 """What can be done with one message: deleted, brought back, copied in parts."""
 
-from tui_driver import Driver, OpenApp, fill
-
-from chatapp.dialogue.store import Store
+from tui_driver import Driver, fill
 
 CODE = "So:\n```python\nprint(1)\n```\nor\n~~~\na\n```\n~~~\nand an open one\n```\nb\n"
 
@@ -14,7 +12,7 @@ async def order(driver: Driver, text: str) -> None:
     await driver.settle()
 
 
-async def test_a_message_is_deleted_and_brought_back(open_app: OpenApp, store: Store) -> None:
+async def test_a_message_is_deleted_and_brought_back(open_app, store):
     chat_id = fill(store, ["One", "Two", "Three", "Four"])
     async with open_app(chat_id=chat_id) as driver:
         await driver.press("ctrl+up", "up", "d")
@@ -33,9 +31,7 @@ async def test_a_message_is_deleted_and_brought_back(open_app: OpenApp, store: S
         assert driver.notices[-1] == "No message has been deleted."
 
 
-async def test_with_the_first_message_the_chat_is_empty_until_it_is_back(
-    open_app: OpenApp, store: Store
-) -> None:
+async def test_with_the_first_message_the_chat_is_empty_until_it_is_back(open_app, store):
     chat_id = fill(store, ["One", "Two"])
     async with open_app(chat_id=chat_id) as driver:
         await driver.press("ctrl+up", "up", "delete")
@@ -47,7 +43,7 @@ async def test_with_the_first_message_the_chat_is_empty_until_it_is_back(
         assert "1/2" in driver.screen_text
 
 
-async def test_code_blocks_are_copied_one_after_the_other(open_app: OpenApp, store: Store) -> None:
+async def test_code_blocks_are_copied_one_after_the_other(open_app, store):
     chat_id = fill(store, ["Show code", CODE, "No", "none"])
     async with open_app(chat_id=chat_id) as driver:
         await driver.press("ctrl+up", "Y")

@@ -2,15 +2,13 @@
 
 import pytest
 from fakes import ScriptedModel
-from tui_driver import OpenApp
 
 from chatapp.common.settings import Settings
-from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
 from chatapp.tui.widgets.message_parts import TextBody
 
 
-async def test_messages_are_reached_by_keyboard(open_app: OpenApp) -> None:
+async def test_messages_are_reached_by_keyboard(open_app):
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up")
@@ -27,7 +25,7 @@ async def test_messages_are_reached_by_keyboard(open_app: OpenApp) -> None:
         assert driver.app.focused is driver.prompt
 
 
-async def test_r_regenerates_and_arrows_move_between_versions(open_app: OpenApp) -> None:
+async def test_r_regenerates_and_arrows_move_between_versions(open_app):
     async with open_app(ScriptedModel(["First.", "Second.", "Third."])) as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up")
@@ -48,7 +46,7 @@ async def test_r_regenerates_and_arrows_move_between_versions(open_app: OpenApp)
         await driver.until(lambda: driver.texts == ["Hello", "Second."])
 
 
-async def test_arrows_in_an_empty_prompt_move_between_versions(open_app: OpenApp) -> None:
+async def test_arrows_in_an_empty_prompt_move_between_versions(open_app):
     async with open_app(ScriptedModel(["First.", "Second.", "Third."])) as driver:
         await driver.press("left")  # there is no message yet
         await driver.say("Hello")
@@ -65,7 +63,7 @@ async def test_arrows_in_an_empty_prompt_move_between_versions(open_app: OpenApp
         assert driver.texts == ["Hello", "Second."]
 
 
-async def test_c_continues_a_stopped_reply(open_app: OpenApp) -> None:
+async def test_c_continues_a_stopped_reply(open_app):
     model = ScriptedModel(["one two three four", " five six"], delay=0.0)
     settings = Settings(sampling=Sampling(max_tokens=2))
     async with open_app(model, settings=settings) as driver:
@@ -79,7 +77,7 @@ async def test_c_continues_a_stopped_reply(open_app: OpenApp) -> None:
         assert "one two five six" in driver.screen_text
 
 
-async def test_e_edits_and_sends_again(open_app: OpenApp, store: Store) -> None:
+async def test_e_edits_and_sends_again(open_app, store):
     async with open_app(ScriptedModel(["Blue.", "Fine.", "Green."])) as driver:
         await driver.say("Your colour?")
         await driver.say("How are you?")
@@ -95,7 +93,7 @@ async def test_e_edits_and_sends_again(open_app: OpenApp, store: Store) -> None:
         assert len(store.path(1)) == 2
 
 
-async def test_e_on_a_reply_edits_its_question_and_escape_gives_up(open_app: OpenApp) -> None:
+async def test_e_on_a_reply_edits_its_question_and_escape_gives_up(open_app):
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "e")
@@ -107,7 +105,7 @@ async def test_e_on_a_reply_edits_its_question_and_escape_gives_up(open_app: Ope
         assert driver.texts[0::2] == ["Hello", "Next"]
 
 
-async def test_y_copies(open_app: OpenApp) -> None:
+async def test_y_copies(open_app):
     async with open_app(ScriptedModel(["Copy \x1b[31m me."])) as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "y")
@@ -115,7 +113,7 @@ async def test_y_copies(open_app: OpenApp) -> None:
         assert driver.app.clipboard == "Copy \x1b[31m me."
 
 
-async def test_the_mouse_selects_text_and_ctrl_c_copies_it(open_app: OpenApp) -> None:
+async def test_the_mouse_selects_text_and_ctrl_c_copies_it(open_app):
     async with open_app(ScriptedModel(["The sea is wide."])) as driver:
         await driver.say("Hello")
         body = driver.transcript.views[1].query_one(TextBody)
@@ -126,7 +124,7 @@ async def test_the_mouse_selects_text_and_ctrl_c_copies_it(open_app: OpenApp) ->
         assert driver.app.clipboard == "sea"
 
 
-async def test_letters_that_are_no_command_of_a_message_go_to_the_prompt(open_app: OpenApp) -> None:
+async def test_letters_that_are_no_command_of_a_message_go_to_the_prompt(open_app):
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", *"hello, world")
@@ -134,7 +132,7 @@ async def test_letters_that_are_no_command_of_a_message_go_to_the_prompt(open_ap
 
 
 @pytest.mark.parametrize("key", ["plus", "minus", "w", "c", "k"])
-async def test_a_command_that_a_message_has_not_says_why(open_app: OpenApp, key: str) -> None:
+async def test_a_command_that_a_message_has_not_says_why(open_app, key):
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "up", key)

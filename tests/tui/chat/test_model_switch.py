@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from tiny import write_tiny_gpt2
-from tui_driver import OpenApp
 
 from chatapp.common.settings import Settings
 from chatapp.engine.backends.local import LocalModel
@@ -24,9 +23,7 @@ def names(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("held", ["by the chat", "in a cycle", "by a closed inspector"])
-async def test_a_switch_frees_the_model_before(
-    open_app: OpenApp, names: tuple[str, str], held: str
-) -> None:
+async def test_a_switch_frees_the_model_before(open_app, names, held):
     first, second = names
     settings = Settings(model=first, precision="float32", device="cpu")
     async with open_app(load=lambda: load_model(first), settings=settings) as driver:

@@ -2,22 +2,18 @@
 place."""
 
 from itertools import pairwise
-from pathlib import Path
 
 from fakes import ScriptedModel
 from textual.widgets import Input
-from tui_driver import OpenApp, fill
+from tui_driver import fill
 
 from chatapp.dialogue.export import as_text
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.importing import read_chats
-from chatapp.dialogue.store import Store
 from chatapp.tui.screens.texts import CopyScreen
 
 
-async def test_tags_are_shown_found_and_exported(
-    open_app: OpenApp, store: Store, tmp_path: Path
-) -> None:
+async def test_tags_are_shown_found_and_exported(open_app, store, tmp_path):
     other = fill(store, ["Unrelated work", "Yes."])
     async with open_app() as driver:
         await driver.say("/tag sea")
@@ -38,7 +34,7 @@ async def test_tags_are_shown_found_and_exported(
     assert read_chats(tmp_path / "x.json").chats[0].tags == "#work #[b]sea"
 
 
-async def test_a_search_goes_through_the_open_chat(open_app: OpenApp, store: Store) -> None:
+async def test_a_search_goes_through_the_open_chat(open_app, store):
     texts = [f"{'Whale' if number % 10 == 0 else 'Crab'} number {number}" for number in range(60)]
     chat_id = fill(store, texts)
     store.set_markdown(chat_id, True)
@@ -69,7 +65,7 @@ async def test_a_search_goes_through_the_open_chat(open_app: OpenApp, store: Sto
         assert "3 of 6" not in driver.screen_text
 
 
-async def test_a_fork_leaves_the_chat_as_it_was(open_app: OpenApp, store: Store) -> None:
+async def test_a_fork_leaves_the_chat_as_it_was(open_app, store):
     chat_id = fill(store, ["One?", "One.", "Two?", "Two."])
     async with open_app(ScriptedModel(["Three."]), chat_id=chat_id) as driver:
         await driver.say("/fork")
@@ -82,9 +78,7 @@ async def test_a_fork_leaves_the_chat_as_it_was(open_app: OpenApp, store: Store)
     assert len(titles) == 3
 
 
-async def test_a_reply_edited_in_place_is_marked_everywhere(
-    open_app: OpenApp, store: Store, tmp_path: Path
-) -> None:
+async def test_a_reply_edited_in_place_is_marked_everywhere(open_app, store, tmp_path):
     model = ScriptedModel(["The sea is dry.", "Yes."])
     async with open_app(model) as driver:
         await driver.say("Hello there")
@@ -113,7 +107,7 @@ async def test_a_reply_edited_in_place_is_marked_everywhere(
     assert not store.message(path[1].id).is_edited, "the model's own text again"
 
 
-def test_a_page_holds_text_alone(store: Store) -> None:
+def test_a_page_holds_text_alone(store):
     hostile = "<script>x</script> [a](javascript:b) ![i](http://c/d.png) **bold** \x1b[2J"
     chat_id = fill(store, [hostile, hostile])
     store.set_markdown(chat_id, True)
@@ -125,7 +119,7 @@ def test_a_page_holds_text_alone(store: Store) -> None:
     assert page.count("<strong>bold</strong>") == 1, "the user's text is as it was written"
 
 
-async def test_a_large_terminal_begins_at_the_top(open_app: OpenApp, store: Store) -> None:
+async def test_a_large_terminal_begins_at_the_top(open_app, store):
     chat_id = fill(store, ["Hello", "Hi."])
     async with open_app(chat_id=chat_id, size=(200, 60)) as driver:
         await driver.press("f3")
@@ -139,7 +133,7 @@ async def test_a_large_terminal_begins_at_the_top(open_app: OpenApp, store: Stor
         await driver.until(lambda: driver.transcript.views[0].region.y > 10)
 
 
-async def test_copying_with_the_keyboard(open_app: OpenApp, store: Store) -> None:
+async def test_copying_with_the_keyboard(open_app, store):
     chat_id = fill(store, ["What is the sea?", "Salt [b]water\nand \x1b fish"])
     async with open_app(chat_id=chat_id) as driver:
 

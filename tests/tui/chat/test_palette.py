@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 from textual.command import CommandPalette
 from textual.widgets import OptionList
 from thinking_model import thinking_model
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.common.settings import KeyChoice, Settings
 from chatapp.tui.app import ChatApp
@@ -48,7 +47,7 @@ async def choose(driver: Driver, query: str, line: str) -> None:
     await driver.until(lambda: driver.app.screen is not palette)
 
 
-async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp, tmp_path: Path) -> None:
+async def test_every_action_is_listed_once_with_its_key(open_app, tmp_path):
     settings = Settings(keys=(KeyChoice("branches", "ctrl+t", "x"),))
     model = thinking_model(tmp_path / "model", ["<think>Hm.</think>Yes:\n```\nx\n```"])
     async with open_app(model, settings=settings) as driver:
@@ -72,7 +71,7 @@ async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp, tmp_p
         assert "Start a new chat  Ctrl+N /new" in found
 
 
-async def test_it_does_what_is_chosen(open_app: OpenApp) -> None:
+async def test_it_does_what_is_chosen(open_app):
     async with open_app(ScriptedModel(["One.", "Two."])) as driver:
         await driver.say("Hello")
         await choose(driver, "another reply", "Another reply")
@@ -86,7 +85,7 @@ async def test_it_does_what_is_chosen(open_app: OpenApp) -> None:
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
 
 
-async def test_on_another_screen_it_lists_what_that_can_do(open_app: OpenApp) -> None:
+async def test_on_another_screen_it_lists_what_that_can_do(open_app):
     async with open_app() as driver:
         await driver.press("ctrl+o")
         await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
@@ -98,9 +97,7 @@ async def test_on_another_screen_it_lists_what_that_can_do(open_app: OpenApp) ->
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
-async def test_it_saves_the_screen(
-    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
+async def test_it_saves_the_screen(open_app, tmp_path, monkeypatch, suffix):
     monkeypatch.chdir(tmp_path)
     async with open_app() as driver:
         await driver.say("Hello there")

@@ -2,7 +2,7 @@
 
 from fakes import ScriptedModel
 from textual.widgets import Input
-from tui_driver import Driver, OpenApp, fill
+from tui_driver import Driver, fill
 
 from chatapp.common.paths import settings_path
 from chatapp.common.settings import load_settings
@@ -26,7 +26,7 @@ async def listed(driver: Driver, *expected: str) -> None:
     await driver.until(lambda: titles(driver) == list(expected))
 
 
-async def test_it_is_there_from_130_columns_on(open_app: OpenApp, store: Store) -> None:
+async def test_it_is_there_from_130_columns_on(open_app, store):
     fill(store, ["The sea", "It is wide."])
     async with open_app(size=(129, 40)) as driver:
         assert not sidebar(driver).display
@@ -40,7 +40,7 @@ async def test_it_is_there_from_130_columns_on(open_app: OpenApp, store: Store) 
         assert not sidebar(driver).display
 
 
-async def test_it_follows_the_chat(open_app: OpenApp) -> None:
+async def test_it_follows_the_chat(open_app):
     async with open_app(ScriptedModel(["Yes."]), size=WIDE) as driver:
         await driver.until(lambda: "No chats yet." in driver.screen_text)
         await driver.say("Do you like tea?")
@@ -54,9 +54,7 @@ async def test_it_follows_the_chat(open_app: OpenApp) -> None:
         await listed(driver, "Drinks", "Do you like tea?")
 
 
-async def test_what_one_types_is_searched_and_enter_opens_it(
-    open_app: OpenApp, store: Store
-) -> None:
+async def test_what_one_types_is_searched_and_enter_opens_it(open_app, store):
     for text in ("Tell me of ships", "Tell me of trains"):
         fill(store, [text, "Of course."])
     async with open_app(size=WIDE) as driver:
@@ -77,7 +75,7 @@ async def test_what_one_types_is_searched_and_enter_opens_it(
         assert driver.prompt.has_focus
 
 
-async def test_ctrl_l_hides_it_and_brings_it_back(open_app: OpenApp) -> None:
+async def test_ctrl_l_hides_it_and_brings_it_back(open_app):
     async with open_app(size=WIDE) as driver:
         width = driver.prompt.region.x
         await driver.press("ctrl+l")
@@ -93,7 +91,7 @@ async def test_ctrl_l_hides_it_and_brings_it_back(open_app: OpenApp) -> None:
         assert driver.prompt.has_focus
 
 
-async def test_hidden_it_stays_hidden_at_the_next_start(open_app: OpenApp) -> None:
+async def test_hidden_it_stays_hidden_at_the_next_start(open_app):
     async with open_app(size=WIDE, settings=load_settings()) as driver:
         await driver.press("ctrl+l")
     async with open_app(size=WIDE, settings=load_settings()) as driver:
@@ -109,7 +107,7 @@ async def test_hidden_it_stays_hidden_at_the_next_start(open_app: OpenApp) -> No
     assert settings_path().read_text() == kept, "an unsaved chat stores nothing"
 
 
-async def test_three_columns_share_the_room(open_app: OpenApp) -> None:
+async def test_three_columns_share_the_room(open_app):
     async with open_app(size=WIDE) as driver:
         await driver.press("f3")
         await driver.idle()

@@ -1,14 +1,12 @@
 """Slash commands: completed with Tab, carried out, refused in words, and never sent."""
 
 import threading
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import Static
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
-from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
 from chatapp.engine.models import loading, resolving
 from chatapp.engine.models.catalogue import ListedModel
@@ -33,11 +31,11 @@ def notices(driver: Driver) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["/usr/bin", "/ new", " /new", "/", "new", "//", "/a1"])
-def test_what_is_a_message(text: str) -> None:
+def test_what_is_a_message(text):
     assert not is_command(text)
 
 
-async def test_completions_are_what_the_text_could_become(open_app: OpenApp) -> None:
+async def test_completions_are_what_the_text_could_become(open_app):
     async with open_app() as driver:
         complete = driver.chat.commands.complete
         assert complete("/") == [
@@ -59,7 +57,7 @@ async def test_completions_are_what_the_text_could_become(open_app: OpenApp) -> 
             assert complete(text) == []
 
 
-async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -> None:
+async def test_tab_goes_through_what_a_command_could_become(open_app):
     async with open_app() as driver:
         await driver.press(*"/te")
         assert driver.chat.query_one(Completions).display
@@ -77,7 +75,7 @@ async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -
         assert driver.app.focused is not driver.prompt
 
 
-async def test_export_alone_copies_the_chat(open_app: OpenApp) -> None:
+async def test_export_alone_copies_the_chat(open_app):
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await driver.say("Is it?")
         await order(driver, "/export")
@@ -87,7 +85,7 @@ async def test_export_alone_copies_the_chat(open_app: OpenApp) -> None:
         assert "copied to the clipboard, as Markdown" in notices(driver)[-1]
 
 
-async def test_arrow_keys_go_through_all_commands(open_app: OpenApp) -> None:
+async def test_arrow_keys_go_through_all_commands(open_app):
     async with open_app() as driver:
         names = [entry.command for entry in COMMANDS if not entry.rare]
         assert len(COMMANDS) - len(names) == 6
@@ -105,7 +103,7 @@ async def test_arrow_keys_go_through_all_commands(open_app: OpenApp) -> None:
         assert f"/{names[0]} " not in driver.screen_text  # they scroll
 
 
-async def test_arrow_keys_go_on_through_earlier_messages(open_app: OpenApp) -> None:
+async def test_arrow_keys_go_on_through_earlier_messages(open_app):
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await driver.say("First")
         await driver.press("up", "down")
@@ -116,7 +114,7 @@ async def test_arrow_keys_go_on_through_earlier_messages(open_app: OpenApp) -> N
         assert driver.prompt.text == "First"
 
 
-async def test_exit_typed_alone_leaves(open_app: OpenApp, store: Store) -> None:
+async def test_exit_typed_alone_leaves(open_app, store):
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await driver.say(" exit")
         assert driver.texts == [" exit", "Yes."]
@@ -124,7 +122,7 @@ async def test_exit_typed_alone_leaves(open_app: OpenApp, store: Store) -> None:
         await driver.until_left()
 
 
-async def test_ctrl_d_leaves_from_an_empty_prompt(open_app: OpenApp) -> None:
+async def test_ctrl_d_leaves_from_an_empty_prompt(open_app):
     async with open_app() as driver:
         await driver.press(*"ab", "home", "ctrl+d")
         assert driver.prompt.text == "b"
@@ -132,9 +130,7 @@ async def test_ctrl_d_leaves_from_an_empty_prompt(open_app: OpenApp) -> None:
         await driver.until_left()
 
 
-async def test_models_are_found_when_they_are_asked_for(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_models_are_found_when_they_are_asked_for(open_app, monkeypatch):
     monkeypatch.setattr(resolving, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
     async with open_app() as driver:
         await driver.press(*"/model ")
@@ -146,7 +142,7 @@ async def test_models_are_found_when_they_are_asked_for(
         assert driver.prompt.text == "/model runs/[b]mine[/b]"
 
 
-async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -> None:
+async def test_an_unknown_command_is_not_sent(open_app, store):
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await order(driver, "/sistem x")
         assert "there is no command /sistem; did you mean /system?" in driver.problem
@@ -175,9 +171,7 @@ async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -
         ("/ablate 0.1", "only models that chatapp computes itself have parts to change"),
     ],
 )
-async def test_what_cannot_be_done_is_said_and_the_command_comes_back(
-    open_app: OpenApp, text: str, words: str
-) -> None:
+async def test_what_cannot_be_done_is_said_and_the_command_comes_back(open_app, text, words):
     async with open_app() as driver:
         await order(driver, text)
         assert words in driver.problem
@@ -185,7 +179,7 @@ async def test_what_cannot_be_done_is_said_and_the_command_comes_back(
         assert driver.chat.conversation.choices.sampling == Sampling()
 
 
-async def test_screens_open(open_app: OpenApp) -> None:
+async def test_screens_open(open_app):
     async with open_app(size=(100, 300)) as driver:
         await order(driver, "/help")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
@@ -202,7 +196,7 @@ async def test_screens_open(open_app: OpenApp) -> None:
         await driver.until_left()
 
 
-async def test_set_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
+async def test_set_takes_effect_on_the_next_turn(open_app):
     model = ScriptedModel(["Yes."])
     async with open_app(model) as driver:
         await order(driver, "/set temperature 0.25")
@@ -214,9 +208,7 @@ async def test_set_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
         assert "seed is random each time from the next message on." in notices(driver)
 
 
-async def test_set_alone_tells_every_value_and_whose_it_is(
-    open_app: OpenApp, tmp_path: Path
-) -> None:
+async def test_set_alone_tells_every_value_and_whose_it_is(open_app, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
     async with open_app(ScriptedModel(["Yes."], folder=tmp_path)) as driver:
@@ -229,7 +221,7 @@ async def test_set_alone_tells_every_value_and_whose_it_is(
         assert "seed random each time (default)" in told
 
 
-async def test_system_instructs_the_chat(open_app: OpenApp, store: Store) -> None:
+async def test_system_instructs_the_chat(open_app, store):
     model = ScriptedModel(["Yes."])
     async with open_app(model) as driver:
         await order(driver, "/system Be [b]brief[/b].")
@@ -250,9 +242,7 @@ async def test_system_instructs_the_chat(open_app: OpenApp, store: Store) -> Non
         assert "Only here." not in model.prompts[-1]
 
 
-async def test_another_model_goes_on_with_the_chat(
-    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_another_model_goes_on_with_the_chat(open_app, store, monkeypatch):
     opened = threading.Event()
     other = ScriptedModel(["Two."], name="other")
 
@@ -278,9 +268,7 @@ async def test_another_model_goes_on_with_the_chat(
         assert [turn.model for turn in store.generations(1)] == ["scripted", "other"]
 
 
-async def test_a_model_that_cannot_be_loaded_leaves_the_one_there_was(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_that_cannot_be_loaded_leaves_the_one_there_was(open_app, monkeypatch):
     def load_model(name: str, **options: object) -> ScriptedModel:
         raise ValueError(f"{name}: no such model")
 
@@ -295,7 +283,7 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_one_there_was(
         assert driver.texts == ["First", "One.", "Second", "Two."]
 
 
-async def test_another_template_goes_on_with_the_chat(open_app: OpenApp) -> None:
+async def test_another_template_goes_on_with_the_chat(open_app):
     model = ScriptedModel(["One."])
     async with open_app(model) as driver:
         await driver.say("First")
@@ -308,7 +296,7 @@ async def test_another_template_goes_on_with_the_chat(open_app: OpenApp) -> None
 
 
 @pytest.mark.parametrize("text", ["/model x", "/system x", "/template plain"])
-async def test_what_would_disturb_a_reply_waits(open_app: OpenApp, text: str) -> None:
+async def test_what_would_disturb_a_reply_waits(open_app, text):
     model = ScriptedModel(["One."])
     model.gate = threading.Event()
     async with open_app(model) as driver:
@@ -326,8 +314,8 @@ async def test_what_would_disturb_a_reply_waits(open_app: OpenApp, text: str) ->
     [("/export chat.md", "_write"), ("/export", "_as_text"), ("/prompt spam", "choice_of")],
 )
 async def test_a_disk_that_does_not_answer_does_not_hold_the_chat(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch, text: str, waits: str
-) -> None:
+    open_app, monkeypatch, text, waits
+):
     answers = threading.Event()
 
     def wait(*_: object) -> None:
@@ -347,7 +335,7 @@ async def test_a_disk_that_does_not_answer_does_not_hold_the_chat(
         assert driver.prompt.text == text
 
 
-async def test_capitals_make_no_message_of_a_command(open_app: OpenApp) -> None:
+async def test_capitals_make_no_message_of_a_command(open_app):
     async with open_app() as driver:
         await driver.press(*"/HELP", "enter")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))

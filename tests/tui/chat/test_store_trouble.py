@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from fakes import ScriptedModel
-from tui_driver import OpenApp, fill
+from tui_driver import fill
 
 from chatapp.dialogue.store import Store
 
@@ -30,9 +30,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("for_good", [False, True])
-async def test_a_chat_deleted_in_another_window_goes_on_as_a_new_one(
-    open_app: OpenApp, store: Store, for_good: bool
-) -> None:
+async def test_a_chat_deleted_in_another_window_goes_on_as_a_new_one(open_app, store, for_good):
     chat_id = fill(store, ["Hello", "Good day."])
     async with open_app(ScriptedModel(["Yes."]), chat_id=chat_id) as driver:
         (store.delete_chat if for_good else store.bin_chat)(chat_id)
@@ -53,9 +51,7 @@ async def test_a_chat_deleted_in_another_window_goes_on_as_a_new_one(
 
 
 @pytest.mark.parametrize("for_good", [False, True])
-async def test_a_chat_deleted_in_mid_reply_keeps_the_reply(
-    open_app: OpenApp, store: Store, for_good: bool
-) -> None:
+async def test_a_chat_deleted_in_mid_reply_keeps_the_reply(open_app, store, for_good):
     model = ScriptedModel(["All of it."])
     model.gate = threading.Event()
     async with open_app(model) as driver:
@@ -72,7 +68,7 @@ async def test_a_chat_deleted_in_mid_reply_keeps_the_reply(
         assert driver.texts == ["Go", "All of it."]
 
 
-async def test_an_edit_in_a_deleted_chat_keeps_its_text(open_app: OpenApp, store: Store) -> None:
+async def test_an_edit_in_a_deleted_chat_keeps_its_text(open_app, store):
     chat_id = fill(store, ["Hello", "Good day."])
     async with open_app(chat_id=chat_id) as driver:
         await driver.press("ctrl+up", "e")
@@ -84,8 +80,8 @@ async def test_an_edit_in_a_deleted_chat_keeps_its_text(open_app: OpenApp, store
 
 
 async def test_a_reply_stays_while_the_disk_is_full_and_is_stored_later(
-    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    open_app, store, monkeypatch
+):
     model = ScriptedModel(["one two three four."])
     model.gate = threading.Event()
     disk = Disk(store, monkeypatch)
@@ -113,9 +109,7 @@ async def test_a_reply_stays_while_the_disk_is_full_and_is_stored_later(
         assert driver.notices == ["There is disk space again: the reply is saved."]
 
 
-async def test_leaving_with_a_reply_that_has_no_room_asks_once(
-    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leaving_with_a_reply_that_has_no_room_asks_once(open_app, store, monkeypatch):
     model = ScriptedModel(["one two."])
     model.gate = threading.Event()
     disk = Disk(store, monkeypatch)

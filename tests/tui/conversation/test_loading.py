@@ -2,11 +2,9 @@
 
 import threading
 
-import pytest
 from fakes import ScriptedModel
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
-from chatapp.dialogue.store import Store
 from chatapp.engine.models import loading
 
 
@@ -46,9 +44,7 @@ def named(name: str, *replies: str) -> ScriptedModel:
     return ScriptedModel(replies, name=name)
 
 
-async def test_of_two_models_the_one_asked_for_last_stays(
-    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_two_models_the_one_asked_for_last_stays(open_app, store, monkeypatch):
     big, small = named("big", "From big."), named("small", "From small.")
     loader = Loader({"big": big, "small": small})
     monkeypatch.setattr(loading, "load_model", loader)
@@ -66,9 +62,7 @@ async def test_of_two_models_the_one_asked_for_last_stays(
         assert big.prompts == []
 
 
-async def test_the_precision_is_that_of_the_model_there_is(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_precision_is_that_of_the_model_there_is(open_app, monkeypatch):
     loader = Loader({"scripted": named("scripted"), "small": named("small")})
     monkeypatch.setattr(loading, "load_model", loader)
     async with open_app() as driver:
@@ -87,9 +81,7 @@ async def test_the_precision_is_that_of_the_model_there_is(
         assert (driver.status.model, conversation.precision) == ("small", before)
 
 
-async def test_a_late_model_does_not_send_the_message_again(
-    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_model_does_not_send_the_message_again(open_app, store, monkeypatch):
     small = named("small", "From small.")
     small.gate = threading.Event()
     loader = Loader({"big": named("big", "From big."), "small": small})
@@ -108,9 +100,7 @@ async def test_a_late_model_does_not_send_the_message_again(
         assert [message.text for message in store.tree(1)] == ["Hello", "From small."]
 
 
-async def test_a_late_failure_changes_nothing(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_failure_changes_nothing(open_app, monkeypatch):
     loader = Loader({"gone": RuntimeError("there is no such folder"), "small": named("small", "I")})
     monkeypatch.setattr(loading, "load_model", loader)
     async with open_app() as driver:

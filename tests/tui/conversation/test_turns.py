@@ -5,14 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 from fakes import ScriptedModel
-from tui_driver import OpenApp, fill
+from tui_driver import fill
 
-from chatapp.dialogue.store import Store
 from chatapp.engine.events import Event
 from chatapp.engine.model import Request
 
 
-async def test_the_first_message_waits_for_the_model(open_app: OpenApp, store: Store) -> None:
+async def test_the_first_message_waits_for_the_model(open_app, store):
     opened = threading.Event()
 
     def load() -> ScriptedModel:
@@ -33,7 +32,7 @@ async def test_the_first_message_waits_for_the_model(open_app: OpenApp, store: S
         assert "waiting for the model" not in driver.screen_text
 
 
-async def test_a_failed_load_gives_the_text_back_and_can_be_tried_again(open_app: OpenApp) -> None:
+async def test_a_failed_load_gives_the_text_back_and_can_be_tried_again(open_app):
     attempts = []
 
     def load() -> ScriptedModel:
@@ -55,7 +54,7 @@ async def test_a_failed_load_gives_the_text_back_and_can_be_tried_again(open_app
         assert driver.problem == ""
 
 
-async def test_a_load_that_fails_while_a_message_waits_gives_it_back(open_app: OpenApp) -> None:
+async def test_a_load_that_fails_while_a_message_waits_gives_it_back(open_app):
     opened = threading.Event()
 
     def load() -> ScriptedModel:
@@ -70,7 +69,7 @@ async def test_a_load_that_fails_while_a_message_waits_gives_it_back(open_app: O
         assert driver.prompt.text == "Hello"
 
 
-async def test_messages_sent_during_a_reply_wait_for_its_end(open_app: OpenApp) -> None:
+async def test_messages_sent_during_a_reply_wait_for_its_end(open_app):
     model = ScriptedModel(["One.", "Two.", "Three."])
     model.gate = threading.Event()
     async with open_app(model) as driver:
@@ -95,9 +94,7 @@ async def test_messages_sent_during_a_reply_wait_for_its_end(open_app: OpenApp) 
 
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+n"])
-async def test_queued_messages_come_back_when_the_reply_is_abandoned(
-    open_app: OpenApp, key: str
-) -> None:
+async def test_queued_messages_come_back_when_the_reply_is_abandoned(open_app, key):
     model = ScriptedModel(["One.", "Two."])
     model.gate = threading.Event()
     async with open_app(model) as driver:
@@ -111,7 +108,7 @@ async def test_queued_messages_come_back_when_the_reply_is_abandoned(
         assert "queued" not in driver.screen_text
 
 
-async def test_a_message_that_is_too_long_comes_back(open_app: OpenApp, store: Store) -> None:
+async def test_a_message_that_is_too_long_comes_back(open_app, store):
     async with open_app(ScriptedModel(["Yes."], context=64)) as driver:
         text = "word " * 100
         await driver.say(text)
@@ -125,7 +122,7 @@ async def test_a_message_that_is_too_long_comes_back(open_app: OpenApp, store: S
         assert driver.texts == ["short", "Yes."]
 
 
-async def test_an_edit_that_is_too_long_stays_an_edit(open_app: OpenApp) -> None:
+async def test_an_edit_that_is_too_long_stays_an_edit(open_app):
     async with open_app(ScriptedModel(["Yes.", "No."], context=64)) as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "e")
@@ -135,7 +132,7 @@ async def test_an_edit_that_is_too_long_stays_an_edit(open_app: OpenApp) -> None
         assert driver.texts == ["Hello", "Yes."]
 
 
-async def test_text_written_meanwhile_is_kept_when_a_message_comes_back(open_app: OpenApp) -> None:
+async def test_text_written_meanwhile_is_kept_when_a_message_comes_back(open_app):
     async with open_app(ScriptedModel(["Yes."], context=64)) as driver:
         driver.prompt.text = "word " * 100
         driver.app.simulate_key("enter")
@@ -144,9 +141,7 @@ async def test_text_written_meanwhile_is_kept_when_a_message_comes_back(open_app
         assert driver.prompt.text == "word " * 100 + "\nx"
 
 
-async def test_a_waiting_message_is_kept_when_another_chat_is_opened(
-    open_app: OpenApp, store: Store
-) -> None:
+async def test_a_waiting_message_is_kept_when_another_chat_is_opened(open_app, store):
     opened = threading.Event()
 
     def load() -> ScriptedModel:
@@ -166,7 +161,7 @@ async def test_a_waiting_message_is_kept_when_another_chat_is_opened(
         assert len(store.chats()) == 2
 
 
-async def test_a_message_refused_after_its_chat_was_left_comes_back(open_app: OpenApp) -> None:
+async def test_a_message_refused_after_its_chat_was_left_comes_back(open_app):
     async with open_app(ScriptedModel(["Yes."], context=64)) as driver:
         driver.prompt.text = "word " * 100
         driver.app.simulate_key("enter")
@@ -185,7 +180,7 @@ class BrokenModel(ScriptedModel):
             yield event
 
 
-async def test_a_message_that_is_too_long_comes_with_the_ways_out(open_app: OpenApp) -> None:
+async def test_a_message_that_is_too_long_comes_with_the_ways_out(open_app):
     async with open_app(ScriptedModel(["One."], context=20)) as driver:
         text = driver.prompt.text = "word " * 40
         for key in ("ctrl+n", "ctrl+c"):
@@ -199,7 +194,7 @@ async def test_a_message_that_is_too_long_comes_with_the_ways_out(open_app: Open
             assert driver.prompt.text == text
 
 
-async def test_a_bug_in_a_model_does_not_bring_the_screen_down(open_app: OpenApp) -> None:
+async def test_a_bug_in_a_model_does_not_bring_the_screen_down(open_app):
     async with open_app(BrokenModel(["one two three"])) as driver:
         await driver.say("Hello")
         assert driver.problem == "a bug"
@@ -209,7 +204,7 @@ async def test_a_bug_in_a_model_does_not_bring_the_screen_down(open_app: OpenApp
         assert driver.problem == ""
 
 
-async def test_the_status_line_counts_tokens_and_what_is_left_out(open_app: OpenApp) -> None:
+async def test_the_status_line_counts_tokens_and_what_is_left_out(open_app):
     model = ScriptedModel(["five words are enough here"] * 20, context=64)
     async with open_app(model) as driver:
         await driver.until(lambda: driver.status.limit == 64)
@@ -225,7 +220,7 @@ async def test_the_status_line_counts_tokens_and_what_is_left_out(open_app: Open
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 100, 200])
-async def test_the_status_line_always_fits(open_app: OpenApp, width: int) -> None:
+async def test_the_status_line_always_fits(open_app, width):
     async with open_app(size=(width, 20)) as driver:
         status = driver.status
         status.model = "organisation/" + "x" * 50
@@ -236,7 +231,7 @@ async def test_the_status_line_always_fits(open_app: OpenApp, width: int) -> Non
         assert line.plain.startswith("● ready")
 
 
-async def test_a_store_that_goes_away_is_told_in_words(open_app: OpenApp, store: Store) -> None:
+async def test_a_store_that_goes_away_is_told_in_words(open_app, store):
     async with open_app() as driver:
         await driver.say("Hello")
         store.close()
@@ -252,7 +247,7 @@ class PanicException(BaseException):
     """As Rust libraries raise it: no Exception."""
 
 
-async def test_a_panic_ends_the_reply_and_not_the_chat(open_app: OpenApp, store: Store) -> None:
+async def test_a_panic_ends_the_reply_and_not_the_chat(open_app, store):
     class Panicking(ScriptedModel):
         panics = True
 

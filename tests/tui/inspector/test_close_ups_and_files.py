@@ -7,9 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from inspector_driver import SETTINGS, go_to, notes, text_of, words
 from random_models import view_of
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
-from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.prompt_parts import PartSpan
 from chatapp.lab.view import View
 from chatapp.lab.views.close_up_views import Neighbours, Neurons, StateNeighbours, WeightSteps
@@ -26,9 +25,7 @@ def shown(driver: Driver) -> list[View]:
     return list(driver.chat.query_one(CloseUpView).views())
 
 
-async def test_close_ups_are_those_of_the_chosen_token_and_head(
-    open_app: OpenApp, gpt2: LocalModel
-) -> None:
+async def test_close_ups_are_those_of_the_chosen_token_and_head(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "4")
@@ -64,7 +61,7 @@ async def test_close_ups_are_those_of_the_chosen_token_and_head(
             view.query_one(HeatMap).focus()
 
 
-async def test_the_prompt_shows_what_in_it_mattered(open_app: OpenApp, gpt2: LocalModel) -> None:
+async def test_the_prompt_shows_what_in_it_mattered(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         driver.prompt.text = "/ablate 0.mlp"
@@ -91,9 +88,7 @@ async def test_the_prompt_shows_what_in_it_mattered(open_app: OpenApp, gpt2: Loc
             await driver.press_and_rest("1")
 
 
-async def test_a_changed_model_is_the_one_that_is_looked_at(
-    open_app: OpenApp, gpt2: LocalModel
-) -> None:
+async def test_a_changed_model_is_the_one_that_is_looked_at(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         driver.prompt.text = "/ablate 0.mlp"
@@ -104,9 +99,7 @@ async def test_a_changed_model_is_the_one_that_is_looked_at(
         assert norms.mlp[1] > 0
 
 
-async def test_every_view_is_saved_as_a_page_and_a_picture(
-    open_app: OpenApp, gpt2: LocalModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_view_is_saved_as_a_page_and_a_picture(open_app, gpt2, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
@@ -141,9 +134,7 @@ def _tab(name: str) -> str:
     return {"patch": "compare", "next": "step"}.get(name, name)
 
 
-async def test_lines_and_map_take_turns_where_there_is_little_room(
-    open_app: OpenApp, gpt2: LocalModel
-) -> None:
+async def test_lines_and_map_take_turns_where_there_is_little_room(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS, size=(60, 20)) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "4")

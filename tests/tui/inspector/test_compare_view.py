@@ -1,9 +1,7 @@
 """The tab Compare of the inspector, and the token that all tabs share."""
 
 from inspector_driver import SETTINGS, go_to, text_of, words
-from tui_driver import OpenApp
 
-from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.views.patch_view import compare
 from chatapp.tui.inspector.head_tabs import AttentionView, WhyView
 from chatapp.tui.inspector.patching_tab import CompareView
@@ -11,7 +9,7 @@ from chatapp.tui.inspector.token_choice import HeatMap
 from chatapp.tui.widgets.dialog import Field
 
 
-async def test_it_patches_between_the_text_and_another(open_app: OpenApp, gpt2: LocalModel) -> None:
+async def test_it_patches_between_the_text_and_another(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "7")
@@ -46,7 +44,7 @@ async def test_it_patches_between_the_text_and_another(open_app: OpenApp, gpt2: 
         assert view._patches is None
 
 
-async def test_the_chosen_token_is_shared_by_the_tabs(open_app: OpenApp, gpt2: LocalModel) -> None:
+async def test_the_chosen_token_is_shared_by_the_tabs(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "3")

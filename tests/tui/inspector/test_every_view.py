@@ -3,7 +3,6 @@ with its key in F3. A view that is forgotten in one of these places fails here.
 """
 
 import json
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +12,6 @@ from ranges import check_ranges
 from seq2seq_models import write_seq2seq
 from tiny import write_tiny_gpt2
 from tokenizers import Tokenizer
-from tui_driver import OpenApp
 from typer.testing import CliRunner
 
 from chatapp.cli import app
@@ -59,9 +57,7 @@ def arguments(name: str, folder: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in VIEWS if name != "prompt"])
-def test_its_command(
-    name: str, folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_command(name, folders, tmp_path, monkeypatch):
     view, command = VIEWS[name], arguments(name, folders[name])
     help = " ".join(CliRunner().invoke(app, ["inspect", name, "--help"]).output.split())
     assert view.summary in help
@@ -82,7 +78,7 @@ def test_its_command(
     ElementTree.parse(tmp_path / "view.svg")
 
 
-def test_a_notebook_shows_it(folders: dict[str, str]) -> None:
+def test_a_notebook_shows_it(folders):
     model = load_model(folders["tokens"])
     ids = tuple(model.tokenizer.encode(TEXT))
     subject = Subject(model, ids, len(ids) - 1, cell=(1, 0), sampling=Sampling())
@@ -94,7 +90,7 @@ def test_a_notebook_shows_it(folders: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", [view.name for view in VIEWS.values() if view.key])
-async def test_its_close_up(name: str, folders: dict[str, str], open_app: OpenApp) -> None:
+async def test_its_close_up(name, folders, open_app):
     view = VIEWS[name]
     async with open_app(load_model(folders[name]), settings=SETTINGS) as driver:
         await driver.say("he has it")
@@ -105,7 +101,7 @@ async def test_its_close_up(name: str, folders: dict[str, str], open_app: OpenAp
         assert words(driver, "inspector-formula").startswith(view.formula)
 
 
-def test_keys_and_names_are_unlike() -> None:
+def test_keys_and_names_are_unlike():
     keys = [view.key for view in VIEWS.values() if view.key]
     assert len(set(keys)) == len(keys)
     for view in VIEWS.values():

@@ -5,9 +5,7 @@ import threading
 import numpy as np
 import pytest
 from inspector_driver import SETTINGS, words
-from tui_driver import OpenApp
 
-from chatapp.engine.backends.local import LocalModel
 from chatapp.lab import heads as lab
 from chatapp.lab.views.head_views import MEASURES, score_heads, strongest_texts
 from chatapp.tui.inspector.head_tabs import HeadsView
@@ -23,7 +21,7 @@ def few_texts(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     monkeypatch.setattr(lab.sample_texts, "__defaults__", (path,))
 
 
-async def test_scores_are_those_of_the_lab(open_app: OpenApp, gpt2: LocalModel) -> None:
+async def test_scores_are_those_of_the_lab(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "5")
@@ -56,9 +54,7 @@ async def test_scores_are_those_of_the_lab(open_app: OpenApp, gpt2: LocalModel) 
             assert f"{row.strength:.2f}" in text
 
 
-async def test_measuring_stops_and_begins_again(
-    open_app: OpenApp, gpt2: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_measuring_stops_and_begins_again(open_app, gpt2, monkeypatch):
     may_go_on, has_begun = threading.Event(), threading.Event()
     add = lab.add_random
 

@@ -2,11 +2,9 @@
 
 import numpy as np
 from inspector_driver import SETTINGS, go_to, text_of, words
-from tui_driver import OpenApp
 
 from chatapp.common.shading import percent
 from chatapp.dialogue.reading import read
-from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.drawing.blocks import layout
 from chatapp.lab.traces import DecoderTrace
 from chatapp.tui.inspector.head_tabs import AttentionView
@@ -15,7 +13,7 @@ from chatapp.tui.inspector.token_choice import HeatMap
 # What it shows
 
 
-async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> None:
+async def test_attention_is_the_traces(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "4")
@@ -60,7 +58,7 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
         await expect(4, None, None)
 
 
-def test_the_layout_holds_every_token_once_and_fits() -> None:
+def test_the_layout_holds_every_token_once_and_fits():
     texts = ["ab", " cd", "\n", "", "\n\nx", "abcdefghijk", "漢字", "z", " \t", "\x1b[2J"]
     for width in range(2, 30):
         rows = layout(texts, width)

@@ -9,11 +9,9 @@ from fakes import ScriptedModel
 from foreign_texts import shown
 from glass import GlassModel, random_gpt2
 from inspector_driver import SETTINGS, inspector, notes, text_of, words
-from tui_driver import OpenApp, fill
+from tui_driver import fill
 
 from chatapp.common.settings import Settings
-from chatapp.dialogue.store import Store
-from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.tui.inspector.head_tabs import AttentionView
 from chatapp.tui.inspector.panel import Inspector
@@ -24,7 +22,7 @@ from chatapp.tui.widgets.message import MessageView
 # Where it stands
 
 
-async def test_f3_opens_it_over_a_narrow_chat_and_escape_closes_it(open_app: OpenApp) -> None:
+async def test_f3_opens_it_over_a_narrow_chat_and_escape_closes_it(open_app):
     async with open_app(GlassModel(["It is a scripted reply."])) as driver:
         await driver.say("Hello")
         await driver.press_and_rest("f3")
@@ -38,7 +36,7 @@ async def test_f3_opens_it_over_a_narrow_chat_and_escape_closes_it(open_app: Ope
         assert inspector(driver) is None
 
 
-async def test_it_stands_beside_a_wide_chat(open_app: OpenApp) -> None:
+async def test_it_stands_beside_a_wide_chat(open_app):
     async with open_app(GlassModel(["It is.", "So it is."]), size=(120, 30)) as driver:
         await driver.say("Hello")
         await driver.press_and_rest("f3")
@@ -66,7 +64,7 @@ async def test_it_stands_beside_a_wide_chat(open_app: OpenApp) -> None:
         assert inspector(driver) is None
 
 
-async def test_it_looks_at_the_focused_message(open_app: OpenApp, store: Store) -> None:
+async def test_it_looks_at_the_focused_message(open_app, store):
     chat_id = fill(store, ["one", "two", "three", "four"])
     async with open_app(GlassModel(["x"]), chat_id=chat_id) as driver:
         await driver.press("ctrl+up", "up", "up")
@@ -81,7 +79,7 @@ async def test_it_looks_at_the_focused_message(open_app: OpenApp, store: Store) 
         assert "four" in words(driver, "prompt-text")
 
 
-async def test_without_messages_there_is_an_example(open_app: OpenApp) -> None:
+async def test_without_messages_there_is_an_example(open_app):
     async with open_app(GlassModel(["Fine."])) as driver:
         await driver.press_and_rest("f3")
         assert words(driver, "inspector-about") == "An example sentence"
@@ -97,7 +95,7 @@ async def test_without_messages_there_is_an_example(open_app: OpenApp) -> None:
         assert "of reply" in words(driver, "inspector-about")
 
 
-async def test_the_example_is_opened_with_the_head_that_copies(open_app: OpenApp) -> None:
+async def test_the_example_is_opened_with_the_head_that_copies(open_app):
     settings = Settings(sampling=Sampling(seed=1, max_tokens=4))
     async with open_app(random_gpt2(), settings=settings) as driver:
         await driver.press_and_rest("f3", "4")
@@ -108,7 +106,7 @@ async def test_the_example_is_opened_with_the_head_that_copies(open_app: OpenApp
         assert driver.app.screen.query_one(AttentionView).cell is None
 
 
-async def test_models_that_are_not_there_or_show_nothing(open_app: OpenApp) -> None:
+async def test_models_that_are_not_there_or_show_nothing(open_app):
     gate = threading.Event()
 
     def load() -> ScriptedModel:
@@ -131,7 +129,7 @@ async def test_models_that_are_not_there_or_show_nothing(open_app: OpenApp) -> N
         assert "Hello" in words(driver, "prompt-text")
 
 
-async def test_it_waits_for_the_reply_without_blocking(open_app: OpenApp) -> None:
+async def test_it_waits_for_the_reply_without_blocking(open_app):
     model = GlassModel(["It is a reply."])
     model.gate = threading.Event()
     async with open_app(model, size=(140, 30)) as driver:
@@ -148,7 +146,7 @@ async def test_it_waits_for_the_reply_without_blocking(open_app: OpenApp) -> Non
         assert " reply." in text_of(driver, TokensView).texts
 
 
-async def test_a_message_that_no_longer_fits_is_a_sentence(open_app: OpenApp, store: Store) -> None:
+async def test_a_message_that_no_longer_fits_is_a_sentence(open_app, store):
     chat_id = fill(store, ["word " * 300, "yes"])
     async with open_app(GlassModel(["x"], context=64), chat_id=chat_id) as driver:
         await driver.press_and_rest("f3")
@@ -157,7 +155,7 @@ async def test_a_message_that_no_longer_fits_is_a_sentence(open_app: OpenApp, st
         assert words(driver, "inspector-about") == "An example sentence"
 
 
-async def test_a_draft_is_looked_at_before_it_is_sent(open_app: OpenApp, store: Store) -> None:
+async def test_a_draft_is_looked_at_before_it_is_sent(open_app, store):
     model = GlassModel([" It is."])
     async with open_app(model) as driver:
         driver.prompt.text = "Is it [b]there[/b]?"
@@ -182,7 +180,7 @@ async def test_a_draft_is_looked_at_before_it_is_sent(open_app: OpenApp, store: 
             await driver.press_and_rest("escape")
 
 
-async def test_a_reply_to_another_prompt_says_so(open_app: OpenApp) -> None:
+async def test_a_reply_to_another_prompt_says_so(open_app):
     async with open_app(GlassModel([" It is."])) as driver:
         await driver.say("one")
         await driver.press_and_rest("f3", "1")
@@ -198,7 +196,7 @@ async def test_a_reply_to_another_prompt_says_so(open_app: OpenApp) -> None:
 
 
 @pytest.mark.parametrize("size", [(20, 6), (120, 30)])
-async def test_any_keys_in_any_order(open_app: OpenApp, size: tuple[int, int]) -> None:
+async def test_any_keys_in_any_order(open_app, size):
     keys = [
         *("1", "2", "3", "4", "5", "6", "m", "x", "a", "k", "space", "enter", "backspace"),
         *("plus", "minus"),
@@ -219,9 +217,7 @@ async def test_any_keys_in_any_order(open_app: OpenApp, size: tuple[int, int]) -
         shown(driver)
 
 
-async def test_a_reply_of_another_model_says_who_wrote_and_who_reads(
-    open_app: OpenApp, gpt2: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reply_of_another_model_says_who_wrote_and_who_reads(open_app, gpt2, monkeypatch):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from completions_server import CompletionsServer, delta, replied
 from textual.widgets import Static
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.engine.models.loading import load_model
 
@@ -44,7 +44,7 @@ def words(driver: Driver, id: str) -> str:
     return "".join(str(static.content) for static in driver.chat.query(f"#{id}").results(Static))
 
 
-async def test_tokens_of_a_chat_with_a_server(open_app: OpenApp, server: CompletionsServer) -> None:
+async def test_tokens_of_a_chat_with_a_server(open_app, server):
     async with open_app(load=lambda: load_model(server.url), size=(160, 40)) as driver:
         await driver.ready()
         assert "server's own" in driver.screen_text
@@ -67,9 +67,7 @@ async def test_tokens_of_a_chat_with_a_server(open_app: OpenApp, server: Complet
         assert "are sent as messages" in words(driver, "prompt-notes")
 
 
-async def test_a_server_that_has_neither_protocol(
-    open_app: OpenApp, server: CompletionsServer
-) -> None:
+async def test_a_server_that_has_neither_protocol(open_app, server):
     server.protocols = ()
     async with open_app(load=lambda: load_model(server.url)) as driver:
         await driver.until(lambda: driver.problem)

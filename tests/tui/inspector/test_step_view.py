@@ -1,14 +1,11 @@
 """A reply drawn step by step in the inspector, and a reply branched from an alternative."""
 
-import pytest
 from glass import GlassModel, random_gpt2
 from inspector_driver import SETTINGS, alternatives, go_to, inspector, notes, text_of, words
 from textual.widgets import OptionList
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.dialogue.reading import read
-from chatapp.dialogue.store import Store
-from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.events import Token
 from chatapp.engine.model import Request
 from chatapp.tui.inspector import step
@@ -18,9 +15,7 @@ from chatapp.tui.inspector.tabs import TokensView
 # Branches
 
 
-async def test_enter_on_an_alternative_branches_the_reply(
-    open_app: OpenApp, store: Store, gpt2: LocalModel
-) -> None:
+async def test_enter_on_an_alternative_branches_the_reply(open_app, store, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         session = driver.chat.conversation.session
@@ -61,7 +56,7 @@ async def test_enter_on_an_alternative_branches_the_reply(
         assert driver.texts[-1] == branch.text
 
 
-async def test_what_cannot_be_branched_is_said(open_app: OpenApp, store: Store) -> None:
+async def test_what_cannot_be_branched_is_said(open_app, store):
     reply = " It is a reply of a few words that go on and on."
     async with open_app(GlassModel([reply]), size=(140, 30)) as driver:
         await driver.say("Hello there")
@@ -93,7 +88,7 @@ def taken(driver: Driver) -> list[int]:
     return [each.id for each in driver.chat.query_one(StepView)._step.taken]
 
 
-async def test_steps_draw_what_generate_draws(open_app: OpenApp, gpt2: LocalModel) -> None:
+async def test_steps_draw_what_generate_draws(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         session = driver.chat.conversation.session
@@ -112,7 +107,7 @@ async def test_steps_draw_what_generate_draws(open_app: OpenApp, gpt2: LocalMode
         assert taken(driver) == [*expected[:3], choice]
 
 
-async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_plays_pauses_and_ends(open_app, monkeypatch):
     monkeypatch.setattr(step, "_PAUSE", 0.001)
     model = random_gpt2()
     async with open_app(model, settings=SETTINGS) as driver:
@@ -139,7 +134,7 @@ async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.M
         assert len(taken(driver)) == ended - 1
 
 
-async def test_steps_can_be_kept_as_a_branch(open_app: OpenApp, store: Store) -> None:
+async def test_steps_can_be_kept_as_a_branch(open_app, store):
     model = GlassModel(["It is a reply.", " and more."])
     async with open_app(model, settings=SETTINGS) as driver:
         await driver.press_and_rest("f3", "8", "k")

@@ -1,10 +1,7 @@
 """The inspector follows the model from step to step of a run."""
 
-from pathlib import Path
-
 from inspector_driver import notes, text_of, words
 from tiny import write_tiny_gpt2
-from tui_driver import OpenApp
 
 from chatapp.common.settings import Settings
 from chatapp.engine.models.loading import load_model
@@ -12,7 +9,7 @@ from chatapp.engine.models.resolving import used_models
 from chatapp.tui.inspector.tabs import TokensView
 
 
-async def test_the_keys_step_through_a_run(open_app: OpenApp, tmp_path: Path) -> None:
+async def test_the_keys_step_through_a_run(open_app, tmp_path):
     steps = [str(write_tiny_gpt2(tmp_path / "steps" / name)) for name in ("0", "8")]
     settings = Settings(model=steps[1], precision="float32", device="cpu")
     async with open_app(load=lambda: load_model(steps[1]), settings=settings) as driver:

@@ -1,15 +1,13 @@
 """The tab Why of the inspector: shares, their sum, total effects, a head switched off."""
 
 from inspector_driver import SETTINGS, go_to, text_of, words
-from tui_driver import OpenApp
 
-from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.views.part_views import Why, ask
 from chatapp.tui.inspector.head_tabs import WhyView
 from chatapp.tui.inspector.token_choice import HeatMap
 
 
-async def test_it_shows_what_the_lab_measures(open_app: OpenApp, gpt2: LocalModel) -> None:
+async def test_it_shows_what_the_lab_measures(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "3")
@@ -31,7 +29,7 @@ async def test_it_shows_what_the_lab_measures(open_app: OpenApp, gpt2: LocalMode
         assert "Elhage et al. 2021" in words(driver, "inspector-formula")
 
 
-async def test_space_switches_a_head_off_and_on(open_app: OpenApp, gpt2: LocalModel) -> None:
+async def test_space_switches_a_head_off_and_on(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "3")
@@ -51,7 +49,7 @@ async def test_space_switches_a_head_off_and_on(open_app: OpenApp, gpt2: LocalMo
         assert not driver.chat.conversation.chat.interventions
 
 
-async def test_a_model_on_a_server_has_no_parts(open_app: OpenApp) -> None:
+async def test_a_model_on_a_server_has_no_parts(open_app):
     async with open_app(settings=SETTINGS) as driver:
         await driver.say("he has it")
         await driver.press_and_rest("f3", "3")

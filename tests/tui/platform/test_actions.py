@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from tui_driver import OpenApp
 
 import chatapp
 from chatapp.common.paths import settings_path
@@ -12,7 +11,7 @@ from chatapp.common.settings import KeyChoice, Settings, SettingsError, load_set
 from chatapp.tui.app import ChatApp
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.screen import ChatScreen
-from chatapp.tui.platform.actions import Acting, places, read_keymap, written
+from chatapp.tui.platform.actions import places, read_keymap, written
 from chatapp.tui.screens.models import ModelScreen
 
 
@@ -24,7 +23,7 @@ def settings(text: str) -> Settings:
 
 
 @pytest.mark.parametrize("place", places(), ids=lambda place: place.__name__)
-def test_every_action_is_complete(place: type[Acting]) -> None:
+def test_every_action_is_complete(place):
     assert place.ACTIONS
     keys = [(key, entry.label) for entry in place.ACTIONS for key in entry.keys({})]
     assert len(keys) == len({*keys}), "one key, two actions"  # Esc stops or leaves a comparison
@@ -37,12 +36,12 @@ def test_every_action_is_complete(place: type[Acting]) -> None:
             assert callable(getattr(place, f"action_{entry.method}"))
 
 
-def test_every_command_has_a_name_of_its_own() -> None:
+def test_every_command_has_a_name_of_its_own():
     names = [entry.command for entry in ChatScreen.ACTIONS if entry.command]
     assert len(names) == len({*names}) > 25
 
 
-def test_every_key_can_be_another_one() -> None:
+def test_every_key_can_be_another_one():
     free = [f"ctrl+alt+f{number}" for number in range(1, 13)]
     for place in places():
         for entry in place.ACTIONS:
@@ -56,7 +55,7 @@ def _sorted(key: str) -> str:
     return "+".join([*sorted(modifiers), name])
 
 
-async def test_a_key_of_a_dialog_is_in_force(open_app: OpenApp) -> None:
+async def test_a_key_of_a_dialog_is_in_force(open_app):
     chosen = settings('[keys]\nclose = "f10"\nmodels = "f9"')
     async with open_app(settings=chosen) as driver:
         for last in ("f10", "f9"):
@@ -66,7 +65,7 @@ async def test_a_key_of_a_dialog_is_in_force(open_app: OpenApp) -> None:
             await driver.until(lambda: driver.app.screen is driver.chat)
 
 
-async def test_the_keys_of_the_settings_are_in_force(open_app: OpenApp) -> None:
+async def test_the_keys_of_the_settings_are_in_force(open_app):
     chosen = settings(
         '[keys]\nhelp = "f9"\nsend = "alt+enter"\nregenerate = "g, G"\nnew_line="enter"'
     )
@@ -89,7 +88,7 @@ async def test_the_keys_of_the_settings_are_in_force(open_app: OpenApp) -> None:
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
 
 
-async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app: OpenApp) -> None:
+async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app):
     chosen = settings('[keys]\nhelp = "f9"\nbranches = "ctrl+t,f10"\n')
     async with open_app(settings=chosen, size=(100, 300)) as driver:
         assert "F9 Help" in driver.screen_text
@@ -120,7 +119,7 @@ async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app: OpenApp) 
         ("help = 3", "line 2: help is 3; expected a key in quotes"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(lines: str, words: str) -> None:
+def test_what_cannot_be_is_one_sentence(lines, words):
     with pytest.raises(SettingsError) as error:
         ChatApp(settings(f"[keys]\n{lines}\n"))
     assert words in str(error.value)
@@ -128,12 +127,12 @@ def test_what_cannot_be_is_one_sentence(lines: str, words: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_two_actions_may_exchange_their_keys() -> None:
+def test_two_actions_may_exchange_their_keys():
     choices = [KeyChoice("help", "f2", "x"), KeyChoice("parameters", "f1", "x")]
     assert read_keymap(choices) == {"help": "f2", "parameters": "f1"}
 
 
-def test_keys_are_called_as_the_terminal_calls_them() -> None:
+def test_keys_are_called_as_the_terminal_calls_them():
     choices = [KeyChoice("help", " shift+ctrl+up , alt+? ", "x"), KeyChoice("copy", "?", "x")]
     assert read_keymap(choices) == {
         "help": "ctrl+shift+up,alt+question_mark",
@@ -141,18 +140,18 @@ def test_keys_are_called_as_the_terminal_calls_them() -> None:
     }
 
 
-def test_keys_are_shown_as_keyboards_have_them() -> None:
+def test_keys_are_shown_as_keyboards_have_them():
     keys = ("ctrl+o", "f1", "y", "Y", "plus", "enter", "escape", "alt+up", "ctrl+shift+pageup")
     shown = ("Ctrl+O", "F1", "y", "Y", "+", "Enter", "Esc", "Alt+↑", "Ctrl+Shift+PgUp")
     assert tuple(map(written, keys)) == shown
 
 
-def test_a_key_of_the_prompt_may_be_one_on_a_message() -> None:
+def test_a_key_of_the_prompt_may_be_one_on_a_message():
     assert read_keymap([KeyChoice("copy", "ctrl+g", "x")]) == {"copy": "ctrl+g"}
     assert not read_keymap([])
 
 
-def test_the_keys_of_the_guide_are_right() -> None:
+def test_the_keys_of_the_guide_are_right():
     text = (Path(chatapp.__file__).parent / "docs" / "settings.md").read_text(encoding="utf-8")
     table = text.split("[keys]", 1)[1].split("```", 1)[0]
     chosen = settings(f"[keys]{table}")

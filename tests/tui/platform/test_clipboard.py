@@ -8,7 +8,7 @@ import pytest
 from fakes import ScriptedModel
 from textual.geometry import Offset
 from textual.selection import Selection
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.tui.app import ChatApp
 from chatapp.tui.platform import programs as clipboard
@@ -36,7 +36,7 @@ def install(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_the_programs_of_this_session(bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_of_this_session(bin, monkeypatch):
     for name in ("wl-copy", "xsel", "pbcopy", "clip.exe"):
         install(bin, name, "exit 0")
     assert programs() == []
@@ -52,9 +52,7 @@ def test_the_programs_of_this_session(bin: Path, monkeypatch: pytest.MonkeyPatch
     assert programs()[0] == ["pbcopy"]
 
 
-def test_the_first_that_works_gets_the_text(
-    bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_that_works_gets_the_text(bin, tmp_path, monkeypatch):
     monkeypatch.setattr(clipboard, "_PATIENCE", 60)  # on a machine that has other things to do
     copied = tmp_path / "copied"
     install(bin, "broken", "exit 1")
@@ -65,15 +63,13 @@ def test_the_first_that_works_gets_the_text(
     assert not fill("x", [])
 
 
-def test_a_program_that_hangs_is_given_up(bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_hangs_is_given_up(bin, monkeypatch):
     monkeypatch.setattr(clipboard, "_PATIENCE", 0.05)
     install(bin, "hangs", "while :; do read -r line; done")
     assert not fill("x", [["hangs"]])
 
 
-async def test_the_terminal_and_the_system_are_told(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_terminal_and_the_system_are_told(open_app, monkeypatch):
     filled: list[tuple[str, list[list[str]]]] = []
     done = threading.Event()
 
@@ -95,9 +91,7 @@ async def test_the_terminal_and_the_system_are_told(
         assert filled == [("It is [b]x[/b] \ufffd.", [["xclip"]])]
 
 
-async def test_a_browser_fills_no_clipboard_of_this_machine(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_browser_fills_no_clipboard_of_this_machine(open_app, monkeypatch):
     asked: list[bool] = []
     monkeypatch.setattr(clipboard, "programs", lambda: asked.append(True) or [])
     async with open_app() as driver:
@@ -114,7 +108,7 @@ def select(driver: Driver, start: Offset | None, end: Offset | None) -> None:
     driver.app.screen.selections = {body: Selection(start, end)}
 
 
-async def test_what_the_mouse_selects_is_copied_with_ctrl_c(open_app: OpenApp) -> None:
+async def test_what_the_mouse_selects_is_copied_with_ctrl_c(open_app):
     async with open_app(ScriptedModel(["The sea\nis wide."])) as driver:
         await driver.say("Hello")
         select(driver, Offset(4, 0), Offset(2, 1))

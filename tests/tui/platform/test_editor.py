@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from tui_driver import OpenApp
 
 from chatapp.tui.app import ChatApp
 
@@ -27,7 +26,7 @@ def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     return use
 
 
-async def test_what_the_editor_saves_comes_into_the_prompt(open_app: OpenApp, editor) -> None:
+async def test_what_the_editor_saves_comes_into_the_prompt(open_app, editor):
     editor("path.write_text(path.read_text() + ' [b]two[/b]\\n\\x1b[2J three\\n')")
     async with open_app() as driver:
         await driver.press(*"one", "ctrl+g")
@@ -43,9 +42,7 @@ async def test_what_the_editor_saves_comes_into_the_prompt(open_app: OpenApp, ed
         ("path.write_bytes(b'\\xff')", "cannot be read"),
     ],
 )
-async def test_a_failing_editor_changes_nothing(
-    open_app: OpenApp, editor, program: str, words: str
-) -> None:
+async def test_a_failing_editor_changes_nothing(open_app, editor, program, words):
     editor(program)
     async with open_app() as driver:
         await driver.press(*"one", "ctrl+g")
@@ -57,9 +54,7 @@ async def test_a_failing_editor_changes_nothing(
     ("command", "words"),
     [("", "no editor is set"), ("/no/such/editor", "cannot be run"), ("'", "cannot be run")],
 )
-async def test_an_editor_that_is_not_there_is_told(
-    open_app: OpenApp, editor, monkeypatch: pytest.MonkeyPatch, command: str, words: str
-) -> None:
+async def test_an_editor_that_is_not_there_is_told(open_app, editor, monkeypatch, command, words):
     monkeypatch.setenv("VISUAL", "")
     monkeypatch.setenv("EDITOR", command)
     async with open_app() as driver:
@@ -68,9 +63,7 @@ async def test_an_editor_that_is_not_there_is_told(
         assert words in [note.message for note in driver.app._notifications][-1]
 
 
-async def test_where_the_terminal_cannot_be_given_away(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_where_the_terminal_cannot_be_given_away(open_app, monkeypatch):
     monkeypatch.setenv("VISUAL", "true")
     async with open_app() as driver:
         await driver.press(*"one", "ctrl+g")

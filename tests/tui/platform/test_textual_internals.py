@@ -43,7 +43,7 @@ BROWSER = "chatapp.commands.serving.browser"
         (Server, "_make_app", BROWSER),
     ],
 )
-def test_the_name_is_there(owner: object, name: str, module: str) -> None:
+def test_the_name_is_there(owner, name, module):
     package = "textual-serve" if module == BROWSER else "textual"
     assert hasattr(owner, name), (
         f"{package} {version(package)} has no {name} on {owner!r} any more, which {module} uses; "
@@ -83,12 +83,12 @@ def names_of_textual(kind: type) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", own_classes(), ids=lambda kind: kind.__name__)
-def test_no_class_uses_a_private_name_of_textual(kind: type) -> None:
+def test_no_class_uses_a_private_name_of_textual(kind):
     """The linter finds those of other objects; this, a name of one's own that Textual has too."""
     assert private_names(kind) & names_of_textual(kind) - {"_exit"} == set()  # os._exit
 
 
-def test_alt_enter_is_told_from_enter() -> None:
+def test_alt_enter_is_told_from_enter():
     know_alt_enter()
     keys = [event.key for event in XTermParser().feed("a\x1b\rb\r") if isinstance(event, Key)]
     assert keys == ["a", "alt+enter", "b", "enter"]
@@ -99,7 +99,7 @@ def test_alt_enter_is_told_from_enter() -> None:
     "text",
     ["", "plain", "a\x1b[31mred\x1b[0m z", "\x1b", "end \x1b[20", "\x1b[200~twice", "a\rb\x1bc"],
 )
-def test_what_is_pasted_comes_whole(text: str, size: int) -> None:
+def test_what_is_pasted_comes_whole(text, size):
     know_pastes()
     typed = f"x\x1b[200~{text}\x1b[201~y\x1b[200~more\x1b[201~"
     parser = XTermParser()
@@ -112,7 +112,7 @@ def test_what_is_pasted_comes_whole(text: str, size: int) -> None:
     assert told == ["x", text, "y", "more"]
 
 
-def test_a_long_text_without_marks_is_one_paste() -> None:
+def test_a_long_text_without_marks_is_one_paste():
     know_pastes()
     parser = XTermParser()
     events = [*parser.feed("a" * 100 + "\r")]

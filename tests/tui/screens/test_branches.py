@@ -3,9 +3,8 @@
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import OptionList
-from tui_driver import Driver, OpenApp, fill
+from tui_driver import Driver, fill
 
-from chatapp.dialogue.store import Store
 from chatapp.tui.screens.branches import BranchScreen, in_order
 
 
@@ -20,12 +19,12 @@ async def rows(driver: Driver) -> list[str]:
     return [str(option.prompt) for option in driver.app.screen.query_one(OptionList).options]
 
 
-def test_a_long_chat_is_no_deep_one(store: Store) -> None:
+def test_a_long_chat_is_no_deep_one(store):
     chat_id = fill(store, ["x"] * 3_000)
     assert {forks for _, forks in in_order(store.tree(chat_id))} == {0}
 
 
-async def test_ctrl_b_goes_to_any_branch(open_app: OpenApp, store: Store) -> None:
+async def test_ctrl_b_goes_to_any_branch(open_app, store):
     async with open_app(ScriptedModel(["First.", "Second [b].", "Third."])) as driver:
         await driver.press("ctrl+b")
         assert driver.app.screen is driver.chat  # there is no chat yet
@@ -54,9 +53,7 @@ async def test_ctrl_b_goes_to_any_branch(open_app: OpenApp, store: Store) -> Non
 
 
 @pytest.mark.parametrize("size", [(60, 20), (100, 30)])
-async def test_a_tree_taller_than_the_window_scrolls_inside_its_box(
-    open_app: OpenApp, store: Store, size: tuple[int, int]
-) -> None:
+async def test_a_tree_taller_than_the_window_scrolls_inside_its_box(open_app, store, size):
     chat_id = fill(store, [f"item{number}" for number in range(80)])
     async with open_app(chat_id=chat_id, size=size) as driver:
         await driver.press("ctrl+b")

@@ -2,17 +2,15 @@
 
 import re
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import Static
 from thinking_model import SPECIAL, thinking_model
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis, Comparison
 from chatapp.dialogue.variants import Variant
 from chatapp.engine.model import Sampling
@@ -67,12 +65,12 @@ async def left_behind(driver: Driver, *keys: str) -> None:
         ("model='x", "a quotation mark is not closed"),
     ],
 )
-def test_a_variant_that_cannot_be_is_refused_in_words(text: str, words: str) -> None:
+def test_a_variant_that_cannot_be_is_refused_in_words(text, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         BASE.changed(text)
 
 
-async def test_two_settings_of_one_model(open_app: OpenApp, store: Store) -> None:
+async def test_two_settings_of_one_model(open_app, store):
     model = ScriptedModel(["Zero.", "One.", FOREIGN, "Then."])
     async with open_app(model) as driver:
         await driver.say("Hello")
@@ -113,8 +111,8 @@ async def test_two_settings_of_one_model(open_app: OpenApp, store: Store) -> Non
     ],
 )
 async def test_the_choice_is_kept_and_the_chat_goes_on_with_it(
-    open_app: OpenApp, store: Store, key: str, choice: str, leaf: int, thumbs: list[int]
-) -> None:
+    open_app, store, key, choice, leaf, thumbs
+):
     async with open_app(ScriptedModel(["One.", "Two."])) as driver:
         await open_compare(driver, *"Tea?", "f4")
         await driver.press("enter")
@@ -127,7 +125,7 @@ async def test_the_choice_is_kept_and_the_chat_goes_on_with_it(
         assert any("k on the reply ranks" in each.message for each in driver.app._notifications)
 
 
-async def test_leaving_decides_nothing(open_app: OpenApp, store: Store) -> None:
+async def test_leaving_decides_nothing(open_app, store):
     async with open_app(ScriptedModel(["One.", "Two."])) as driver:
         await open_compare(driver, *"Tea?", "f4")
         await driver.press("escape")
@@ -162,9 +160,7 @@ def shown(driver: Driver) -> list[str]:
     return [side.body.text.strip() for side in sides(driver)]
 
 
-async def test_both_grow_at_once_and_one_goes_on_after_the_other(
-    open_app: OpenApp, store: Store
-) -> None:
+async def test_both_grow_at_once_and_one_goes_on_after_the_other(open_app, store):
     model = Pausing(["One two three four.", "Uno."], 4)
     async with open_app(model) as driver:
         await open_compare(driver, *"Tea?", "f4")
@@ -179,7 +175,7 @@ async def test_both_grow_at_once_and_one_goes_on_after_the_other(
         assert shown(driver) == ["One two three four.", "Uno."]
 
 
-async def test_esc_stops_both_and_keeps_what_there_is(open_app: OpenApp, store: Store) -> None:
+async def test_esc_stops_both_and_keeps_what_there_is(open_app, store):
     async with open_app(Pausing(["One two three.", "Uno dos tres."], 4)) as driver:
         await open_compare(driver, *"Tea?", "f4")
         await driver.press("enter")
@@ -192,7 +188,7 @@ async def test_esc_stops_both_and_keeps_what_there_is(open_app: OpenApp, store: 
         assert driver.texts == ["Tea?", "Uno dos"]
 
 
-async def test_two_comparisons_are_ready_to_choose(open_app: OpenApp) -> None:
+async def test_two_comparisons_are_ready_to_choose(open_app):
     async with open_app(ScriptedModel(["Hi."], name="bundled"), size=(60, 20)) as driver:
         await open_compare(driver, *"Tea?", "f4")
         assert [side.note for side in sides(driver)] == [HOW, HOW]
@@ -214,9 +210,7 @@ async def test_two_comparisons_are_ready_to_choose(open_app: OpenApp) -> None:
         assert not screen(driver).query_one("#ready").display
 
 
-async def test_another_model_on_the_right(
-    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_another_model_on_the_right(open_app, store, monkeypatch):
     other = ScriptedModel(["Other."], name="runs/other")
     loaded: list[tuple[str, str]] = []
 
@@ -253,9 +247,7 @@ async def test_another_model_on_the_right(
         assert driver.status.model == "scripted"
 
 
-async def test_what_cannot_be_asked_is_said_and_nothing_is_lost(
-    open_app: OpenApp, store: Store
-) -> None:
+async def test_what_cannot_be_asked_is_said_and_nothing_is_lost(open_app, store):
     async with open_app(ScriptedModel(["One."], context=20)) as driver:
         text = "word " * 40
         driver.prompt.text = text
@@ -279,7 +271,7 @@ async def test_what_cannot_be_asked_is_said_and_nothing_is_lost(
         assert driver.prompt.text == "Tea?"
 
 
-async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -> None:
+async def test_a_store_that_goes_away_is_told(open_app, store):
     async with open_app(ScriptedModel(["One."])) as driver:
         await open_compare(driver, *"Tea?", "f4")
         await driver.press("enter")
@@ -291,7 +283,7 @@ async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -
         await driver.until(lambda: driver.app.screen is driver.chat)
 
 
-async def test_not_while_there_is_no_model(open_app: OpenApp) -> None:
+async def test_not_while_there_is_no_model(open_app):
     wait = threading.Event()
 
     def slowly() -> ScriptedModel:
@@ -306,9 +298,7 @@ async def test_not_while_there_is_no_model(open_app: OpenApp) -> None:
         await driver.ready()
 
 
-async def test_both_are_put_into_the_prompt_file_of_the_chat(
-    open_app: OpenApp, store: Store, tmp_path: Path
-) -> None:
+async def test_both_are_put_into_the_prompt_file_of_the_chat(open_app, store, tmp_path):
     path = tmp_path / "feel.toml"
     path.write_text(
         'instruction = "How does it feel?"\ninput_prefix = "Thing: "\noutput_prefix = "Feels:"\n'
@@ -330,7 +320,7 @@ async def test_both_are_put_into_the_prompt_file_of_the_chat(
             assert prompt.endswith("Thing: silk\nFeels: soft\n\nThing: stone\nFeels:")
 
 
-async def test_only_the_keys_in_the_footer_decide(open_app: OpenApp, store: Store) -> None:
+async def test_only_the_keys_in_the_footer_decide(open_app, store):
     async with open_app(ScriptedModel(["One.", "Two."])) as driver:
         await open_compare(driver, *"Tea?", "f4")
         await driver.press("enter")
@@ -342,7 +332,7 @@ async def test_only_the_keys_in_the_footer_decide(open_app: OpenApp, store: Stor
         assert [each.choice for each in store.comparisons(1)] == ["left"]
 
 
-async def test_each_side_says_that_it_thinks(open_app: OpenApp, tmp_path: Path) -> None:
+async def test_each_side_says_that_it_thinks(open_app, tmp_path):
     thoughts = "<think>\nThey greet me.\n</think>\n\n"
     folder = tmp_path / "model"
     thinking_model(folder, [])

@@ -11,8 +11,7 @@ import pytest
 from fakes import ScriptedModel
 from scenes import SEA, WIDE
 from screen_scenes import compare, learn, list_models, open_branches, rank, read_source
-from stage import Stage
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.tui import screens
 from chatapp.tui.chat.help import HelpScreen
@@ -77,9 +76,7 @@ def every_screen() -> Iterator[type]:
 
 
 @pytest.mark.parametrize("kind", every_screen(), ids=lambda kind: kind.__name__)
-async def test_f1_explains_its_keys_and_esc_leads_back(
-    open_app: OpenApp, stage: Stage, kind: type[LeftOnce[object]]
-) -> None:
+async def test_f1_explains_its_keys_and_esc_leads_back(open_app, stage, kind):
     async with open_app(ScriptedModel([SEA, WIDE]), size=(100, 300)) as driver:
         await WAYS[kind.__name__](driver)
         await driver.until(lambda: isinstance(driver.app.screen, kind))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import ProgressBar
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.common.userfiles import Progress
 from chatapp.engine.errors import ModelError
@@ -73,9 +73,7 @@ async def choose(driver: Driver, name: str) -> ModelScreen:
 
 
 @pytest.mark.parametrize("size", [(60, 20), (100, 30)])
-async def test_a_model_is_brought_and_gone_on_with(
-    open_app: OpenApp, hub: Hub, loaded: list[str], size: tuple[int, int]
-) -> None:
+async def test_a_model_is_brought_and_gone_on_with(open_app, hub, loaded, size):
     async with open_app(size=size) as driver:
         screen = await choose(driver, "smollm2-360m")
         assert "723.7 MB, licence" in driver.screen_text
@@ -94,7 +92,7 @@ async def test_a_model_is_brought_and_gone_on_with(
         assert loaded == ["smollm2-360m"]
 
 
-async def test_it_is_stopped(open_app: OpenApp, hub: Hub, loaded: list[str]) -> None:
+async def test_it_is_stopped(open_app, hub, loaded):
     async with open_app() as driver:
         screen = await choose(driver, "gpt2-large")
         await driver.press("enter")
@@ -113,7 +111,7 @@ async def test_it_is_stopped(open_app: OpenApp, hub: Hub, loaded: list[str]) -> 
         assert (driver.status.model, loaded) == ("scripted", [])
 
 
-async def test_why_it_cannot_be_had(open_app: OpenApp, hub: Hub) -> None:
+async def test_why_it_cannot_be_had(open_app, hub):
     hub.problem = "gpt2: the disk is [b]full[/b]"
     async with open_app() as driver:
         await choose(driver, "gpt2")
@@ -125,7 +123,7 @@ async def test_why_it_cannot_be_had(open_app: OpenApp, hub: Hub) -> None:
         await driver.until(lambda: driver.status.model == "gpt2")
 
 
-async def test_another_one_is_asked_for_anew(open_app: OpenApp, hub: Hub) -> None:
+async def test_another_one_is_asked_for_anew(open_app, hub):
     async with open_app() as driver:
         await choose(driver, "gpt2")
         await driver.press("down", "enter")
@@ -133,7 +131,7 @@ async def test_another_one_is_asked_for_anew(open_app: OpenApp, hub: Hub) -> Non
         assert hub.asked == []
 
 
-async def test_leaving_the_program_stops_it(open_app: OpenApp, hub: Hub) -> None:
+async def test_leaving_the_program_stops_it(open_app, hub):
     async with open_app() as driver:
         await choose(driver, "gpt2")
         await driver.press("enter")

@@ -1,11 +1,10 @@
 """F1: what it lists, where it begins, and its search."""
 
 from textual.widgets import Static
-from tui_driver import OpenApp, fill
+from tui_driver import fill
 
 from chatapp.common.settings import KeyChoice, Settings
 from chatapp.dialogue.documents.sources import Source
-from chatapp.dialogue.store import Store
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.messages import ChatMessage
 from chatapp.tui.chat.screen import ChatScreen
@@ -16,7 +15,7 @@ from chatapp.tui.screens.texts import SourceScreen
 from chatapp.tui.widgets.prompt import Prompt
 
 
-async def test_f1_lists_every_key(open_app: OpenApp) -> None:
+async def test_f1_lists_every_key(open_app):
     async with open_app(size=(100, 600)) as driver:
         await driver.press("f1")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
@@ -32,7 +31,7 @@ async def test_f1_lists_every_key(open_app: OpenApp) -> None:
         assert driver.app.screen is driver.chat
 
 
-async def test_f1_begins_with_where_one_is(open_app: OpenApp, store: Store) -> None:
+async def test_f1_begins_with_where_one_is(open_app, store):
     chat_id = fill(store, ["Hello", "Good day."])
     async with open_app(chat_id=chat_id) as driver:
         for keys, title in (
@@ -50,7 +49,7 @@ async def test_f1_begins_with_where_one_is(open_app: OpenApp, store: Store) -> N
             await driver.press("escape")
 
 
-async def test_f1_searches_keys_and_commands(open_app: OpenApp) -> None:
+async def test_f1_searches_keys_and_commands(open_app):
     async with open_app() as driver:
         await driver.press("f1", *"markd")
         await driver.until(lambda: "Regenerate" not in driver.screen_text)
@@ -63,9 +62,7 @@ async def test_f1_searches_keys_and_commands(open_app: OpenApp) -> None:
         assert "Rename" in driver.screen_text
 
 
-async def test_an_action_is_found_by_its_label_and_by_what_others_call_it(
-    open_app: OpenApp, store: Store
-) -> None:
+async def test_an_action_is_found_by_its_label_and_by_what_others_call_it(open_app, store):
     chat_id = fill(store, ["Hello", "Good day."])
     async with open_app(chat_id=chat_id) as driver:
         await driver.press("f1")
@@ -80,7 +77,7 @@ async def test_an_action_is_found_by_its_label_and_by_what_others_call_it(
         await driver.until(lambda: "Another reply to the same message" in driver.screen_text)
 
 
-async def test_a_rebound_help_key_is_heard_over_the_chat(open_app: OpenApp) -> None:
+async def test_a_rebound_help_key_is_heard_over_the_chat(open_app):
     settings = Settings(keys=(KeyChoice("help", "f9", "settings.toml"),))
     source = Source(file="tides.md", place="Tides", text="The sea.", score=1.0, number=1)
     async with open_app(settings=settings) as driver:

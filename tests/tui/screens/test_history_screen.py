@@ -1,8 +1,7 @@
 """The list of chats: searched, opened, and what its keys do with a chat."""
 
-from tui_driver import Driver, OpenApp, fill
+from tui_driver import Driver, fill
 
-from chatapp.dialogue.store import Store
 from chatapp.tui.screens.history import ChatList
 from chatapp.tui.widgets.dialog import Field
 
@@ -18,7 +17,7 @@ async def listed(driver: Driver) -> list[str]:
     return [str(option.prompt).split("\n")[0] for option in chats.options]
 
 
-async def test_ctrl_o_filters_by_title_and_text(open_app: OpenApp, store: Store) -> None:
+async def test_ctrl_o_filters_by_title_and_text(open_app, store):
     fill(store, ["Dogs", "They bark at walruses."])
     cats = fill(store, ["Cats", "They sleep."])
     async with open_app() as driver:
@@ -40,7 +39,7 @@ async def test_ctrl_o_filters_by_title_and_text(open_app: OpenApp, store: Store)
         assert len(store.path(cats)) == 4
 
 
-async def test_ctrl_o_deletes_and_u_brings_back(open_app: OpenApp, store: Store) -> None:
+async def test_ctrl_o_deletes_and_u_brings_back(open_app, store):
     for name in ("Dogs", "Cats", "Ants"):
         fill(store, [name, "They are."])
     async with open_app() as driver:
@@ -62,9 +61,7 @@ async def test_ctrl_o_deletes_and_u_brings_back(open_app: OpenApp, store: Store)
         assert isinstance(driver.app.focused, Field)
 
 
-async def test_deleting_the_chat_on_the_screen_starts_a_new_one(
-    open_app: OpenApp, store: Store
-) -> None:
+async def test_deleting_the_chat_on_the_screen_starts_a_new_one(open_app, store):
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+o")
@@ -77,7 +74,7 @@ async def test_deleting_the_chat_on_the_screen_starts_a_new_one(
         assert [chat.title for chat in store.chats()] == ["Again"]
 
 
-async def test_ctrl_o_renames(open_app: OpenApp, store: Store) -> None:
+async def test_ctrl_o_renames(open_app, store):
     fill(store, ["Dogs", "They bark."])
     chat_id = fill(store, ["Cats", "They sleep."])
     async with open_app(chat_id=chat_id) as driver:
@@ -96,7 +93,7 @@ async def test_ctrl_o_renames(open_app: OpenApp, store: Store) -> None:
     assert [chat.title for chat in store.chats()] == ["Cats and [b]", "Dogs"]
 
 
-async def test_ctrl_o_archives_and_finds_what_is_archived(open_app: OpenApp, store: Store) -> None:
+async def test_ctrl_o_archives_and_finds_what_is_archived(open_app, store):
     fill(store, ["Dogs", "They bark."])
     fill(store, ["Cats", "They sleep."])
     async with open_app() as driver:
@@ -114,7 +111,7 @@ async def test_ctrl_o_archives_and_finds_what_is_archived(open_app: OpenApp, sto
         assert await listed(driver) == ["Cats", "Dogs"]
 
 
-async def test_a_found_chat_opens_at_what_was_found(open_app: OpenApp, store: Store) -> None:
+async def test_a_found_chat_opens_at_what_was_found(open_app, store):
     chat_id = fill(store, ["Start", *(f"item{number}x" for number in range(1, 200))])
     other = store.add_message(chat_id, 1, "assistant", "An albatross.")
     store.set_leaf(chat_id, 200)

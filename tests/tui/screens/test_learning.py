@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from fakes import ScriptedModel
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.engine.models import loading
 from chatapp.tui.chat import model_actions
@@ -45,14 +45,12 @@ async def learn(driver: Driver) -> LearnScreen:
     return screen
 
 
-def test_the_command_is_that_of_a_terminal() -> None:
+def test_the_command_is_that_of_a_terminal():
     made = learning.command("./my-run")
     assert made[1:] == ["-m", "finetune", "feedback", "--model", "./my-run"]
 
 
-async def test_the_new_model_is_gone_on_with(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_new_model_is_gone_on_with(open_app, monkeypatch):
     use(monkeypatch, LEARNS)
     asked = []
 
@@ -71,9 +69,7 @@ async def test_the_new_model_is_gone_on_with(
         assert asked == ["runs/feedback-1"]
 
 
-async def test_what_is_missing_is_told_and_the_chat_goes_on(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_missing_is_told_and_the_chat_goes_on(open_app, monkeypatch):
     use(monkeypatch, REFUSES)
     async with open_app(ScriptedModel(["Old."], name="old")) as driver:
         await learn(driver)
@@ -86,9 +82,7 @@ async def test_what_is_missing_is_told_and_the_chat_goes_on(
         assert driver.chat.widgets.status.model == "old"
 
 
-async def test_escape_stops_it_as_ctrl_c_would(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_escape_stops_it_as_ctrl_c_would(open_app, monkeypatch):
     use(monkeypatch, WAITS)
     async with open_app() as driver:
         await learn(driver)
@@ -100,9 +94,7 @@ async def test_escape_stops_it_as_ctrl_c_would(
         assert driver.app.screen is driver.chat
 
 
-async def test_it_does_not_outlive_its_screen(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_does_not_outlive_its_screen(open_app, monkeypatch):
     use(monkeypatch, WAITS)
     async with open_app() as driver:
         screen = await learn(driver)

@@ -1,16 +1,14 @@
 """The picker of personas and prompt files: what it lists, shows and sets, and what it refuses."""
 
 import threading
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 from glass import GlassModel
 from library_driver import choose, picker, rows, type_in
 from textual.widgets import OptionList, Static
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import Sampling
 from chatapp.tui.chat.parts import ChatWidgets
@@ -40,7 +38,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # What it lists and shows
 
 
-async def test_typing_filters_and_the_preview_follows(open_app: OpenApp, own: Path) -> None:
+async def test_typing_filters_and_the_preview_follows(open_app, own):
     async with open_app() as driver:
         await picker(driver)
         assert rows(driver)[0] == "● none  no persona and no prompt file"
@@ -68,9 +66,7 @@ async def test_typing_filters_and_the_preview_follows(open_app: OpenApp, own: Pa
         assert driver.chat.conversation.chat.basis == Basis()
 
 
-async def test_a_disk_that_does_not_answer_does_not_hold_the_picker(
-    open_app: OpenApp, own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_that_does_not_answer_does_not_hold_the_picker(open_app, own, monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(
         "chatapp.tui.screens.library._is_file", lambda path: answers.wait(60) and path == "/x/y"
@@ -84,7 +80,7 @@ async def test_a_disk_that_does_not_answer_does_not_hold_the_picker(
         await driver.until(lambda: [row.strip() for row in rows(driver)] == ["/x/y"])
 
 
-async def test_keys_move_through_the_list_and_the_preview(open_app: OpenApp, own: Path) -> None:
+async def test_keys_move_through_the_list_and_the_preview(open_app, own):
     async with open_app(size=(60, 20)) as driver:
         screen = await picker(driver)
         options = screen.query_one(OptionList)
@@ -104,7 +100,7 @@ async def test_keys_move_through_the_list_and_the_preview(open_app: OpenApp, own
         assert scroll.scroll_y == 0
 
 
-async def test_the_preview_is_for_the_text_on_the_way(open_app: OpenApp, own: Path) -> None:
+async def test_the_preview_is_for_the_text_on_the_way(open_app, own):
     async with open_app() as driver:
         driver.prompt.text = "blue ice"
         await picker(driver)
@@ -120,9 +116,7 @@ async def test_the_preview_is_for_the_text_on_the_way(open_app: OpenApp, own: Pa
 # What is chosen
 
 
-async def test_a_prompt_file_is_chosen_kept_and_taken_off(
-    open_app: OpenApp, store: Store, own: Path, said: list[str]
-) -> None:
+async def test_a_prompt_file_is_chosen_kept_and_taken_off(open_app, store, own, said):
     model = GlassModel([" nice"])
     async with open_app(model) as driver:
         await driver.say("Hello")
@@ -164,9 +158,7 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(
         assert model.samplings[-1].max_tokens == Sampling().max_tokens
 
 
-async def test_one_can_choose_before_the_model_is_there(
-    open_app: OpenApp, store: Store, own: Path
-) -> None:
+async def test_one_can_choose_before_the_model_is_there(open_app, store, own):
     there, model = threading.Event(), ScriptedModel(["Nice."])
 
     def load() -> ScriptedModel:
@@ -189,7 +181,7 @@ async def test_one_can_choose_before_the_model_is_there(
         assert store.chat(1).prompt == "feel"
 
 
-async def test_nothing_is_chosen_while_a_reply_is_written(open_app: OpenApp, own: Path) -> None:
+async def test_nothing_is_chosen_while_a_reply_is_written(open_app, own):
     model = ScriptedModel(["One two three."])
     model.gate = threading.Event()
     async with open_app(model) as driver:
@@ -208,7 +200,7 @@ async def test_nothing_is_chosen_while_a_reply_is_written(open_app: OpenApp, own
 # By command
 
 
-async def test_the_command_completes_and_chooses(open_app: OpenApp, own: Path) -> None:
+async def test_the_command_completes_and_chooses(open_app, own):
     async with open_app() as driver:
         await driver.press(*"/prompt fee")
         await driver.press("tab")
@@ -230,9 +222,7 @@ async def test_the_command_completes_and_chooses(open_app: OpenApp, own: Path) -
         ("x.gif", "expected a prompt file ending in .toml, .txt, .jsonl or .csv"),
     ],
 )
-async def test_what_cannot_be_chosen_comes_back(
-    open_app: OpenApp, own: Path, name: str, words: str
-) -> None:
+async def test_what_cannot_be_chosen_comes_back(open_app, own, name, words):
     async with open_app() as driver:
         driver.prompt.text = f"/prompt {name}"
         await driver.press("enter")

@@ -8,9 +8,8 @@ import pytest
 from completions_server import CompletionsServer, closed_port, said
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
-from chatapp.dialogue.store import Store
 from chatapp.engine.models import loading, resolving
 from chatapp.tui.screens.models import ModelScreen
 from chatapp.tui.widgets.dialog import Field
@@ -50,7 +49,7 @@ async def open_list(driver: Driver) -> ModelScreen:
 
 
 @pytest.mark.usefixtures("machine")
-async def test_what_there_is(open_app: OpenApp, server: CompletionsServer) -> None:
+async def test_what_there_is(open_app, server):
     async with open_app() as driver:
         await open_list(driver)
         text = driver.screen_text
@@ -74,9 +73,7 @@ async def test_what_there_is(open_app: OpenApp, server: CompletionsServer) -> No
 
 
 @pytest.mark.usefixtures("machine")
-async def test_a_chat_goes_on_with_a_model_from_the_list(
-    open_app: OpenApp, store: Store, server: CompletionsServer
-) -> None:
+async def test_a_chat_goes_on_with_a_model_from_the_list(open_app, store, server):
     server.stream = said(" I", " do.")
     async with open_app(ScriptedModel(["Hello."])) as driver:
         await driver.say("Hi")
@@ -96,9 +93,7 @@ async def test_a_chat_goes_on_with_a_model_from_the_list(
         assert screen._rows[screen._list.highlighted or 0].name == "up#tiny"
 
 
-async def test_what_is_typed_can_be_loaded(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_typed_can_be_loaded(open_app, monkeypatch):
     names = []
 
     def load_model(name: str, **options: object) -> ScriptedModel:
@@ -120,15 +115,13 @@ async def test_what_is_typed_can_be_loaded(
         assert names == ["org/[b]new[/b]"]
 
 
-async def test_names_of_servers_are_completed(
-    open_app: OpenApp, server: CompletionsServer, machine: None
-) -> None:
+async def test_names_of_servers_are_completed(open_app, server, machine):
     async with open_app() as driver:
         await driver.press(*"/model up")
         await driver.until(lambda: "/model up#tiny" in driver.screen_text)
 
 
-async def test_a_running_reply_is_not_disturbed(open_app: OpenApp) -> None:
+async def test_a_running_reply_is_not_disturbed(open_app):
     model = ScriptedModel(["One."])
     model.gate = threading.Event()
     async with open_app(model) as driver:

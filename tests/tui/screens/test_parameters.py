@@ -1,13 +1,12 @@
 """F2: presets by name, template and precision of the running chat."""
 
 import threading
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 from textual.events import Key
 from textual.widgets import Static
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.common.paths import presets_path
 from chatapp.common.presets import read_presets, save_preset
@@ -34,9 +33,7 @@ async def open_parameters(driver: Driver, **values: str) -> None:
         field(driver, name).value = value
 
 
-async def test_keys_typed_fast_go_to_the_field_that_has_the_focus_by_then(
-    open_app: OpenApp,
-) -> None:
+async def test_keys_typed_fast_go_to_the_field_that_has_the_focus_by_then(open_app):
     async with open_app() as driver:
         await open_parameters(driver)
         names = [field.id for field in driver.app.screen.query(Field)]
@@ -48,7 +45,7 @@ async def test_keys_typed_fast_go_to_the_field_that_has_the_focus_by_then(
         assert field(driver, names[0]).value.startswith("7")
 
 
-async def test_presets_are_kept_loaded_and_removed(open_app: OpenApp) -> None:
+async def test_presets_are_kept_loaded_and_removed(open_app):
     async with open_app() as driver:
         await open_parameters(driver, temperature="0.25", seed="5", preset=FOREIGN)
         await driver.press("ctrl+s")
@@ -69,7 +66,7 @@ async def test_presets_are_kept_loaded_and_removed(open_app: OpenApp) -> None:
         assert "there is no preset '[b]x[/b]'; there are none yet" in problem(driver)
 
 
-async def test_names_are_completed_with_the_right_arrow(open_app: OpenApp) -> None:
+async def test_names_are_completed_with_the_right_arrow(open_app):
     save_preset(presets_path(), "exact", Sampling(temperature=0.0))
     async with open_app() as driver:
         await open_parameters(driver, template="", precision="")
@@ -87,7 +84,7 @@ async def test_names_are_completed_with_the_right_arrow(open_app: OpenApp) -> No
             assert field(driver, name).value == whole
 
 
-async def test_a_value_that_cannot_be_is_not_kept(open_app: OpenApp) -> None:
+async def test_a_value_that_cannot_be_is_not_kept(open_app):
     async with open_app() as driver:
         await open_parameters(driver, temperature="hot", preset="a")
         await driver.press("ctrl+s")
@@ -100,9 +97,7 @@ async def test_a_value_that_cannot_be_is_not_kept(open_app: OpenApp) -> None:
         assert not presets_path().exists()
 
 
-async def test_another_template_and_precision(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_another_template_and_precision(open_app, monkeypatch):
     loaded: list[str] = []
 
     def load_model(name: str, *, precision: str, device: str, **options: object) -> ScriptedModel:
@@ -138,9 +133,7 @@ async def test_another_template_and_precision(
         ({"template": "odd", "temperature": "0"}, "there is no template 'odd'"),
     ],
 )
-async def test_what_cannot_be_used_is_said_and_nothing_is_used(
-    open_app: OpenApp, values: dict[str, str], words: str
-) -> None:
+async def test_what_cannot_be_used_is_said_and_nothing_is_used(open_app, values, words):
     async with open_app() as driver:
         await open_parameters(driver, **values)
         await driver.press("enter")
@@ -149,7 +142,7 @@ async def test_what_cannot_be_used_is_said_and_nothing_is_used(
         assert driver.status.template == "plain"
 
 
-async def test_a_reply_being_written_keeps_its_template(open_app: OpenApp, tmp_path: Path) -> None:
+async def test_a_reply_being_written_keeps_its_template(open_app, tmp_path):
     model = ScriptedModel(["One two."])
     model.gate = threading.Event()
     async with open_app(model) as driver:

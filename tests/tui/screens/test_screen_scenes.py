@@ -3,10 +3,8 @@
 import pytest
 from scenes import check_small_and_wide
 from screen_scenes import SCREEN_SCENES
-from stage import Stage
-from tui_driver import OpenApp
 
 
 @pytest.mark.parametrize("name", SCREEN_SCENES)
-async def test_what_it_shows(open_app: OpenApp, stage: Stage, name: str) -> None:
+async def test_what_it_shows(open_app, stage, name):
     await check_small_and_wide(open_app, stage, SCREEN_SCENES[name])

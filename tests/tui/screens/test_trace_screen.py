@@ -7,7 +7,7 @@ import pytest
 from fakes import ScriptedModel
 from textual.content import Content
 from textual.widgets import Static
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 from chatapp.tui.chat import messages
 from chatapp.tui.screens.teaching import TraceScreen, trace_command
@@ -32,14 +32,12 @@ async def press_i(driver: Driver) -> None:
     await driver.press("ctrl+up", "i")
 
 
-def test_a_reply_that_begins_with_a_dash_is_no_option() -> None:
+def test_a_reply_that_begins_with_a_dash_is_no_option():
     made = trace_command(Path("runs/a"), "--verbatim")
     assert made[1:] == ["-m", "finetune", "trace", "runs/a", "--reply=--verbatim", "--json"]
 
 
-async def test_copies_are_underlined_and_located(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch, run: Path
-) -> None:
+async def test_copies_are_underlined_and_located(open_app, monkeypatch, run):
     def command(*arguments: object) -> list[str]:
         return [sys.executable, "-c", TRACES, *map(str, arguments)]
 
@@ -57,7 +55,7 @@ async def test_copies_are_underlined_and_located(
         assert driver.app.screen is driver.chat
 
 
-async def test_a_model_that_is_no_run_is_named(open_app: OpenApp, run: Path) -> None:
+async def test_a_model_that_is_no_run_is_named(open_app, run):
     async with open_app(ScriptedModel(["here"], name=str(run))) as driver:
         await press_i(driver)
         await driver.until(lambda: "Esc closes" in driver.screen_text)

@@ -28,7 +28,7 @@ def rows(body: TextBody, width: int) -> list[str]:
 
 @settings(max_examples=150, deadline=None)
 @given(PIECES, st.integers(2, 40))
-def test_a_stream_is_wrapped_like_the_whole(pieces: list[str], width: int) -> None:
+def test_a_stream_is_wrapped_like_the_whole(pieces, width):
     whole = TextBody("".join(pieces))
     stream = TextBody()
     rows(stream, width)
@@ -39,9 +39,7 @@ def test_a_stream_is_wrapped_like_the_whole(pieces: list[str], width: int) -> No
 
 @settings(max_examples=150, deadline=None)
 @given(PIECES, st.integers(2, 40))
-def test_rows_hold_the_whole_text_and_nothing_a_terminal_obeys(
-    pieces: list[str], width: int
-) -> None:
+def test_rows_hold_the_whole_text_and_nothing_a_terminal_obeys(pieces, width):
     text = "".join(pieces)
     body = TextBody(text)
     shown = rows(body, width)
@@ -53,7 +51,7 @@ def test_rows_hold_the_whole_text_and_nothing_a_terminal_obeys(
         assert body._lines[row.line][row.start :].startswith(row.text)
 
 
-def test_rows_break_between_words() -> None:
+def test_rows_break_between_words():
     assert rows(TextBody("The sea is wide.\n\n  It is deep."), 10) == [
         "The sea is",
         "wide.",
@@ -63,20 +61,20 @@ def test_rows_break_between_words() -> None:
     ]
 
 
-def test_another_width_wraps_anew() -> None:
+def test_another_width_wraps_anew():
     body = TextBody("one two three four")
     assert rows(body, 9) == ["one two", "three", "four"]
     assert rows(body, 40) == ["one two three four"]
 
 
-def test_another_text_takes_its_place() -> None:
+def test_another_text_takes_its_place():
     body = TextBody("one two")
     rows(body, 10)
     body.replace("three")
     assert rows(body, 10) == ["three"]
 
 
-def test_a_selection_gives_the_text_and_not_the_rows() -> None:
+def test_a_selection_gives_the_text_and_not_the_rows():
     body = TextBody("one two three four\nfive")
     rows(body, 9)
     assert body.get_selection(Selection(Offset(4, 0), Offset(2, 1))) == ("two three four\nfi", "\n")

@@ -18,26 +18,24 @@ def marked(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
         ("日本 🐚 x y", "日本 🐌 x y", ["🐚"], ["🐌"]),
     ],
 )
-def test_whole_words_are_marked(
-    left: str, right: str, only_left: list[str], only_right: list[str]
-) -> None:
+def test_whole_words_are_marked(left, right, only_left, only_right):
     found = difference(left, right)
     assert marked(left, found.left) == only_left
     assert marked(right, found.right) == only_right
     assert found.words.startswith("Differences are marked: ")
 
 
-def test_words_are_counted() -> None:
+def test_words_are_counted():
     assert difference("a b c", "a x y c").words == (
         "Differences are marked: 1 of 3 words at the left, 2 of 4 words at the right."
     )
 
 
 @pytest.mark.parametrize("text", ["", "The same  text."])
-def test_the_same_is_called_so(text: str) -> None:
+def test_the_same_is_called_so(text):
     assert difference(text, text.replace("  ", " ")) == ((), (), "Both replies are the same.")
 
 
-def test_what_has_little_in_common_is_not_marked() -> None:
+def test_what_has_little_in_common_is_not_marked():
     found = difference("The sea is wide.", "I like tea")
     assert found == ((), (), "The two replies have little in common.")

@@ -1,10 +1,9 @@
 """A hit of the search is shown where it stands, however long what follows it is."""
 
 from fakes import ScriptedModel
-from tui_driver import OpenApp
 
 
-async def test_a_hit_stays_in_sight_above_a_long_reply(open_app: OpenApp) -> None:
+async def test_a_hit_stays_in_sight_above_a_long_reply(open_app):
     long = "\n".join(f"line {number}" for number in range(300))
     async with open_app(ScriptedModel(["Hello.", long])) as driver:
         await driver.say("Tell me a story")

@@ -9,7 +9,7 @@ from types import FrameType
 
 from fakes import ScriptedModel
 from textual.events import Paste
-from tui_driver import Driver, OpenApp
+from tui_driver import Driver
 
 LINES = 10_000
 
@@ -48,7 +48,7 @@ async def empty(driver: Driver) -> None:
     driver.chat.controls.finish_draft(10)
 
 
-async def test_the_keys_after_it_cost_what_they_cost_without_it(open_app: OpenApp) -> None:
+async def test_the_keys_after_it_cost_what_they_cost_without_it(open_app):
     costs: dict[int, list[int]] = {}
     for lines in (100, LINES):
         async with open_app() as driver:
@@ -63,7 +63,7 @@ async def test_the_keys_after_it_cost_what_they_cost_without_it(open_app: OpenAp
         assert large < 1.2 * small, costs
 
 
-async def test_each_line_costs_the_same(open_app: OpenApp) -> None:
+async def test_each_line_costs_the_same(open_app):
     costs = []
     for lines in (1_000, LINES):
         async with open_app() as driver:
@@ -74,7 +74,7 @@ async def test_each_line_costs_the_same(open_app: OpenApp) -> None:
     assert costs[1] < 150 * LINES, costs
 
 
-async def test_it_is_sent_and_shown_whole(open_app: OpenApp) -> None:
+async def test_it_is_sent_and_shown_whole(open_app):
     model = ScriptedModel(["Read."], context=200_000)
     async with open_app(model) as driver:
         await paste(driver, LINES)

@@ -8,10 +8,9 @@ from fakes import ScriptedModel
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from textual.widgets import Static
-from tui_driver import Driver, OpenApp, fill
+from tui_driver import Driver, fill
 
 from chatapp.common.settings import Settings
-from chatapp.dialogue.store import Store
 from chatapp.tui.widgets.markdown import RenderedBody
 from chatapp.tui.widgets.message_parts import TextBody
 
@@ -44,7 +43,7 @@ async def order(driver: Driver, text: str) -> None:
     await driver.press("enter")
 
 
-async def test_the_lines_of_a_poem_stay_lines(open_app: OpenApp) -> None:
+async def test_the_lines_of_a_poem_stay_lines(open_app):
     poem = "Roses are red,\nviolets are *blue*\n\n- one\n  and more\n\nnotes.md"
     async with open_app(ScriptedModel([poem]), markdown="on") as driver:
         await driver.say("Hello")
@@ -55,7 +54,7 @@ async def test_the_lines_of_a_poem_stay_lines(open_app: OpenApp) -> None:
         ]  # fmt: skip
 
 
-async def test_it_is_opt_in_and_remembered(open_app: OpenApp, store: Store) -> None:
+async def test_it_is_opt_in_and_remembered(open_app, store):
     async with open_app(ScriptedModel([REPLY])) as driver:
         await driver.say("Hello")
         assert "**wide**" in driver.screen_text
@@ -79,9 +78,7 @@ async def test_it_is_opt_in_and_remembered(open_app: OpenApp, store: Store) -> N
         assert driver.app.clipboard == REPLY.strip()
 
 
-async def test_it_is_the_default_and_a_setting_turns_it_off(
-    open_app: OpenApp, store: Store
-) -> None:
+async def test_it_is_the_default_and_a_setting_turns_it_off(open_app, store):
     assert Settings().markdown == "on"
     async with open_app(ScriptedModel([REPLY, REPLY]), markdown="on") as driver:
         await driver.say("Hello")
@@ -93,9 +90,7 @@ async def test_it_is_the_default_and_a_setting_turns_it_off(
     assert [store.chat(id).markdown for id in (1, 2)] == [False, True]
 
 
-async def test_a_reply_is_laid_out_while_it_is_written(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reply_is_laid_out_while_it_is_written(open_app, monkeypatch):
     parsed: list[str] = []
     parse = MarkdownIt.parse
 
@@ -131,7 +126,7 @@ async def test_a_reply_is_laid_out_while_it_is_written(
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-async def test_foreign_text_is_only_text(open_app: OpenApp, store: Store, text: str) -> None:
+async def test_foreign_text_is_only_text(open_app, store, text):
     chat_id = fill(store, ["Hello", text])
     store.set_markdown(chat_id, True)
     opened: list[str] = []
@@ -148,7 +143,7 @@ async def test_foreign_text_is_only_text(open_app: OpenApp, store: Store, text: 
         assert driver.app.is_running
 
 
-async def test_no_html_and_no_entity_is_lost(open_app: OpenApp, store: Store) -> None:
+async def test_no_html_and_no_entity_is_lost(open_app, store):
     chat_id = fill(store, ["Hello", HOSTILE[0], "Hello", HOSTILE[1]])
     store.set_markdown(chat_id, True)
     async with open_app(chat_id=chat_id, size=(80, 40)) as driver:
@@ -157,9 +152,7 @@ async def test_no_html_and_no_entity_is_lost(open_app: OpenApp, store: Store) ->
             assert words in driver.screen_text
 
 
-async def test_a_message_of_the_user_stays_as_it_is_written(
-    open_app: OpenApp, store: Store
-) -> None:
+async def test_a_message_of_the_user_stays_as_it_is_written(open_app, store):
     chat_id = fill(store, ["*Hello*", "*Hi*"])
     store.set_markdown(chat_id, True)
     async with open_app(chat_id=chat_id) as driver:
@@ -170,7 +163,7 @@ async def test_a_message_of_the_user_stays_as_it_is_written(
         assert driver.transcript.views[1].query(Static)
 
 
-async def test_it_grows_as_if_laid_out_at_once(open_app: OpenApp, store: Store) -> None:
+async def test_it_grows_as_if_laid_out_at_once(open_app, store):
     whole = (
         REPLY + "1. a\n2. b\n\n   more\n\n| x | y |\n|---|---|\n| 1 | 2 |\n\n[n]: http://x\n\nend"
     )

@@ -21,7 +21,7 @@ class Lists(App[None]):
 
 
 @pytest.mark.parametrize(("height", "last"), [(0, 0), (3, 2)])
-async def test_a_page_down_turns_only_what_is_seen(height: int, last: int) -> None:
+async def test_a_page_down_turns_only_what_is_seen(height, last):
     app = Lists(height)
     async with app.run_test() as pilot:
         options = app.query_one(Options)
@@ -45,7 +45,7 @@ class Marked(App[None]):
         yield options
 
 
-async def test_a_long_line_goes_on_below_its_text() -> None:
+async def test_a_long_line_goes_on_below_its_text():
     app = Marked()
     async with app.run_test() as pilot:
         await pilot.pause()

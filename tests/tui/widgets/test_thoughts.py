@@ -1,17 +1,12 @@
 """What was thought before a reply: folded, opened with Enter, and switched off."""
 
-from pathlib import Path
-
 from fakes import ScriptedModel
 from thinking_model import thinking_model
-from tui_driver import OpenApp
-
-from chatapp.dialogue.store import Store
 
 REPLY = "<think>\nThey [b]greet[/b] me.\n</think>\n\nHello!"
 
 
-async def test_thoughts_are_folded_and_open_with_enter(open_app: OpenApp, tmp_path: Path) -> None:
+async def test_thoughts_are_folded_and_open_with_enter(open_app, tmp_path):
     async with open_app(thinking_model(tmp_path / "model", [REPLY])) as driver:
         await driver.say("Hi")
         assert driver.texts == ["Hi", "Hello!"]
@@ -24,9 +19,7 @@ async def test_thoughts_are_folded_and_open_with_enter(open_app: OpenApp, tmp_pa
         assert "greet" not in driver.screen_text
 
 
-async def test_a_chat_that_is_opened_again_has_its_thoughts(
-    open_app: OpenApp, store: Store, tmp_path: Path
-) -> None:
+async def test_a_chat_that_is_opened_again_has_its_thoughts(open_app, store, tmp_path):
     model = thinking_model(tmp_path / "model", [REPLY])
     async with open_app(model) as driver:
         await driver.say("Hi")
@@ -35,7 +28,7 @@ async def test_a_chat_that_is_opened_again_has_its_thoughts(
         await driver.until(lambda: "thought for 7 tokens" in driver.screen_text)
 
 
-async def test_thinking_is_switched_off_and_on(open_app: OpenApp, tmp_path: Path) -> None:
+async def test_thinking_is_switched_off_and_on(open_app, tmp_path):
     model = thinking_model(tmp_path / "model", ["Hello!"])
     async with open_app(model) as driver:
         for argument in ("off", "on", "of"):
@@ -48,7 +41,7 @@ async def test_thinking_is_switched_off_and_on(open_app: OpenApp, tmp_path: Path
         assert closed == [True, False]
 
 
-async def test_a_model_without_a_switch_says_so(open_app: OpenApp) -> None:
+async def test_a_model_without_a_switch_says_so(open_app):
     async with open_app(ScriptedModel([" Yes."])) as driver:
         driver.prompt.text = "/think off"
         await driver.press("enter")

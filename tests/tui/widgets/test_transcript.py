@@ -2,7 +2,7 @@
 
 import pytest
 from fakes import ScriptedModel
-from tui_driver import Driver, OpenApp, fill
+from tui_driver import Driver, fill
 
 from chatapp.dialogue.store import Store
 from chatapp.tui.widgets import transcript
@@ -30,16 +30,14 @@ def mounted(driver: Driver) -> list[int]:
     return [int(text[1 : text.index(">")]) for text in driver.texts]
 
 
-async def test_only_the_last_messages_are_mounted(open_app: OpenApp, long_chat: int) -> None:
+async def test_only_the_last_messages_are_mounted(open_app, long_chat):
     async with open_app(chat_id=long_chat) as driver:
         assert mounted(driver) == list(range(LENGTH - AT_FIRST, LENGTH))
         assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
         assert f"<{LENGTH - 1}>" in driver.screen_text
 
 
-async def test_scrolling_up_and_down_reaches_every_message_once(
-    open_app: OpenApp, long_chat: int
-) -> None:
+async def test_scrolling_up_and_down_reaches_every_message_once(open_app, long_chat):
     async with open_app(chat_id=long_chat) as driver:
         for rounds, key, end in ((600, "pageup", 0), (600, "pagedown", LENGTH - 1)):
             for _ in range(rounds):
@@ -53,9 +51,7 @@ async def test_scrolling_up_and_down_reaches_every_message_once(
         assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
 
 
-async def test_nothing_moves_when_earlier_messages_are_mounted(
-    open_app: OpenApp, long_chat: int
-) -> None:
+async def test_nothing_moves_when_earlier_messages_are_mounted(open_app, long_chat):
     async with open_app(chat_id=long_chat) as driver:
         transcript = driver.transcript
         before = mounted(driver)[0]
@@ -66,7 +62,7 @@ async def test_nothing_moves_when_earlier_messages_are_mounted(
         assert transcript.scroll_y > 0
 
 
-async def test_a_new_turn_goes_back_to_the_end(open_app: OpenApp, long_chat: int) -> None:
+async def test_a_new_turn_goes_back_to_the_end(open_app, long_chat):
     model = ScriptedModel([f"<{LENGTH + 1}> The newest."], context=100_000)
     async with open_app(model, chat_id=long_chat) as driver:
         while LENGTH - 1 in mounted(driver):
@@ -77,7 +73,7 @@ async def test_a_new_turn_goes_back_to_the_end(open_app: OpenApp, long_chat: int
         assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
 
 
-async def test_many_turns_keep_the_number_of_widgets_flat(open_app: OpenApp) -> None:
+async def test_many_turns_keep_the_number_of_widgets_flat(open_app):
     turns = AT_MOST // 2 + 5
     async with open_app(ScriptedModel(lambda prompt: "Yes."), size=(60, 20)) as driver:
         for number in range(turns):
@@ -87,7 +83,7 @@ async def test_many_turns_keep_the_number_of_widgets_flat(open_app: OpenApp) -> 
         assert driver.texts[-1] == "Yes."
 
 
-async def test_focus_walks_beyond_what_is_mounted(open_app: OpenApp, long_chat: int) -> None:
+async def test_focus_walks_beyond_what_is_mounted(open_app, long_chat):
     async with open_app(chat_id=long_chat) as driver:
         await driver.press("ctrl+up")
         for _ in range(BEYOND):
@@ -98,7 +94,7 @@ async def test_focus_walks_beyond_what_is_mounted(open_app: OpenApp, long_chat: 
         assert f"<{LENGTH - 1 - BEYOND}>" in driver.screen_text
 
 
-async def test_focus_is_not_left_on_what_is_far_away(open_app: OpenApp, long_chat: int) -> None:
+async def test_focus_is_not_left_on_what_is_far_away(open_app, long_chat):
     async with open_app(chat_id=long_chat) as driver:
         await driver.press("ctrl+up")
         while LENGTH - 1 in mounted(driver):
@@ -110,7 +106,7 @@ async def test_focus_is_not_left_on_what_is_far_away(open_app: OpenApp, long_cha
         assert mounted(driver)[0] == first
 
 
-async def test_a_tall_terminal_is_filled(open_app: OpenApp, store: Store) -> None:
+async def test_a_tall_terminal_is_filled(open_app, store):
     chat_id = fill(store, [f"<{number}>" for number in range(LENGTH)])
     async with open_app(chat_id=chat_id, size=(100, 80)) as driver:
         await driver.until(lambda: len(driver.texts) > AT_FIRST)
@@ -118,7 +114,7 @@ async def test_a_tall_terminal_is_filled(open_app: OpenApp, store: Store) -> Non
         assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
 
 
-async def test_resizing_keeps_hold_of_the_end(open_app: OpenApp, long_chat: int) -> None:
+async def test_resizing_keeps_hold_of_the_end(open_app, long_chat):
     async with open_app(chat_id=long_chat) as driver:
         for size in ((60, 20), (200, 60), (30, 10), (100, 30)):
             await driver.pilot.resize_terminal(*size)

@@ -144,7 +144,7 @@ def run(model: RemoteModel | LocalModel, sampling: Sampling, **options: object) 
     return [token for token in tokens if isinstance(token, Token)]
 
 
-def test_it_says_what_the_decoder_here_says(model: RemoteModel, folder: Path) -> None:
+def test_it_says_what_the_decoder_here_says(model, folder):
     assert model.server.model == "tiny"
     ours = run(LocalModel.load(ModelFiles.read(folder)), GREEDY, top=3)
     theirs = run(model, GREEDY, top=3)
@@ -158,12 +158,12 @@ def test_it_says_what_the_decoder_here_says(model: RemoteModel, folder: Path) ->
             assert each.logprob == pytest.approx(best.get(each.text, each.logprob), abs=1e-3)
 
 
-def test_the_seed(model: RemoteModel) -> None:
+def test_the_seed(model):
     first, again = (run(model, PLAIN_SAMPLING) for _ in range(2))
     assert [token.piece for token in first] == [token.piece for token in again]
 
 
-def test_a_stop_string(model: RemoteModel) -> None:
+def test_a_stop_string(model):
     whole = "".join(token.piece for token in run(model, GREEDY))
     stop = whole[8:10]
     text = "".join(token.text for token in run(model, GREEDY, stop=[stop]))
@@ -171,7 +171,7 @@ def test_a_stop_string(model: RemoteModel) -> None:
     assert stop not in text
 
 
-def test_cancelling_leaves_it_able_to_go_on(model: RemoteModel) -> None:
+def test_cancelling_leaves_it_able_to_go_on(model):
     cancel = threading.Event()
     sampling = Sampling(temperature=0.0, max_tokens=200)
     events = model.generate(Request(model.tokenizer.encode(PROMPT), sampling, cancel=cancel))
@@ -183,7 +183,7 @@ def test_cancelling_leaves_it_able_to_go_on(model: RemoteModel) -> None:
     assert run(model, GREEDY)
 
 
-def test_a_chat(model: RemoteModel, tmp_path: Path) -> None:
+def test_a_chat(model, tmp_path):
     store = Store(tmp_path / "chats.db")
     session = Session(Chat(store), model, template=PLAIN, sampling=PLAIN_SAMPLING)
     for text in ("Hello", "And now?"):
@@ -195,6 +195,6 @@ def test_a_chat(model: RemoteModel, tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_model_it_does_not_have(url: str) -> None:
+def test_a_model_it_does_not_have(url):
     with pytest.raises(ModelError, match="there is no model 'huge'; it has tiny"):
         load_model(f"{url}#huge")

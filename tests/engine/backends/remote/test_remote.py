@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ def text_of(events: tuple[list[Token], Finished]) -> str:
 # What is asked, and what comes
 
 
-def test_a_reply(server: CompletionsServer, model: RemoteModel) -> None:
+def test_a_reply(server, model):
     server.stream = [*said(" It", " is", " [b]so[/b]")[:-1], usage(12, 4, cached=8), "[DONE]"]
     sampling = Sampling(
         temperature=0.5, top_p=0.8, top_k=7, min_p=0.1, repetition_penalty=1.2, seed=3, max_tokens=9
@@ -95,9 +94,7 @@ def test_a_reply(server: CompletionsServer, model: RemoteModel) -> None:
     ]
 
 
-def test_a_reply_that_repeats_itself_is_ended_and_cut_back(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
+def test_a_reply_that_repeats_itself_is_ended_and_cut_back(server, model):
     server.stream = said("It is", *[" so"] * 55)
     tokens, finished = run(model)
     assert text_of((tokens, finished)) == "It is so"
@@ -107,12 +104,12 @@ def test_a_reply_that_repeats_itself_is_ended_and_cut_back(
     assert finished.reason == "stop"
 
 
-def test_counts_where_the_server_gives_none(model: RemoteModel) -> None:
+def test_counts_where_the_server_gives_none(model):
     tokens, finished = run(model, "one two")
     assert (finished.prompt_tokens, finished.reply_tokens) == (2, len(tokens)) == (2, 2)
 
 
-def test_what_is_null_is_not_there(server: CompletionsServer, model: RemoteModel) -> None:
+def test_what_is_null_is_not_there(server, model):
     nothing = {"text": None, "logprobs": None, "finish_reason": None}
     event = {"error": None, "usage": None, "choices": [nothing]}
     server.stream = [json.dumps(event), json.dumps({"choices": None}), *said(" Yes.")]
@@ -120,9 +117,7 @@ def test_what_is_null_is_not_there(server: CompletionsServer, model: RemoteModel
     assert (text_of(events), events[1].reason, events[1].reply_tokens) == (" Yes.", "stop", 1)
 
 
-def test_a_stop_string_is_cut_and_ends_the_connection(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
+def test_a_stop_string_is_cut_and_ends_the_connection(server, model):
     server.stream = [*map(piece, [" Yes.", "\nUs", "er: and"]), server.hang]
     events = run(model, stop=["1", "2", "3", "4", "\nUser:"])
     assert (text_of(events), events[1].reason) == (" Yes.", "stop")
@@ -130,14 +125,14 @@ def test_a_stop_string_is_cut_and_ends_the_connection(
     assert server.gone.wait(120)
 
 
-def test_a_server_that_does_not_stop(server: CompletionsServer, model: RemoteModel) -> None:
+def test_a_server_that_does_not_stop(server, model):
     server.stream = [*[piece(" a")] * 4, server.hang]
     events = run(model, sampling=Sampling(max_tokens=3))
     assert (text_of(events), events[1].reason) == (" a a a", "length")
     assert server.gone.wait(120)
 
 
-def test_the_window(server: CompletionsServer, model: RemoteModel) -> None:
+def test_the_window(server, model):
     assert model.context == 64
     with pytest.raises(ContextOverflow, match="about 64 tokens"):
         run(model, " a" * 64)
@@ -163,9 +158,7 @@ OBJECTS = {
 
 
 @pytest.mark.parametrize("logprobs", [LISTS, OBJECTS])
-def test_log_probabilities(
-    server: CompletionsServer, model: RemoteModel, logprobs: dict[str, Any]
-) -> None:
+def test_log_probabilities(server, model, logprobs):
     server.stream = [piece(" ab", "stop", logprobs=logprobs), "[DONE]"]
     tokens, _ = run(model, top=2)
     assert server.requests[0]["logprobs"] == 2
@@ -188,18 +181,14 @@ def test_log_probabilities(
         (None, math.nan),
     ],
 )
-def test_log_probabilities_that_do_not_fit(
-    server: CompletionsServer, model: RemoteModel, logprobs: object, logprob: float
-) -> None:
+def test_log_probabilities_that_do_not_fit(server, model, logprobs, logprob):
     server.stream = [piece(" ab", "stop", logprobs=logprobs), "[DONE]"]
     (token,), _ = run(model, top=2)
     assert token.text == " ab"
     assert token.logprob == logprob or (math.isnan(token.logprob) and math.isnan(logprob))
 
 
-def test_options_beyond_the_protocol_are_spoken_of_once(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
+def test_options_beyond_the_protocol_are_spoken_of_once(server, model):
     assert run(model)[1].message == ""
     message = run(model, sampling=Sampling(top_k=5, no_repeat_ngram=3))[1].message
     assert "does not support no_repeat_ngram" in message
@@ -208,9 +197,7 @@ def test_options_beyond_the_protocol_are_spoken_of_once(
     assert "min_p" in run(model, sampling=Sampling(min_p=0.1))[1].message
 
 
-def test_a_server_that_only_takes_the_protocol(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
+def test_a_server_that_only_takes_the_protocol(server, model):
     def strict(request: dict[str, Any]) -> Any:
         if "top_k" in request:
             error = {"error": {"message": "Unrecognized request argument supplied: top_k"}}
@@ -232,7 +219,7 @@ def test_a_server_that_only_takes_the_protocol(
 # Ends before the end
 
 
-def test_cancelling_closes_the_connection(server: CompletionsServer, model: RemoteModel) -> None:
+def test_cancelling_closes_the_connection(server, model):
     cancel = threading.Event()
     # The server itself lets the user lose patience while nothing comes.
     server.stream = [piece(" Well"), cancel.set, server.hang]
@@ -243,7 +230,7 @@ def test_cancelling_closes_the_connection(server: CompletionsServer, model: Remo
     assert text_of(run(model)) == " Yes."
 
 
-def test_cancelling_before_the_answer_begins(server: CompletionsServer, model: RemoteModel) -> None:
+def test_cancelling_before_the_answer_begins(server, model):
     cancel = threading.Event()
 
     def wait(request: dict[str, Any]) -> list[Any]:
@@ -255,9 +242,7 @@ def test_cancelling_before_the_answer_begins(server: CompletionsServer, model: R
     assert server.gone.wait(120)
 
 
-def test_a_generator_that_is_left_closes_the_connection(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
+def test_a_generator_that_is_left_closes_the_connection(server, model):
     server.stream = [piece(" Well"), server.hang]
     events = model.generate(Request(model.tokenizer.encode("hi"), Sampling()))
     assert next(events).text == " Well"
@@ -280,9 +265,7 @@ def test_a_generator_that_is_left_closes_the_connection(
         pytest.param([b"data: " + b"x" * 2_000_000], "not an event stream", id="endless"),
     ],
 )
-def test_a_reply_that_breaks_off_is_kept(
-    server: CompletionsServer, model: RemoteModel, rest: list[Any], words: str
-) -> None:
+def test_a_reply_that_breaks_off_is_kept(server, model, rest, words):
     server.stream = [piece(" Well,"), piece("\nUs"), *rest]
     events = run(model, stop=["\nUser:"])
     assert text_of(events).startswith(" Well,\nUs")
@@ -292,17 +275,13 @@ def test_a_reply_that_breaks_off_is_kept(
 
 
 @pytest.mark.parametrize("rest", [[], [break_off], ["oops"], ["[DONE]", "oops"]])
-def test_what_goes_wrong_after_the_end_is_no_matter(
-    server: CompletionsServer, model: RemoteModel, rest: list[Any]
-) -> None:
+def test_what_goes_wrong_after_the_end_is_no_matter(server, model, rest):
     server.stream = [piece(" Yes."), piece("", "stop"), *rest]
     tokens, finished = run(model)
     assert (tokens[0].text, finished.reason, finished.message) == (" Yes.", "stop", "")
 
 
-def test_a_server_that_falls_silent(
-    server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_falls_silent(server, model, monkeypatch):
     monkeypatch.setattr(http, "SILENCE_SECONDS", 0.05)
     server.stream = [server.hang]
     finished = run(model)[1]
@@ -325,9 +304,7 @@ def keep_sending(data: bytes) -> list[Any]:
     ],
     ids=["comments", "empty events", "lines", "spaces", "no choices", "spaces as words"],
 )
-def test_a_server_that_sends_no_words_is_given_up(
-    data: bytes, server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_sends_no_words_is_given_up(data, server, model, monkeypatch):
     monkeypatch.setattr(http, "SILENCE_SECONDS", 0.3)
     server.stream = [piece(" Yes"), *keep_sending(data)]
     tokens, finished = run(model)
@@ -335,7 +312,7 @@ def test_a_server_that_sends_no_words_is_given_up(
     assert finished.message == f"{server.url}: the server has stopped answering"
 
 
-def test_what_a_server_sends_is_not_read_before_it_is_wanted(server: CompletionsServer) -> None:
+def test_what_a_server_sends_is_not_read_before_it_is_wanted(server):
     """What waits to be read has a bound, however fast events come."""
     event = f"data: {json.dumps({'choices': [], 'filler': 'x' * 10_000})}\n\n".encode()
     sent: list[int] = []
@@ -350,9 +327,7 @@ def test_what_a_server_sends_is_not_read_before_it_is_wanted(server: Completions
 
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
-def test_a_list_that_comes_byte_by_byte_is_given_up(
-    start: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_comes_byte_by_byte_is_given_up(start, monkeypatch):
     monkeypatch.setattr(http, "_ANSWER_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -389,14 +364,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("status", "body", "headers", "words"), REFUSALS)
-def test_refusals(
-    server: CompletionsServer,
-    model: RemoteModel,
-    status: int,
-    body: str,
-    headers: dict[str, str],
-    words: str,
-) -> None:
+def test_refusals(server, model, status, body, headers, words):
     server.instead = dict.fromkeys(("/v1/models", "/v1/completions"), (status, body, headers))
     finished = run(model)[1]
     assert finished.reason == "error"
@@ -408,7 +376,7 @@ def test_refusals(
         assert "\n" not in message
 
 
-def test_a_completion_that_is_no_stream(server: CompletionsServer, model: RemoteModel) -> None:
+def test_a_completion_that_is_no_stream(server, model):
     server.instead = {"/v1/completions": (200, '{"choices": []}', {})}
     finished = run(model)[1]
     assert (finished.reason, finished.message.count("not an event stream")) == ("error", 1)
@@ -425,13 +393,13 @@ def test_a_completion_that_is_no_stream(server: CompletionsServer, model: Remote
         pytest.param("x" * 2**21, id="endless"),
     ],
 )
-def test_a_list_of_models_that_is_none(server: CompletionsServer, body: str) -> None:
+def test_a_list_of_models_that_is_none(server, body):
     server.instead = {"/v1/models": (200, body, {})}
     with pytest.raises(ModelError, match="this is not a model server"):
         load_model(server.url)
 
 
-def test_nobody_listens(server: CompletionsServer, model: RemoteModel) -> None:
+def test_nobody_listens(server, model):
     url = f"http://127.0.0.1:{closed_port()}/v1"
     with pytest.raises(ModelError, match=f"{url}: the server cannot be reached"):
         load_model(url)
@@ -452,9 +420,7 @@ def test_nobody_listens(server: CompletionsServer, model: RemoteModel) -> None:
         ("https://away.invalid/v1", {"SSL_CERT_FILE": __file__}),
     ],
 )
-def test_there_is_no_way_to_it(
-    url: str, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_is_no_way_to_it(url, settings, monkeypatch):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ModelError, match=f"{url}: the server cannot be reached: "):
@@ -464,7 +430,7 @@ def test_there_is_no_way_to_it(
 # Which model
 
 
-def test_the_context(server: CompletionsServer, tmp_path: Path) -> None:
+def test_the_context(server, tmp_path):
     def loaded() -> RemoteModel:
         model = load_model(server.url)
         assert isinstance(model, RemoteModel)
@@ -483,9 +449,7 @@ def test_the_context(server: CompletionsServer, tmp_path: Path) -> None:
     assert load_model("mine#tiny").context == 100
 
 
-def test_the_key(
-    server: CompletionsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key(server, tmp_path, monkeypatch):
     (tmp_path / "config").mkdir()
     (tmp_path / "config/servers.toml").write_text(f'[mine]\nurl = "{server.url}"\nkey = "MY_KEY"\n')
     with pytest.raises(ModelError, match="MY_KEY, which holds its key, is not set"):
@@ -509,9 +473,7 @@ def test_the_key(
     assert "MY_KEY, which holds its key, is not set" in run(model)[1].message
 
 
-def test_a_key_is_for_one_address_alone(
-    server: CompletionsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_for_one_address_alone(server, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sesame")
     with CompletionsServer().running() as other:
         headers = {"Location": f"{other.url}/models"}
@@ -521,9 +483,7 @@ def test_a_key_is_for_one_address_alone(
         assert (len(server.keys), other.keys) == (1, [])
 
 
-def test_a_key_in_clear_over_a_network_is_spoken_of(
-    server: CompletionsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_in_clear_over_a_network_is_spoken_of(server, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sesame")
     monkeypatch.setattr(Server, "is_here", property(lambda server: False))
     remark = connect(Server(server.url, key="MY_KEY", context=64), name="mine").remark
@@ -531,7 +491,7 @@ def test_a_key_in_clear_over_a_network_is_spoken_of(
     assert connect(Server(server.url, context=64), name="mine").remark == ""
 
 
-def test_what_needs_the_model_itself(model: RemoteModel) -> None:
+def test_what_needs_the_model_itself(model):
     with pytest.raises(ModelError, match="scoring needs a server that repeats the prompt"):
         model.score([(model.tokenizer.encode("A"), model.tokenizer.encode(" cat"))])
     with pytest.raises(ModelError, match="hidden states"):
@@ -543,7 +503,7 @@ def test_what_needs_the_model_itself(model: RemoteModel) -> None:
 
 
 @given(st.text(st.characters(codec=None)))
-def test_pieces_are_the_text(text: str) -> None:
+def test_pieces_are_the_text(text):
     pieces = RemoteTokenizer()
     ids = pieces.encode(text)
     stream = pieces.stream()
@@ -555,9 +515,7 @@ def test_pieces_are_the_text(text: str) -> None:
 # A chat
 
 
-def test_the_end_of_a_reply_is_not_spelled_out(
-    server: CompletionsServer, model: RemoteModel, tmp_path: Path
-) -> None:
+def test_the_end_of_a_reply_is_not_spelled_out(server, model, tmp_path):
     store = Store(tmp_path / "chats.db")
     model.context = 512
     session = Session(Chat(store), model, template=ALPACA)

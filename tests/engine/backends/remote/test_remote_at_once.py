@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from completions_server import CompletionsServer, Item, piece, said
+from completions_server import Item, piece, said
 
 from chatapp.engine.backends.remote.http import MOST_AT_ONCE
 from chatapp.engine.backends.remote.remote_model import RemoteModel
@@ -35,7 +35,7 @@ class SideBySide:
         return said(f" {request['prompt']}", " indeed")
 
 
-def test_each_is_answered_as_it_is_alone(server: CompletionsServer, model: RemoteModel) -> None:
+def test_each_is_answered_as_it_is_alone(server, model):
     server.stream = side_by_side = SideBySide(MOST_AT_ONCE)
     texts = [f"n{number}" for number in range(11)]
     replies = list(whole_replies(model.generate_many(asked(model, *texts))))
@@ -43,9 +43,7 @@ def test_each_is_answered_as_it_is_alone(server: CompletionsServer, model: Remot
     assert side_by_side.most == MOST_AT_ONCE
 
 
-def test_a_request_is_taken_when_there_is_room(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
+def test_a_request_is_taken_when_there_is_room(server, model):
     taken: list[int] = []
 
     def requests() -> Iterator[Request]:
@@ -60,9 +58,7 @@ def test_a_request_is_taken_when_there_is_room(
     assert ended == len(taken) == 10
 
 
-def test_one_that_cannot_be_met_leaves_the_others(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
+def test_one_that_cannot_be_met_leaves_the_others(server, model):
     requests = asked(model, "one", "word " * 70, "two")
     first, bad, last = whole_replies(model.generate_many(requests))
     assert (first[0], last[0]) == (" Hello.", " Hello.")
@@ -70,7 +66,7 @@ def test_one_that_cannot_be_met_leaves_the_others(
     assert "the model's window of 64" in bad[1].message
 
 
-def test_one_cancelled_leaves_the_others(server: CompletionsServer, model: RemoteModel) -> None:
+def test_one_cancelled_leaves_the_others(server, model):
     cancel, released = threading.Event(), threading.Event()
     server.stream = lambda request: (
         [piece(" Well"), lambda: released.wait(120)]
@@ -88,7 +84,7 @@ def test_one_cancelled_leaves_the_others(server: CompletionsServer, model: Remot
     assert reasons == {0: "cancelled", 1: "stop", 2: "stop"}
 
 
-def test_who_leaves_hangs_up(server: CompletionsServer, model: RemoteModel) -> None:
+def test_who_leaves_hangs_up(server, model):
     server.stream = [piece(" Well"), server.hang]
     events = model.generate_many(asked(model, "one", "two"))
     next(events)

@@ -58,16 +58,14 @@ def text_of(events: tuple[list[Token], Finished]) -> str:
         (("completions",), False, 2),
     ],
 )
-def test_the_protocol_is_found_out(
-    server: CompletionsServer, protocols: tuple[str, ...], converses: bool, asked: int
-) -> None:
+def test_the_protocol_is_found_out(server, protocols, converses, asked):
     server.protocols = protocols
     assert load_model(server.url).takes_messages is converses
     assert len(server.probes) == asked
     assert server.requests == []
 
 
-def test_a_server_that_has_neither(server: CompletionsServer) -> None:
+def test_a_server_that_has_neither(server):
     server.protocols = ()
     with pytest.raises(ModelError) as error:
         load_model(server.url)
@@ -77,15 +75,13 @@ def test_a_server_that_has_neither(server: CompletionsServer) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["chat", "completions"])
-def test_a_protocol_that_is_said_is_not_asked_for(
-    server: CompletionsServer, tmp_path: Path, protocol: str
-) -> None:
+def test_a_protocol_that_is_said_is_not_asked_for(server, tmp_path, protocol):
     model = load_model(named(server, tmp_path, protocol))
     assert model.takes_messages is (protocol == "chat")
     assert server.probes == []
 
 
-def test_a_protocol_that_there_is_not(server: CompletionsServer, tmp_path: Path) -> None:
+def test_a_protocol_that_there_is_not(server, tmp_path):
     with pytest.raises(ModelError) as error:
         load_model(named(server, tmp_path, "chatt"))
     expected = "server 'mine': 'protocol' is the string 'chatt', expected 'auto', 'chat' or"
@@ -95,7 +91,7 @@ def test_a_protocol_that_there_is_not(server: CompletionsServer, tmp_path: Path)
 # What is asked, and what comes
 
 
-def test_a_reply(server: CompletionsServer, model: RemoteModel) -> None:
+def test_a_reply(server, model):
     server.stream = [*replied("It", " is", " [b]so[/b]")[:-1], usage(12, 4, cached=8), "[DONE]"]
     sampling = Sampling(
         temperature=0.5, top_p=0.8, top_k=7, min_p=0.1, repetition_penalty=1.2, seed=3, max_tokens=9
@@ -145,7 +141,7 @@ LOGPROBS = {
 }
 
 
-def test_log_probabilities(server: CompletionsServer, model: RemoteModel) -> None:
+def test_log_probabilities(server, model):
     server.stream = [delta(content="Yes", logprobs=LOGPROBS), *replied("!")]
     (first, second), _ = run(model, top=2)
     assert (server.requests[0]["logprobs"], server.requests[0]["top_logprobs"]) == (True, 2)
@@ -159,9 +155,7 @@ def test_log_probabilities(server: CompletionsServer, model: RemoteModel) -> Non
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_what_was_thought_stands_between_marks(
-    server: CompletionsServer, model: RemoteModel, name: str
-) -> None:
+def test_what_was_thought_stands_between_marks(server, model, name):
     thoughts = [delta(**{name: "They", "content": None}), delta(**{name: " ask.", "content": ""})]
     server.stream = [*thoughts, *replied("Yes", ".")]
     tokens, finished = run(model)
@@ -169,23 +163,21 @@ def test_what_was_thought_stands_between_marks(
     assert (finished.reason, finished.reply_tokens) == ("stop", 4)
 
 
-def test_a_thought_and_a_reply_in_one_event(server: CompletionsServer, model: RemoteModel) -> None:
+def test_a_thought_and_a_reply_in_one_event(server, model):
     server.stream = [delta(reasoning="Hm.", content="Yes", logprobs=LOGPROBS), *replied()]
     tokens, _ = run(model, top=2)
     assert [token.text for token in tokens] == ["<think>\nHm.", "\n</think>\n\nYes"]
     assert all(math.isnan(token.logprob) for token in tokens)
 
 
-def test_a_thought_that_takes_all_there_is(server: CompletionsServer, model: RemoteModel) -> None:
+def test_a_thought_that_takes_all_there_is(server, model):
     server.stream = [delta(reasoning="Hm"), delta("length", reasoning=" hm"), "[DONE]"]
     events = run(model, Sampling(max_tokens=2))
     assert (text_of(events), events[1].reason) == ("<think>\nHm hm", "length")
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_data_that_is_split_anywhere(
-    server: CompletionsServer, model: RemoteModel, seed: int
-) -> None:
+def test_data_that_is_split_anywhere(server, model, seed):
     events = [delta(content="Größe 日本 🙂\u2028!"), delta("stop"), usage(5, 6), "[DONE]"]
     parts = [b": keep-alive\r\n\r\n", b"retry: 3000\n\n"]
     parts += [f"id: 7\ndata: {event}\r\n\r\n".encode() for event in events]
@@ -200,9 +192,7 @@ def test_data_that_is_split_anywhere(
 # Ends before the end
 
 
-def test_a_message_that_may_have_been_accepted_is_not_sent_again(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
+def test_a_message_that_may_have_been_accepted_is_not_sent_again(server, model):
     server.stream = [break_off]
     assert run(model)[1].reason == "error"
     assert len(server.requests) == 1
@@ -232,9 +222,7 @@ def refusing(name: str, status: int, words: str) -> Any:
         ("min_p", 400, "property 'min_p' is unsupported", ""),
     ],
 )
-def test_what_a_server_refuses_is_left_out(
-    server: CompletionsServer, model: RemoteModel, name: str, status: int, words: str, message: str
-) -> None:
+def test_what_a_server_refuses_is_left_out(server, model, name, status, words, message):
     server.stream = refusing(name, status, words)
     for expected in (message, ""):  # said once
         events = run(model, Sampling(seed=1), top=3)
@@ -244,9 +232,7 @@ def test_what_a_server_refuses_is_left_out(
     assert not left_out & {"model", "messages", "max_tokens", "temperature", "top_p", "stream"}
 
 
-def test_several_refusals_one_after_the_other(
-    server: CompletionsServer, model: RemoteModel
-) -> None:
+def test_several_refusals_one_after_the_other(server, model):
     refusals = [refusing(name, 400, f"no {name}") for name in ("seed", "logprobs", "top_k")]
 
     def strict(request: dict[str, Any]) -> Any:
@@ -261,9 +247,7 @@ def test_several_refusals_one_after_the_other(
 
 
 @pytest.mark.parametrize("words", ["temperature is too high", "bad seedling"])
-def test_a_refusal_of_what_is_needed_is_told(
-    server: CompletionsServer, model: RemoteModel, words: str
-) -> None:
+def test_a_refusal_of_what_is_needed_is_told(server, model, words):
     server.stream = refusing("temperature", 400, words)
     finished = run(model, Sampling(seed=1))[1]
     assert finished.message == f"{server.url}: the server returned HTTP 400: {words}"
@@ -273,7 +257,7 @@ def test_a_refusal_of_what_is_needed_is_told(
 # Text that goes on as it stands
 
 
-def test_text_where_there_are_chats_alone(server: CompletionsServer, model: RemoteModel) -> None:
+def test_text_where_there_are_chats_alone(server, model):
     server.protocols = ("chat/completions",)
     for _ in range(2):
         (finished,) = model.generate(Request(model.tokenizer.encode("Once"), Sampling()))
@@ -287,7 +271,7 @@ def test_text_where_there_are_chats_alone(server: CompletionsServer, model: Remo
     assert server.refused.count("/v1/completions") == 1
 
 
-def test_text_where_chats_are_asked_for(server: CompletionsServer, tmp_path: Path) -> None:
+def test_text_where_chats_are_asked_for(server, tmp_path):
     model = load_model(named(server, tmp_path, "chat"))
     (finished,) = model.generate(Request(model.tokenizer.encode("Once"), Sampling()))
     assert isinstance(finished, Finished)

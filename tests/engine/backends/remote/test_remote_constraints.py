@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from completions_server import CompletionsServer, replied, said
+from completions_server import replied, said
 
 from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
@@ -29,9 +29,7 @@ def end(model: LanguageModel, constraint: Constraint, *, as_chat: bool) -> Finis
     ("text", "why_not"),
     [('{"a": 1}', ""), ('{"a": "x"}', "at a: 'x' is not of type"), ("Sure!", "it is no JSON")],
 )
-def test_a_schema_is_sent_and_the_reply_is_checked(
-    server: CompletionsServer, as_chat: bool, text: str, why_not: str
-) -> None:
+def test_a_schema_is_sent_and_the_reply_is_checked(server, as_chat, text, why_not):
     server.stream = (replied if as_chat else said)(text[:3], text[3:])
     model = load_model(server.url)
     finished = end(model, Constraint.of_schema(SCHEMA), as_chat=as_chat)
@@ -43,14 +41,14 @@ def test_a_schema_is_sent_and_the_reply_is_checked(
     assert why_not in finished.message
 
 
-def test_a_reply_that_a_server_cuts_off_is_not_valid(server: CompletionsServer) -> None:
+def test_a_reply_that_a_server_cuts_off_is_not_valid(server):
     server.stream = replied('{"a": 1}', reason="length")
     finished = end(load_model(server.url), Constraint.of_schema(SCHEMA), as_chat=True)
     assert finished.valid is False
     assert "it ended with 'context'" in finished.message
 
 
-def test_servers_take_no_pattern(server: CompletionsServer) -> None:
+def test_servers_take_no_pattern(server):
     with pytest.raises(ConstraintError, match="servers take a JSON schema, but no pattern"):
         end(load_model(server.url), Constraint.of_pattern("a"), as_chat=True)
     assert server.requests == []

@@ -137,7 +137,7 @@ def distinct() -> list[str]:
 
 
 @pytest.mark.parametrize("name", distinct())
-def test_each_method_gives_the_ids_of_llama_cpp(name: str, tmp_path: Path) -> None:
+def test_each_method_gives_the_ids_of_llama_cpp(name, tmp_path):
     keys = vocabulary(name)
     path = tmp_path / f"{name}.gguf"
     write_model(path, keys)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -47,7 +46,7 @@ def export(folder: Path, kind: str = "f32", template: dict[str, str] | None = No
     return path
 
 
-def test_sampling_defaults_go_with_it(tmp_path: Path, bpe: Tokenizer) -> None:
+def test_sampling_defaults_go_with_it(tmp_path, bpe):
     save_random(tmp_path, "gpt2", bpe, **GPT2_SIZES)
     assert not read_generation_config(find_model(str(export(tmp_path)))).sampling
     values = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1}
@@ -61,9 +60,7 @@ def test_sampling_defaults_go_with_it(tmp_path: Path, bpe: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(("kind", "error"), [("f16", 0.01), ("q8_0", 0.3)])
-def test_matrices_are_stored_as_asked_for(
-    kind: str, error: float, tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_matrices_are_stored_as_asked_for(kind, error, tmp_path, bpe):
     model = save_random(tmp_path, "gpt2", bpe, **GPT2_SIZES)
     path = export(tmp_path, kind)
     file = GGUFFile(path)
@@ -75,17 +72,13 @@ def test_matrices_are_stored_as_asked_for(
 
 
 @pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text"])
-def test_norms_of_gemma_are_stored_with_one_added(
-    kind: str, tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_norms_of_gemma_are_stored_with_one_added(kind, tmp_path, bpe):
     model = save_random(tmp_path, kind, bpe, **SIZES, head_dim=32, query_pre_attn_scalar=32)
     stored = GGUFFile(export(tmp_path)).read("output_norm.weight")
     assert torch.equal(stored, model.model.norm.weight + 1)
 
 
-def test_a_gpt_neox_has_all_queries_first_then_keys_then_values(
-    tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_a_gpt_neox_has_all_queries_first_then_keys_then_values(tmp_path, bpe):
     sizes = {key: size for key, size in SIZES.items() if key != "num_key_value_heads"}
     model = save_random(tmp_path, "gpt_neox", bpe, **sizes)
     weight = model.gpt_neox.layers[0].attention.query_key_value.weight
@@ -94,7 +87,7 @@ def test_a_gpt_neox_has_all_queries_first_then_keys_then_values(
     assert torch.equal(stored, torch.cat([*heads[0::3], *heads[1::3], *heads[2::3]]))
 
 
-def test_numbers_too_large_for_half_precision_are_kept(tmp_path: Path, bpe: Tokenizer) -> None:
+def test_numbers_too_large_for_half_precision_are_kept(tmp_path, bpe):
     model = save_random(tmp_path, "gpt2", bpe, **GPT2_SIZES)
     with torch.no_grad():
         model.transformer.h[0].mlp.c_fc.weight[0, 0] = 1e6
@@ -104,7 +97,7 @@ def test_numbers_too_large_for_half_precision_are_kept(tmp_path: Path, bpe: Toke
     assert file.array("blk.0.ffn_up.weight").max() == 1e6
 
 
-def test_templates_and_ends_go_with_it(tmp_path: Path, bpe: Tokenizer) -> None:
+def test_templates_and_ends_go_with_it(tmp_path, bpe):
     save_random(tmp_path, "gpt2", bpe, **GPT2_SIZES)
     fast = transformers.AutoTokenizer.from_pretrained(tmp_path)
     fast.chat_template = {"default": "{{ messages }}", "rag": "{{ documents }}"}
@@ -147,9 +140,7 @@ def test_templates_and_ends_go_with_it(tmp_path: Path, bpe: Tokenizer) -> None:
         ),
     ],
 )
-def test_the_way_of_cutting_is_recognised_or_refused(
-    cuts: Any, name: str | None, tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_the_way_of_cutting_is_recognised_or_refused(cuts, name, tmp_path, bpe):
     tokenizer = Tokenizer.from_str(bpe.to_str())
     tokenizer.pre_tokenizer = cuts
     save_random(tmp_path, "gpt2", tokenizer, **GPT2_SIZES)
@@ -161,7 +152,7 @@ def test_the_way_of_cutting_is_recognised_or_refused(
     assert not list(tmp_path.rglob("*.gguf"))
 
 
-def test_a_sentencepiece_vocabulary_is_cut_as_before(tmp_path: Path) -> None:
+def test_a_sentencepiece_vocabulary_is_cut_as_before(tmp_path):
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += [*"▁abc", "ab", "▁a", "▁ab", "bc", "abc"]
     merges = [
@@ -222,9 +213,7 @@ def test_a_sentencepiece_vocabulary_is_cut_as_before(tmp_path: Path) -> None:
         ("llama", SIZES | {"rope_parameters": LLAMA3 | {"low_freq_factor": 2.0}}, "rope_scaling"),
     ],
 )
-def test_what_a_file_cannot_say_is_refused(
-    kind: str, config: dict[str, Any], words: str, tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_what_a_file_cannot_say_is_refused(kind, config, words, tmp_path, bpe):
     save_random(tmp_path, kind, bpe, **config)
     with pytest.raises(ModelError, match=words):
         export(tmp_path)

@@ -75,9 +75,7 @@ def written(name: Path, path: Path) -> GGUFFile:
         ("llama", {"rank_pattern": {r"model.layers.\d.mlp.(up|gate)_proj": 2}}),
     ],
 )
-def test_it_adds_to_each_matrix_what_merging_adds(
-    tmp_path: Path, bpe: Tokenizer, family: str, changes: dict[str, Any]
-) -> None:
+def test_it_adds_to_each_matrix_what_merging_adds(tmp_path, bpe, family, changes):
     made = adapter(tmp_path / "base", bpe, family, **changes)
     write_adapter(find_model(str(made)), tmp_path / "alone.gguf", "f32", lambda *_: None)
     file = GGUFFile(tmp_path / "alone.gguf")
@@ -102,9 +100,7 @@ def test_it_adds_to_each_matrix_what_merging_adds(
     ("changes", "problem"),
     [({"use_dora": True}, "lora_magnitude"), ({"modules_to_save": ["lm_head"]}, "lm_head")],
 )
-def test_another_adapter_is_refused(
-    tmp_path: Path, bpe: Tokenizer, changes: dict[str, Any], problem: str
-) -> None:
+def test_another_adapter_is_refused(tmp_path, bpe, changes, problem):
     made = adapter(tmp_path / "base", bpe, "llama", **changes)
     with pytest.raises(ModelError, match=f"{problem}.* does not belong to LoRA; export it merged"):
         write_adapter(find_model(str(made)), tmp_path / "alone.gguf", "f32", lambda *_: None)
@@ -122,15 +118,13 @@ def test_another_adapter_is_refused(
     ],
     ids=["both saved", "head saved", "embedding", "head"],
 )
-def test_an_adapter_of_the_embedding_keeps_its_logits(
-    tmp_path: Path, bpe: Tokenizer, is_tied: bool, changes: dict[str, Any]
-) -> None:
+def test_an_adapter_of_the_embedding_keeps_its_logits(tmp_path, bpe, is_tied, changes):
     made = adapter(tmp_path / "base", bpe, "llama", is_tied=is_tied, **changes)
     check_logits(tmp_path / "base", made)
     assert find_model(str(tmp_path / "merged")).config["tie_word_embeddings"] is False
 
 
-def test_each_of_several_adapters_is_found_by_its_folder(tmp_path: Path, bpe: Tokenizer) -> None:
+def test_each_of_several_adapters_is_found_by_its_folder(tmp_path, bpe):
     first = adapter(tmp_path / "base", bpe, "llama")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     both = peft.PeftModel.from_pretrained(model, first)

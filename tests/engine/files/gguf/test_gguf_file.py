@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_was_written_is_read(path: Path) -> None:
+def test_what_was_written_is_read(path):
     file = GGUFFile(path)
     assert file.metadata["general.architecture"] == "llama"
     assert file.metadata["llama.block_count"] == 3
@@ -57,12 +57,12 @@ def test_what_was_written_is_read(path: Path) -> None:
         assert 0 < (file.read(kind) - matrix).abs().max() < error
 
 
-def test_an_unknown_tensor_is_named(path: Path) -> None:
+def test_an_unknown_tensor_is_named(path):
     with pytest.raises(ModelError, match=r"tiny.gguf: tensor 'plane' is missing; did you mean"):
         GGUFFile(path).read("plane")
 
 
-def test_every_cut_of_a_file_is_told(path: Path) -> None:
+def test_every_cut_of_a_file_is_told(path):
     whole = path.read_bytes()
     for length in range(0, len(whole) - 1, 7):
         path.write_bytes(whole[:length])
@@ -70,7 +70,7 @@ def test_every_cut_of_a_file_is_told(path: Path) -> None:
             GGUFFile(path)
 
 
-def test_another_file_is_told(tmp_path: Path) -> None:
+def test_another_file_is_told(tmp_path):
     for content in (b"", b"GGUF", b"not a model at all" * 10, b"GGUF" + b"\xff" * 100):
         file = tmp_path / "x.gguf"
         file.write_bytes(content)
@@ -80,6 +80,6 @@ def test_another_file_is_told(tmp_path: Path) -> None:
         GGUFFile(tmp_path / "none.gguf")
 
 
-def test_the_overridden_method_is_what_the_package_calls() -> None:
+def test_the_overridden_method_is_what_the_package_calls():
     """By another name of it, a vocabulary would take seconds to read, and nothing would say so."""
     assert "self._get_field_parts(" in inspect.getsource(gguf.GGUFReader)

@@ -19,7 +19,6 @@ from gguf_files import (
     write_file,
 )
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder import decoder
@@ -49,7 +48,7 @@ def any_blocks(kind: str, rows: int, columns: int) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_groups_are_the_weights_that_the_gguf_package_reads(kind: str) -> None:
+def test_groups_are_the_weights_that_the_gguf_package_reads(kind):
     data = any_blocks(kind, 48, 768)
     wanted = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
     found = to_float(torch.from_numpy(groups_of(data, kind)))
@@ -66,9 +65,7 @@ def test_groups_are_the_weights_that_the_gguf_package_reads(kind: str) -> None:
         ("gpt2", "blk.0.attn_qkv.weight", True),
     ],
 )
-def test_rows_are_in_the_order_of_the_model(
-    architecture: str, stored: str, is_turned: bool, tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_rows_are_in_the_order_of_the_model(architecture, stored, is_turned, tmp_path, bpe):
     weight = {stored: torch.randn(96, 64, generator=torch.Generator().manual_seed(0))}
     keys = {"general.architecture": architecture}
     file = GGUFFile(write_file(tmp_path / "a.gguf", keys, weight, "Q4_1", more=vocabulary(bpe)))
@@ -80,9 +77,7 @@ def test_rows_are_in_the_order_of_the_model(
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_a_model_in_int4_is_the_file(
-    architecture: str, kind: str, tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_in_int4_is_the_file(architecture, kind, tmp_path, bpe, monkeypatch):
     of_llama = architecture == "llama"
     tensors = dict(llama_tensors(tiny_llama()) if of_llama else gpt2_tensors(tiny_gpt2()))
     keys = LLAMA_KEYS if of_llama else GPT2_KEYS
@@ -100,7 +95,7 @@ def test_a_model_in_int4_is_the_file(
     assert torch.equal(load_model(str(path), precision="int4").logits(IDS), rounded.logits(IDS))
 
 
-def test_what_is_stored_in_other_ways_beside_it_is_rounded(tmp_path: Path, bpe: Tokenizer) -> None:
+def test_what_is_stored_in_other_ways_beside_it_is_rounded(tmp_path, bpe):
     """Files of four bits have some matrices in more, the values of attention for one."""
     tensors = dict(llama_tensors(tiny_llama()))
     path = write_file(tmp_path / "a.gguf", LLAMA_KEYS, tensors, "Q4_1", more=vocabulary(bpe))

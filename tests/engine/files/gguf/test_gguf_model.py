@@ -46,9 +46,7 @@ def llama_file(tmp_path: Path, llama: Any, bpe: Tokenizer) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gpt2_has_the_logits_of_the_same_weights(
-    kind: str, tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_a_gpt2_has_the_logits_of_the_same_weights(kind, tmp_path, bpe):
     model = tiny_gpt2()
     tensors = dict(gpt2_tensors(model))
     path = write_file(tmp_path / "a.gguf", GPT2_KEYS, tensors, kind, more=vocabulary(bpe))
@@ -62,9 +60,7 @@ def test_a_gpt2_has_the_logits_of_the_same_weights(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_llama_has_the_logits_of_the_same_weights(
-    kind: str, tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_a_llama_has_the_logits_of_the_same_weights(kind, tmp_path, bpe):
     model = tiny_llama()
     tensors = dict(llama_tensors(model))
     path = write_file(tmp_path / "a.gguf", LLAMA_KEYS, tensors, kind, more=vocabulary(bpe))
@@ -76,7 +72,7 @@ def test_a_llama_has_the_logits_of_the_same_weights(
     assert torch.allclose(loaded.logits(IDS), logits_of(model, IDS)[-1], atol=1e-4)
 
 
-def test_its_tokenizer_and_template_are_the_files(llama_file: Path, bpe: Tokenizer) -> None:
+def test_its_tokenizer_and_template_are_the_files(llama_file, bpe):
     model = load_model(str(llama_file))
     text = "The quick brown fox<|endoftext|>"
     plain = Tokenizer.from_str(bpe.to_str())
@@ -92,15 +88,13 @@ def test_its_tokenizer_and_template_are_the_files(llama_file: Path, bpe: Tokeniz
     ] * 2
 
 
-def test_a_model_without_a_chat_template_is_chatted_with_in_plain(
-    tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_a_model_without_a_chat_template_is_chatted_with_in_plain(tmp_path, bpe):
     tensors = dict(gpt2_tensors(tiny_gpt2()))
     path = write_file(tmp_path / "a.gguf", GPT2_KEYS, tensors, more=vocabulary(bpe, ""))
     assert choose_template(load_model(str(path)), "").name == "plain"
 
 
-def test_of_several_templates_the_default_is_taken(tmp_path: Path, bpe: Tokenizer) -> None:
+def test_of_several_templates_the_default_is_taken(tmp_path, bpe):
     def more(writer: Any) -> None:
         vocabulary(bpe)(writer)
         writer.add_string("tokenizer.chat_template.tool_use", "other")
@@ -110,7 +104,7 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path, bpe: Tokenize
     assert text_of(template.render([Message("user", "hi")])) == "user: hi<|endoftext|>"
 
 
-def test_a_folder_that_holds_one_file_is_that_model(llama_file: Path) -> None:
+def test_a_folder_that_holds_one_file_is_that_model(llama_file):
     files = find_model(str(llama_file.parent))
     assert files.path == files.tokenizer.path == files.config_file == llama_file
     assert files.config["model_type"] == files.family == "llama"
@@ -121,8 +115,8 @@ def test_a_folder_that_holds_one_file_is_that_model(llama_file: Path) -> None:
 
 
 def test_a_model_in_parts_is_read_from_any_of_them_and_listed_once(
-    tmp_path: Path, llama: Any, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, llama, bpe, monkeypatch
+):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     folder = models_dir() / "big"
     folder.mkdir(parents=True)
@@ -153,20 +147,18 @@ def test_a_model_in_parts_is_read_from_any_of_them_and_listed_once(
         find_model(str(first.rename(tmp_path / "alone.gguf")))
 
 
-def test_several_files_in_a_folder_are_named(llama_file: Path) -> None:
+def test_several_files_in_a_folder_are_named(llama_file):
     (llama_file.parent / "other.gguf").write_bytes(llama_file.read_bytes())
     with pytest.raises(ModelError, match=r"there are 2 GGUF files, other.gguf, tiny.gguf; name"):
         find_model(str(llama_file.parent))
 
 
-def test_a_config_beside_a_file_wins(llama_file: Path, gpt2: tuple[Path, Any]) -> None:
+def test_a_config_beside_a_file_wins(llama_file, gpt2):
     (llama_file.parent / "config.json").write_bytes((gpt2[0] / "config.json").read_bytes())
     assert find_model(str(llama_file.parent)).family == "gpt2"
 
 
-def test_int8_weights_are_kept_until_the_file_changes(
-    tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int8_weights_are_kept_until_the_file_changes(tmp_path, bpe, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     tensors = dict(gpt2_tensors(tiny_gpt2()))
     path = write_file(tmp_path / "a.gguf", GPT2_KEYS, tensors, more=vocabulary(bpe))
@@ -195,9 +187,7 @@ def test_int8_weights_are_kept_until_the_file_changes(
         ({"llama.attention.head_count": "four"}, "the string 'four'; expected a number"),
     ],
 )
-def test_metadata_that_do_not_fit_are_told(
-    change: dict[str, Any], words: str, tmp_path: Path, llama: Any, bpe: Tokenizer
-) -> None:
+def test_metadata_that_do_not_fit_are_told(change, words, tmp_path, llama, bpe):
     keys = {key: value for key, value in (LLAMA_KEYS | change).items() if value is not None}
     if keys["general.architecture"] == "lama":
         keys |= {key.replace("llama", "lama"): value for key, value in keys.items()}
@@ -209,9 +199,7 @@ def test_metadata_that_do_not_fit_are_told(
 
 @pytest.mark.parametrize("name", ["blk.1.ffn_up.weight", "output_norm.weight"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_missing_tensor_is_told(
-    family: str, name: str, tmp_path: Path, llama: Any, bpe: Tokenizer
-) -> None:
+def test_a_missing_tensor_is_told(family, name, tmp_path, llama, bpe):
     is_llama = family == "llama"
     tensors = dict(llama_tensors(llama) if is_llama else gpt2_tensors(tiny_gpt2()))
     del tensors[name]
@@ -221,14 +209,14 @@ def test_a_missing_tensor_is_told(
         load_model(str(path))
 
 
-def test_a_vocabulary_alone_is_no_model(tmp_path: Path, bpe: Tokenizer) -> None:
+def test_a_vocabulary_alone_is_no_model(tmp_path, bpe):
     path = write_file(tmp_path / "words.gguf", GPT2_KEYS, {}, more=vocabulary(bpe))
     with pytest.raises(ModelError, match=r"words.gguf: contains a vocabulary but no weights"):
         load_model(str(path))
 
 
 @pytest.mark.parametrize("number", [31, 255])
-def test_a_type_that_cannot_be_read_is_told(number: int, llama_file: Path) -> None:
+def test_a_type_that_cannot_be_read_is_told(number, llama_file):
     data = bytearray(llama_file.read_bytes())
     name = b"blk.0.ffn_up.weight"
     # After the name: the number of dimensions, two sizes, then the type.
@@ -239,7 +227,7 @@ def test_a_type_that_cannot_be_read_is_told(number: int, llama_file: Path) -> No
         load_model(str(llama_file))
 
 
-def test_a_template_is_not_taken_from_a_broken_key(tmp_path: Path, bpe: Tokenizer) -> None:
+def test_a_template_is_not_taken_from_a_broken_key(tmp_path, bpe):
     def more(writer: Any) -> None:
         vocabulary(bpe, TEMPLATE)(writer)
         writer.add_string("chatapp.template", "[]")

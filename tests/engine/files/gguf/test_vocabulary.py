@@ -36,7 +36,7 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
     return list(tokenizer.encode(text, add_special_tokens=False).tokens)
 
 
-def test_byte_level_with_its_way_of_cutting() -> None:
+def test_byte_level_with_its_way_of_cutting():
     tokenizer = gguf_tokenizer(BYTE_LEVEL, "a.gguf")
     assert tokens(tokenizer, "hello lo 12!") == [*("h", "e", "l", "lo", "Ġlo", "Ġ", "12", "!")]
     digits = gguf_tokenizer(BYTE_LEVEL | {"tokenizer.ggml.pre": "smollm"}, "a.gguf")
@@ -71,19 +71,19 @@ def test_byte_level_with_its_way_of_cutting() -> None:
         ("whitespace", "a-b  c", ["a-b", "  ", "c"]),
     ],
 )
-def test_how_a_method_cuts(name: str, text: str, pieces: list[str]) -> None:
+def test_how_a_method_cuts(name, text, pieces):
     places = [place for _, place in pre_tokenizer(name).pre_tokenize_str(text)]
     assert [text[start:end] for start, end in places] == pieces
 
 
-def test_every_method_cuts_and_loses_nothing() -> None:
+def test_every_method_cuts_and_loses_nothing():
     text = "It's 12 λόγος, ա日 हिन्दी camelCase\n\n  x1!\t~ "
     for name in PRE_TOKENIZERS:
         places = [place for _, place in pre_tokenizer(name).pre_tokenize_str(text)]
         assert "".join(text[start:end] for start, end in places) == text, name
 
 
-def test_characters_with_marked_spaces() -> None:
+def test_characters_with_marked_spaces():
     vocabulary = ["a", "b", "▁", "▁a", "\n", "<0xC3>", "<0xA9>"]
     keys = {
         "tokenizer.ggml.model": "gemma4",
@@ -97,7 +97,7 @@ def test_characters_with_marked_spaces() -> None:
     assert tokens(gguf_tokenizer(keys | plain, "a.gguf"), "a b") == ["a", "b"]
 
 
-def test_control_tokens_are_special_and_those_of_the_user_are_not() -> None:
+def test_control_tokens_are_special_and_those_of_the_user_are_not():
     tokenizer = gguf_tokenizer(BYTE_LEVEL, "a.gguf")
     assert tokens(tokenizer, "a<|end|><tool>") == ["a", "<|end|>", "<tool>"]
     kinds = {
@@ -106,7 +106,7 @@ def test_control_tokens_are_special_and_those_of_the_user_are_not() -> None:
     assert kinds == {"<|end|>": True, "<tool>": False}
 
 
-def test_sentencepiece_merges_the_best_score_first() -> None:
+def test_sentencepiece_merges_the_best_score_first():
     tokenizer = gguf_tokenizer(SENTENCEPIECE, "a.gguf")
     assert tokens(tokenizer, "ab") == ["▁", "ab"]  # ab is better than ▁a
     assert tokens(tokenizer, "aa") == ["▁a", "a"]
@@ -125,7 +125,7 @@ def test_sentencepiece_merges_the_best_score_first() -> None:
         ({"tokenizer.ggml.model": "llama"}, "scores does not have one score per token"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], words: str) -> None:
+def test_what_is_not_known_is_refused_by_name(change, words):
     with pytest.raises(ModelError, match=f"a.gguf: .*{words}"):
         gguf_tokenizer(BYTE_LEVEL | change, "a.gguf")
 
@@ -136,7 +136,7 @@ def published() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", published() or [None], ids=lambda path: path.stem if path else "-")
-def test_vocabularies_of_real_models(path: Path | None) -> None:
+def test_vocabularies_of_real_models(path):
     if path is None:
         pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
     metadata = GGUFFile(path).metadata
@@ -150,7 +150,7 @@ def test_vocabularies_of_real_models(path: Path | None) -> None:
         assert tokenizer.encode(text, add_special_tokens=False).ids == ids, text
 
 
-def test_a_text_that_goes_on_gets_no_space_before_it(tmp_path: Path) -> None:
+def test_a_text_that_goes_on_gets_no_space_before_it(tmp_path):
     pieces = {**PIECES, "c": -8.0, "<0x0A>": 0.0}
     types = [TokenType.UNKNOWN, TokenType.CONTROL, *[TokenType.NORMAL] * 6, TokenType.BYTE]
     keys: dict[str, Any] = {
