@@ -120,6 +120,7 @@ class Batch:
                     reply.sequence, reply.raise_if_cancelled
                 )
                 self._admit(number, reply, cache, self._needed(request))
+                self._model.lock.compute_alone()
                 drawn = reply.draw(logits)
         except FAILURES as failure:
             return [*forced, (number, reply.fail(failure))]
@@ -138,6 +139,7 @@ class Batch:
                 logits = self._model.decoder.forward_rows(
                     ids, self._cache, raise_if_cancelled=self._raise_if_cancelled
                 )
+                self._model.lock.compute_alone()
                 replies = [reply for _, reply in self._members]
                 drawn = [_drawn(*pair) for pair in zip(replies, logits, strict=True)]
         except FAILURES as failure:

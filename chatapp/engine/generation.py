@@ -568,7 +568,7 @@ class LocalGenerator(ABC):
             logits, reused = self._next_logits(
                 reply.sequence, reply.raise_if_cancelled, reply.ahead
             )
-            # Drawing needs the lock, too: it uses torch's threads, whose number the lock sets.
+            self.lock.compute_alone()
             drawn = reply.draw(logits)
         if reply.is_unbegun:
             reply.reused = reused

@@ -94,6 +94,10 @@ SPINS = 20_000
 # Seconds from one look at the machine to the next: /proc/stat counts hundredths of a second.
 LOOK_EVERY = 0.25
 
+# After so many seconds without a look, the mean since then says nothing about now.
+_STALE = 10.0
+_SAMPLES, _APART = 3, 0.001
+
 # What other programs may take of a core that still counts as free.
 _SLACK = 0.3
 
@@ -134,24 +138,54 @@ def seconds_of_others() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
+def threads_of_others() -> int | None:
+    """How many threads of other processes compute now or could; None where it is unknown.
+
+    The least of some looks within milliseconds: much of what runs on an idle machine is over then.
+    """
+    counts = []
+    for look in range(_SAMPLES):
+        if look:
+            time.sleep(_APART)
+        try:
+            with open("/proc/stat", "rb") as file:
+                running = next(int(line.split()[1]) for line in file if line[:9] == b"procs_run")
+            own = 0
+            for thread in os.listdir("/proc/self/task"):
+                with open(f"/proc/self/task/{thread}/stat", "rb") as file:
+                    own += file.read().rpartition(b") ")[2][:1] == b"R"
+        except (OSError, StopIteration):
+            return None
+        counts.append(running - own)
+    return max(0, min(counts))
+
+
+_START = time.monotonic(), seconds_of_others()
+"""When this process began, or nearly; the first token is computed on the threads that the machine
+has had free since then."""
+
+
 class ComputeLock:
     """A lock under which torch computes on as many threads as there are free cores.
 
-    others, clock, cores: as this machine has them; environment: with the user's choices.
+    others, now, clock, cores, start: as this machine has them; environment: with the user's
+    choices.
     """
 
     def __init__(
         self,
         others: Callable[[], float | None] = seconds_of_others,
+        now: Callable[[], int | None] = threads_of_others,
         clock: Callable[[], float] = time.monotonic,
         cores: int | None = None,
         environment: Mapping[str, str] = os.environ,
+        start: tuple[float, float | None] = _START,
     ) -> None:
         self._lock = threading.Lock()
-        self._others, self._clock = others, clock
+        self._others, self._now, self._clock = others, now, clock
         self._cores = cores or os.cpu_count() or 1
         self._may_choose = not any(name in environment for name in _NUMBER)
-        self._looked, self._seconds = clock(), others()
+        self._looked, self._seconds = start
         self._taken = 0.0
         self._most = 0
 
@@ -172,12 +206,24 @@ class ComputeLock:
             torch.set_num_threads(self._most)
         self._lock.release()
 
+    def compute_alone(self) -> None:
+        """From here to the end of the lock, torch computes on this thread.
+
+        For drawing: torch's other threads gain little by some ten thousand numbers, and spin after
+        them on the cores that the kernels' threads need for the next token.
+        """
+        import torch
+
+        torch.set_num_threads(1)
+
     def _look(self) -> None:
         now = self._clock()
-        if now - self._looked < LOOK_EVERY:
+        passed = now - self._looked
+        if passed < LOOK_EVERY:
             return
-        # After a pause this is the mean of all of it; the next look is soon enough.
         seconds = self._others()
-        if seconds is not None and self._seconds is not None:
-            self._taken = (seconds - self._seconds) / (now - self._looked)
+        if passed > _STALE:
+            self._taken = self._now() or 0
+        elif seconds is not None and self._seconds is not None:
+            self._taken = (seconds - self._seconds) / passed
         self._looked, self._seconds = now, seconds

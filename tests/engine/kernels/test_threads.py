@@ -21,6 +21,7 @@ from chatapp.engine.kernels.machine import (
     ComputeLock,
     seconds_of_others,
     thread_count,
+    threads_of_others,
     wait_briefly,
 )
 from chatapp.engine.model import Request, Sampling
@@ -116,6 +117,7 @@ class Machine:
     def __init__(self) -> None:
         self.now = 0.0
         self.seconds: float | None = 0.0
+        self.running: int | None = 0
         self.looks = 0
 
     def others(self) -> float | None:
@@ -123,7 +125,14 @@ class Machine:
         return self.seconds
 
     def lock(self, **environment: str) -> ComputeLock:
-        return ComputeLock(self.others, lambda: self.now, 8, environment)
+        return ComputeLock(
+            self.others,
+            lambda: self.running,
+            lambda: self.now,
+            8,
+            environment,
+            start=(self.now, self.seconds),
+        )
 
     def passes(self, seconds: float, taken: float) -> None:
         self.now += seconds
@@ -169,10 +178,53 @@ def test_the_machine_is_looked_at_now_and_then(machine):
     assert used(lock) == 5
     machine.passes(LOOK_EVERY / 2, taken=0)
     assert used(lock) == 5
-    assert machine.looks == 2
+    assert machine.looks == 1
 
 
-def test_a_token_is_computed_and_drawn_on_the_same_threads(machine, local, monkeypatch):
+def test_the_first_token_knows_what_others_took_since_the_start(machine):
+    machine.passes(1, taken=3)
+    assert used(ComputeLock(machine.others, lambda: 0, lambda: 1.0, 8, {}, start=(0.0, 0.0))) == 5
+
+
+def test_after_a_long_pause_what_counts_is_what_runs_now(machine):
+    lock = machine.lock()
+    machine.passes(1, taken=3)
+    assert used(lock) == 5
+    machine.passes(3600, taken=0)
+    machine.running = 6
+    assert used(lock) == 2
+    machine.passes(3600, taken=7)
+    machine.running = None
+    assert used(lock) == 8
+
+
+def test_threads_of_our_own_and_those_of_a_moment_are_not_counted(monkeypatch):
+    running = iter([9, 5, 7])
+    states = {"11": b"R", "12": b"S", "13": b"R"}
+
+    def opened(path: str, mode: str) -> io.BytesIO:
+        assert mode == "rb"
+        if path == "/proc/stat":
+            return io.BytesIO(b"cpu  1 2 3\nprocs_running %d\nprocs_blocked 4\n" % next(running))
+        return io.BytesIO(
+            b"%s (a) R name) %s 1 2" % ((name := path.split("/")[4]).encode(), states[name])
+        )
+
+    monkeypatch.setattr(machine_module, "open", opened, raising=False)
+    monkeypatch.setattr(os, "listdir", lambda _: list(states))
+    assert threads_of_others() == 3
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system has no /proc/stat")
+def test_a_busy_process_is_seen():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            assert any(threads_of_others() for _ in range(200))
+        finally:
+            other.kill()
+
+
+def test_a_token_is_computed_on_free_cores_and_drawn_on_one_thread(machine, local, monkeypatch):
     local.lock = machine.lock()
     machine.passes(1, taken=3)
     found = []
@@ -188,7 +240,7 @@ def test_a_token_is_computed_and_drawn_on_the_same_threads(machine, local, monke
     monkeypatch.setattr(LocalModel, "next_logits", noted(compute))
     monkeypatch.setattr(Sampler, "draw", noted(draw))
     list(local.generate(Request([1, 2, 3], Sampling(seed=0, max_tokens=2))))
-    assert found == [5, 5, 5, 5]
+    assert found == [5, 1, 5, 1]
 
 
 def test_a_computation_that_fails_gives_threads_and_lock_back(machine):
@@ -219,6 +271,7 @@ def test_a_system_without_proc(monkeypatch):
 
     monkeypatch.setattr(machine_module, "open", missing, raising=False)
     assert seconds_of_others() is None
+    assert threads_of_others() is None
 
 
 def test_what_this_process_computes_and_what_is_idle_is_not_counted(monkeypatch):
