@@ -13,13 +13,12 @@ import chatapp
 from chatapp.common.userfiles import UserError
 from chatapp.dialogue.store import Store
 from chatapp.engine.errors import ModelError
-from chatapp.open_model import OpenModel
 
 GUIDE = Path(chatapp.__file__).parent / "docs" / "python.md"
 
 
 @pytest.fixture(scope="module")
-def model() -> OpenModel:
+def model():
     return chatapp.load("bundled")
 
 
@@ -64,7 +63,7 @@ def test_a_completion_and_a_view_are_those_of_the_commands(model):
     assert json.loads(json.dumps(why.to_json())) == printed["why"]
 
 
-def answer_of(*words: str) -> dict[str, Any]:
+def answer_of(*words):
     """What the program prints as JSON."""
     command = [sys.executable, "-m", "chatapp", *words, "--json"]
     found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)

@@ -2,7 +2,6 @@
 
 import email
 import re
-from email.message import Message
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -13,14 +12,14 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     (built,) = WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
     return ZipFile(built)
 
 
 @pytest.fixture(scope="module")
-def metadata(wheel: ZipFile) -> Message:
+def metadata(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     return email.message_from_bytes(wheel.read(name))
 

@@ -3,7 +3,6 @@
 import math
 import re
 import sys
-from pathlib import Path
 
 import measure
 import pytest
@@ -12,7 +11,7 @@ from shared_data import write_tiny_data
 
 
 @pytest.fixture(autouse=True)
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny(tmp_path, monkeypatch):
     monkeypatch.setenv("_CHATAPP_TINY_BENCHMARKS", "1")
     monkeypatch.setenv("SHARED_DATA", str(write_tiny_data(tmp_path / "data")))
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))

@@ -48,7 +48,7 @@ def test_it_serves_until_it_is_ended(home):
         process.wait()
 
 
-def chatapp(*arguments: str) -> subprocess.CompletedProcess[str]:
+def chatapp(*arguments):
     command = [sys.executable, "-m", "chatapp", *arguments]
     return subprocess.run(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120

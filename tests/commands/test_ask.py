@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -154,7 +153,7 @@ def test_a_model_that_fails_gives_status_one(run, use_model, flags):
 
 
 def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch):
-    def fail(name: str, **_: object) -> None:
+    def fail(name, **_):
         raise ModelError(f"{name}: there is no such folder")
 
     monkeypatch.setattr(loading, "load_model", fail)
@@ -164,7 +163,7 @@ def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch):
 
 
 def test_an_interrupt_while_loading_ends_quietly(run, monkeypatch):
-    def interrupt(name: str, **_: object) -> None:
+    def interrupt(name, **_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loading, "load_model", interrupt)
@@ -200,7 +199,7 @@ finally:
 
 
 @contextmanager
-def talking(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def talking(tmp_path, *arguments):
     """`chatapp ask` that would talk for twenty seconds, if nobody stopped it."""
     environment = {"CHATAPP_HOME": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     with subprocess.Popen(

@@ -1,8 +1,6 @@
 """`ask` with files, instructions by name, and on with a chat of the store."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
@@ -14,20 +12,20 @@ from chatapp.tasks.files.documents import DocumentSet
 
 
 @pytest.fixture
-def store(home: Path) -> Iterator[Store]:
+def store(home):
     store = Store(database_path())
     yield store
     store.close()
 
 
 @pytest.fixture
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_folder(tmp_path, monkeypatch):
     """The folder that commands run in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def held_chat(store: Store, *said: str, **values: str) -> int:
+def held_chat(store, *said, **values):
     """A chat with these messages, the user's first."""
     chat_id = store.create_chat(model="tiny", template="plain", **values)
     parent = None
@@ -87,7 +85,7 @@ def test_the_chats_own_model_and_sampling_are_used(run, store, monkeypatch):
     store.set_chosen(chat_id, {"temperature": 0.25, "top_k": 7})
     loaded = []
 
-    def load_model(name: str, **_: object) -> ScriptedModel:
+    def load_model(name, **_):
         loaded.append(name)
         return model
 

@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
@@ -18,12 +17,12 @@ from chatapp.dialogue.tools.permission import PermissionRequest
 from chatapp.dialogue.tools.registry import find_tools
 
 
-def call(name: str, **arguments: object) -> str:
+def call(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 @pytest.fixture
-def touch(tmp_path: Path) -> Path:
+def touch(tmp_path):
     """A tool of the user's own, and what it makes."""
     tools_dir().mkdir(parents=True)
     command = json.dumps(["touch", str(tmp_path / "touched")])
@@ -96,7 +95,7 @@ def test_a_terminal_is_asked(tmp_path, monkeypatch, answer, ran):
     monkeypatch.setattr("sys.stderr", shown)
     ended = threading.Event()
 
-    def reply() -> None:
+    def reply():
         while "[y/N]" not in shown.getvalue():
             time.sleep(0.01)
         while not ended.wait(0.1):

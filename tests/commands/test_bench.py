@@ -1,7 +1,6 @@
 """What `chatapp bench` prints; how large the figures are is up to the machine."""
 
 import json
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
@@ -9,7 +8,7 @@ from tiny import write_tiny_gpt2
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return write_tiny_gpt2(tmp_path_factory.mktemp("bench") / "tiny", context=100)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakes import ScriptedModel
 
 from chatapp import __version__
 from chatapp.common.paths import database_path, log_dir, settings_path
@@ -22,19 +21,17 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
-def kept() -> list[bool]:
+def kept():
     """Whether the chats that the screen was started with are on disk."""
     return []
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, kept: list[bool]) -> list[tuple[Settings, int | None]]:
+def started(monkeypatch, kept):
     """What the chat's screen was started with."""
     calls: list[tuple[Settings, int | None]] = []
 
-    def run(
-        settings: Settings, chat_id: int | None, *, store: Store, inline: bool, may_be_served: bool
-    ) -> int:
+    def run(settings, chat_id, *, store, inline, may_be_served):
         assert not inline
         assert may_be_served
         calls.append((settings, chat_id))
@@ -137,7 +134,7 @@ def test_wrong_flags_give_status_two(run):
 
 
 def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(run, monkeypatch):
-    def broken(name: str, **_: object) -> ScriptedModel:
+    def broken(name, **_):
         raise ZeroDivisionError("by \x1b[31mzero")
 
     monkeypatch.setattr(loading, "load_model", broken)
@@ -170,7 +167,7 @@ def test_a_panic_is_an_error_like_any_other(run, monkeypatch):
     class PanicException(BaseException):
         """As Rust libraries raise it: no Exception."""
 
-    def broken(name: str, **_: object) -> ScriptedModel:
+    def broken(name, **_):
         raise PanicException("index out\nof bounds")
 
     monkeypatch.setattr(loading, "load_model", broken)
@@ -184,7 +181,7 @@ def test_a_panic_is_an_error_like_any_other(run, monkeypatch):
 
 
 def test_a_bug_is_told_even_where_no_log_can_be_written(run, home, monkeypatch):
-    def broken(name: str, **_: object) -> ScriptedModel:
+    def broken(name, **_):
         raise ZeroDivisionError
 
     monkeypatch.setattr(loading, "load_model", broken)

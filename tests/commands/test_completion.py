@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
-def machine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(home, tmp_path, monkeypatch):
     """Two models, a server with a name, and no hub."""
     monkeypatch.setattr(resolving, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
     (home / "config").mkdir(parents=True)
@@ -63,7 +63,7 @@ finally:
 """
 
 
-def complete(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def complete(words, folder):
     """What bash is told for the last of some words, and which modules that took."""
     instructions = {
         "_CHATAPP_COMPLETE": "complete_bash",

@@ -1,7 +1,6 @@
 """`chatapp docs search`, `ask --docs` and `run` with [documents], and wrong input in a sentence."""
 
 import json
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
@@ -10,7 +9,7 @@ from chatapp.dialogue.documents import index
 
 
 @pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def notes(tmp_path, monkeypatch):
     # The second file has little of the question.
     monkeypatch.setattr(index, "least_covered", lambda rarities: 0.0)
     (tmp_path / "notes").mkdir()

@@ -2,15 +2,14 @@
 refuses wrong input in one sentence. A command that is forgotten in one of these places fails here.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import typer
 from guides import GUIDES, commands
 from messages import check_message
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 import chatapp.cli
@@ -87,7 +86,7 @@ WRONG = {
 }
 
 
-def walk(command: Any, name: str) -> Iterator[tuple[str, TyperCommand]]:
+def walk(command, name):
     if isinstance(command, TyperGroup):
         for word, inner in command.commands.items():
             yield from walk(inner, f"{name} {word}")

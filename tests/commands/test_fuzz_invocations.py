@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def invoke(folder: Path, seed: str, count: int) -> None:
+def invoke(folder, seed, count):
     """Make random invocations in a folder."""
     paths = os.pathsep.join(map(str, (HERE.parent.parent, HERE.parent, HERE)))
     command = [sys.executable, str(HERE / "fuzzed.py"), str(folder), seed, str(count)]

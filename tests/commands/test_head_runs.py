@@ -24,14 +24,14 @@ TEXTS = ("A free prize", "See you at noon", " and more", "x" * 400)
 
 
 @pytest.fixture
-def spam(tmp_path: Path) -> str:
+def spam(tmp_path):
     path = tmp_path / "spam.toml"
     path.write_text(TASK)
     return str(path)
 
 
 @pytest.fixture
-def head(tmp_path: Path) -> str:
+def head(tmp_path):
     """The folder of a tiny model with a head, as a run of finetune leaves it."""
     folder = tmp_path / "head"
     write_tiny_gpt2(folder)
@@ -46,7 +46,7 @@ def head(tmp_path: Path) -> str:
     return str(folder)
 
 
-def predicted(head: str) -> list[dict[str, float]]:
+def predicted(head):
     """The probabilities that the head gives the texts."""
     model = HeadModel.load(head, find_model(head))
     outputs = model.outputs([model.encoder.sequences([text]) for text in TEXTS])
@@ -115,7 +115,7 @@ def test_eval_has_a_column_for_the_head(run, spam, head, tmp_path):
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Path:
+def trained(tmp_path):
     """A run whose head was trained on at most 12 tokens of a text."""
     rows = tmp_path / "rows.jsonl"
     labelled = [{"text": f"{'win' if n % 2 else 'see'} {n}", "label": n % 2} for n in range(20)]

@@ -14,7 +14,7 @@ HOSTILE = "[/b] \x1b]0;x\x07 \x1b[2J [link=x]"
 
 
 @pytest.fixture
-def ids() -> list[int]:
+def ids():
     """Two chats: a plain one, and one of hostile text with an answer that was stopped."""
     store = Store(database_path())
     first = store.create_chat(model="bundled", template="plain")
@@ -27,7 +27,7 @@ def ids() -> list[int]:
     return [first, second]
 
 
-def chats_left() -> list[int]:
+def chats_left():
     store = Store(database_path())
     ids = [chat.id for chat in store.chats()]
     store.close()
@@ -122,7 +122,7 @@ def test_a_file_survives_a_disk_that_is_full(run, ids, tmp_path, monkeypatch):
     file = tmp_path / "mine.md"
     file.write_text("precious")
 
-    def full(_: int) -> None:
+    def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
@@ -260,7 +260,7 @@ def test_an_interrupted_import_leaves_nothing(run, ids, tmp_path, monkeypatch):
     target.write_text(target.read_text().replace('"id": ', '"id": 7'))
     create, calls = Store.create_chat, []
 
-    def interrupted(store: Store, **facts: object) -> int:
+    def interrupted(store, **facts):
         calls.append(facts)
         if len(calls) == 2:
             raise KeyboardInterrupt

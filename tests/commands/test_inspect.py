@@ -4,7 +4,6 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel
@@ -19,14 +18,14 @@ FOREIGN = "[b]x[/b] \x1b[2J </pre><script>alert(1)</script> & \u202egnp \ta\nb"
 
 
 @pytest.fixture(autouse=True)
-def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def probabilities(candidates: list[dict[str, Any]]) -> list[float]:
+def probabilities(candidates):
     return [each["probability"] for each in candidates]
 
 

@@ -1,13 +1,11 @@
 """`chatapp inspect` with BERT and its relatives: the model's own numbers, and what is refused."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 import tiny_masked
 import torch
-from program import Run
 from transformers import AutoModelForMaskedLM
 
 from chatapp.engine.errors import ModelError
@@ -17,7 +15,7 @@ TEXT = "the capital of france is [MASK]."
 IDS = [2, 5, 6, 7, 8, 9, 4, 20, 3]
 
 
-def inspected(run: Run, *arguments: Any) -> Any:
+def inspected(run, *arguments):
     """The JSON document of `chatapp inspect`."""
     return json.loads(run("inspect", *map(str, arguments), "--json").out)
 
@@ -63,7 +61,7 @@ def test_what_a_masked_model_cannot_do_is_one_sentence(tmp_path, run):
     with pytest.raises(ModelError, match=r"writes no replies; `chatapp inspect .* \[MASK\]"):
         load_model(str(tmp_path))
 
-    def refused(*arguments: Any) -> str:
+    def refused(*arguments):
         return run("inspect", *map(str, arguments), "--model", str(tmp_path)).err
 
     assert "the text has no mask; write [MASK]" in refused("a cat")

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from program import Run
 
 from chatapp.engine.models.loading import load_model
 
@@ -12,7 +11,7 @@ TEXT = "User: he has"
 OTHER = "User: he was"
 
 
-def document(run: Run, folder: str, *words: str) -> dict[str, Any]:
+def document(run, folder, *words):
     result = run("inspect", *words, "--model", folder, "--json")
     assert result.status == 0, result.err
     found: dict[str, Any] = json.loads(result.out)

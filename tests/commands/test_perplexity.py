@@ -5,11 +5,10 @@ import math
 
 import pytest
 from fakes import ScriptedModel
-from program import UseModel
 
 
 @pytest.fixture
-def model(use_model: UseModel) -> ScriptedModel:
+def model(use_model):
     return use_model(ScriptedModel([], context=16))
 
 

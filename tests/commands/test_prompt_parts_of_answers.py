@@ -17,7 +17,7 @@ examples = [
 
 
 @pytest.fixture
-def prompt(tmp_path: Path) -> str:
+def prompt(tmp_path):
     path = tmp_path / "task.toml"
     path.write_text(PROMPT)
     return str(path)

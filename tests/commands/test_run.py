@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import UseModel
 from tiny import write_tiny_gpt2
 
 from chatapp.engine.models import loading
@@ -41,26 +40,26 @@ examples      = [{input = "cheese", output = "fromage"}]
 
 
 @pytest.fixture
-def spam(tmp_path: Path) -> str:
+def spam(tmp_path):
     path = tmp_path / "spam.toml"
     path.write_text(SPAM)
     return str(path)
 
 
 @pytest.fixture
-def french(tmp_path: Path) -> str:
+def french(tmp_path):
     path = tmp_path / "french.toml"
     path.write_text(FRENCH)
     return str(path)
 
 
 @pytest.fixture
-def model(use_model: UseModel) -> ScriptedModel:
+def model(use_model):
     """Each token of a label costs it a nat: of these, both are one token."""
     return use_model(ScriptedModel([" pomme"]))
 
 
-def rows(path: Path) -> list[dict[str, object]]:
+def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -120,7 +119,7 @@ def test_a_prompt_file_takes_another_pool(run, spam, model, tmp_path):
 
 
 def test_options_stand_above_the_file(run, spam, model):
-    def examples(*options: str) -> list[int]:
+    def examples(*options):
         result = run("run", spam, "--input", "See you", "--json", *options)
         return [each["index"] for each in json.loads(result.out)["examples"]]
 
@@ -195,7 +194,7 @@ def test_what_lies_here_hides_no_prompt_of_the_library(run, model, tmp_path, mon
 def test_labels_are_scored_in_float32_whatever_the_chat_multiplies_in(run, spam, monkeypatch):
     asked = []
 
-    def load_model(name: str, *, precision: str, device: str, **options: object) -> ScriptedModel:
+    def load_model(name, *, precision, device, **options):
         asked.append(precision)
         return ScriptedModel([" spam"])
 
@@ -321,7 +320,7 @@ def test_an_output_of_another_run_is_refused(run, spam, model, tmp_path):
     run(*command)
     before = output.read_bytes()
 
-    def refused(*options: str) -> str:
+    def refused(*options):
         result = run(*command, *options)
         assert result.status == 2
         assert output.read_bytes() == before
@@ -346,7 +345,7 @@ def test_an_output_of_another_run_is_refused(run, spam, model, tmp_path):
     assert notes.read_text() == "my notes"
 
 
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path):
     return {**os.environ, "CHATAPP_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import Run, UseModel
 
 from chatapp.tasks.selection.methods import METHODS, Selector
 
@@ -36,29 +35,29 @@ class Shortest(Selector):
     needs_labels = True
     needs_encoder = True
 
-    def select(self, query: str, k: int) -> list[int]:
+    def select(self, query, k):
         indices = sorted(range(len(self._pool)), key=lambda i: len(self._pool.inputs[i]))
         return self._first(indices, query, k)
 
 
 @pytest.fixture(autouse=True)
-def in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_the_table(monkeypatch):
     monkeypatch.setitem(METHODS, Shortest.name, Shortest)
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Path:
+def task(tmp_path):
     path = tmp_path / "living.toml"
     path.write_text(TASK)
     return path
 
 
 @pytest.fixture
-def model(use_model: UseModel) -> ScriptedModel:
+def model(use_model):
     return use_model(ScriptedModel([" animal"]))
 
 
-def shown(run: Run, *command: str) -> list[int]:
+def shown(run, *command):
     made = json.loads(run("run", *command, "--input", "grass", "--json").out)
     return [example["index"] for example in made["examples"]]
 

@@ -1,7 +1,6 @@
 """A model of an encoder and a decoder behind the commands and in a chat."""
 
 import json
-from pathlib import Path
 
 import pytest
 from seq2seq_models import write_seq2seq
@@ -15,14 +14,14 @@ GENERATE = "[generate]\nmax_tokens = 4\ntemperature = 0\n"
 
 
 @pytest.fixture(scope="module", params=["t5", "bart"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("seq2seq")
     write_seq2seq(request.param, folder)
     return str(folder)
 
 
 @pytest.fixture
-def prompt(tmp_path: Path) -> Path:
+def prompt(tmp_path):
     path = tmp_path / "say.toml"
     path.write_text(SPAM + GENERATE)
     return path
@@ -68,7 +67,7 @@ def test_it_takes_prompt_files(run, model, prompt, tmp_path):
     assert result.status == 0, result.err
 
 
-def inputs_with(folder: Path) -> Path:
+def inputs_with(folder):
     path = folder / "test.jsonl"
     rows = [{"input": "a fox", "output": "dog"}, {"input": "the dog", "output": "model"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

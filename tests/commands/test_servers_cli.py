@@ -1,7 +1,6 @@
 """Commands with a model on a server: what they print, and what they say it cannot do."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
-def server(home: Path) -> Iterator[CompletionsServer]:
+def server(home):
     """A server that goes by the name `mine` too."""
     with CompletionsServer().running() as server:
         server.models = [{"id": "tiny", "max_model_len": 256}]

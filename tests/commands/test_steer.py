@@ -1,7 +1,6 @@
 """`chatapp steer` makes, lists and tries directions, and `ask --steer` adds them to an answer."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ PAIRS = [("a b", "c d"), ("good day", "bad day")]
 
 
 @pytest.fixture
-def pairs(tmp_path: Path) -> str:
+def pairs(tmp_path):
     path = tmp_path / "pairs.jsonl"
     rows = [{"positive": one, "negative": other} for one, other in PAIRS]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,23 +1,21 @@
 """`chatapp summarize`: a document longer than the window, and the places of each sentence."""
 
 import json
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import UseModel
 
 PARAGRAPHS = [f"Paragraph{n} has the word{n} and {'more ' * 20}text." for n in range(12)]
 
 
-def last_text(prompt: str) -> str:
+def last_text(prompt):
     """The first two words of the text to summarize, as a sentence."""
     asked = prompt.rsplit("Text:", 1)[1].removesuffix("Summary:").split()
     return f" {' '.join(asked[:2]).rstrip('.')}."
 
 
 @pytest.fixture
-def document(tmp_path: Path, use_model: UseModel) -> str:
+def document(tmp_path, use_model):
     use_model(ScriptedModel(last_text, context=200))
     path = tmp_path / "long.txt"
     path.write_text("\n\n".join(PARAGRAPHS))

@@ -10,7 +10,7 @@ from chatapp.cli import app
 from chatapp.common.userfiles import UserError
 
 
-def printed(*arguments: str) -> str:
+def printed(*arguments):
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout

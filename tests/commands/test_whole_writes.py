@@ -21,7 +21,7 @@ Write = Callable[[Run, Path], Any]
 POOL = "".join(f'{{"text": "a fox {n}", "label": "animal"}}\n' for n in range(4))
 
 
-def export_history(run: Run, folder: Path) -> Any:
+def export_history(run, folder):
     store = Store(database_path())
     if not store.chats():
         # SQLite needs room for an index of 32 kB when it opens its file.
@@ -30,11 +30,11 @@ def export_history(run: Run, folder: Path) -> Any:
     return run("history", "export", "--all", "--force", "-o", str(folder / "file"))
 
 
-def generate_items(run: Run, folder: Path) -> Any:
+def generate_items(run, folder):
     return run("eval", "--task", "3D-", "--limit", "7", "--generate", str(folder))
 
 
-def write_report(run: Run, folder: Path) -> Any:
+def write_report(run, folder):
     task, test = folder.parent / "living.toml", folder.parent / "test.jsonl"
     task.write_text('labels = ["animal", "plant"]\nexamples_file = "test.jsonl"\n')
     test.write_text(POOL)
@@ -52,7 +52,7 @@ WRITES: dict[str, tuple[str, Write]] = {
 }
 
 
-def refusal(run: Run, folder: Path, write: Write) -> str:
+def refusal(run, folder, write):
     """What a command says, or a function raises, when it cannot write."""
     try:
         return str(write(run, folder).err)

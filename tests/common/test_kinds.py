@@ -8,7 +8,6 @@ import ast
 import re
 import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,7 +22,7 @@ FILES = {
 KINDS = tomllib.loads((Path(__file__).parent / "kinds.toml").read_text())
 
 
-def calls(names: str) -> Iterator[tuple[str, ast.Call, str]]:
+def calls(names):
     """The calls of functions and methods whose dotted end a pattern matches, with their file."""
     for file, tree in FILES.items():
         for node in ast.walk(tree):
@@ -31,7 +30,7 @@ def calls(names: str) -> Iterator[tuple[str, ast.Call, str]]:
                 yield file, node, name
 
 
-def users(names: str) -> set[str]:
+def users(names):
     return {file for file, _, _ in calls(names)}
 
 
@@ -160,7 +159,7 @@ DIVISORS = re.compile(
 )
 
 
-def means(node: ast.AST, names: tuple[str, ...] = ()) -> Iterator[str]:
+def means(node, names=()):
     """The functions in which something is divided by how many there are."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         names = (*names, node.name)
@@ -182,7 +181,7 @@ def test_each_mean_has_a_known_divisor():
     assert found == set(" ".join(MEANS.values()).split())
 
 
-def patterns() -> dict[str, tuple[str, int, str]]:
+def patterns():
     """Every constant regular expression with its flags, and how it is applied."""
     found = {}
     for file, node, name in calls(
@@ -206,7 +205,7 @@ def patterns() -> dict[str, tuple[str, int, str]]:
     return found
 
 
-def attacks(pattern: str) -> Iterator[str]:
+def attacks(pattern):
     """Texts that make a backtracking search try each of its places to the end."""
     literal = sorted({*re.sub(r"\\.|[\[\]()|?*+^$]", "", pattern)} | {*"a0 \n"})
     units = [*literal, *(first + second for first in literal for second in "a0 \n")]

@@ -24,7 +24,6 @@ from chatapp.engine.backends.remote.http import Client, Server
 from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.files.model_files import ModelFiles, read_generation_config
 from chatapp.rows.examples import PromptError
-from chatapp.server.bodies import ChatBody
 from chatapp.server.prompts import BadRequestError
 from chatapp.server.prompts import sampling_of as sampling_of_request
 from chatapp.server.server import _body_of
@@ -40,7 +39,7 @@ from finetune.config.sections import FinetuneConfig, load_config
 
 
 @pytest.fixture(scope="module")
-def help_of_ask() -> str:
+def help_of_ask():
     text = CliRunner().invoke(app, ["ask", "--help"], env={"COLUMNS": "400"}).output
     return " ".join(text.split())
 
@@ -81,7 +80,7 @@ def test_a_parameter_appears_everywhere(name, help_of_ask, tmp_path, monkeypatch
         assert makers.sampling.get(name) == value
 
 
-def write(path: Path, text: str) -> Path:
+def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
@@ -94,7 +93,7 @@ objective = {{kind = "grpo", rewards = [{{kind = "exact_match"}}], {} = {}}}
 """
 
 
-def _body(name: str, value: object) -> ChatBody:
+def _body(name, value):
     body = {"messages": [{"role": "user", "content": "Hi"}], name: value}
     return _body_of(json.dumps(body).encode(), "/chat/completions")
 

@@ -1,7 +1,6 @@
 """Presets are kept by name, and a broken file of them is told in words and never touched."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from chatapp.engine.model import Sampling
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "data" / "presets.json"
 
 

@@ -1,7 +1,5 @@
 """Settings come from four places, and whatever is wrong is named with its place."""
 
-from pathlib import Path
-
 import pytest
 
 from chatapp.common import paths
@@ -10,12 +8,12 @@ from chatapp.engine.model import Sampling
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     return tmp_path
 
 
-def write(text: str) -> Path:
+def write(text):
     path = paths.settings_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

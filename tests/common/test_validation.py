@@ -11,7 +11,7 @@ from chatapp.common.userfiles import UserError, parse_toml
 from chatapp.common.validation import strict_model, validated
 
 
-def even(number: int) -> int:
+def even(number):
     if number % 2:
         raise ValueError(f"is {number}, which is odd")
     return number
@@ -42,7 +42,7 @@ class Document(Strict):
     size: int = 1
 
 
-def refusal(source: str) -> str:
+def refusal(source):
     data = parse_toml(source, Path("x.toml"))
     with pytest.raises(UserError) as error:
         validated(Document, data, UserError, origin="x.toml", what="document", source=source)
@@ -85,7 +85,7 @@ class Place:
 
 
 def test_a_dataclass_is_as_strict():
-    def place(data: object) -> Place:
+    def place(data):
         return Place(
             **dict(validated(strict_model(Place), data, UserError, origin="x", what="place"))
         )

@@ -1,7 +1,6 @@
 """Answers of others: none is compressed, and no key is in a sentence on one."""
 
 import gzip
-from typing import Any
 
 import httpx2
 import pytest
@@ -12,7 +11,7 @@ from chatapp.engine.errors import first_line
 DATA = b"data: " + b"x" * 100_000 + b"\n\n"
 
 
-def answering(**headers: str) -> Any:
+def answering(**headers):
     packed = gzip.compress(DATA) if "content_encoding" in headers else DATA
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return httpx2.MockTransport(lambda _: httpx2.Response(200, content=packed, headers=named))

@@ -12,7 +12,7 @@ from chatapp.dialogue.turn import turn
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Finished
-from chatapp.engine.model import ContextOverflow, Sampling, TextStream
+from chatapp.engine.model import ContextOverflow, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import CHAT, PLAIN
 
@@ -125,20 +125,20 @@ def test_a_branch_of_a_real_model(store, tmp_path):
 class HoldingTokenizer(WordTokenizer):
     """Its last piece could be the beginning of a character, and is held back."""
 
-    def stream(self) -> TextStream:
+    def stream(self):
         return HoldingStream(self)
 
 
 class HoldingStream:
-    def __init__(self, tokenizer: WordTokenizer) -> None:
+    def __init__(self, tokenizer):
         self._tokenizer = tokenizer
         self._held = ""
 
-    def push(self, id: int) -> str:
+    def push(self, id):
         complete, self._held = self._held, self._tokenizer.piece(id)
         return complete
 
-    def flush(self) -> str:
+    def flush(self):
         return self._held
 
 

@@ -1,7 +1,6 @@
 """A reply of a model with parts switched off says so wherever it goes, and teaches nothing."""
 
 import json
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
@@ -29,20 +28,20 @@ GREEDY = Sampling(temperature=0, max_tokens=8)
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256)
 
 
 @pytest.fixture
-def model(folder: Path) -> LocalModel:
+def model(folder):
     return LocalModel.load(ModelFiles.read(folder), name="tiny")
 
 
-def off(model: LocalModel, names: str) -> Interventions:
+def off(model, names):
     return switched_off(parse_parts(names, model.decoder.architecture))
 
 
-def reply(session: Session, text: str) -> int:
+def reply(session, text):
     events = list(session.say(text))
     started = events[0]
     assert isinstance(started, Started)

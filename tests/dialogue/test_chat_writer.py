@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
@@ -28,7 +27,7 @@ SOURCE = (
 )
 
 
-def folder(path: Path, **config: object) -> Path:
+def folder(path, **config):
     """A folder with no more than a chat template."""
     (path / "config.json").write_text('{"model_type": "llama"}')
     document = {"bos_token": "<s>", "chat_template": SOURCE, **config}
@@ -36,7 +35,7 @@ def folder(path: Path, **config: object) -> Path:
     return path
 
 
-def model(path: Path, **config: object) -> ScriptedModel:
+def model(path, **config):
     replies = ["Hello!", "Bye!"]
     return ScriptedModel(replies, folder=folder(path, **config), special=SPECIAL)
 

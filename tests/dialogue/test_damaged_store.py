@@ -5,9 +5,7 @@ import random
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +20,7 @@ LONG = "a long reply " * 700
 """Longer than a page."""
 
 
-def fill(path: Path, word: str = "walrus") -> None:
+def fill(path, word="walrus"):
     with closing(Store(path)) as store:
         for number in range(CHATS):
             chat_id = store.create_chat(title=f"{word} {number}", system="Be brief.")
@@ -35,12 +33,12 @@ def fill(path: Path, word: str = "walrus") -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     fill(tmp_path / "chats.db")
     return tmp_path / "chats.db"
 
 
-def use(path: Path) -> None:
+def use(path):
     """Everything that reads or writes a file of chats. Raises StoreError alone."""
     with closing(Store(path)) as store:
         for work in (
@@ -57,7 +55,7 @@ def use(path: Path) -> None:
                 work()
 
 
-def texts(path: Path) -> dict[str, list[str]]:
+def texts(path):
     """What a sound file has: the messages of each chat by its title."""
     with closing(Store(path)) as store:
         return {
@@ -66,7 +64,7 @@ def texts(path: Path) -> dict[str, list[str]]:
         }
 
 
-def damaged(data: bytes, seed: int) -> Iterator[bytes]:
+def damaged(data, seed):
     """The file cut off, and with pages and bytes of it overwritten."""
     dice = random.Random(seed)
     for _ in range(8):
@@ -95,7 +93,7 @@ def test_whatever_is_damaged_is_a_sentence_and_is_never_backed_up(path, tmp_path
             use(broken)
 
 
-def overwrite(path: Path, start: int, content: bytes) -> None:
+def overwrite(path, start, content):
     with path.open("r+b") as file:
         file.seek(start)
         file.write(content)
@@ -175,11 +173,11 @@ def test_the_log_of_another_file_is_not_written_into_this_one(path, tmp_path):
     assert path.read_bytes() == content
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path):
     path.mkdir()
 
 
-def make_pipe(path: Path) -> None:
+def make_pipe(path):
     os.mkfifo(path)
 
 

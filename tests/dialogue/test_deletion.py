@@ -2,12 +2,11 @@
 
 import pytest
 
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import Gone
 
 
 @pytest.fixture
-def chat_id(store: Store) -> int:
+def chat_id(store):
     """Two replies to one message, the second judged and followed by another exchange."""
     chat_id = store.create_chat()
     user = store.add_message(chat_id, None, "user", "Question")
@@ -22,7 +21,7 @@ def chat_id(store: Store) -> int:
     return chat_id
 
 
-def state(store: Store, chat_id: int) -> tuple[object, ...]:
+def state(store, chat_id):
     """All there is of a chat."""
     [summary] = store.chats()
     return (

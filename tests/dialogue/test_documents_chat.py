@@ -2,7 +2,6 @@
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel
@@ -14,19 +13,18 @@ from chatapp.dialogue.documents.sources import NO_PASSAGE
 from chatapp.dialogue.events import Started
 from chatapp.dialogue.reading import draft, read, usage
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
 from chatapp.prompting.template import CHAT
 from chatapp.tasks.files.documents import DocumentsError, DocumentSet, least_covered
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def notes(tmp_path, monkeypatch):
     # The second file has little of the question.
     monkeypatch.setattr(index, "least_covered", lambda rarities: 0.0)
     folder = tmp_path / "notes"
@@ -36,7 +34,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def session_of(store: Store, notes: Path, model: Any = None, **options: Any) -> Session:
+def session_of(store, notes, model=None, **options):
     documents = DocumentSet((str(notes),), limit=2)
     model = model or ScriptedModel([" Yes."] * 9, context=200)
     return session_with(store, model, CHAT, documents=documents, **options)

@@ -1,15 +1,11 @@
 """Exported chats hold every word as it was written."""
 
 from chatapp.dialogue.export import to_markdown, to_training_rows
-from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.rows import StoredChat, StoredMessage
 
 HOSTILE = "# no heading\n```\n<b>[/b] \x1b[2J 你好 \\n"
 
 
-def chat_of(
-    store: Store, *turns: tuple[str, str, str], system: str | None = None
-) -> tuple[StoredChat, list[StoredMessage]]:
+def chat_of(store, *turns, system=None):
     """A chat of (question, reply, status of the reply)."""
     chat_id = store.create_chat(system=system, model="tiny", template="plain")
     parent = None

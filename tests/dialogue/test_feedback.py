@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel
@@ -23,20 +22,20 @@ from chatapp.prompting.template import PLAIN
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend"
 
 
-def rows(store: Store, format: str, chat_id: int = 1) -> list[dict[str, Any]]:
+def rows(store, format, chat_id=1):
     return list(feedback_rows(store, chat_id, FeedbackFormat(format)))
 
 
-def user(text: str) -> dict[str, str]:
+def user(text):
     return {"role": "user", "content": text}
 
 
-def assistant(text: str) -> dict[str, str]:
+def assistant(text):
     return {"role": "assistant", "content": text}
 
 
 @pytest.fixture
-def replies(store: Store) -> list[int]:
+def replies(store):
     """A chat with a finished exchange and three answers to the message after it."""
     chat_id = store.create_chat(system="Be kind.")
     first = store.add_message(chat_id, None, "user", "Hi")
@@ -123,7 +122,7 @@ def test_preferences_come_from_ranks_thumbs_and_corrections(store, replies):
     assert rows(store, "dpo") == []
     store.set_thumb(hostile, -1)
 
-    def pairs() -> list[tuple[str, str]]:
+    def pairs():
         found = rows(store, "dpo")
         assert all(row.keys() == {"prompt", "chosen", "rejected"} for row in found)
         assert all(row["prompt"] == PROMPT for row in found)
@@ -275,7 +274,7 @@ examples = [{input = "Win!", output = "spam"}, {input = "Lunch?", output = "ham"
 """
 
 
-def say(store: Store, *replies: str, **facts: Any) -> Session:
+def say(store, *replies, **facts):
     """A session whose model gives these replies."""
     model = ScriptedModel(list(replies))
     return Session(Chat(store, **facts), model, template=PLAIN)

@@ -1,6 +1,6 @@
 """Chats held with a prompt file: what is sent, which examples, what fits, and what is kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.events import Started
 from chatapp.dialogue.reading import draft, read, usage
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.dialogue.writers.prompt import Shot
@@ -31,7 +30,7 @@ DIALOGUE = [("Hello.", "Welcome to Caracas."), ("Is it big?", "Yes, very big.")]
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
@@ -40,10 +39,10 @@ WriteFile = Callable[..., str]
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> WriteFile:
+def file(tmp_path):
     """Writes a prompt file with its examples; gives its path."""
 
-    def write(examples: list[tuple[str, str]], rest: str = "", name: str = "task.toml") -> str:
+    def write(examples, rest="", name="task.toml"):
         rows = ", ".join(f'{{input = "{first}", output = "{then}"}}' for first, then in examples)
         path = tmp_path / name
         path.write_text(
@@ -60,13 +59,13 @@ def file(tmp_path: Path) -> WriteFile:
 NEAREST = '[select]\nmethod = "knn"\nk = 2\nencoder = "tfidf"\n'
 
 
-def say(session: Session, text: str) -> Finished:
+def say(session, text):
     *_, finished = session.say(text)
     assert isinstance(finished, Finished)
     return finished
 
 
-def held_with(store: Store, model: object, prompt: str, **options: object) -> Session:
+def held_with(store, model, prompt, **options):
     return session_with(store, model, CHAT, prompt=prompt, **options)
 
 
@@ -129,14 +128,14 @@ def test_the_prompt_is_that_of_run(store, file, method):
 class Judge(ScriptedModel):
     """Finds a label the likelier, the oftener it stands in the prompt."""
 
-    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+    def score(self, pairs):
         return [[context.count(label[0]) - 5.0] for context, label in pairs]
 
 
 LABELLED = [("good", "yes"), ("bad", "no"), ("fine and good", "yes"), ("very bad", "no")]
 
 
-def labelled(file: WriteFile, rest: str) -> str:
+def labelled(file, rest):
     name = file(LABELLED)
     Path(name).write_text(f'labels = ["no", "yes"]\n{Path(name).read_text()}{rest}')
     return name
@@ -284,7 +283,7 @@ def test_a_chat_asks_for_a_template_where_the_model_has_none(tmp_path):
 TURNS = '[chat]\nstyle = "turns"\n'
 
 
-def in_turns(model: ScriptedModel, store: Store, name: str) -> Session:
+def in_turns(model, store, name):
     return Session(Chat(store, basis=Basis(prompt=name)), model)
 
 

@@ -5,20 +5,18 @@ document that is looked up.
 """
 
 import json
-import threading
-from pathlib import Path
 
 import pytest
 from thinking_model import thinking_model
 
-from chatapp.dialogue.chat import Chat, Decision
+from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.tools.permission import PermissionRequest, allow_for_good
+from chatapp.dialogue.tools.permission import allow_for_good
 from chatapp.dialogue.tools.registry import find_tools
 from chatapp.tasks.files.documents import DocumentSet
 
 
-def call(name: str, **arguments: object) -> str:
+def call(name, **arguments):
     document = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{document}\n</tool_call>"
 
@@ -62,7 +60,7 @@ ATTACKS = {
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     folder = tmp_path / "config" / "tools"
     folder.mkdir(parents=True)
@@ -90,7 +88,7 @@ def test_a_text_that_asks_for_a_call_gets_no_more_than_a_question(home, store, t
         session.chat.use_documents(DocumentSet((str(document),)))
     questions: list[str] = []
 
-    def refuse(request: PermissionRequest, cancel: threading.Event) -> Decision:
+    def refuse(request, cancel):
         questions.append(request.text())
         return "no"
 

@@ -45,7 +45,7 @@ while True:
 """
 
 
-def kill_while(program: str, path: Path, seconds: float) -> None:
+def kill_while(program, path, seconds):
     """Run a program on a file of chats, and kill it some seconds after it is ready."""
     command = [sys.executable, "-c", program, str(Path(__file__).parent.parent), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -55,7 +55,7 @@ def kill_while(program: str, path: Path, seconds: float) -> None:
         process.kill()
 
 
-def check(path: Path) -> int:
+def check(path):
     """The number of messages of a file that has to be whole."""
     with closing(Store(path)) as store:
         store.add_message(store.create_chat(), None, "user", "It goes on.")
@@ -72,7 +72,7 @@ def check(path: Path) -> int:
         return int(messages)
 
 
-def kill(path: Path, seed: int, count: int) -> None:
+def kill(path, seed, count):
     dice = random.Random(seed)
     before = 0
     for _ in range(count):

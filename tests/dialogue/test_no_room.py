@@ -5,7 +5,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +18,7 @@ FULL = "cannot be written: the disk is full; `chatapp history delete ID` frees s
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     """A disk of 1 MB."""
     if os.name != "posix" or os.geteuid() != 0:
         pytest.skip("only root can mount a disk")
@@ -33,7 +32,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def path(disk: Path) -> Path:
+def path(disk):
     """Of two chats on it."""
     path = disk / "chats.db"
     store = Store(path)
@@ -44,13 +43,13 @@ def path(disk: Path) -> Path:
     return path
 
 
-def fill(disk: Path) -> None:
+def fill(disk):
     with (disk / "filling").open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(b"x" * 4096)
 
 
-def read(store: Store) -> list[str]:
+def read(store):
     return [store.path(chat.id)[0].text for chat in store.chats()]
 
 
@@ -113,7 +112,7 @@ def test_a_file_that_sqlite_cannot_write_is_read(tmp_path, monkeypatch):
     store.close()
     connect = sqlite3.connect
 
-    def connect_for_reading(place: str, **options: object) -> sqlite3.Connection:
+    def connect_for_reading(place, **options):
         is_plain = not place.startswith("file:")
         return connect(f"file:{place}?mode=ro" if is_plain else place, **{**options, "uri": True})
 
@@ -132,7 +131,7 @@ class FullDisk(sqlite3.Connection):
 
     is_in_place = False
 
-    def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+    def execute(self, statement, *values):
         self.is_in_place |= statement == "PRAGMA journal_mode = MEMORY"
         if statement.startswith(("UPDATE", "INSERT", "DELETE")) and not self.is_in_place:
             error = sqlite3.OperationalError("database or disk is full")

@@ -1,7 +1,6 @@
 """White space around replies, drawn tokens, and answers without a store."""
 
 import threading
-from collections.abc import Sequence
 from itertools import islice
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.common.parameters import seeded
-from chatapp.dialogue.events import Options, TurnEvent
+from chatapp.dialogue.events import Options
 from chatapp.dialogue.turn import Trimmer, answer, complete
 from chatapp.dialogue.writers.chat_template import ChatWriter
 from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
@@ -21,13 +20,13 @@ from chatapp.prompting.template import ALPACA, CHAT, PLAIN
 PIECES = st.lists(st.text(st.sampled_from(" \n\tab")), max_size=12)
 
 
-def trimmed(pieces: list[str], *, begun: bool = False) -> list[str]:
+def trimmed(pieces, *, begun=False):
     """The texts as they become visible."""
     trimmer = Trimmer(begun=begun)
     return [trimmer.push(piece) for piece in pieces]
 
 
-def text_of(events: Sequence[TurnEvent]) -> str:
+def text_of(events):
     return "".join(event.text for event in events)
 
 
@@ -36,11 +35,11 @@ class SpaceBefore(ScriptedModel):
 
     SPACE = 1_000_000
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("")
         encode = self.tokenizer.encode
 
-        def with_space(text: str, *, begins: bool = True) -> list[int]:
+        def with_space(text, *, begins=True):
             return [self.SPACE] * begins + encode(text)
 
         self.tokenizer.encode = with_space

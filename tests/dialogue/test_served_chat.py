@@ -1,9 +1,7 @@
 """Chats with a server that writes them in its model's own template."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from completions_server import CompletionsServer, delta, piece, replied, said
@@ -11,11 +9,9 @@ from completions_server import CompletionsServer, delta, piece, replied, said
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.reading import read
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.chat_template import SERVED
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Finished
-from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import ALPACA, PLAIN
 
@@ -31,12 +27,12 @@ LOGPROBS = {
 
 
 @pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
 
 
 @pytest.fixture
-def server() -> Iterator[CompletionsServer]:
+def server():
     with CompletionsServer().running() as server:
         server.protocols = ("chat/completions", "completions")
         server.models = [{"id": "tiny", "max_model_len": 512}]
@@ -45,16 +41,16 @@ def server() -> Iterator[CompletionsServer]:
 
 
 @pytest.fixture
-def model(server: CompletionsServer) -> LanguageModel:
+def model(server):
     return load_model(server.url)
 
 
 @pytest.fixture
-def session(model: LanguageModel, store: Store) -> Session:
+def session(model, store):
     return Session(Chat(store), model)
 
 
-def message(role: str, content: str) -> dict[str, str]:
+def message(role, content):
     return {"role": role, "content": content}
 
 
@@ -160,7 +156,7 @@ def test_a_chat_goes_on_in_another_model(server, session, store):
     )
 
 
-def calls_of(*arguments: str, name: str = "calculator") -> list[str]:
+def calls_of(*arguments, name="calculator"):
     """The events of a reply that calls a tool, its arguments in these pieces."""
     opening = {"index": 0, "id": "x", "type": "function", "function": {"name": name}}
     parts = [{"index": 0, "function": {"arguments": part}} for part in arguments]
@@ -173,7 +169,7 @@ def test_a_server_calls_tools(server, session, store, cut):
     text = '{"expression": "48*76"}'
     pieces = [text[start : start + cut] for start in range(0, len(text), cut)]
 
-    def answer(request: dict[str, object]) -> list[object]:
+    def answer(request):
         messages = request["messages"]
         assert isinstance(messages, list)
         return replied("3648.") if messages[-1]["role"] == "tool" else [*calls_of(*pieces)]
@@ -208,7 +204,7 @@ def test_a_call_of_a_server_that_is_no_json_is_text(server, session, pieces):
 
 
 def test_a_call_without_arguments_and_odd_calls(server, session):
-    def answer(request: dict[str, object]) -> list[object]:
+    def answer(request):
         messages = request["messages"]
         assert isinstance(messages, list)
         if messages[-1]["role"] == "tool":

@@ -5,10 +5,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel, reworded
@@ -16,7 +15,7 @@ from sessions import session_with
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.events import SessionEvent, Started
+from chatapp.dialogue.events import Started
 from chatapp.dialogue.reading import usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
@@ -24,11 +23,11 @@ from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.writers.chat_template import ChatWriter
 from chatapp.dialogue.writers.choosing import choose_template, mismatch
 from chatapp.dialogue.writers.prompt import MessageTooLong
-from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
-from chatapp.prompting.messages import Message, Role, text_of
-from chatapp.prompting.template import ALPACA, CHAT, PLAIN, ShippedTemplate, save_template
+from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.prompting.messages import Message, text_of
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN, save_template
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -37,14 +36,14 @@ MakeSession = Callable[..., Session]
 
 
 @pytest.fixture
-def session_of(store: Store) -> MakeSession:
-    def make(model: LanguageModel, template: ShippedTemplate = CHAT, **options: object) -> Session:
+def session_of(store):
+    def make(model, template=CHAT, **options):
         return session_with(store, model, template, **options)
 
     return make
 
 
-def reply_of(events: Iterable[SessionEvent]) -> str:
+def reply_of(events):
     """All text of a turn; checks that it starts and ends as promised."""
     started, *tokens, finished = events
     assert isinstance(started, Started)
@@ -53,7 +52,7 @@ def reply_of(events: Iterable[SessionEvent]) -> str:
     return "".join(event.text for event in (*tokens, finished))
 
 
-def texts(session: Session) -> list[tuple[str, str, str]]:
+def texts(session):
     return [(message.role, message.text, message.status) for message in session.chat.messages]
 
 
@@ -175,7 +174,7 @@ def test_closing_the_iterator_keeps_what_there_was(session_of, store):
 
 def test_a_bug_in_the_model_loses_nothing(session_of, store):
     class Broken(ScriptedModel):
-        def generate(self, request: Request) -> Iterator[Event]:
+        def generate(self, request):
             yield Token(1, " one", " one", -1.0)
             raise ZeroDivisionError
 
@@ -189,7 +188,7 @@ def test_a_bug_in_the_model_loses_nothing(session_of, store):
 def test_text_is_stored_before_its_tokens_are_remembered(session_of, store, monkeypatch):
     session = session_of(ScriptedModel([" one two"]))
 
-    def broken(*_: object) -> None:
+    def broken(*_):
         raise ZeroDivisionError
 
     monkeypatch.setattr(ChatWriter, "remember", broken)
@@ -206,7 +205,7 @@ def test_a_message_is_stored_with_the_reply_to_come_or_not_at_all(
 ):
     add = store.add_message
 
-    def full(chat_id: int, parent_id: int | None, role: Role, text: str, **rest: Any) -> Any:
+    def full(chat_id, parent_id, role, text, **rest):
         if role == failing:
             raise StoreError("the disk is full")
         return add(chat_id, parent_id, role, text, **rest)
@@ -225,7 +224,7 @@ def test_a_message_is_stored_with_the_reply_to_come_or_not_at_all(
 
 
 def test_a_turn_that_cannot_be_recorded_leaves_no_reply_unfinished(session_of, store, monkeypatch):
-    def full(*_: object, **__: object) -> int:
+    def full(*_, **__):
         raise StoreError("the disk is full")
 
     session = session_of(ScriptedModel([" one", " two"]))
@@ -415,7 +414,7 @@ def test_an_unanswered_message_stays_in_the_prompt_without_a_reply(session_of):
 # The window
 
 
-def computed(model: ScriptedModel) -> int:
+def computed(model):
     return model.finished[-1].prompt_tokens - model.finished[-1].reused_tokens
 
 
@@ -599,7 +598,7 @@ def test_every_prompt_begins_with_the_one_before(session_of):
     class Recording(ScriptedModel):
         given: list[list[int]]
 
-        def generate(self, request: Request) -> Iterator[Event]:
+        def generate(self, request):
             self.given = [*getattr(self, "given", []), list(request.ids)]
             return super().generate(request)
 

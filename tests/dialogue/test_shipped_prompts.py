@@ -8,7 +8,6 @@ import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel
@@ -27,11 +26,11 @@ TEXTS = {None: None, **dict(enumerate(RECORDED["texts"]))}
 WINDOWS = (90, 250, 4000)
 
 
-def digest(value: object) -> str:
+def digest(value):
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:10]
 
 
-def figures(name: str, chat: dict[str, Any]) -> list[str]:
+def figures(name, chat):
     """The digests of a chat's prompts in each window, and of its training example."""
     template, (tokenizer, _) = TEMPLATES[name], chat_tokenizer(find_model(str(BUNDLED_FOLDER)))
     exchanges = [

@@ -8,7 +8,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,18 +25,18 @@ FORMAT_5 = Path(__file__).parent / "chats_format_5.db"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "data" / "chats.db"
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
+def store(path):
     store = Store(path)
     yield store
     store.close()
 
 
-def dialogue(store: Store, *texts: str) -> tuple[int, list[int]]:
+def dialogue(store, *texts):
     """A chat of alternating messages; returns its id and theirs."""
     chat_id = store.create_chat(model="tiny", template="plain")
     ids: list[int] = []
@@ -47,7 +46,7 @@ def dialogue(store: Store, *texts: str) -> tuple[int, list[int]]:
     return chat_id, ids
 
 
-def check_sound(path: Path) -> None:
+def check_sound(path):
     """SQLite finds no fault, and index and counts agree with the messages."""
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -211,7 +210,7 @@ def test_branches_keep_their_own_paths(store):
     chat_id, (question, first, follow_up) = dialogue(store, "Q", "A1", "and then?")
     second = store.add_message(chat_id, question, "assistant", "A2").id
 
-    def texts(leaf: int | None = None) -> list[str]:
+    def texts(leaf=None):
         return [message.text for message in store.path(chat_id, leaf)]
 
     assert texts() == ["Q", "A2"]
@@ -285,7 +284,7 @@ def test_text_is_kept_as_it_is_but_for_lone_surrogates(store):
 # Search
 
 
-def found(store: Store, query: str) -> list[str]:
+def found(store, query):
     return [hit.snippet for hit in store.search(query)]
 
 
@@ -329,7 +328,7 @@ def test_chats_are_matched_by_title_or_text(store):
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def filled(tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("filled") / "chats.db")
     dialogue(store, "Hello OR NOT hello", 'NEAR("x" y) * text:')
     yield store
@@ -528,7 +527,7 @@ def test_after_closing_it_says_so(path):
 
 
 def test_threads_share_one_store(store, path):
-    def write(name: str) -> None:
+    def write(name):
         chat_id, ids = dialogue(store, name)
         for number in range(30):
             store.update_message(ids[0], f"{name} {number}", "partial")

@@ -1,7 +1,6 @@
 """Chats with a model that thinks before it replies."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 from fakes import ScriptedModel
@@ -11,8 +10,6 @@ from thinking_model import SPECIAL, TEMPLATE, thinking_model
 from chatapp.dialogue.events import Options
 from chatapp.dialogue.export import to_json, to_training_rows
 from chatapp.dialogue.reading import read
-from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.turn import answer
 from chatapp.dialogue.writers.choosing import choose_template, with_thinking, writer_for
 from chatapp.dialogue.writers.prompt import Exchange
@@ -23,7 +20,7 @@ REPLY = "<think>\nThey greet me.\n</think>\n\nHello!"
 ASKED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def opened(model: ScriptedModel, store: Store, **options: object) -> Session:
+def opened(model, store, **options):
     return session_with(store, model, choose_template(model, ""), **options)
 
 
@@ -95,7 +92,7 @@ def test_marks_that_are_special_tokens(tmp_path, store):
     )
     generate = model.generate
 
-    def without_names(*arguments: object, **options: object) -> Iterator[object]:
+    def without_names(*arguments, **options):
         for event in generate(*arguments, **options):
             if isinstance(event, Token) and event.piece.strip() in special:
                 id = model.tokenizer.special[event.piece.strip()]

@@ -6,9 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import killed_during_a_call
 import pytest
@@ -16,19 +14,18 @@ from fakes import ScriptedModel
 from thinking_model import SPECIAL, thinking_model
 from tool_server import add_server, ends
 
-from chatapp.dialogue.chat import Chat, Decision
-from chatapp.dialogue.events import Called, Calling, SessionEvent
+from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.events import Called, Calling
 from chatapp.dialogue.export import to_training_rows
 from chatapp.dialogue.reading import draft, read, usage
 from chatapp.dialogue.session import ReplyNotStored, Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
-from chatapp.dialogue.tools.permission import PermissionRequest
 from chatapp.dialogue.tools.tool import ToolError
 from chatapp.dialogue.turn import MOST_CALLS, NO_CALL
-from chatapp.engine.events import Event, Finished
-from chatapp.engine.model import Request, Sampling
+from chatapp.engine.events import Finished
+from chatapp.engine.model import Sampling
 from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import CHAT
 
@@ -49,7 +46,7 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
-def call(name: str, **arguments: object) -> str:
+def call(name, **arguments):
     document = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{document}\n</tool_call>"
 
@@ -66,22 +63,20 @@ RESUMED = (
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     (tmp_path / "config" / "tools").mkdir(parents=True)
     return tmp_path
 
 
-def own_tool(home: Path, name: str, *command: str) -> None:
+def own_tool(home, name, *command):
     (home / "config" / "tools" / f"{name}.toml").write_text(
         f'name = "{name}"\ndescription = "Does it."\ncommand = {json.dumps(command)}\n'
         '[parameters.properties.why]\ntype = "string"\n'
     )
 
 
-def opened(
-    tmp_path: Path, store: Store, replies: list[str], *tools: str, **options: object
-) -> tuple[Session, ScriptedModel]:
+def opened(tmp_path, store, replies, *tools, **options):
     model = thinking_model(tmp_path / "model", replies, template=TEMPLATE, special=SPECIAL)
     for name, value in options.items():
         setattr(model, name, value)
@@ -90,12 +85,12 @@ def opened(
     return session, model
 
 
-def finished(events: list[SessionEvent]) -> Finished:
+def finished(events):
     (end,) = (event for event in events if isinstance(event, Finished))
     return end
 
 
-def no_good(asked: str, told: str) -> tuple[list[str], str, str]:
+def no_good(asked, told):
     """A call that is no good is told to the model."""
     return [asked, "I see."], "I see.", f"failed error: {told}"
 
@@ -181,7 +176,7 @@ def test_the_prompts_of_a_reply_that_calls_a_tool(tmp_path, store):
     first, model = opened(tmp_path, store, [f"Let me see.\n{SUM}", "It is 3648.", "Bye."])
     drawn: list[str] = []
 
-    def generate(request: Request) -> Iterator[Event]:
+    def generate(request):
         drawn.append(model.tokenizer.decode(request.ids))
         return model.generate(request)
 
@@ -276,12 +271,12 @@ def test_the_pattern_of_a_prompt_file_whatever_the_output(tmp_path, store, home,
 class Asking:
     """A user who answers in turn."""
 
-    def __init__(self, *answers: Decision) -> None:
+    def __init__(self, *answers):
         self.answers = list(answers)
         self.asked: list[str] = []
         self.changes: tuple[tuple[str, ...], ...] = ()
 
-    def __call__(self, request: PermissionRequest, cancel: threading.Event) -> Decision:
+    def __call__(self, request, cancel):
         self.asked.append(request.tool.name)
         self.changes += (request.changes,)
         return self.answers.pop(0)
@@ -337,7 +332,7 @@ def test_a_script_that_changes_while_the_user_reads_asks_again(tmp_path, store, 
     session, _ = opened(tmp_path, store, [call("own"), "Done."], "own")
     texts: list[str] = []
 
-    def answer(request: PermissionRequest, cancel: threading.Event) -> Decision:
+    def answer(request, cancel):
         texts.append(request.text())
         script.write_text("echo other")
         return "once" if len(texts) == 1 else "no"
@@ -351,7 +346,7 @@ def test_a_script_that_changes_while_the_user_reads_asks_again(tmp_path, store, 
 def test_a_call_with_a_full_store_does_not_end_the_reply(tmp_path, store, monkeypatch):
     session, _ = opened(tmp_path, store, [f"Let me see.{SUM}", "It is 3648."])
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as full:

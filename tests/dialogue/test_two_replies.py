@@ -1,9 +1,6 @@
 """Two replies to one message, drawn at once: each is what it would be alone, and ends by itself."""
 
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from completions_server import CompletionsServer
@@ -28,40 +25,31 @@ Numbered = list[tuple[int, SessionEvent | Exception]]
 
 
 @pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture(scope="module")
-def bundled() -> LocalModel:
+def bundled():
     model = load_model(BUNDLED)
     assert isinstance(model, LocalModel)
     return model
 
 
-def pair_of(
-    store: Store,
-    own: LanguageModel,
-    message: str = "What do you eat?",
-    *,
-    load: Callable[[str, str], LanguageModel] | None = None,
-    prompt: str = "",
-) -> Pair:
+def pair_of(store, own, message="What do you eat?", *, load=None, prompt=""):
     chat = Chat(store, basis=Basis(prompt=prompt))
     return Pair(chat, message, None, load or (lambda name, precision: own))
 
 
-def drawn(
-    pair: Pair, variants: Sequence[Variant], cancel: threading.Event | None = None
-) -> Numbered:
+def drawn(pair, variants, cancel=None):
     return list(interleaved(pair.answers(variants, cancel or threading.Event())))
 
 
-def of(events: Numbered, number: int) -> list[SessionEvent | Exception]:
+def of(events, number):
     return [event for side, event in events if side == number]
 
 
-def text_of(events: Sequence[SessionEvent | Exception]) -> str:
+def text_of(events):
     return "".join(event.text for event in events if isinstance(event, Token | Finished))
 
 
@@ -74,7 +62,7 @@ def test_both_are_what_each_is_alone_by_one_pass_for_both(store, tmp_path, bundl
     rows: list[int] = []
     compute = bundled.decoder.forward_rows
 
-    def counted(ids: Sequence[int], *arguments: Any, **options: Any) -> Any:
+    def counted(ids, *arguments, **options):
         rows.append(len(ids))
         return compute(ids, *arguments, **options)
 
@@ -110,7 +98,7 @@ def test_what_there_is_of_both_is_stored_while_they_grow(store, bundled, monkeyp
 def test_a_model_that_cannot_be_loaded_leaves_the_other(store, failing):
     own = ScriptedModel(["One two."])
 
-    def load(name: str, precision: str) -> LanguageModel:
+    def load(name, precision):
         if name != "own":
             raise ModelError(f"{name}: no such model")
         return own
@@ -162,7 +150,7 @@ def test_cancelling_stops_both_and_keeps_what_there_is(store, bundled):
 def test_cancelled_while_the_first_is_loaded_nothing_more_is(store):
     cancel, loaded = threading.Event(), []
 
-    def load(name: str, precision: str) -> LanguageModel:
+    def load(name, precision):
         loaded.append(name)
         cancel.set()
         return ScriptedModel(["No."])

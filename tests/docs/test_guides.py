@@ -27,7 +27,7 @@ COMMANDS = [
 TO_RUN = [command for command in COMMANDS if command.runs]
 
 
-def resolve(command: Command) -> None:
+def resolve(command):
     """Parse the options and arguments of a command line, running nothing. Raises UsageError."""
     name = Path(command.words[0].replace("\\", "/")).name
     current = PROGRAMS[name][0]
@@ -75,7 +75,7 @@ def test_a_marked_command_runs(command, tmp_path, monkeypatch, capsys):
         assert printed.strip()
 
 
-def anchors(text: str) -> set[str]:
+def anchors(text):
     """The anchors of the headings of a Markdown text."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,10 +1,9 @@
 """Many sequences at once: each gives what it gives alone, whatever the others do."""
 
 import threading
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.batch import Batch
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import LanguageModel, PieceTokenizer, Request, Sampling, whole_replies
+from chatapp.engine.model import PieceTokenizer, Request, Sampling, whole_replies
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import BUNDLED
 
@@ -24,11 +23,11 @@ GREEDY = Sampling(temperature=0, max_tokens=20, max_repeats=0)
 DRAWN = Sampling(temperature=1.0, top_p=1.0, max_tokens=20)
 
 
-def alone(model: LanguageModel, request: Request) -> list[Event]:
+def alone(model, request):
     return list(model.generate(request))
 
 
-def together(model: LanguageModel, requests: Iterable[Request]) -> list[list[Event]]:
+def together(model, requests):
     """The events of each request."""
     events: dict[int, list[Event]] = {}
     for number, event in model.generate_many(requests):
@@ -36,7 +35,7 @@ def together(model: LanguageModel, requests: Iterable[Request]) -> list[list[Eve
     return [events[number] for number in range(len(events))]
 
 
-def outcome(events: list[Event]) -> tuple[list[int], str, str]:
+def outcome(events):
     """What does not depend on time: ids, text and reason."""
     *tokens, finished = events
     assert isinstance(finished, Finished)
@@ -45,7 +44,7 @@ def outcome(events: list[Event]) -> tuple[list[int], str, str]:
     return ids, "".join(event.text for event in events), finished.reason
 
 
-def unlike(count: int, *, context: int, vocabulary: int = 340) -> list[Request]:
+def unlike(count, *, context, vocabulary=340):
     """Requests that differ in all that a request has."""
     generator = torch.Generator().manual_seed(count)
     sizes = torch.randint(1, context // 2, (count,), generator=generator).tolist()
@@ -62,7 +61,7 @@ def unlike(count: int, *, context: int, vocabulary: int = 340) -> list[Request]:
     return requests
 
 
-def assert_as_alone(model: LanguageModel, requests: list[Request]) -> None:
+def assert_as_alone(model, requests):
     found = [outcome(events) for events in together(model, requests)]
     assert found == [outcome(alone(model, request)) for request in requests]
 
@@ -120,7 +119,7 @@ def test_the_end_of_the_window(local):
 def test_a_request_is_taken_when_there_is_room(local):
     taken, ended = [], []
 
-    def requests() -> Iterator[Request]:
+    def requests():
         for number in range(20):
             taken.append(len(ended))
             yield Request(PROMPT, replace(DRAWN, seed=number, max_tokens=1 + number % 6))
@@ -155,7 +154,7 @@ def test_a_prompt_with_several_replies_is_computed_once(local, monkeypatch):
     computed: list[int] = []
     forward = local.decoder.forward
 
-    def counted(ids: list[int], *given: Any, **named: Any) -> torch.Tensor:
+    def counted(ids, *given, **named):
         computed.append(len(ids))
         return forward(ids, *given, **named)
 
@@ -231,7 +230,7 @@ def test_a_sequence_whose_numbers_go_wrong_leaves_the_others(make_gpt2):
 def test_a_pass_that_fails_ends_those_it_was_for(local, monkeypatch):
     compute, calls = local.decoder.forward_rows, 0
 
-    def fail_once(*arguments: Any, **options: Any) -> torch.Tensor:
+    def fail_once(*arguments, **options):
         nonlocal calls
         calls += 1
         if calls == 3:

@@ -49,20 +49,18 @@ WARM = Sampling(temperature=1.0, seed=3, max_tokens=60)
 
 
 @pytest.fixture(scope="module")
-def model() -> LocalModel:
+def model():
     loaded = load_model(BUNDLED)
     assert isinstance(loaded, LocalModel)
     return loaded
 
 
-def reply(
-    model: LocalModel, constraint: Constraint, sampling: Sampling = WARM, **options: Any
-) -> tuple[str, list[Token], Finished]:
+def reply(model, constraint, sampling=WARM, **options):
     ids = model.tokenizer.encode("The animals:\n")
     return parts(list(model.generate(Request(ids, sampling, constraint=constraint, **options))))
 
 
-def parts(events: list[Event]) -> tuple[str, list[Token], Finished]:
+def parts(events):
     *tokens, finished = events
     assert isinstance(finished, Finished)
     text = "".join(event.text for event in events)
@@ -343,7 +341,7 @@ def test_nobody_else_runs_a_schema_check():
 # Tokenizers
 
 
-def sentencepiece() -> TransformersTokenizer:
+def sentencepiece():
     characters = [chr(code) for code in range(33, 127)]
     pieces = ["<unk>", "</s>", "▁", "▁a", '{"', "name", *characters]
     tokenizer = Tokenizer(models.Unigram([(piece, -len(piece) / 9) for piece in pieces], 0))
@@ -354,7 +352,7 @@ def sentencepiece() -> TransformersTokenizer:
     )
 
 
-def followed(tokenizer: Any, constraint: Constraint) -> str:
+def followed(tokenizer, constraint):
     """The text of a model that always prefers the last allowed token."""
     vocabulary = Vocabulary("it", tokenizer, tokenizer.size)
     matcher = Matcher(constraint, vocabulary, {tokenizer.end_id}, None)
@@ -386,7 +384,7 @@ def test_sentencepiece_tokens():
     assert followed(sentencepiece(), SCHEMA) == '{"name": "a b"}'
 
 
-def published() -> list[Path]:
+def published():
     data = os.environ.get("SHARED_DATA", "")
     return sorted(Path(data, "vocabularies").glob("ggml-vocab-llama-spm.gguf")) if data else []
 

@@ -6,7 +6,6 @@ that a cycle through a model would keep its weights for good, on a GPU as well.
 
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,14 +19,14 @@ IDS = [(7 * n * n + 3) % 340 for n in range(30)]
 
 
 @pytest.fixture
-def no_collector() -> Iterator[None]:
+def no_collector():
     gc.collect()
     gc.disable()
     yield
     gc.enable()
 
 
-def use(model: LocalModel | TransformersModel) -> None:
+def use(model):
     list(model.generate(Request(IDS, Sampling(max_tokens=5))))
     model.score([(IDS[:5], IDS[5:8])])
     model.embed(IDS)

@@ -8,7 +8,7 @@ import pytest
 from chatapp.engine.stopping import RepetitionFilter
 
 
-def ended(reply: str, prompt: str = "Hello!", max_repeats: int = 4) -> tuple[str, bool]:
+def ended(reply, prompt="Hello!", max_repeats=4):
     """What is shown of a reply of one token a word or mark, and whether it was ended."""
     repeats = RepetitionFilter(lambda: prompt, max_repeats)
     shown = ""

@@ -15,13 +15,11 @@ from chatapp.engine.model import Sampling
 VOCABULARY = 300
 
 
-def random_logits(seed: int, size: int = VOCABULARY) -> torch.Tensor:
+def random_logits(seed, size=VOCABULARY):
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def reference_probabilities(
-    logits: torch.Tensor, ids: list[int], options: Sampling
-) -> torch.Tensor:
+def reference_probabilities(logits, ids, options):
     """What transformers would draw from, in its order of steps."""
     steps: list[Any] = []
     if options.repetition_penalty != 1.0:
@@ -41,7 +39,7 @@ def reference_probabilities(
     return scores[0].double().softmax(0)
 
 
-def walk(probabilities: torch.Tensor, seed: int) -> int:
+def walk(probabilities, seed):
     """The token at which a walk in the order of ids passes the seed's uniform number."""
     generator = torch.Generator().manual_seed(seed)
     left = float(torch.rand((), dtype=torch.float64, generator=generator))
@@ -194,7 +192,7 @@ def test_a_long_ngram_forbids_nothing_in_a_short_text():
 def test_seeds():
     logits = torch.zeros(1000)
 
-    def draws(seed: int | None) -> list[int]:
+    def draws(seed):
         sampler = Sampler(Sampling(temperature=1.0, top_p=1.0, seed=seed))
         return [sampler.draw(logits, [0]) for _ in range(8)]
 

@@ -11,7 +11,7 @@ texts = st.text(alphabet="ab\nU", max_size=30)
 stops = st.lists(st.text(alphabet="ab\nU", min_size=1, max_size=5), max_size=4)
 
 
-def cut(text: str, stop: list[str]) -> str:
+def cut(text, stop):
     places = [text.find(string) for string in stop if string in text]
     return text[: min(places)] if places else text
 

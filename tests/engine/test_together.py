@@ -1,22 +1,18 @@
 """Sequences of one model drawn in turn: each gives what it gives alone, and what they can share
 is computed once."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch
 from seq2seq_models import write_seq2seq
 
 from chatapp.dialogue.events import interleaved
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
-from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.backends.transformers_model import NetworkModel, TransformersModel
+from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.batch import SharedBatch
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
+from chatapp.engine.model import ContextOverflow, Request, Sampling
 
 PROMPT = [40, 71, 300, 12, 99]
 GREEDY = Sampling(temperature=0, max_tokens=20, max_repeats=0)
@@ -27,22 +23,22 @@ REQUESTS = [
 ]
 
 
-def begun(generate: Generate, requests: Sequence[Request]) -> list[Iterator[Event]]:
+def begun(generate, requests):
     return [generate(request) for request in requests]
 
 
-def text(events: list[Event]) -> tuple[list[int], str, str]:
+def text(events):
     *tokens, end = events
     assert isinstance(end, Finished)
     ids = [token.id for token in tokens if isinstance(token, Token)]
     return ids, "".join(event.text for event in events), end.reason
 
 
-def alone(model: LanguageModel, requests: Sequence[Request]) -> list[tuple[list[int], str, str]]:
+def alone(model, requests):
     return [text(list(events)) for events in begun(model.generate, requests)]
 
 
-def in_turn(generate: Generate, requests: Sequence[Request]) -> list[list[Event]]:
+def in_turn(generate, requests):
     events: list[list[Event]] = [[] for _ in requests]
     for number, event in interleaved(begun(generate, requests)):
         assert not isinstance(event, Exception)
@@ -51,11 +47,11 @@ def in_turn(generate: Generate, requests: Sequence[Request]) -> list[list[Event]
 
 
 @pytest.fixture
-def rows(local: LocalModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def rows(local, monkeypatch):
     """How many sequences each pass of several was for."""
     compute, rows = local.decoder.forward_rows, []
 
-    def counted(ids: Sequence[int], *arguments: Any, **options: Any) -> torch.Tensor:
+    def counted(ids, *arguments, **options):
         rows.append(len(ids))
         return compute(ids, *arguments, **options)
 
@@ -119,7 +115,7 @@ def test_what_cannot_be_is_refused_as_it_is_alone(local):
 
 
 def test_a_pass_that_fails_is_told_to_each(local, monkeypatch):
-    def fail(*arguments: Any, **options: Any) -> torch.Tensor:
+    def fail(*arguments, **options):
         raise RuntimeError("out of memory")
 
     together = local.together(2)
@@ -139,11 +135,11 @@ def test_where_memory_is_short_each_goes_by_itself(local, rows):
     assert set(rows) == {1}
 
 
-def read_by(model: NetworkModel) -> list[int]:
+def read_by(model):
     """How many tokens each call of a model of transformers reads; it grows as they are made."""
     sizes: list[int] = []
 
-    def look(module: Any, arguments: Any, options: dict[str, Any]) -> None:
+    def look(module, arguments, options):
         ids = options.get("input_ids", options.get("decoder_input_ids"))
         sizes.append(ids.numel())
 

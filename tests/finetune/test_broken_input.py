@@ -4,7 +4,6 @@ import errno
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -18,11 +17,11 @@ GOOD = {"prompt": "a", "completion": "b"}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=128)
 
 
-def refused(arguments: list[str]) -> str:
+def refused(arguments):
     """The one sentence with which a command line is refused."""
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2, result.output
@@ -33,7 +32,7 @@ def refused(arguments: list[str]) -> str:
     return sentence
 
 
-def lines(*rows: Any) -> str:
+def lines(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -87,7 +86,7 @@ def test_a_broken_file(model, tmp_path, number, pytestconfig):
 
 
 def test_a_hub_that_is_out_of_reach(model, tmp_path, monkeypatch):
-    def load_dataset(*_: Any, **__: Any) -> None:
+    def load_dataset(*_, **__):
         raise ConnectionError("the hub is out of reach")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -98,7 +97,7 @@ def test_a_hub_that_is_out_of_reach(model, tmp_path, monkeypatch):
     )
 
 
-def config(folder: Path, model: Path | str, data: str) -> str:
+def config(folder, model, data):
     path = folder / "config.toml"
     run = folder / "run"
     path.write_text(f'model = "{model}"\noutput = "{run}"\n[data]\ntemplate = "chat"\n{data}\n')
@@ -156,7 +155,7 @@ class PanicException(BaseException):
 
 
 def test_a_path_that_is_too_long_is_one_sentence(monkeypatch, tmp_path):
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300)
 
     monkeypatch.setattr("finetune.config.sections.load_config", fail)
@@ -167,7 +166,7 @@ def test_a_path_that_is_too_long_is_one_sentence(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("error", [PanicException("it panicked"), ZeroDivisionError("by zero")])
 def test_an_error_that_nobody_foresaw_is_one_sentence(error, monkeypatch, tmp_path):
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise error
 
     monkeypatch.setattr("finetune.config.sections.load_config", fail)

@@ -2,8 +2,6 @@
 
 import io
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,18 +21,18 @@ RUNNER = CliRunner()
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=128)
 
 
-def rows(folder: Path, *more: dict[str, Any]) -> str:
+def rows(folder, *more):
     path = folder / "rows.jsonl"
     plain = [{"prompt": f"say {n}", "completion": "yes " * (n % 3 + 1)} for n in range(30)]
     path.write_text("".join(json.dumps(row) + "\n" for row in [*plain, *more]))
     return str(path)
 
 
-def config(model: Path, folder: Path, data: dict[str, Any], **sections: Any) -> FinetuneConfig:
+def config(model, folder, data, **sections):
     settings = {
         "model": str(model),
         "output": str(folder / "run"),
@@ -46,7 +44,7 @@ def config(model: Path, folder: Path, data: dict[str, Any], **sections: Any) -> 
     return FinetuneConfig.model_validate(settings)
 
 
-def printed(found: Any, **console: Any) -> str:
+def printed(found, **console):
     out = io.StringIO()
     show(found, Console(file=out, width=200, **console))
     return out.getvalue()
@@ -134,7 +132,7 @@ def test_a_head_is_checked_too(model, tmp_path):
     assert " no\n" in printed(found)
 
 
-def example(tokenizer: WordTokenizer, *runs: tuple[Span, str]) -> Encoded:
+def example(tokenizer, *runs):
     pieces = [(span, tokenizer.encode(text) or [tokenizer.end_id]) for span, text in runs]
     ids = np.array([id for _, ids in pieces for id in ids], np.int32)
     spans = np.array([span for span, ids in pieces for _ in ids], np.uint8)
@@ -172,7 +170,7 @@ def test_a_long_span_is_shown_by_its_ends():
     assert "[…]" in shown
 
 
-def write(folder: Path, model: Path, **data: Any) -> str:
+def write(folder, model, **data):
     path = folder / "config.toml"
     values = {"train": rows(folder), "template": "chat", **data}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]

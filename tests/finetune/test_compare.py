@@ -1,7 +1,6 @@
 """Runs side by side, from their logs."""
 
 import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,9 +9,7 @@ from finetune.compare import RunComparison
 from finetune.config.sections import ConfigError
 
 
-def run(
-    folder: Path, seed: int, scores: list[float], *, layers: int = 2, record: str = "pretrain.json"
-) -> Path:
+def run(folder, seed, scores, *, layers=2, record="pretrain.json"):
     """A run's folder with a log: the steps 0, 1, 2, 4, … of these induction scores."""
     folder.mkdir()
     config = {"output": str(folder), "seed": seed, "shape": {"layers": layers}}
@@ -37,13 +34,13 @@ def test_seeds_are_one_line_with_their_spread(tmp_path):
     assert rows["induction formed at step"] == ["3 ± 1", "never"]  # at steps 2 and 4
 
 
-def shown(comparison: RunComparison, path: Path) -> str:
+def shown(comparison, path):
     with path.open("w") as file:
         Console(file=file, width=140).print(comparison)
     return path.read_text()
 
 
-def cells(text: str) -> dict[str, list[str]]:
+def cells(text):
     """The rows of a table by their first cell."""
     lines = (line.strip("│").split("│") for line in text.splitlines() if line.startswith("│"))
     return {first.strip(): [cell.strip() for cell in rest] for first, *rest in lines}

@@ -3,7 +3,6 @@
 import io
 import json
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ REQUIRED: dict[type[Section], dict[str, Any]] = {
 """The keys that a table cannot do without."""
 
 
-def rows(path: Path) -> Path:
+def rows(path):
     """Rows with the fields of every kind: chats, preferences, verdicts and labelled texts."""
     made = [
         {
@@ -53,7 +52,7 @@ def rows(path: Path) -> Path:
     return path
 
 
-def sections(table: type[Section]) -> dict[str, Any]:
+def sections(table):
     """The least that a configuration says to have an objective."""
     given = REQUIRED.get(table, {})
     if "kind" not in table.model_fields:
@@ -104,7 +103,7 @@ def test_an_objective_is_checked_trained_resumed_measured_and_loaded(tmp_path, m
     assert answers(str(run))
 
 
-def answers(run: str) -> Any:
+def answers(run):
     """What the finished run gives as any model of its kind: a reply, probabilities or a score."""
     files = find_model(run)
     if files.is_masked:

@@ -62,7 +62,7 @@ def test_the_best_of_several_answers_is_the_one_that_scores_highest(tmp_path, mo
     run = train(config(tmp_path, "reward"), QUIET, "cpu")
     question = "What comes after 3?"
 
-    def ask(*options: str) -> tuple[int, str, str]:
+    def ask(*options):
         asked = ["ask", question, "--model", str(tmp_path / "base"), "--max-tokens", "8"]
         monkeypatch.setattr("sys.argv", ["chatapp", *asked, "--seed", "0", *options])
         monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO()))

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +15,12 @@ TALES = ("once upon a time", "the king and the queen", "a small fox in the wood"
 ERRORS = ("cannot open file", "null pointer at line", "build failed with status", "retry the")
 
 
-def texts(phrases: tuple[str, ...], count: int, seed: int) -> list[str]:
+def texts(phrases, count, seed):
     draw = np.random.default_rng(seed)
     return [" ".join(draw.choice(phrases, 12)) + f" {n}" for n in range(count)]
 
 
-def write_pool(folder: Path) -> tuple[str, str]:
+def write_pool(folder):
     """A pool of forty tales and forty messages, and a good text of other tales."""
     rows = [{"text": text, "kind": "tale"} for text in texts(TALES, 40, 1)]
     rows += [{"text": text, "kind": "error"} for text in texts(ERRORS, 40, 2)]
@@ -31,7 +30,7 @@ def write_pool(folder: Path) -> tuple[str, str]:
     return str(folder / "pool.jsonl"), str(folder / "good.txt")
 
 
-def kept(path: Path) -> list[dict[str, Any]]:
+def kept(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

@@ -1,17 +1,15 @@
 """finetune eval: figures that agree with other ways to compute them, in the model's template."""
 
 import json
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import tiny_finetune as tiny
 from rich.console import Console
 from typer.testing import CliRunner
 
-from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.model import LanguageModel, Request, one_after_another
+from chatapp.engine.events import Finished, Token
+from chatapp.engine.model import LanguageModel, one_after_another
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.template import ALPACA, CHAT
 from chatapp.tasks.metrics import rouge_l
@@ -25,7 +23,7 @@ QUIET = Console(stderr=True, quiet=True)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """Two runs on the same rows in different templates, the second with an adapter."""
     folder = tmp_path_factory.mktemp("runs")
     train(tiny.config(folder, output=str(folder / "first"), train={"epochs": 8}), QUIET)
@@ -44,11 +42,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class FailsOnce:
     """A model whose second generation breaks off after a word."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         self.model = model
         self.calls = 0
 
-    def generate(self, request: Request) -> Iterator[Event]:
+    def generate(self, request):
         self.calls += 1
         if self.calls != 2:
             yield from self.model.generate(request)
@@ -56,7 +54,7 @@ class FailsOnce:
         yield Token(5, "half", "half", -1.0)
         yield Finished("error", " a word", message="the model failed: no [red]memory")
 
-    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+    def generate_many(self, requests):
         return one_after_another(cast(LanguageModel, self), requests)
 
 

@@ -14,7 +14,6 @@ from chatapp.prompting.messages import Message
 from finetune.config.sections import ConfigError
 from finetune.data.encoding import ChatEncoder
 from finetune.evaluation import evaluate
-from finetune.measuring.results import SetResult
 from finetune.objectives.rows import REFERENCE_FILE
 from finetune.run import train
 
@@ -35,7 +34,7 @@ def test_verdicts_measure_a_run_that_learnt_from_them_and_no_other(tmp_path):
         output = {"output": str(tmp_path / kind)}
         runs[kind] = str(train(settings.model_copy(update=output), QUIET, "cpu"))
 
-    def measure(run: str) -> SetResult:
+    def measure(run):
         found = evaluate(run, run, str(verdicts), 2, 8, lambda *_: None, "cpu")
         return found.sets["verdicts.jsonl"]
 

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -47,7 +46,7 @@ def test_an_interrupt_saves_and_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(tmp_path, monkeypatch):
-    def twice() -> None:
+    def twice():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
@@ -63,7 +62,7 @@ def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(tmp_
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
-    def full(folder: Path, accelerator: Any) -> None:
+    def full(folder, accelerator):
         save_random_state(folder, accelerator)
         if folder.name == "checkpoint-6":
             raise OSError(28, "No space left on device")

@@ -98,7 +98,7 @@ def test_the_best_checkpoint_is_kept_and_early_stop_ends_the_run(tmp_path):
 
 
 def test_a_full_disk_is_told_in_words(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
+    def full(*_):
         raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
 
     monkeypatch.setattr("finetune.training.loop.save_random_state", full)

@@ -15,11 +15,11 @@ ROWS = [json.loads(line) for line in ITEMS.read_text(encoding="utf-8").splitline
 ANSWERS = {row["question"]: row["answers"][-1] for row in ROWS}
 
 
-def knows(tasks: set[str]) -> ScriptedModel:
+def knows(tasks):
     """A model that is right about questions of some kinds."""
     known = {row["question"] for row in ROWS if row["task"] in tasks}
 
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         question = prompt.rsplit("User:", 1)[1].partition("\n")[0].strip()
         return f" It is {ANSWERS[question].upper()}, I say." if question in known else " 1234"
 

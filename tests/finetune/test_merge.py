@@ -1,7 +1,6 @@
 """`finetune merge`: an adapter and its base as one whole model, which answers as they do."""
 
 import json
-from pathlib import Path
 
 import pytest
 import tiny_finetune as tiny
@@ -83,7 +82,7 @@ def test_a_merged_run_keeps_its_head(tmp_path):
     run = train(config, QUIET)
     merge(str(run), tmp_path / "merged")
 
-    def measured(model: Path) -> dict[str, float]:
+    def measured(model):
         found = evaluate(str(model), str(model), str(rows), 0, 8, lambda *_: None)
         return found.sets["labelled.jsonl"].figures
 

@@ -1,13 +1,11 @@
 """finetune predict: labels, probabilities and scores for a text or a file, and continued."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from chatapp.engine.backends.head import HeadSpec
 from finetune.cli import app
@@ -20,7 +18,7 @@ from finetune.run import train
 QUIET = Console(stderr=True, quiet=True)
 
 
-def rows(path: Path, count: int = 60, **fields: str) -> Path:
+def rows(path, count=60, **fields):
     """Numbers below and above a half of them."""
     made = [{"text": f"after {i}", "label": "yes" if i % 2 else "no"} for i in range(count)]
     path.write_text("".join(json.dumps({**row, **fields}) + "\n" for row in made))
@@ -28,18 +26,18 @@ def rows(path: Path, count: int = 60, **fields: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("head")
     data = {"train": str(rows(folder / "labelled.jsonl")), "held_out": 0.3}
     head = {"task": "classification"}
     return train(tiny.config(folder, data=data, head=head, train={"epochs": 4}), QUIET)
 
 
-def predict(run: Path, *arguments: str) -> Result:
+def predict(run, *arguments):
     return CliRunner().invoke(app, ["predict", str(run), *arguments])
 
 
-def documents(path: Path) -> list[dict[str, Any]]:
+def documents(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

@@ -23,7 +23,7 @@ from finetune.pretrain import pretrain
 QUIET = Console(stderr=True, quiet=True)
 
 
-def config(folder: Path, **train: object) -> PretrainConfig:
+def config(folder, **train):
     folder.mkdir(exist_ok=True)
     corpus = folder / "corpus.jsonl"
     if not corpus.exists():
@@ -47,7 +47,7 @@ def config(folder: Path, **train: object) -> PretrainConfig:
     )
 
 
-def losses(folder: Path) -> dict[int, float]:
+def losses(folder):
     return tiny.trace(folder, "loss", "losses.jsonl")
 
 
@@ -178,7 +178,7 @@ def test_the_average_of_the_weights_is_kept_and_continued(tmp_path, monkeypatch)
     kept = pretrain(config(tmp_path / "kept", **settings, ema=0.8), QUIET)
     assert losses(kept) == losses(plain)  # the steps are the same
 
-    def weight(folder: Path) -> torch.Tensor:
+    def weight(folder):
         return load_file(folder / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"].float()
 
     # The weights after each step are those of the plain run, of which some are kept.

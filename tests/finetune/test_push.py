@@ -1,7 +1,5 @@
 """finetune push: what goes to the hub, told by a client that only notes it."""
 
-from pathlib import Path
-
 import pytest
 import tiny_finetune as tiny
 from rich.console import Console
@@ -18,20 +16,18 @@ QUIET = Console(stderr=True, quiet=True)
 class FakeHub:
     """Keeps what it is given; with `problem` it refuses."""
 
-    def __init__(self, problem: str = "") -> None:
+    def __init__(self, problem=""):
         self.problem = problem
         self.made: list[tuple[str, bool]] = []
         self.files: dict[str, bytes] = {}
 
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
+    def create_repo(self, repo_id, *, private, exist_ok):
         assert exist_ok
         if self.problem:
             raise RuntimeError(self.problem)
         self.made.append((repo_id, private))
 
-    def upload_folder(
-        self, *, repo_id: str, folder_path: Path, allow_patterns: list[str], commit_message: str
-    ) -> None:
+    def upload_folder(self, *, repo_id, folder_path, allow_patterns, commit_message):
         assert commit_message
         self.files = {name: (folder_path / name).read_bytes() for name in allow_patterns}
 

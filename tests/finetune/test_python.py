@@ -14,7 +14,7 @@ from chatapp.common.userfiles import UserError
 GUIDE = Path(finetune.__file__).with_name("README.md")
 
 
-def snippet() -> str:
+def snippet():
     (found,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     return str(found)
 

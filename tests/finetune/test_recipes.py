@@ -5,7 +5,6 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +15,10 @@ import chatapp
 from chatapp.prompting.template import TEMPLATES
 from chatapp.rows.reading import Row
 from finetune.cli import app
-from finetune.config.sections import ConfigError, Data, FinetuneConfig, PretrainConfig, load_config
+from finetune.config.sections import ConfigError, FinetuneConfig, PretrainConfig, load_config
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.phrasings import load_phrasings
-from finetune.data.preparation import ExampleSets, encode_chats
+from finetune.data.preparation import encode_chats
 from finetune.data.prompts import detect_prompt
 from finetune.recipes import arithmetic, flan, induction, run, sentiment, subtraction
 from finetune.training.architectures import ARCHITECTURES, build_network
@@ -53,11 +52,11 @@ learning_rate = 5e-5
 """
 
 
-def config(name: str) -> FinetuneConfig:
+def config(name):
     return load_config(FinetuneConfig, RECIPES / f"{name}.toml", [])
 
 
-def prepared(data: Data, **changes: Any) -> ExampleSets:
+def prepared(data, **changes):
     data = data.model_copy(update=changes)
     return encode_chats(data, TEMPLATES[data.template or "chat"], WordTokenizer(), 1024, 0)
 
@@ -154,7 +153,7 @@ def test_subtraction(tmp_path, monkeypatch):
     assert config("subtraction").objective.kind == "grpo"
 
 
-def write_reviews(folder: Path) -> None:
+def write_reviews(folder):
     praise = "".join(f"good film {n} caf\xe9\n" for n in range(30))
     blame = "".join(f"bad film {n}\n" for n in range(30))
     (folder / "pos.txt").write_bytes((praise + "both\n").encode("latin-1"))

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from finetune.measuring.verbatim import find_copies
 WORDS = ["a", "b", "c", "D", ","]
 
 
-def pretrained(folder: Path, texts: list[str]) -> Path:
+def pretrained(folder, texts):
     """The folder of a run on these texts, without a model."""
     data = folder / "texts.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -25,7 +24,7 @@ def pretrained(folder: Path, texts: list[str]) -> Path:
     return run
 
 
-def occurrences(texts: list[list[str]], span: list[str]) -> list[int]:
+def occurrences(texts, span):
     """The row of each occurrence."""
     return [
         number

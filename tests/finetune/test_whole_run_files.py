@@ -21,7 +21,7 @@ from finetune.training.loop import NotFinite
 from finetune.training.record import LOG_FILE, RunLog, write_json
 
 
-def report(folder: Path) -> None:
+def report(folder):
     (folder / LOG_FILE).write_text('{"step": 1, "seconds": 1, "l2": 2.0}\n')
     record = {
         "config": {"train": {"metric_for_best_model": "loss"}},
@@ -33,13 +33,13 @@ def report(folder: Path) -> None:
     write_report(folder, [], L3(aux_weight=0.5), record, result)
 
 
-def bad_batch(folder: Path) -> None:
+def bad_batch(folder):
     batch = {"input_ids": torch.ones(2, 9).long(), "example_ids": torch.ones(2, 9).long()}
     setup = SimpleNamespace(tokenizer=SimpleNamespace(decode=str))
     _write_bad_batch(folder / BAD_BATCH_FILE, setup, NotFinite("", [batch]))
 
 
-def reference_values(folder: Path) -> None:
+def reference_values(folder):
     rows._write(folder / rows.REFERENCE_FILE, {"train": torch.zeros(99)}, "x")
 
 

@@ -19,7 +19,7 @@ Pair = tuple[LocalModel, Any]
 IDS = [5, 17, 93, 200, 41, 5, 18, 77, 123, 4, 9, 31, 30, 21, 8, 7]
 
 
-def output_of(reference: Any) -> Any:
+def output_of(reference):
     with torch.no_grad():
         return reference(
             torch.tensor([[START, *IDS]]), output_attentions=True, output_hidden_states=True
@@ -88,7 +88,7 @@ def test_neurons_and_what_they_promote(pair):
     base = reference.base_model
     final = getattr(base, "norm", None) or base.final_layer_norm
 
-    def normed(norm: Any, rows: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    def normed(norm, rows, whole):
         gamma = norm.weight.detach() + shape.norm_offset
         if shape.norm == "LayerNorm":
             scale = (whole.var(unbiased=False) + shape.epsilon).sqrt()

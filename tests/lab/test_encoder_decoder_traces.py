@@ -23,7 +23,7 @@ Pair = tuple[EncoderDecoderModel, EncoderDecoderTrace, Any]
 
 
 @pytest.fixture(scope="module", params=SEQ2SEQ)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(request, tmp_path_factory):
     """A model, the trace of a prompt with its reply, and transformers' output for both."""
     folder: Path = tmp_path_factory.mktemp("seq2seq")
     write_seq2seq(request.param, folder)

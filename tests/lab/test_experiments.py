@@ -8,7 +8,6 @@ import torch
 from family_shapes import SHAPES, make_family
 from hooked import blocks_of, parts_of, without
 from random_models import save_random
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
@@ -35,9 +34,7 @@ Pair = tuple[Decoder, Any]
 
 
 @pytest.fixture(scope="module", params=["gpt2", *SHAPES])
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bpe: Tokenizer
-) -> Pair:
+def pair(request, tmp_path_factory, bpe):
     folder = tmp_path_factory.mktemp("family")
     if request.param == "gpt2":
         shape = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64}
@@ -48,17 +45,17 @@ def pair(
 
 
 @pytest.fixture
-def clean(pair: Pair) -> Reading:
+def clean(pair):
     return Reading(pair[0], CLEAN)
 
 
 @pytest.fixture
-def contrast(clean: Reading) -> Contrast:
+def contrast(clean):
     best = int(clean.logits.argmax())
     return Contrast(best, runner_up(clean.logits, best))
 
 
-def their_logits(reference: Any, ids: list[int]) -> Tensor:
+def their_logits(reference, ids):
     """transformers' logits after the last token, without Gemma's cap."""
     cap = getattr(reference.config, "final_logit_softcapping", None)
     with torch.no_grad():
@@ -127,7 +124,7 @@ def test_the_share_of_a_last_head_is_what_hooks_say(pair, contrast):
     assert found[f"{layer}.1"] == pytest.approx(expected, abs=1e-3)
 
 
-def norm_of_part(norm: Any, part: Tensor, whole: Tensor) -> Tensor:
+def norm_of_part(norm, part, whole):
     """What a norm makes of a part of what it reads: the derivative along it, at a fixed scale."""
     if hasattr(norm, "bias"):
         factor = 1 / torch.sqrt(whole.var(unbiased=False) + norm.eps)
@@ -200,20 +197,18 @@ def test_the_mean_of_a_part_is_over_the_text(clean):
 # Patching
 
 
-def patched_by_hooks(
-    reference: Any, contrast: Contrast, base: list[int], source: list[int], layer: int, at: int
-) -> float:
+def patched_by_hooks(reference, contrast, base, source, layer, at):
     """LD of `base` with the state before a layer at one token taken from `source`."""
     block, kept = blocks_of(reference)[layer], {}
 
-    def keep(_: Any, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
+    def keep(_, given, named):
         kept["states"] = given[0] if given else named["hidden_states"]
 
     hook = block.register_forward_pre_hook(keep, with_kwargs=True)
     their_logits(reference, source)
     hook.remove()
 
-    def put(_: Any, given: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
+    def put(_, given, named):
         states = (given[0] if given else named["hidden_states"]).clone()
         states[:, at] = kept["states"][:, at]
         return ((states, *given[1:]), named) if given else ((), {**named, "hidden_states": states})
@@ -224,7 +219,7 @@ def patched_by_hooks(
     return after
 
 
-def far_apart(clean: Reading, corrupt: Reading) -> Contrast:
+def far_apart(clean, corrupt):
     """Two tokens between which the prompts differ much."""
     gap = clean.logits - corrupt.logits
     return Contrast(int(gap.argmax()), int(gap.argmin()))
@@ -262,7 +257,7 @@ def test_patches_of_heads_are_those_of_a_pass(pair, clean):
     for layer, head in ((0, 1), (1, 0)):
         point = f"blocks.{layer}.attention.head.{head}"
 
-        def put(name: str, value: Tensor, at: str = point, cell: Any = (layer, head)) -> Tensor:
+        def put(name, value, at=point, cell=(layer, head)):
             return clean.heads[cell][None] if name == at else value
 
         states = pair[0].hidden([CORRUPT], observe=put)
@@ -336,7 +331,7 @@ def test_a_circuit_keeps_its_share_and_cannot_be_smaller(pair, clean):
     everything += [f"{n}.mlp" for n in range(shape.layers)]
     assert circuit.total == len(everything)
 
-    def left(kept: set[str]) -> float:
+    def left(kept):
         names = [name for name in everything if name not in kept]
         if not names:
             return circuit.difference
@@ -364,7 +359,7 @@ def test_what_progress_raises_ends_the_work(clean, contrast):
     class Stopped(Exception):
         pass
 
-    def stop(done: int, total: int) -> None:
+    def stop(done, total):
         assert 0 <= done <= total
         if done:
             raise Stopped

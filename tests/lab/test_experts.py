@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from random_models import save_random, view_of
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from chatapp.common.userfiles import UserError
@@ -35,9 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def model(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bpe: Tokenizer
-) -> TransformersModel:
+def model(request, tmp_path_factory, bpe):
     folder: Path = tmp_path_factory.mktemp("experts")
     save_random(folder, request.param, bpe, **_SIZES | FAMILIES[request.param])
     loaded = load_model(str(folder))

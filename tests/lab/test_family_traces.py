@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from family_shapes import SHAPES, make_family
-from random_models import MakeGPT2
 from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
@@ -19,9 +18,7 @@ Pair = tuple[Decoder, Any]
 
 
 @pytest.fixture(scope="module", params=["gpt2", *SHAPES])
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_gpt2: MakeGPT2
-) -> Pair:
+def pair(request, tmp_path_factory, make_gpt2):
     if request.param == "gpt2":
         folder, reference = make_gpt2(n_layer=3)
     else:
@@ -31,7 +28,7 @@ def pair(
     return load_decoder(ModelFiles.read(folder)), reference
 
 
-def points(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+def points(decoder):
     """The shape of each point for one row."""
     shape, size = decoder.architecture, len(IDS)
     states, head = (1, size, shape.width), (1, size, shape.head_size)
@@ -71,7 +68,7 @@ def test_each_point_is_seen_once_in_order_and_nothing_changes(pair):
     ours, _ = pair
     seen: list[tuple[str, tuple[int, ...]]] = []
 
-    def look(point: str, value: Tensor) -> Tensor:
+    def look(point, value):
         seen.append((point, tuple(value.shape)))
         return value
 
@@ -97,7 +94,7 @@ def test_what_is_put_at_a_point_goes_on(pair):
     before = ours.hidden([IDS])
     for point in points(ours):
 
-        def patch(name: str, value: Tensor, at: str = point) -> Tensor:
+        def patch(name, value, at=point):
             return 20 * value.flip(-1) if name == at else value
 
         after = ours.hidden([IDS], observe=patch)
@@ -119,7 +116,7 @@ def test_what_is_seen_is_what_transformers_computes(make_gpt2):
     for layer, block in enumerate(reference.transformer.h):
         for name, module in (("attention", block.attn), ("mlp", block.mlp)):
 
-            def keep(_: Any, __: Any, output: Any, key: str = f"blocks.{layer}.{name}") -> None:
+            def keep(_, __, output, key=f"blocks.{layer}.{name}"):
                 theirs[key] = output[0] if isinstance(output, tuple) else output
 
             module.register_forward_hook(keep)

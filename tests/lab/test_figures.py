@@ -5,20 +5,16 @@ import hashlib
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from glass import random_gpt2
 
-from chatapp.engine.backends.local import LocalModel
 from chatapp.lab.drawing.blocks import Lines, Map, Number, Pieces, Shaded, Table
 from chatapp.lab.drawing.console import drawn_blocks, line_rows
 from chatapp.lab.drawing.pictures import Sheet, html_page, svg_picture
 from chatapp.lab.traces import DecoderTrace
-from chatapp.lab.view import View
 from chatapp.lab.views.attention_views import Attention
 from chatapp.lab.views.head_views import score_heads
 from chatapp.lab.views.part_views import Why, ask
@@ -29,22 +25,22 @@ FOREIGN = "</svg><script>alert(1)</script>\x1b[2J\uffff\u202e & \"'"
 
 
 @pytest.fixture(scope="module")
-def model() -> LocalModel:
+def model():
     return random_gpt2(layers=2, heads=3)
 
 
-def attention(model: LocalModel, text: str = "he has it") -> Attention:
+def attention(model, text="he has it"):
     ids = model.tokenizer.encode(text)
     return Attention.of(DecoderTrace(model.decoder, ids, model.piece), len(ids) - 1)
 
 
-def drawn(*blocks: Any) -> str:
+def drawn(*blocks):
     sheet = Sheet(is_page=False)
     sheet.draw(blocks)
     return sheet.svg()
 
 
-def words(picture: str) -> str:
+def words(picture):
     return "".join(ElementTree.fromstring(picture).itertext())
 
 
@@ -79,7 +75,7 @@ def test_the_pointer_shows_the_whole_number():
     ]
 
 
-def findings(model: LocalModel) -> Sequence[View]:
+def findings(model):
     ids = model.tokenizer.encode("he has it")
     question = ask(model, ids)
     patches = Patches.of(question, ask(model, [*ids[:-1], ids[0]]))

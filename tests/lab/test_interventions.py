@@ -7,7 +7,7 @@ import pytest
 import torch
 from family_shapes import SHAPES, make_family
 from hooked import without
-from random_models import MakeGPT2, logits_of
+from random_models import logits_of
 from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
@@ -25,7 +25,7 @@ from chatapp.engine.decoder.interventions import (
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import LanguageModel, Request, Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.lab.inspectable import inspectable
 
 IDS = torch.randint(0, 340, (40,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -36,9 +36,7 @@ Pair = tuple[Decoder, Any]
 
 
 @pytest.fixture(scope="module", params=["gpt2", *SHAPES])
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_gpt2: MakeGPT2
-) -> Pair:
+def pair(request, tmp_path_factory, make_gpt2):
     if request.param == "gpt2":
         folder, reference = make_gpt2()
     else:
@@ -47,7 +45,7 @@ def pair(
     return load_decoder(ModelFiles.read(folder)), reference
 
 
-def off(decoder: Decoder, names: str) -> Interventions:
+def off(decoder, names):
     return switched_off(parse_parts(names, decoder.architecture))
 
 
@@ -106,7 +104,7 @@ def test_gradients_are_those_of_transformers(pair):
     ours, reference = pair
     kept: dict[str, Tensor] = {}
 
-    def keep(point: str, value: Tensor) -> Tensor:
+    def keep(point, value):
         if point == "embed":
             value = kept[point] = value.detach().requires_grad_()
         return value
@@ -162,7 +160,7 @@ def test_words_for_the_status_line():
 # Generation
 
 
-def drawn(model: LanguageModel, changes: Interventions) -> list[tuple[int, float]]:
+def drawn(model, changes):
     request = Request(IDS[:20], GREEDY, interventions=changes)
     return [(e.id, round(e.logprob, 3)) for e in model.generate(request) if isinstance(e, Token)]
 

@@ -61,7 +61,7 @@ def test_every_step_takes_the_best_pair(method):
 def test_a_merge_takes_no_longer_than_its_pairs(method):
     word = "".join(Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=100_000))
 
-    def seconds(merges: int) -> float:
+    def seconds(merges):
         began = time.process_time()
         assert len(list(learn_vocabulary({word: 1}, method, merges))) == merges
         return time.process_time() - began
@@ -86,7 +86,7 @@ def test_a_file_is_a_text_or_a_list_of_counts():
     assert not read_words(" \n")
 
 
-def steps_and_tokens(tokenizer: object, text: str) -> tuple[list[str], list[str]]:
+def steps_and_tokens(tokenizer, text):
     words = merge_steps(tokenizer, text)
     ends = [word.steps[-1].tokens if word.steps else word.tokens for word in words]
     ids = tokenizer.encode(text)
@@ -111,7 +111,7 @@ def test_each_step_is_the_earliest_merge(bpe):
         before = step.tokens
 
 
-def bytes_fallback() -> TransformersTokenizer:
+def bytes_fallback():
     """As Llama's: spaces are U+2581, and a character without a token is its bytes."""
     letters = ["▁", "a", "b", "▁a", "ab", "▁ab"]
     vocabulary = {"<s>": 0, "</s>": 1} | {f"<0x{n:02X}>": n + 2 for n in range(256)}

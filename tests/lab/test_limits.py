@@ -17,7 +17,7 @@ CONSTRAINT = Constraint.of_pattern(r" (red|green) apples, [0-9]{2}\.")
 
 
 @pytest.fixture(scope="module")
-def model() -> LocalModel:
+def model():
     loaded = load_model(BUNDLED)
     assert isinstance(loaded, LocalModel)
     return loaded

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from family_shapes import make_family
-from random_models import MakeGPT2
 from torch import Tensor
 
 from chatapp.engine.backends.local import LocalModel, load_decoder
@@ -19,12 +18,7 @@ Pair = tuple[LocalModel, Any]
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama, shared keys, tied"])
-def pair(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    bpe: Any,
-    make_gpt2: MakeGPT2,
-) -> Pair:
+def pair(request, tmp_path_factory, bpe, make_gpt2):
     if request.param == "gpt2":
         folder, reference = make_gpt2()
     else:
@@ -35,7 +29,7 @@ def pair(
     return LocalModel(decoder, BPETokenizer(bpe, 0), name="a"), reference
 
 
-def log_probabilities(reference: Any, ids: list[int], places: Tensor) -> Tensor:
+def log_probabilities(reference, ids, places):
     with torch.no_grad():
         output = reference(
             torch.tensor([ids]),
@@ -47,7 +41,7 @@ def log_probabilities(reference: Any, ids: list[int], places: Tensor) -> Tensor:
     return row
 
 
-def kl(before: Tensor, after: Tensor) -> float:
+def kl(before, after):
     return float((before.exp() * (before - after)).sum())
 
 

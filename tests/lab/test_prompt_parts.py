@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.prompt_parts import PartSpan, parts_of_segments, parts_of_text, rank_correlation
@@ -23,10 +21,10 @@ PROMPT = [5, 17, 93, 200, 41, 5, 18, 77, 123]
 SPANS = [PartSpan("example 1", 0, 3), PartSpan("example 2", 3, 6), PartSpan("input", 6, 9)]
 
 
-def masks(decoder: Decoder, reference: Any, hidden: set[tuple[int, int]], size: int) -> Any:
+def masks(decoder, reference, hidden, size):
     """What transformers adds to scores where pairs (query, key) are hidden."""
 
-    def of(window: int | None) -> Tensor:
+    def of(window):
         mask = torch.zeros(1, 1, size, size)
         for query in range(size):
             for key in range(size):
@@ -42,7 +40,7 @@ def masks(decoder: Decoder, reference: Any, hidden: set[tuple[int, int]], size: 
     return of(windows[0])
 
 
-def logprobs(pair: Pair, tokens: list[int], hidden: set[tuple[int, int]]) -> Tensor:
+def logprobs(pair, tokens, hidden):
     model, reference = pair
     mask = masks(model.decoder, reference, hidden, len(tokens))
     with torch.no_grad():
@@ -50,7 +48,7 @@ def logprobs(pair: Pair, tokens: list[int], hidden: set[tuple[int, int]]) -> Ten
     return output.logits[0].log_softmax(-1)
 
 
-def explained(pair: Pair, answers: list[list[int]], hidden: set[tuple[int, int]]) -> float:
+def explained(pair, answers, hidden):
     total = 0.0
     for answer, sign in zip(answers, (1, -1), strict=True):
         tokens = [9, *PROMPT, *answer[:-1]]

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -34,13 +33,13 @@ PAIRS = [("The quick fox", "Hello, who"), ("a small model", "my friend"), ("jump
 GREEDY = Sampling(temperature=0, max_tokens=5)
 
 
-def drawn_by(model: LocalModel, ids: list[int], sampling: Sampling) -> Any:
+def drawn_by(model, ids, sampling):
     """What draws the replies of a changed model."""
     return lambda changes: model.generate(Request(ids, sampling, interventions=changes))
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
 
 
@@ -72,7 +71,7 @@ def test_replies_are_those_of_hooks(pair):
     added = torch.from_numpy(0.8 * direction.vectors[1])
     first = len(ids) + 1  # the reply's first token, after the one that stands before each text
 
-    def change(_: Any, __: Any, output: Any) -> Any:
+    def change(_, __, output):
         states = (output[0] if isinstance(output, tuple) else output).clone()
         states[..., first:, :] += added
         return (states, *output[1:]) if isinstance(output, tuple) else states

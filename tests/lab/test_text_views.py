@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from glass import random_gpt2
 
-from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.remote.protocol import RemoteTokenizer
 from chatapp.engine.events import Alternative, Token
-from chatapp.lab.inspectable import Inspectable, inspectable
-from chatapp.lab.traces import Trace
+from chatapp.lab.inspectable import inspectable
 from chatapp.lab.views.attention_views import Attention
 from chatapp.lab.views.layer_views import Layers
 from chatapp.lab.views.text_views import Tokens
@@ -20,19 +18,19 @@ TEXT = "User: he has\x1b[2J [b]it"
 
 
 @pytest.fixture(scope="module")
-def model() -> LocalModel:
+def model():
     return random_gpt2(layers=2, heads=3)
 
 
 @pytest.fixture(scope="module")
-def opened(model: LocalModel) -> Inspectable:
+def opened(model):
     opened = inspectable(model)
     assert opened is not None
     return opened
 
 
 @pytest.fixture(scope="module")
-def trace(model: LocalModel, opened: Inspectable) -> Trace:
+def trace(model, opened):
     return opened.inspect(model.tokenizer.encode(TEXT))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from random_models import MakeGPT2, randomize
+from random_models import randomize
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_model import TransformersModel
@@ -16,9 +16,9 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.generation import Sampler
-from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
+from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.lab.inspectable import Inspectable, inspectable
-from chatapp.lab.predictions import Cut, Stepper
+from chatapp.lab.predictions import Cut
 from chatapp.lab.traces import Trace
 
 IDS = torch.randint(1, 340, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -37,32 +37,32 @@ SHAPES: dict[str, dict[str, Any]] = {
 Pair = tuple[Trace, Any]
 
 
-def inspect(model: LanguageModel, ids: list[int]) -> Trace:
+def inspect(model, ids):
     opened = inspectable(model)
     assert opened is not None
     return opened.inspect(ids)
 
 
-def stepper_of(model: LanguageModel, ids: list[int], sampling: Sampling) -> Stepper:
+def stepper_of(model, ids, sampling):
     opened = inspectable(model)
     assert opened is not None
     return opened.stepper(ids, sampling)
 
 
-def eager(reference: Any, ids: list[int]) -> Any:
+def eager(reference, ids):
     """transformers' own eager attention, with everything it gives."""
     reference.set_attn_implementation("eager")
     with torch.no_grad():
         return reference(torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
 
 
-def near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+def near(ours, theirs):
     assert ours.shape == theirs.shape
     return float((ours - theirs).abs().max()) <= 1e-4
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def pair(request: pytest.FixtureRequest, make_gpt2: MakeGPT2) -> Pair:
+def pair(request, make_gpt2):
     folder, reference = make_gpt2(**SHAPES[request.param])
     return inspect(LocalModel.load(ModelFiles.read(folder)), IDS), reference
 
@@ -127,7 +127,7 @@ def test_looking_changes_nothing(local):
     sampling = Sampling(seed=3, max_tokens=8)
     ids = IDS[:20]
 
-    def reply() -> list[int]:
+    def reply():
         return [
             event.id for event in local.generate(Request(ids, sampling)) if isinstance(event, Token)
         ]
@@ -181,7 +181,7 @@ def test_the_cut_is_what_is_drawn_from(sampling):
     assert bool(((drawn / 400 - distribution).abs() <= 4 * spread + 1e-6).all())
 
 
-def _fields(sampling: Sampling) -> dict[str, Any]:
+def _fields(sampling):
     return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
 
 
@@ -222,7 +222,7 @@ def test_stepping_draws_the_tokens_of_generate(local):
 def test_steps_can_be_chosen_and_taken_back(local):
     stepper = stepper_of(local, (IDS + IDS)[:62], Sampling(temperature=0))
 
-    def likeliest() -> int:
+    def likeliest():
         return stepper.look().before.candidates[0].id
 
     assert not stepper.back()
@@ -321,7 +321,7 @@ def test_attention_is_switched_only_while_nothing_else_is_computed(gpt2, monkeyp
     switch = model.network.set_attn_implementation
     held: list[bool] = []
 
-    def switched(name: str) -> None:
+    def switched(name):
         held.append(lock.locked())
         switch(name)
 

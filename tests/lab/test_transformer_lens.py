@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from random_models import save_random
-from tokenizers import Tokenizer
-from torch import Tensor
 
 from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.files.model_files import ModelFiles
@@ -49,16 +47,14 @@ Pair = tuple[Any, Any]
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bpe: Tokenizer
-) -> Pair:
+def pair(request, tmp_path_factory, bpe):
     folder: Path = tmp_path_factory.mktemp("lens")
     model = save_random(folder, request.param, bpe, **SHAPES[request.param])
     bridge = bridges.TransformerBridge.boot_transformers(str(folder), hf_model=model)
     return load_decoder(ModelFiles.read(folder)), bridge
 
 
-def difference(logits: Tensor) -> float:
+def difference(logits):
     return float(CONTRAST.of(logits[0, -1]))
 
 
@@ -91,7 +87,7 @@ def test_shares(pair):
     direction = bridge.W_U[:, CONTRAST.token] - bridge.W_U[:, CONTRAST.against]
     weight = ours.norm.weight
 
-    def share(part: Tensor) -> float:
+    def share(part):
         part = part - part.mean() if "norm" in found else part
         return float((part / scale * weight) @ direction)
 
@@ -116,7 +112,7 @@ def test_ablation(pair):
     found = effects(Reading(ours, CLEAN), CONTRAST)
     before = difference(bridge(ids))
 
-    def switch_off(value: Tensor, hook: Any, head: int | None) -> Tensor:
+    def switch_off(value, hook, head):
         value = value.clone()
         if head is None:
             value.zero_()
@@ -144,7 +140,7 @@ def test_patching(pair):
     low, high = result.corrupt, result.clean
     assert result.is_divided
 
-    def put(value: Tensor, hook: Any, at: int | None, head: int | None) -> Tensor:
+    def put(value, hook, at, head):
         value, clean = value.clone(), kept[hook.name]
         if head is None:
             value[:, at] = clean[:, at]
@@ -153,7 +149,7 @@ def test_patching(pair):
             apart[:, :, head] = clean.view(apart.shape)[:, :, head]
         return value
 
-    def restored(place: str, at: int | None = None, head: int | None = None) -> float:
+    def restored(place, at=None, head=None):
         hooks = [(place, partial(put, at=at, head=head))]
         logits = bridge.run_with_hooks(torch.tensor([CORRUPT]), fwd_hooks=hooks)
         return (float(contrast.of(logits[0, -1])) - low) / (high - low)

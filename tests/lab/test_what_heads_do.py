@@ -32,14 +32,14 @@ TEXTS = [[1, 2, 3, 1, 2, 3, 3, 3, 5, 1, 2], [4, 6, 4, 6, 6, 9], [5, 6]]
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("family")
     reference = make_family(request.param, folder)
     reference.set_attn_implementation("eager")
     return load_decoder(ModelFiles.read(folder)), reference
 
 
-def weights_of(reference: Any, ids: list[int]) -> np.ndarray[Any, Any]:
+def weights_of(reference, ids):
     """(layers, heads, tokens, tokens) of the tokens after `START`."""
     with torch.no_grad():
         output = reference(torch.tensor([[*START, *ids]]), output_attentions=True)
@@ -47,12 +47,12 @@ def weights_of(reference: Any, ids: list[int]) -> np.ndarray[Any, Any]:
     return weights[:, :, len(START) :, len(START) :]
 
 
-def means(rows: list[list[Any]]) -> Any:
+def means(rows):
     """The mean over all tokens of all rows of (layers, heads) in each place."""
     return np.mean([value for row in rows for value in row], axis=0)
 
 
-def scores_of(decoder: Decoder, add: Any, rows: list[list[int]]) -> dict[str, Any]:
+def scores_of(decoder, add, rows):
     """What one kind of measure says of rows."""
     sums = Sums(decoder)
     for row in rows:
@@ -165,7 +165,7 @@ def test_all_heads_of_a_model_by_all_measures(local):
     assert all(row["change"]["entropy"] == 0 for row in compared.to_json())
 
 
-def made(induction: list[list[float]], **more: Any) -> HeadScores:
+def made(induction, **more):
     values = dict.fromkeys(MEASURES, np.zeros_like(np.array(induction)))
     return HeadScores("a", values | {"induction": np.array(induction)}, **more)
 

@@ -16,7 +16,7 @@ from chatapp.prompting.calls import (
     pattern_in,
 )
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.messages import Call, CallPattern, Message, Requested, text_of
+from chatapp.prompting.messages import Call, Message, Requested, text_of
 
 TOOLS = ("calculator", "clock")
 SUM = '{"name": "calculator", "arguments": {"expression": "48*76"}}'
@@ -24,7 +24,7 @@ CALCULATED = Requested("calculator", {"expression": "48*76"})
 ODD = {"text": 'a "quote" \\ </tool_call> }{ [TOOL_CALLS] é\n'}
 
 
-def read(pattern: CallPattern, pieces: list[str]) -> tuple[str, Requested | None]:
+def read(pattern, pieces):
     """All visible text of a reply in pieces, and its call."""
     calls, visible = CallFilter(pattern, TOOLS), ""
     for piece in pieces:
@@ -118,7 +118,7 @@ def test_a_pattern_in_the_text_calls_only_what_is_on():
 
 @pytest.mark.parametrize("form", ["object", "text", "after its name"])
 def test_a_call_whose_arguments_nest_too_deep_is_text(form):
-    def reply(levels: int) -> str:
+    def reply(levels):
         arguments = '{"a":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
         if form == "after its name":
             return f"{MISTRAL.begin}clock[ARGS]{arguments}"
@@ -172,7 +172,7 @@ SCHEMAS = (
 )
 
 
-def chat(result: str, argument: str) -> list[Message]:
+def chat(result, argument):
     call = Call("clock", {"zone": argument}, result, "done", 4)
     return [
         Message("user", "What time is it?"),
@@ -181,7 +181,7 @@ def chat(result: str, argument: str) -> list[Message]:
     ]
 
 
-def sent(messages: list[Message]) -> list[dict[str, object]]:
+def sent(messages):
     """The messages as transformers takes them."""
     rows: list[dict[str, object]] = []
     for message in messages:

@@ -66,11 +66,11 @@ HOSTILE = (
 )
 
 
-def opened(source: str) -> ChatTemplate:
+def opened(source):
     return ChatTemplate(source, "test", SPECIAL, VARIABLES)
 
 
-def special(segments: list[Segment]) -> list[str]:
+def special(segments):
     return [segment.text for segment in segments if segment.kind == "special"]
 
 
@@ -199,7 +199,7 @@ def test_what_takes_too_much_is_tried_in_one_form_only(monkeypatch):
     rendered: list[object] = []
     ask = LimitedProcess.ask
 
-    def counting(self: LimitedProcess, request: dict[str, object], seconds: float) -> object:
+    def counting(self, request, seconds):
         rendered.extend([self] * ("values" in request))
         return ask(self, request, seconds)
 
@@ -217,7 +217,7 @@ def test_templates_that_alike_texts_come_from_have_one_fingerprint():
     assert opened(CHATML).fingerprint != ChatTemplate(CHATML, "test", SPECIAL).fingerprint
 
 
-def published() -> list[Path]:
+def published():
     data = os.environ.get("SHARED_DATA", "")
     return sorted(Path(data, "chat_templates").glob("*.jinja")) if data else []
 

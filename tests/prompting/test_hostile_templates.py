@@ -3,7 +3,6 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -49,12 +48,12 @@ BURNING = {
 
 
 @pytest.fixture
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def hurry(monkeypatch):
     """A third of the usual time."""
     monkeypatch.setattr("chatapp.prompting.chat_template._MOST_SECONDS", 1.0)
 
 
-def outcome(source: str) -> str:
+def outcome(source):
     """The text that a template writes, or the sentence that says why it writes none."""
     try:
         segments = ChatTemplate(source, "test").render(CHAT)
@@ -95,7 +94,7 @@ SHAPES = (
 )
 
 
-def hostile_templates(seed: int) -> Iterator[str]:
+def hostile_templates(seed):
     """Programs that make texts, lists and numbers grow, in loops and in what calls itself."""
     dice = random.Random(seed)
     growth = GROWTH.replace("\n", "|").replace(" | ", "\0").split("|")

@@ -9,7 +9,7 @@ from fakes import reworded
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from chatapp.prompting.messages import Message, text_of
-from chatapp.prompting.template import ALPACA, CHAT, PLAIN, ShippedTemplate, as_jinja
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN, as_jinja
 
 END = "<|endoftext|>"
 
@@ -29,7 +29,7 @@ ODD_TEXTS = (
 )
 
 
-def conversations() -> list[list[Message]]:
+def conversations():
     """Twelve: with instructions, empty ones and none; of one turn and three; plain and odd."""
     made = []
     for texts, system, turns in product(
@@ -42,9 +42,7 @@ def conversations() -> list[list[Message]]:
     return made
 
 
-def by_transformers(
-    template: ShippedTemplate, chat: list[Message], announce: bool = False, start: str = ""
-) -> str:
+def by_transformers(template, chat, announce=False, start=""):
     rows = [{"role": message.role, "content": message.text} for message in chat]
     source = as_jinja(template, start)
     texts, _ = render_jinja_template(

@@ -6,7 +6,7 @@ import pytest
 from template_chats import VARIABLES, conversations, reference
 
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.messages import Message, Segment, text_of
+from chatapp.prompting.messages import Message, text_of
 
 SPECIAL = ("<s>", "</s>", "<|user|>", "<|bot|>", "<|end|>", "<think>", "</think>")
 
@@ -150,7 +150,7 @@ def test_the_text_is_that_of_transformers(name):
 def test_no_special_token_comes_of_a_message(name):
     template = ChatTemplate(ODD[name], "test", SPECIAL, VARIABLES)
 
-    def special(chat: list[Message]) -> list[Segment]:
+    def special(chat):
         return [each for each in template.render(chat) if each.kind == "special"]
 
     for chat in conversations(HOSTILE):

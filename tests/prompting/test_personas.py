@@ -1,7 +1,5 @@
 """Personas, and what can be chosen by name: the user's own before what the program brings."""
 
-from pathlib import Path
-
 import pytest
 
 from chatapp.rows.examples import PromptError
@@ -10,7 +8,7 @@ from chatapp.tasks.files.promptfile import Persona, PromptFile, describe, load_f
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path, monkeypatch):
     """The folder of the user's own prompts."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     folder = tmp_path / "config" / "prompts"

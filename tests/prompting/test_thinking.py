@@ -9,7 +9,7 @@ from chatapp.prompting.thinking import Marks, ThoughtFilter, marks_in
 MARKS = Marks("<think>", "</think>")
 
 
-def apart(pieces: list[str], *, is_open: bool = False) -> tuple[str, str]:
+def apart(pieces, *, is_open=False):
     thoughts = ThoughtFilter(MARKS, is_open=is_open)
     parts = [*map(thoughts.push, pieces), thoughts.flush()]
     return "".join(thought or "" for thought, _ in parts), "".join(said for _, said in parts)

@@ -1,6 +1,5 @@
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -9,13 +8,13 @@ from chatapp.rows.examples import Columns, Example, normalise, read_pool, read_r
 from chatapp.rows.reading import RowsError
 
 
-def write(folder: Path, content: str | bytes, name: str = "pool.jsonl") -> Path:
+def write(folder, content, name="pool.jsonl"):
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
-def refusal(path: Path, labels: tuple[str, ...] = ()) -> str:
+def refusal(path, labels=()):
     """The sentence a pool is refused with, without the folder it lies in."""
     with pytest.raises(RowsError) as caught:
         read_pool(path, Columns(labels=labels))
@@ -217,7 +216,7 @@ def test_an_output_may_be_absent_only_where_none_is_asked_for(tmp_path):
 
 
 def test_same_items():
-    def same_item(first: str, second: str) -> bool:
+    def same_item(first, second):
         return normalise(first) == normalise(second)
 
     assert same_item("“Où est-ce?”", "ou\u0300  EST-CE")

@@ -3,7 +3,6 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from chatapp.prompting.messages import text_of
 from chatapp.rows.reading import RowsError
 from chatapp.tasks.evaluation.inputs import read_test
 from chatapp.tasks.files.layout import render
-from chatapp.tasks.files.promptfile import PromptFile, load_prompt
+from chatapp.tasks.files.promptfile import load_prompt
 
 PAPERS = Path(__file__).parents[2] / "prompts" / "papers"
 
@@ -21,11 +20,11 @@ ITEMS = tomllib.loads((Path(__file__).parent / "published.toml").read_text())
 SUFFIXES = {"story_cloze": "csv", "triviaqa": "json", "webquestions": "json", "race": "txt"}
 
 
-def prompt_of(name: str) -> PromptFile:
+def prompt_of(name):
     return load_prompt(PAPERS / f"{name}.toml")
 
 
-def write(folder: Path, name: str, content: str) -> Path:
+def write(folder, name, content):
     path = folder / f"test.{SUFFIXES.get(name, 'jsonl')}"
     path.write_text(content)
     return path
@@ -55,7 +54,7 @@ def test_labels_of_piqa_stand_in_a_file_of_their_own(tmp_path):
     assert [item.output for item in items] == ["b", "a"]
 
 
-def changed(name: str, **changes: Any) -> str:
+def changed(name, **changes):
     return json.dumps(json.loads(ITEMS[name]["record"]) | changes)
 
 

@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow
 import pytest
@@ -23,20 +22,20 @@ ROWS = [
 ]
 
 
-def read(path: Path | str, **source: Any) -> list[Row | BadRow]:
+def read(path, **source):
     found = tables(TrainSource(path=str(path), **source))
     return [row for table in found for row in table.rows()]
 
 
-def fields(path: Path | str, **source: Any) -> list[Any]:
+def fields(path, **source):
     return [row.fields if isinstance(row, Row) else str(row) for row in read(path, **source)]
 
 
-def places(path: Path) -> list[str]:
+def places(path):
     return [row.location.removeprefix(str(path)) for row in read(path) if isinstance(row, Row)]
 
 
-def write(path: Path, rows: list[dict[str, str]]) -> Path:
+def write(path, rows):
     """The rows in the kind of file that the name says."""
     name = path.name.removesuffix(".gz")
     if name.endswith(".json"):
@@ -211,7 +210,7 @@ def test_a_hub_data_set(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = []
 
-    def load_dataset(path: str, name: str | None, *, split: str) -> list[dict[str, str]]:
+    def load_dataset(path, name, *, split):
         asked.append((path, name, split))
         return ROWS
 
@@ -227,7 +226,7 @@ def test_a_hub_data_set(monkeypatch, tmp_path):
 def test_without_a_network_a_hub_data_set_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
-    def load_dataset(*_: Any, **__: Any) -> None:
+    def load_dataset(*_, **__):
         raise ConnectionError("Couldn't reach 'someone/something' on the Hub\nmore")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import Client, serving
+from api_server import serving
 
 from chatapp.dialogue import turn
 from chatapp.dialogue.events import Options
@@ -22,7 +22,7 @@ from chatapp.server import service
 GREEDY = {"temperature": 0, "top_p": 1.0}
 
 
-def alone(client: Client, text: str, most: int, **sampling: Any) -> str:
+def alone(client, text, most, **sampling):
     """What the model writes without a server."""
     ids = client.model.tokenizer.encode(text)
     chosen = Sampling(
@@ -105,7 +105,7 @@ async def test_an_echo_scores_the_prompt():
         await check_echo(client, "A naïve cat, 猫, sleeps.")
 
 
-async def check_echo(client: Client, text: str) -> None:
+async def check_echo(client, text):
     fields = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 3}
     (choice,) = (await client.post("/v1/completions", fields))["choices"]
     logprobs = choice["logprobs"]
@@ -224,7 +224,7 @@ async def test_a_chats_reply_is_that_of_ask(client):
     assert choice["message"]["content"] == expected
 
 
-def joined_bytes(content: list[Any]) -> bytes:
+def joined_bytes(content):
     return bytes(byte for token in content for byte in token["bytes"])
 
 
@@ -268,7 +268,7 @@ async def test_bias_and_penalties_act_alone_and_in_a_batch(client):
     path, fields = "/v1/completions", {"prompt": "To be", "max_tokens": 30, **GREEDY}
     fields |= {"logprobs": 0, "return_tokens_as_token_ids": True}
 
-    async def ids(**more: Any) -> list[str]:
+    async def ids(**more):
         (choice,) = (await client.post(path, fields | more))["choices"]
         return [name.removeprefix("token_id:") for name in choice["logprobs"]["tokens"]]
 

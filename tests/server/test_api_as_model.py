@@ -1,8 +1,6 @@
 """A model behind `chatapp api` is the same model: its tokens, scores and answers, as a client."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from completions_server import CompletionsServer
@@ -12,7 +10,7 @@ from chatapp.cli import app
 from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
+from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.tasks.evaluation.language_modelling import lambada, perplexity
 
@@ -20,12 +18,12 @@ TEXT = "A naïve cat, 猫, sleeps. To be or not to be, that is the question."
 
 
 @pytest.fixture
-def remote(address: str) -> LanguageModel:
+def remote(address):
     return load_model(address)
 
 
 @pytest.fixture(scope="module")
-def local(tiny_folder: Path) -> LanguageModel:
+def local(tiny_folder):
     return load_model(str(tiny_folder))
 
 
@@ -60,7 +58,7 @@ def test_its_scores(remote, local):
 GREEDY = Sampling(temperature=0, max_tokens=8, max_repeats=0)
 
 
-def written(model: LanguageModel, ids: list[int], **options: Any) -> tuple[list[Token], Finished]:
+def written(model, ids, **options):
     """The tokens and the end of a reply."""
     *tokens, end = model.generate(Request(ids, **{"sampling": GREEDY} | options))
     assert isinstance(end, Finished)
@@ -141,7 +139,7 @@ def test_labels_by_a_server(address, tiny_folder, tmp_path, monkeypatch):
 # Servers that cut no texts, as llama-cpp-python's
 
 
-def echoing(request: dict[str, Any]) -> Any:
+def echoing(request):
     """Each word is a token, with its length as its log-probability below 0."""
     words, offsets, at = [], [], 0
     for word in request["prompt"].replace(" ", "\0 ").split("\0"):

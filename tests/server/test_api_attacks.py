@@ -16,7 +16,7 @@ MESSAGE = {"role": "user", "content": MARK}
 PATHS = ("/completions", "/chat/completions", "/embeddings", "/tokenize")
 
 
-async def raw(address: str, *lines: bytes) -> int:
+async def raw(address, *lines):
     """The status of a request as it stands; 0 when the connection is only closed."""
     port = int(address.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -68,7 +68,7 @@ async def test_another_key_opens_nothing(given):
             assert await raw(client.address, line, b"Host: a.example", key) == 401
 
 
-def broken(dice: random.Random, folder: str) -> dict[str, Any]:
+def broken(dice, folder):
     """A request that holds a secret everywhere, and values that do not fit."""
     odd = [None, MARK, [MARK], {MARK: MARK}, [[MARK]], -1, 10**400, float("nan"), "\ud800", folder]
     odd += [{"type": "json_schema", "json_schema": {"schema": {"pattern": f"({MARK}"}}}]

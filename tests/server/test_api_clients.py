@@ -1,7 +1,6 @@
 """Clients that others wrote; each test skips where its client is not installed."""
 
 import json
-from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
@@ -13,14 +12,14 @@ USER = {"role": "user", "content": "Hi"}
 
 
 @pytest.fixture
-def client(address: str) -> Any:
+def client(address):
     return openai.OpenAI(
         base_url=f"{address}/v1", api_key="none", max_retries=0, _strict_response_validation=True
     )
 
 
 @pytest.fixture
-def lenient(address: str) -> Any:
+def lenient(address):
     """For answers that the library's own types refuse, although OpenAI sends them: null as the
     first token's log-probability and as the reason of a part, and base64.
     """

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from api_server import on_a_thread
@@ -37,7 +35,7 @@ k = 4
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A prompt file, its pool and its test items: TREC in small."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     rows = [
@@ -52,18 +50,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def evaluate(folder: Path, model: str, report: str) -> Any:
+def evaluate(folder, model, report):
     options = ["--test", str(folder / "test.jsonl"), "--report", str(folder / report)]
     prompt = str(folder / "kind.toml")
     return CliRunner().invoke(app, ["eval", prompt, *options, "--model", model, "--json"])
 
 
-def rows(folder: Path, report: str) -> list[dict[str, Any]]:
+def rows(folder, report):
     path = folder / report / "answers.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()[1:]] if path.exists() else []
 
 
-def kill_halfway(server: "subprocess.Popen[str]", folder: Path) -> None:
+def kill_halfway(server, folder):
     while len(rows(folder, "served")) < 6 and server.poll() is None:
         time.sleep(0.01)
     os.kill(server.pid, signal.SIGKILL if os.name != "nt" else signal.SIGTERM)

@@ -19,7 +19,7 @@ FIELDS = {"max_tokens": 6, "temperature": 0}
 
 
 @pytest.fixture
-def reply(address: str) -> str:
+def reply(address):
     """The reply to `MESSAGES`."""
     body = json.dumps({"messages": MESSAGES, **FIELDS}).encode()
     with urllib.request.urlopen(f"{address}/v1/chat/completions", body, timeout=60) as response:
@@ -27,7 +27,7 @@ def reply(address: str) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def run(module: str, *arguments: str, **variables: str) -> str:
+def run(module, *arguments, **variables):
     """The output of a program in Python."""
     own = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
     command = [sys.executable, "-m", module, *arguments]
@@ -63,7 +63,7 @@ def test_the_script_of_the_guide(address):
     assert json.loads(done.stdout)["choices"], done.stderr
 
 
-def _example(language: str) -> str:
+def _example(language):
     """The only block of a language in the guide on servers."""
     guide = Path(chatapp.__file__).parent / "docs" / "servers.md"
     (code,) = re.findall(rf"```{language}\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)

@@ -5,7 +5,6 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ async def test_no_text_and_no_answer_is_without_bound(client, path, body, words)
     """Nor does one keep the event loop, which answers everybody, for longer than a moment."""
     longest, done = 0.0, False
 
-    async def watch() -> None:
+    async def watch():
         nonlocal longest
         while not done:
             before = time.monotonic()
@@ -266,7 +265,7 @@ async def test_a_full_queue_is_told_to_wait(tiny_folder, monkeypatch):
 async def test_an_unforeseen_error_keeps_its_text_in_the_log(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
 
-    def fail(prompt: str) -> str:
+    def fail(prompt):
         raise RuntimeError("secret /home/me")
 
     async with serving(ScriptedModel(fail)) as client:
@@ -305,7 +304,7 @@ async def test_forms_that_take_long_to_compile_hold_up_no_other_request(client, 
 def test_every_list_of_a_request_is_read_up_to_its_first_mistake():
     """A forgotten one makes a message for each of a million wrong items, which takes minutes."""
 
-    def lists(schema: Any) -> Iterator[Any]:
+    def lists(schema):
         if isinstance(schema, dict):
             if schema.get("type") == "list":
                 yield schema

@@ -5,12 +5,11 @@ import gc
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
 from aiohttp import ClientError, web
-from api_server import Client, serving
+from api_server import serving
 
 from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
@@ -24,14 +23,14 @@ HALVES = (b"", b"POST", b"\r\n".join(LINES), b"\r\n".join([*LINES, b"", b'{"prom
 
 
 @pytest.fixture
-async def hasty(tiny_folder, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+async def hasty(tiny_folder, monkeypatch):
     """A server that waits a second for its clients."""
     monkeypatch.setattr(server, "SILENCE", 1.0)
     async with serving(load_model(str(tiny_folder), precision="float32", device="cpu")) as client:
         yield client
 
 
-async def half_open(client: Client, data: bytes) -> bytes:
+async def half_open(client, data):
     """Send a part of a request and wait until the server ends the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port_of(client))
     with suppress(ConnectionError):
@@ -40,11 +39,11 @@ async def half_open(client: Client, data: bytes) -> bytes:
     return b""
 
 
-def port_of(client: Client) -> int:
+def port_of(client):
     return int(client.address.rsplit(":", 1)[1])
 
 
-async def slow_reader(client: Client) -> None:
+async def slow_reader(client):
     """Ask for more than the buffers hold and read nothing; ends when the server has given up."""
     loop = asyncio.get_running_loop()
     with socket.socket() as connection:
@@ -61,7 +60,7 @@ async def slow_reader(client: Client) -> None:
                 pass
 
 
-async def leaver(client: Client) -> None:
+async def leaver(client):
     body = {"prompt": "To be", "max_tokens": 200, "temperature": 1, "stream": True, "seed": 1}
     async with client.session.post(client.address + TEXT, json=body) as response:
         await response.content.readany()
@@ -69,7 +68,7 @@ async def leaver(client: Client) -> None:
 
 
 async def test_a_client_that_leaves_is_one_line_in_the_log(client, monkeypatch, caplog):
-    async def closed(response: web.StreamResponse, data: bytes) -> None:
+    async def closed(response, data):
         raise ConnectionResetError
 
     caplog.set_level(logging.INFO)
@@ -81,7 +80,7 @@ async def test_a_client_that_leaves_is_one_line_in_the_log(client, monkeypatch, 
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def large(client: Client, data: bytes, status: int) -> None:
+async def large(client, data, status):
     async with client.session.post(client.address + TEXT, data=data) as response:
         assert response.status == status
 
@@ -108,7 +107,7 @@ async def test_large_bodies_cost_no_other_its_reply(client):
     await asyncio.gather(*rough)
 
 
-async def check_replies(client: Client) -> None:
+async def check_replies(client):
     """Replies are those of the model, while other clients do what they like."""
     ids = client.model.tokenizer.encode("To be")
     sampling = Sampling(temperature=0, top_p=1.0, max_repeats=0, max_tokens=12)
@@ -130,7 +129,7 @@ async def test_bodies_together_are_bounded(client, monkeypatch):
 async def test_traffic_leaves_nothing_behind(client):
     """What the server keeps is bounded: the running batch, and the keys and values of 8 texts."""
 
-    async def traffic(round: int) -> int:
+    async def traffic(round):
         for number in range(8):
             prompt = {"prompt": f"To be {round} {number}", "max_tokens": 2, "seed": number}
             fields = {"echo": number % 2 == 0, "logprobs": 2}

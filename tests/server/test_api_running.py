@@ -7,8 +7,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from api_server import on_a_thread
@@ -24,8 +22,8 @@ from chatapp.engine.backends.remote.http import Client as ServerClient
 from chatapp.engine.backends.remote.http import RefusedError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.interventions import Part, switched_off
-from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
+from chatapp.engine.events import Finished, Token
+from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.engine.models import running
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.running import OwnServer, Running, RunningModel, reply_events
@@ -39,19 +37,19 @@ SAMPLING = Sampling(temperature=0.9, top_p=0.95, seed=3, max_tokens=9)
 
 
 @pytest.fixture(scope="module")
-def local(tiny_folder: Path) -> LanguageModel:
+def local(tiny_folder):
     return load_model(str(tiny_folder))
 
 
 @pytest.fixture
-def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def lock(tmp_path, monkeypatch):
     """What a server of this user holds."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     return running.claim()
 
 
 @pytest.fixture
-def noted(address: str, local: LanguageModel, lock: Any, tmp_path: Path) -> Running:
+def noted(address, local, lock, tmp_path):
     """The server at `address` as this user's; its name for the model is "tiny"."""
     served = running.describe(str(local.files.path), local, ("auto", "cpu"), {})
     served = replace(served, name="tiny", template="plain")
@@ -61,7 +59,7 @@ def noted(address: str, local: LanguageModel, lock: Any, tmp_path: Path) -> Runn
 
 
 @pytest.fixture
-def model(noted: Running, tiny_folder: Path) -> LanguageModel:
+def model(noted, tiny_folder):
     model = running.load_served(str(tiny_folder), "float32", "cpu")
     assert isinstance(model, RunningModel)
     return model
@@ -229,7 +227,7 @@ def test_the_model_goes_on_after_forced_tokens_here(model, local):
         vars(model).pop("here", None)
 
 
-def events_of_ask(address: str, question: ServedQuestion, sampling: Sampling) -> list[Event]:
+def events_of_ask(address, question, sampling):
     """What `ask` gets from a server."""
     client = ServerClient(OwnServer(f"{address}/v1", model="tiny"))
     return list(reply_events(client, "chat/completions", question.body, sampling, None, tokens_in))
@@ -284,7 +282,7 @@ def test_ask_imports_little(noted, tiny_folder, tmp_path):
     options = ["--model", str(tiny_folder), "--max-tokens", "4", "--seed", "1", "--json"]
     environment = os.environ | {"CHATAPP_DEVICE": "cpu"}
 
-    def run(*command: str) -> tuple[Any, str]:
+    def run(*command):
         result = subprocess.run(
             [sys.executable, *command, "ask", "Who is it?", *options],
             env=environment,

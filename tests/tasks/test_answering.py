@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -11,12 +11,11 @@ from types import SimpleNamespace
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.prompting.messages import text_of
 from chatapp.rows.examples import Pool, PromptError
 from chatapp.tasks import answering
-from chatapp.tasks.answering import CONTENT_FREE, Answer, Answerer, Question, sampling_of
+from chatapp.tasks.answering import CONTENT_FREE, Answer, Answerer, sampling_of
 from chatapp.tasks.files.promptfile import PromptFile, load_prompt
 from chatapp.tasks.selection.select import Select, build_selector
 
@@ -29,7 +28,7 @@ POOL = Pool(
 )
 
 
-def make(scoring: str = "direct", labels: Sequence[str] = LABELS, **select: object) -> PromptFile:
+def make(scoring="direct", labels=LABELS, **select):
     return PromptFile(
         path=Path("task.toml"),
         instruction="Say which.",
@@ -43,11 +42,11 @@ def make(scoring: str = "direct", labels: Sequence[str] = LABELS, **select: obje
     )
 
 
-def answerer(model: LocalModel | ScriptedModel, prompt: PromptFile) -> Answerer:
+def answerer(model, prompt):
     return Answerer(model, prompt, build_selector(prompt.pool, prompt.select))
 
 
-def inputs(n: int) -> list[str]:
+def inputs(n):
     draw = random.Random(0)
     words = "fox river mill bird old red the and two more".split()
     return [" ".join(draw.choices(words, k=draw.randrange(1, 6))) for _ in range(n)]
@@ -215,7 +214,7 @@ def test_many_texts_are_what_each_is_alone(gpt2):
     taken: list[str] = []
     ahead = 0
 
-    def questions() -> Iterator[Question]:
+    def questions():
         for text in texts:
             taken.append(text)
             yield asking.prepare(text)

@@ -1,7 +1,7 @@
 """Answers to prompts in turns of a chat: exact likelihoods, what is generated, what is sent."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +9,6 @@ import pytest
 from fakes import ScriptedModel
 from tiny import END
 
-from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.events import Event
-from chatapp.engine.model import Request
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import text_of
 from chatapp.rows.examples import Pool
@@ -39,19 +36,19 @@ PROMPT = PromptFile(
 )
 
 
-def answerer(model: LocalModel | ScriptedModel, prompt: PromptFile, **options: object) -> Answerer:
+def answerer(model, prompt, **options):
     selector = build_selector(prompt.pool, prompt.select)
     return Answerer(model, prompt, selector, template=TEMPLATE, **options)
 
 
-def turn_ids(model: LocalModel, *turns: tuple[str, str]) -> list[int]:
+def turn_ids(model, *turns):
     """The tokens of closed turns, and of what announces the reply."""
     encode, end = model.tokenizer.encode, model.tokenizer.end_id
     ids = [[*encode(f"{role}\n"), *encode(text), end] for role, text in turns]
     return [*(id for turn in ids for id in turn), *encode("assistant\n")]
 
 
-def chat(query: str) -> tuple[tuple[str, str], ...]:
+def chat(query):
     return (
         ("system", f"Say which {END}."),
         *(("user", "Text: a red fox"), ("assistant", "User")),
@@ -126,7 +123,7 @@ class Served(ScriptedModel):
 
     sent: Sequence[Mapping[str, str]] = ()
 
-    def generate(self, request: Request) -> Iterator[Event]:
+    def generate(self, request):
         self.sent = request.messages
         return super().generate(request)
 

@@ -1,9 +1,7 @@
 """Items with choices of their own: what is scored, and three ways to decide."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
@@ -14,7 +12,7 @@ from chatapp.tasks.answering import Answerer, Likelihoods, best, probabilities
 from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan
 from chatapp.tasks.evaluation.inputs import Item, read_test
 from chatapp.tasks.evaluation.report import results
-from chatapp.tasks.files.promptfile import PromptFile, load_for_chat, load_prompt
+from chatapp.tasks.files.promptfile import load_for_chat, load_prompt
 
 FILE = """
 example = "Question: {question}\\nAnswer: {answer}"
@@ -27,11 +25,11 @@ ITEM = Example("What is hot?", "fire", choices=("a lot of ice", "fire"))
 class Priced(ScriptedModel):
     """A token costs a nat, and half of it after a question; keeps what it was asked to score."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__([" fire"])
         self.asked: list[tuple[str, str]] = []
 
-    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+    def score(self, pairs):
         decode = self.tokenizer.decode
         self.asked += [(decode(context), decode(scored)) for context, scored in pairs]
         return [
@@ -41,7 +39,7 @@ class Priced(ScriptedModel):
 
 
 @pytest.fixture
-def prompt(tmp_path: Path) -> PromptFile:
+def prompt(tmp_path):
     path = tmp_path / "task.toml"
     path.write_text(FILE)
     return load_prompt(path)

@@ -1,21 +1,19 @@
 """Summaries of summaries, and the way back from a sentence to its passages."""
 
-from collections.abc import Sequence
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.tasks.summaries import Summary, summarize, trace_sentences
 
 
-def first_words(texts: Sequence[str]) -> list[str]:
+def first_words(texts):
     return [" ".join(text.split()[:2]) for text in texts]
 
 
 def test_passages_are_summarised_and_then_the_summaries():
     asked: list[list[str]] = []
 
-    def answer(texts: Sequence[str]) -> list[str]:
+    def answer(texts):
         asked.append(list(texts))
         return first_words(texts)
 

@@ -19,7 +19,6 @@ from tui_driver import Driver, fill
 
 import chatapp.tui
 from chatapp.common.settings import Settings
-from chatapp.dialogue.store import Store
 from chatapp.tui.app import ChatApp
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.platform.actions import listed_actions, places, written
@@ -31,7 +30,7 @@ BY_OTHER_KEYS = {
 }
 
 
-def own_places() -> list[type[DOMNode]]:
+def own_places():
     """Every class of the screens that is part of the tree."""
     for module in pkgutil.walk_packages(chatapp.tui.__path__, "chatapp.tui."):
         importlib.import_module(module.name)
@@ -45,7 +44,7 @@ def own_places() -> list[type[DOMNode]]:
     return sorted(set(found), key=lambda place: place.__name__)
 
 
-async def text_of_f1(driver: Driver) -> str:
+async def text_of_f1(driver):
     await driver.press("f1")
     screen = driver.app.screen
     assert isinstance(screen, HelpScreen)
@@ -87,7 +86,7 @@ def test_every_action_has_a_key():
     assert actions - bound == BY_OTHER_KEYS
 
 
-async def go_to(driver: Driver, place: str) -> None:
+async def go_to(driver, place):
     await driver.idle()
     for key in PLACES[place]:
         await driver.press(key)
@@ -96,7 +95,7 @@ async def go_to(driver: Driver, place: str) -> None:
 
 
 @pytest.fixture
-def chat(store: Store) -> int:
+def chat(store):
     """A chat whose last message was answered twice."""
     chat_id = fill(store, ["Tell me about the sea.", "It is wide. " * 30])
     store.add_message(chat_id, 1, "assistant", "It is [b]salt[/b].")

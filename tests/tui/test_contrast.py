@@ -1,6 +1,6 @@
 """Every text on every screen can be read, in every theme that is offered."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import cache
 
 import pytest
@@ -75,7 +75,7 @@ def test_shaded_tokens_can_be_read():
 contrast_of = cache(contrast)  # the same few pairs, over and over
 
 
-def texts(driver: Driver) -> Iterator[tuple[str, float]]:
+def texts(driver):
     """Each piece of text in front, and its contrast with what it stands on."""
     screen = driver.app.screen
     front = screen.region
@@ -93,23 +93,23 @@ def texts(driver: Driver) -> Iterator[tuple[str, float]]:
             yield text, contrast_of(style.color.triplet, style.bgcolor.triplet)
 
 
-async def first_screen(driver: Driver) -> None:
+async def first_screen(driver):
     await driver.press("shift+tab")
 
 
-async def a_message(driver: Driver) -> None:
+async def a_message(driver):
     await driver.say("Hello")
     await driver.press("ctrl+up", "plus")
     driver.chat.widgets.show_problem("Something is wrong.")
     driver.chat.widgets.status.dropped = 2
 
 
-async def a_command(driver: Driver) -> None:
+async def a_command(driver):
     await driver.press(*"/")
 
 
-def key(name: str, *more: str) -> Callable[[Driver], Awaitable[None]]:
-    async def pressed(driver: Driver) -> None:
+def key(name, *more):
+    async def pressed(driver):
         await driver.say("Hello")
         await driver.press(name, *more)
         await driver.idle()
@@ -117,15 +117,15 @@ def key(name: str, *more: str) -> Callable[[Driver], Awaitable[None]]:
     return pressed
 
 
-async def compared(driver: Driver) -> None:
+async def compared(driver):
     await driver.press(*"Tea?", "f4")
     await driver.until(lambda: "Enter sends it to both" in driver.screen_text)
     await driver.press("enter")
     await driver.until(lambda: "Both bad" in driver.screen_text)
 
 
-def tab(number: str) -> Callable[[Driver], Awaitable[None]]:
-    async def opened(driver: Driver) -> None:
+def tab(number):
+    async def opened(driver):
         await driver.say("Hello")
         await driver.press("f3", number)
         for _ in range(3):

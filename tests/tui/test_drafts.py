@@ -10,7 +10,7 @@ from chatapp.dialogue.drafts import Drafts
 from chatapp.dialogue.store import Store
 
 
-def until_kept(text: str) -> None:
+def until_kept(text):
     while not any(path.read_text() == text for path in drafts_dir().glob("*.txt")):
         time.sleep(0.02)
 

@@ -6,7 +6,7 @@ import pytest
 from fakes import ScriptedModel
 from foreign_texts import FOREIGN, shown
 from textual import events
-from tui_driver import Driver, fill
+from tui_driver import fill
 
 from chatapp.common.foreign import printable
 from chatapp.common.settings import Settings
@@ -15,7 +15,7 @@ from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.widgets.dialog import Field
 
 
-def frame(driver: Driver) -> list[str]:
+def frame(driver):
     """What is on the screen beside the transcript, but for the counts of tokens."""
     region = driver.transcript.region
     rows = shown(driver)
@@ -70,7 +70,7 @@ async def test_it_is_the_name_of_a_chat_and_of_a_model(open_app, store):
 async def test_it_is_what_went_wrong(open_app):
     words = "no [b]model[/b] \x1b[2J here\x07"
 
-    def load() -> ScriptedModel:
+    def load():
         raise RuntimeError(words)
 
     async with open_app(load=load) as driver:

@@ -12,7 +12,6 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -21,10 +20,9 @@ from glass import GlassModel
 from scenes import PLACES
 from textual.events import Key, Paste
 from textual.geometry import Size
-from tui_driver import Driver, fill
+from tui_driver import fill
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.model import LanguageModel
 from chatapp.engine.models import loading, resolving
 from chatapp.tui.app import ChatApp
 
@@ -73,7 +71,7 @@ class Halting(GlassModel):
     made: ClassVar[list["Halting"]] = []
     numbers: ClassVar[Iterator[int]] = count(1)
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self._random = random.Random(seed)
         super().__init__(self._say, context=300, name="halting")
         self.go_on = threading.Event()
@@ -81,7 +79,7 @@ class Halting(GlassModel):
         self._left = 0
         self.made.append(self)
 
-    def _say(self, prompt: str) -> str | Exception:
+    def _say(self, prompt):
         if self._random.random() < 0.05:
             return RuntimeError("out of [/b] memory")
         self._left = self._random.randrange(8)
@@ -91,7 +89,7 @@ class Halting(GlassModel):
         )
         return f" Reply{next(self.numbers)} {' '.join(words)}"
 
-    def _wait(self, cancel: threading.Event | None) -> bool:
+    def _wait(self, cancel):
         self._left -= 1
         if self._left == 0 and cancel is not None:
             self.halts = True
@@ -100,7 +98,7 @@ class Halting(GlassModel):
             self.halts = False
         return super()._wait(cancel)
 
-    def logits(self, ids: list[int], layer: int | None = None) -> torch.Tensor:
+    def logits(self, ids, layer=None):
         sharp = 4.0 if layer is None else 4 * (layer + 1) / (self.layers + 1)
         values = sharp * torch.sin(1.7 * torch.arange(self.tokenizer.size) + 0.9 * len(ids))
         values[0] = -30.0  # an end in the beginning would be a reply that is like another
@@ -108,13 +106,13 @@ class Halting(GlassModel):
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def surroundings(monkeypatch, tmp_path):
     """Files go to a folder of their own, there is no editor, and nothing ends the program."""
 
-    async def stay(app: ChatApp) -> None:
+    async def stay(app):
         pass
 
-    def load_model(name: str, **_: object) -> LanguageModel:
+    def load_model(name, **_):
         if name != "other":
             raise ModelError(f"there is no model {name!r}")
         return Halting(0)
@@ -132,17 +130,17 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 class Story:
     """Random events on an app, every one of which is told when something breaks."""
 
-    def __init__(self, driver: Driver, seed: str) -> None:
+    def __init__(self, driver, seed):
         self.driver = driver
         self.random = random.Random(seed)
         self.told: list[str] = []
 
-    def go_on(self) -> None:
+    def go_on(self):
         """Let a reply that halts go on."""
         for model in Halting.made:
             model.go_on.set()
 
-    async def happen(self, event: Key | Paste | Size) -> None:
+    async def happen(self, event):
         app = self.driver.app
         if isinstance(event, Size):
             self.told.append(f"{event.width}x{event.height}")
@@ -161,10 +159,10 @@ class Story:
         if app.failure is not None:
             raise AssertionError(f"it breaks down after {self._tale()}") from app.failure
 
-    def _tale(self) -> str:
+    def _tale(self):
         return f"{len(self.told)} events, at last {' '.join(self.told[-40:])}"
 
-    def _is_quiet(self) -> bool:
+    def _is_quiet(self):
         """Whether nothing is under way, but for a reply that halts."""
         app = self.driver.app
         at_work = app.screen is not app.chat and any(
@@ -173,14 +171,14 @@ class Story:
         running = self.driver.chat.conversation.has_running_threads
         return not at_work and (not running or any(model.halts for model in Halting.made))
 
-    async def press(self, *keys: str) -> None:
+    async def press(self, *keys):
         for key in keys:
             await self.happen(Key(key, None))
 
-    async def go_to(self, keys: tuple[str, ...]) -> None:
+    async def go_to(self, keys):
         await self.press("escape", "escape", "escape", *keys)
 
-    def any_event(self) -> Key | Paste | Size:
+    def any_event(self):
         kind = self.random.random()
         if kind < 0.4:
             bound = sorted({*self.driver.app.screen.active_bindings} - {"ctrl+q"})
@@ -195,7 +193,7 @@ class Story:
             return Paste(self.random.choice(PASTES))
         return Size(*self.random.choice([(60, 20), (100, 30), (130, 40), (20, 8)]))
 
-    async def run(self, events: int, way: tuple[str, ...]) -> None:
+    async def run(self, events, way):
         for number in range(events):
             if number % STAY == 0:
                 await self.go_to(way)
@@ -203,14 +201,14 @@ class Story:
                 self.go_on()
             await self.happen(self.any_event())
 
-    async def end(self) -> None:
+    async def end(self):
         for _ in range(8):
             self.go_on()
             await self.press("escape")
         await self.driver.idle()
 
 
-def faults(path: Path) -> Iterator[str]:
+def faults(path):
     """What is wrong with a database of chats."""
     connection = sqlite3.connect(path)
     yield from (row[0] for row in connection.execute("PRAGMA integrity_check") if row[0] != "ok")

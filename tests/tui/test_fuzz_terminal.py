@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from terminals import PATIENCE, Terminal, started
+from terminals import PATIENCE, started
 
 KEYS = [
     *(b"\x1b[A", b"\x1b[B", b"\x1b[C", b"\x1b[D", b"\x1b[5~", b"\x1b[6~", b"\x1b[H", b"\x1b[F"),
@@ -63,7 +63,7 @@ TEXTS = [
 ]
 
 
-def event(dice: random.Random) -> bytes:
+def event(dice):
     """What a terminal sends at once."""
     kind = dice.random()
     if kind < 0.6:
@@ -81,12 +81,12 @@ def event(dice: random.Random) -> bytes:
     )  # it neither quits nor halts
 
 
-def resize(program: Terminal, dice: random.Random) -> None:
+def resize(program, dice):
     size = struct.pack("HHHH", dice.choice([4, 20, 30, 80]), dice.choice([10, 60, 100, 300]), 0, 0)
     fcntl.ioctl(program.descriptor, termios.TIOCSWINSZ, size)
 
 
-def send_events(seed: str, count: int) -> None:
+def send_events(seed, count):
     dice = random.Random(seed)
     with started("endless") as program:
         program.wait_for("ready")

@@ -4,7 +4,6 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,14 @@ ALTERNATE_SCREEN = "\x1b[?1049h"
 
 
 @pytest.fixture
-def server() -> Iterator[CompletionsServer]:
+def server():
     with CompletionsServer().running() as server:
         server.models = [{"id": "tiny", "max_model_len": 512}]
         server.stream = said(" The", " sea", " is", " wide.")
         yield server
 
 
-def start(descriptor: int, *arguments: str, errors: int | None = None) -> subprocess.Popen[bytes]:
+def start(descriptor, *arguments, errors=None):
     return subprocess.Popen(
         [sys.executable, "-m", "chatapp", *arguments],
         stdin=descriptor,

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 from terminals import started
@@ -23,11 +22,11 @@ from chatapp.dialogue.tools.registry import find_tools
 
 
 @pytest.fixture
-def reply(terminal: None) -> Iterator[object]:
+def reply(terminal):
     """A function that gives the last message of the first chat."""
     stores = []
 
-    def last() -> object:
+    def last():
         stores.append(Store(database_path()))
         return stores[-1].path(1)[-1]
 
@@ -136,7 +135,7 @@ def test_what_hangs_is_abandoned_with_a_word(reply, tmp_path, monkeypatch, work)
         assert reply().text
 
 
-def add_sleeping_tool() -> None:
+def add_sleeping_tool():
     folder = tools_dir()
     folder.mkdir(parents=True)
     (folder / "own.toml").write_text(
@@ -194,7 +193,7 @@ def test_a_model_that_cannot_be_loaded(terminal):
 
 
 async def test_a_store_that_fails_does_not_keep_a_program_without_a_terminal(open_app, monkeypatch):
-    def full(patience: float) -> None:
+    def full(patience):
         raise StoreError("the disk is full")
 
     statuses: list[int] = []
@@ -210,7 +209,7 @@ async def test_a_store_that_fails_does_not_keep_a_program_without_a_terminal(ope
 async def test_keys_that_wait_until_the_screens_are_closed(open_app):
     async with open_app() as driver:
 
-        async def hold_up() -> None:
+        async def hold_up():
             while driver.app.screen_stack:
                 await asyncio.sleep(0.01)
 

@@ -2,12 +2,11 @@
 
 import pytest
 from fakes import ScriptedModel
-from tui_driver import Driver
 
 SIZES = [(width, height) for width in (0, 1, 2, 3, 5, 8, 12) for height in (0, 1, 2, 6)]
 
 
-async def squeeze(driver: Driver, sizes: list[tuple[int, int]]) -> None:
+async def squeeze(driver, sizes):
     for size in sizes:
         await driver.pilot.resize_terminal(*size)
         await driver.pilot.pause()

@@ -1,7 +1,5 @@
 """What stands where: the first screen, the status line, notes under replies, marks, legends."""
 
-from pathlib import Path
-
 import pytest
 from fakes import ScriptedModel
 from glass import GlassModel
@@ -21,7 +19,7 @@ SIZES = [(60, 20), (100, 30), (130, 40), (200, 60)]
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def own(tmp_path):
     """The folder of the user's own prompts, with a prompt file that has labels, and a persona."""
     folder = tmp_path / "home" / "config" / "prompts"
     (folder / "personas").mkdir(parents=True)

@@ -8,7 +8,7 @@ import pytest
 import screenshots
 from glass import GlassModel
 from moving_picture import Frame, assemble
-from textual.app import App, ComposeResult
+from textual.app import App
 from textual.widgets import Static
 
 README = Path(__file__).parents[2] / "README.md"
@@ -19,17 +19,17 @@ LARGEST = 1_500_000
 class Countdown(App[None]):
     """Shows a number, in another colour each."""
 
-    def compose(self) -> ComposeResult:
+    def compose(self):
         yield Static("still")
         yield Static(id="number")
 
-    def show(self, number: int) -> None:
+    def show(self, number):
         shown = self.query_one("#number", Static)
         shown.update(f"number {number}")
         shown.styles.background = ("red", "green", "blue")[number]
 
 
-async def screens() -> list[str]:
+async def screens():
     app = Countdown()
     exported = []
     async with app.run_test(size=(20, 4)) as pilot:
@@ -40,7 +40,7 @@ async def screens() -> list[str]:
     return exported
 
 
-def shown_in(picture: str, frame: int | None = None) -> str:
+def shown_in(picture, frame=None):
     """The words seen in a frame of a moving picture, or where nothing moves."""
     words = []
     for group in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}g"):

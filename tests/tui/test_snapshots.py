@@ -8,7 +8,6 @@ from chat_scenes import CHAT_SCENES
 from inspector_scenes import INSPECTOR_SCENES
 from scenes import SETTINGS, SMALL, USUAL
 from screen_scenes import SCREEN_SCENES
-from textual.pilot import Pilot
 from tui_driver import Driver
 
 from chatapp.tui.app import ChatApp
@@ -27,7 +26,7 @@ def test_picture(snap_compare, store, stage, name, size):
     scene = SCENES[name]
     app = ChatApp(SETTINGS, load=lambda: scene.make_model(stage), store=store)
 
-    async def play(pilot: Pilot[int]) -> None:
+    async def play(pilot):
         driver = Driver(app, pilot)
         await driver.ready()
         await scene.act(driver)

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,49 +38,49 @@ theme = "chatapp"
 class Terminal:
     """A terminal of 100 columns and 30 rows, in which a command runs."""
 
-    def __init__(self, socket: Path, folder: Path, command: list[str]) -> None:
+    def __init__(self, socket, folder, command):
         self._tmux = ["tmux", "-S", str(socket), "-f", os.devnull]
         self._story: list[str] = []
         line = f"{shlex.join(command)}; echo left with status $?; exec sleep {2 * PATIENCE:.0f}"
         self._run("new-session", "-d", "-x", "100", "-y", "30", "-c", str(folder), line)
 
-    def _run(self, *arguments: str) -> str:
+    def _run(self, *arguments):
         done = subprocess.run(
             [*self._tmux, *arguments], capture_output=True, text=True, encoding="utf-8", check=True
         )
         return done.stdout
 
-    def close(self) -> None:
+    def close(self):
         subprocess.run([*self._tmux, "kill-server"], capture_output=True, check=False)
 
     @property
-    def screen(self) -> str:
+    def screen(self):
         return self._run("capture-pane", "-p")
 
-    def write(self, text: str) -> None:
+    def write(self, text):
         """Type a text, letter by letter."""
         self._story.append(f"written: {text}")
         self._run("send-keys", "-l", "--", text)
 
-    def press(self, *keys: str) -> None:
+    def press(self, *keys):
         """Press keys, by tmux's names for them."""
         self._story.append(f"pressed: {' '.join(keys)}")
         self._run("send-keys", *keys)
 
-    def change(self, key: str) -> None:
+    def change(self, key):
         """Press a key that changes only colours, and wait until it has."""
         before = self._run("capture-pane", "-e", "-p")
         self.press(key)
         self._wait(lambda: self._run("capture-pane", "-e", "-p") != before, "any change")
         self._rest()
 
-    def until(self, *words: str, without: str = "", moving: bool = False) -> None:
+    def until(self, *words, without="", moving=False):
         """Wait for a screen that has all the words, and not those of `without`.
 
         moving: it need not come to rest.
         """
 
-        def found() -> bool:
+        def found():
             screen = self.screen
             return all(word in screen for word in words) and not (without and without in screen)
 
@@ -89,11 +88,11 @@ class Terminal:
         if not moving:
             self._rest()
 
-    def _rest(self) -> None:
+    def _rest(self):
         """Wait until the screen stays as it is: what moves the focus is not always seen."""
         seen, since = "", 0.0
 
-        def still() -> bool:
+        def still():
             nonlocal seen, since
             if (screen := self.screen) != seen:
                 seen, since = screen, time.monotonic()
@@ -101,7 +100,7 @@ class Terminal:
 
         self._wait(still, "rest")
 
-    def _wait(self, condition: Callable[[], bool], expected: str) -> None:
+    def _wait(self, condition, expected):
         deadline = time.monotonic() + PATIENCE
         while not condition():
             if time.monotonic() > deadline:
@@ -112,7 +111,7 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
+def terminal(tmp_path):
     home = tmp_path / "home"
     (home / "config").mkdir(parents=True)
     (home / "config" / "settings.toml").write_text(SETTINGS)

@@ -7,7 +7,6 @@ bundled model of today happens to word it.
 import re
 
 from tour_walk import Outcomes, Said, Scene, Walk, commands_in, walk_chapters
-from tui_driver import Driver
 
 from chatapp.dialogue.lessons.lesson import NAMES
 from chatapp.tui.inspector.panel import Inspector
@@ -59,7 +58,7 @@ def _the_calculator_knows(said: Said, walk: Walk) -> None:
     assert "calculator(expression=8*47): 376" in said.err
 
 
-async def chat_with_documents_and_tools(driver: Driver) -> None:
+async def chat_with_documents_and_tools(driver):
     await driver.say("/docs tides.md")
     await driver.until(lambda: any("2 passages" in notice for notice in driver.notices))
     await driver.say("Why does the sea rise?")

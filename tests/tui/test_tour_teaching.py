@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 from tour_walk import Outcomes, Said, Walk, commands_in, walk_chapters
-from tui_driver import Driver
 
 from chatapp.common.paths import database_path
 from chatapp.dialogue.store import Store
@@ -71,7 +70,7 @@ def _and_ham(said: Said, walk: Walk) -> None:
 # 7. Feedback
 
 
-async def pirate_chat(driver: Driver) -> None:
+async def pirate_chat(driver):
     assert driver.status.model == "pirate"
     await driver.say("What is your favourite colour?")
     await driver.press("ctrl+up", "w")

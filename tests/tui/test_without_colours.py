@@ -5,8 +5,6 @@ from chat_scenes import CHAT_SCENES
 from inspector_scenes import INSPECTOR_SCENES
 from scenes import played
 from screen_scenes import SCREEN_SCENES
-from textual.strip import Strip
-from tui_driver import Driver
 
 SCENES = CHAT_SCENES | SCREEN_SCENES | INSPECTOR_SCENES
 PLAIN = ("first run", "two versions", "history", "parameters", "help", "prompts", "tokens", "steps")
@@ -36,5 +34,5 @@ async def test_how_likely_a_token_is_shows_without_colours(open_app, stage, monk
         assert [drawn["salt"], drawn["body"]] == levels[:2]
 
 
-def strips(driver: Driver) -> list[Strip]:
+def strips(driver):
     return driver.app.screen._compositor.render_strips()

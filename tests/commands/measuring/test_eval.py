@@ -5,11 +5,9 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import UseModel
 from ranges import check_ranges
 from tiny import write_tiny_gpt2
 
@@ -28,7 +26,7 @@ k       = 2
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> str:
+def task(tmp_path):
     path = tmp_path / "living.toml"
     path.write_text(TASK)
     return str(path)
@@ -43,7 +41,7 @@ def test_file(tmp_path):
 
 
 @pytest.fixture
-def model(use_model: UseModel) -> ScriptedModel:
+def model(use_model):
     return use_model(ScriptedModel([" animal"]))
 
 

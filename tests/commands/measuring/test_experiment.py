@@ -1,12 +1,10 @@
 """`chatapp experiment`: orders, labels and pairs of texts, as tables and as JSON."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
-from program import UseModel
 from ranges import check_ranges
 
 TASK = """
@@ -23,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 class Follower(ScriptedModel):
     """Finds the continuation likely that the prompt shows last, and texts by their length."""
 
-    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+    def score(self, pairs):
         scores = []
         for context, continuation in pairs:
             shown = self.tokenizer.decode(context)
@@ -33,7 +31,7 @@ class Follower(ScriptedModel):
 
 
 @pytest.fixture
-def command(tmp_path: Path, use_model: UseModel) -> list[str]:
+def command(tmp_path, use_model):
     use_model(Follower([" animal"]))
     (tmp_path / "living.toml").write_text(TASK)
     items = [("a lynx", "animal"), ("moss", "plant"), ("a wren", "animal")]
@@ -75,7 +73,7 @@ def test_labels_are_changed_in_five_ways(run, command):
 
 def test_pairs_have_a_difference_and_an_interval(run, tmp_path, use_model):
     class Long(ScriptedModel):
-        def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        def score(self, pairs):
             return [[-1.0] * len(continuation) for _, continuation in pairs]
 
     use_model(Long([""]))
@@ -98,7 +96,7 @@ def test_pairs_have_a_difference_and_an_interval(run, tmp_path, use_model):
 
 def test_each_type_of_bias_has_its_own_line(run, tmp_path, use_model):
     class Long(ScriptedModel):
-        def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        def score(self, pairs):
             return [[-1.0] * len(continuation) for _, continuation in pairs]
 
     use_model(Long([""]))

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -19,7 +18,7 @@ FORMULA = 12 * 2 * 16**2 + (9 * 2 + 108 + 64) * 16 + 2 * 16
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     folder = write_tiny_gpt2(tmp_path_factory.mktemp("models") / "tiny", context=64)
     save_template(reworded(CHAT, name="mine"), folder)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")

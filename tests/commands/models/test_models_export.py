@@ -1,7 +1,6 @@
 """`chatapp models export`, and chatting with the file that it writes."""
 
 import json
-from pathlib import Path
 
 import peft
 import pytest
@@ -16,7 +15,7 @@ from chatapp.prompting.template import CHAT, PLAIN, save_template
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     folder = write_tiny_gpt2(tmp_path / "tiny", context=64)
     save_template(CHAT, folder)
     return folder

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 
 
 @pytest.fixture
-def tiny() -> Fetched:
+def tiny():
     """A model that `models get` has brought."""
     folder = models_dir() / "smollm2"
     folder.mkdir(parents=True)
@@ -54,7 +54,7 @@ def test_the_shapes_of_the_catalogue_fit_its_sizes():
 
 
 def test_what_was_brought_is_told(run, tiny, monkeypatch):
-    def fetch(name: str, **callbacks: object) -> Fetched:
+    def fetch(name, **callbacks):
         callbacks["say"]("from \x1b[31mthere")
         callbacks["progress"](1, 2)
         return tiny
@@ -74,7 +74,7 @@ def test_what_was_brought_is_told(run, tiny, monkeypatch):
 
 
 def test_an_interrupt(run, monkeypatch):
-    def fetch(name: str, **callbacks: object) -> Fetched:
+    def fetch(name, **callbacks):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(fetching, "fetch", fetch)
@@ -127,7 +127,7 @@ def test_a_hub_that_breaks_off(tmp_path):
             "CHATAPP_HOME": str(tmp_path / "home"),
         }
 
-        def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        def python(*arguments):
             return subprocess.run(
                 [sys.executable, *arguments],
                 cwd=ROOT,

@@ -12,10 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import aiohttp.web
@@ -33,7 +31,7 @@ SIZE = (1000, 640)
 class Serving:
     """A running `chatapp serve` and its address."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, path: str) -> None:
+    def __init__(self, process, port, path):
         self.process = process
         self.port = port
         self.path = path
@@ -43,7 +41,7 @@ class Serving:
 
 
 @pytest.fixture
-def server() -> Iterator[CompletionsServer]:
+def server():
     """The model of the chat: it answers, and then waits to be stopped."""
     with CompletionsServer().running() as server:
         server.models = [{"id": "tiny", "max_model_len": 512}]
@@ -52,7 +50,7 @@ def server() -> Iterator[CompletionsServer]:
 
 
 @pytest.fixture
-def serving(home: Path, server: CompletionsServer) -> Iterator[Serving]:
+def serving(home, server):
     port = closed_port()
     command = [sys.executable, "-m", "chatapp", "serve", "--port", str(port)]
     process = subprocess.Popen(
@@ -154,7 +152,7 @@ async def test_nobody_is_let_in_without_the_token(serving):
 
 
 @asynccontextmanager
-async def exposed(command: str = "true", **options: Any) -> AsyncIterator[tuple[str, ChatServer]]:
+async def exposed(command="true", **options):
     """A server within this process, and the address of its chat."""
     server = ChatServer(command, host="0.0.0.0", port=closed_port(), is_exposed=True, **options)
     runner = aiohttp.web.AppRunner(await server._make_app())
@@ -224,11 +222,11 @@ async def test_a_port_that_is_taken(serving):
 class Browser:
     """A page of a headless Chromium, driven by its DevTools protocol."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket):
         self._socket = socket
         self._count = 0
 
-    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    async def call(self, method, **parameters):
         self._count += 1
         await self._socket.send_json({"id": self._count, "method": method, "params": parameters})
         while True:
@@ -237,7 +235,7 @@ class Browser:
                 assert "error" not in message, message
                 return dict(message["result"])
 
-    async def until(self, expression: str) -> None:
+    async def until(self, expression):
         """Wait until a JavaScript expression is true."""
         async with asyncio.timeout(120):
             while True:
@@ -246,11 +244,11 @@ class Browser:
                     return
                 await asyncio.sleep(0.05)
 
-    async def type(self, text: str) -> None:
+    async def type(self, text):
         for character in text:
             await self.call("Input.dispatchKeyEvent", type="char", text=character)
 
-    async def press(self, key: str, code: int) -> None:
+    async def press(self, key, code):
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
             extra = text if kind == "keyDown" else {}
@@ -263,7 +261,7 @@ class Browser:
                 **extra,
             )
 
-    async def resize(self, width: int, height: int) -> None:
+    async def resize(self, width, height):
         """Make the window another size, in pixels."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -273,11 +271,11 @@ class Browser:
             mobile=False,
         )
 
-    async def screenshot(self) -> bytes:
+    async def screenshot(self):
         picture = await self.call("Page.captureScreenshot")
         return base64.b64decode(picture["data"])
 
-    async def screenshot_unlike(self, other: bytes) -> bytes:
+    async def screenshot_unlike(self, other):
         """Wait until the page looks different."""
         async with asyncio.timeout(120):
             while (picture := await self.screenshot()) == other:
@@ -286,7 +284,7 @@ class Browser:
 
 
 @asynccontextmanager
-async def browsing(profile: Path) -> AsyncIterator[Browser]:
+async def browsing(profile):
     """A browser with an empty page; skips where it cannot be started."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")

@@ -1,12 +1,11 @@
 """What no page of ours sends to `chatapp serve` is ignored."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from aiohttp import WSMessage, WSMsgType
 from aiohttp.test_utils import make_mocked_request
-from aiohttp.web import HTTPBadRequest, Request, Response
+from aiohttp.web import HTTPBadRequest, Response
 
 from chatapp.commands.serving.browser import ChatServer
 
@@ -35,36 +34,36 @@ JUNK = [
 class Socket:
     """A browser's connection that sends these messages."""
 
-    def __init__(self, messages: list[WSMessage]) -> None:
+    def __init__(self, messages):
         self._messages = messages
         self.answers: list[Any] = []
 
-    async def __aiter__(self) -> AsyncIterator[WSMessage]:
+    async def __aiter__(self):
         for message in self._messages:
             yield message
 
-    async def send_json(self, answer: Any) -> None:
+    async def send_json(self, answer):
         self.answers.append(answer)
 
 
 class Program:
     """Takes what is passed on to the program of a tab."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.received: list[Any] = []
 
-    async def send_bytes(self, data: bytes) -> None:
+    async def send_bytes(self, data):
         self.received.append(data)
 
-    async def set_terminal_size(self, width: int, height: int) -> None:
+    async def set_terminal_size(self, width, height):
         self.received.append((width, height))
 
-    async def blur(self) -> None:
+    async def blur(self):
         self.received.append("blur")
 
 
 @pytest.fixture
-def server() -> ChatServer:
+def server():
     return ChatServer("true", host="localhost", port=80, hosts={"localhost"})
 
 
@@ -85,7 +84,7 @@ async def test_junk_is_ignored_and_the_rest_arrives(server):
 
 @pytest.mark.parametrize("query", ["width=1000000000", "height=x", "width=-1", "height="])
 async def test_a_page_of_no_size_is_refused(server, query):
-    async def handler(request: Request) -> Response:
+    async def handler(request):
         return Response()
 
     path = f"/{getattr(server, 'token', 'chat')}/ws?{query}"

@@ -1,7 +1,7 @@
 """Passages: their size, where they are cut, and that no word is lost."""
 
 from pathlib import Path
-from typing import ClassVar, SupportsIndex
+from typing import ClassVar
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from chatapp.dialogue.documents.passages import Block, cut, read_blocks
 
 
-def pieces(name: str, text: str, size: int) -> list[tuple[str, str]]:
+def pieces(name, text, size):
     return [
         (piece.place, piece.text) for piece in cut(read_blocks(Path(name), text.encode()), size)
     ]
@@ -49,7 +49,7 @@ class CountedText(str):
 
     copied: ClassVar[int] = 0
 
-    def __getitem__(self, key: SupportsIndex | slice) -> "CountedText":
+    def __getitem__(self, key):
         part = CountedText(super().__getitem__(key))
         CountedText.copied += len(part)
         return part

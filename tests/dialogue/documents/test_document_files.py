@@ -10,12 +10,12 @@ from chatapp.dialogue.documents.files import list_files
 from chatapp.tasks.files.documents import DocumentsError
 
 
-def names(folder: Path, *paths: str) -> list[str]:
+def names(folder, *paths):
     found = list_files(paths or [str(folder)]).files
     return sorted(str(Path(path).relative_to(folder)) for path in found)
 
 
-def write(folder: Path, **texts: str) -> None:
+def write(folder, **texts):
     for name, text in texts.items():
         path = folder / name.replace("__", "/").replace("_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 
 from chatapp.dialogue.documents import passages, reader
-from chatapp.dialogue.documents.passages import Block, Unreadable, read_blocks, read_bytes
+from chatapp.dialogue.documents.passages import Unreadable, read_blocks, read_bytes
 from chatapp.dialogue.documents.reader import DocumentReader
 
 Texts = list[tuple[str, str]]
 
 
-def blocks(name: str, content: str | bytes) -> list[Block]:
+def blocks(name, content):
     data = content.encode() if isinstance(content, str) else content
     return read_blocks(Path(name), data)
 
 
-def texts(name: str, content: str | bytes) -> Texts:
+def texts(name, content):
     return [(block.text, block.place) for block in blocks(name, content)]
 
 
-def a_pdf(*pages: bytes) -> bytes:
+def a_pdf(*pages):
     """A PDF whose pages say this; readers find its objects without a table of them."""
     count = len(pages)
     kids = b" ".join(b"%d 0 R" % (10 + 2 * page) for page in range(count))
@@ -43,7 +43,7 @@ def a_pdf(*pages: bytes) -> bytes:
     return ended(b"%PDF-1.4\n" + b"\n".join(objects))
 
 
-def ended(body: bytes) -> bytes:
+def ended(body):
     return b"%s\ntrailer <</Root 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % (body, len(body))
 
 

@@ -10,12 +10,12 @@ from chatapp.engine.errors import ModelError
 from chatapp.tasks.files.documents import METHODS, DocumentsError, DocumentSet
 
 
-def documents_of(folder: Path, method: str = "bm25", limit: int = 3) -> Documents:
+def documents_of(folder, method="bm25", limit=3):
     return Documents(DocumentSet((str(folder),), method, limit))
 
 
 @pytest.fixture
-def animals(folder: Path) -> Path:
+def animals(folder):
     (folder / "sea.md").write_text(
         "# Sea\n\n## Walrus\n\nIt eats clams.\n\n## Whales\n\nThey sing and eat krill.\n"
     )
@@ -98,7 +98,7 @@ def test_a_passage_with_too_little_of_the_question_is_not_given(tmp_path):
     )
     documents = documents_of(tmp_path)
 
-    def names(question: str) -> list[str]:
+    def names(question):
         return [Path(passage.file).name for passage in documents.search(question)]
 
     assert names("What does a fox eat?") == ["fox.md"]

@@ -99,15 +99,15 @@ def test_a_table_whose_header_is_its_size_times_its_rows_is_left_out():
     assert len(read_blocks(Path("a.csv"), wide.encode())) == 50_000
 
 
-def make_pipe(path: Path) -> None:
+def make_pipe(path):
     os.mkfifo(path)
 
 
-def make_endless(path: Path) -> None:
+def make_endless(path):
     path.symlink_to("/dev/zero")
 
 
-def make_backtracking(path: Path) -> None:
+def make_backtracking(path):
     path.write_text("*a" * 40 + "b\n")
 
 
@@ -133,7 +133,7 @@ def test_reading_a_long_table_says_how_far_it_is_and_can_be_stopped(folder):
     (folder / "a.csv").write_text("name\n" + "walrus\n" * 20_000)
     shares: list[float] = []
 
-    def stop(done: int, of: int) -> None:
+    def stop(done, of):
         shares.append(done / of)
         if done > of / 2:
             raise DocumentsError("stopped")
@@ -155,7 +155,7 @@ SUFFIXES = ("md", "html", "csv", "tsv", "jsonl", "txt", "pdf", "py", "xhtml", "m
 RULES = ("*c*c*b", "**/" * 50 + "x", "[", "\\", "[!" + "a" * 999, "(a+)+$")
 
 
-def write_hostile(path: Path, dice: random.Random) -> None:
+def write_hostile(path, dice):
     """A document of pieces that come again and again, alone, in turn or at random."""
     pieces = dice.sample(PIECES, dice.randint(1, 4))
     size = 10 ** dice.randint(2, 6)
@@ -166,7 +166,7 @@ def write_hostile(path: Path, dice: random.Random) -> None:
     path.write_bytes((head + text + dice.choice(("y", "", ">", "\n"))).encode())
 
 
-def read_hostile(folder: Path, count: int, seed: int) -> int:
+def read_hostile(folder, count, seed):
     """Index that many documents, in folders with hostile rules; gives how many it accounts for."""
     dice = random.Random(seed)
     for number in range(count):

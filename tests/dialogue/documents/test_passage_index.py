@@ -5,9 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,27 +16,27 @@ from chatapp.dialogue.documents.search import Documents
 from chatapp.tasks.files.documents import DocumentsError, DocumentSet
 
 
-def documents_of(folder: Path) -> Documents:
+def documents_of(folder):
     return Documents(DocumentSet((str(folder),), limit=10))
 
 
-def found(documents: Documents, query: str) -> list[str]:
+def found(documents, query):
     return [Path(passage.file).name for passage in documents.search(query)]
 
 
-def write(path: Path, text: str, seconds: int = 1_000_000_000) -> None:
+def write(path, text, seconds=1000000000):
     """A file that was last changed long ago, at that second."""
     path.write_text(text)
     os.utime(path, (seconds, seconds))
 
 
 @pytest.fixture
-def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def read_files(monkeypatch):
     """The names of files whose text is read from now on."""
     names: list[str] = []
     read = DocumentReader.read
 
-    def counting(self: DocumentReader, path: str, *rest: Any) -> Iterator[Any]:
+    def counting(self, path, *rest):
         for batch in read(self, path, *rest):
             names.append(Path(path).name)
             yield batch
@@ -98,7 +96,7 @@ def test_a_file_that_vanishes_while_it_is_read(folder, monkeypatch):
     write(folder / "b.txt", "walrus")
     read = DocumentReader.read
 
-    def vanishing(self: DocumentReader, path: str, *rest: Any) -> Iterator[Any]:
+    def vanishing(self, path, *rest):
         if path.endswith("b.txt"):
             Path(path).unlink()
         return read(self, path, *rest)
@@ -129,7 +127,7 @@ def test_two_at_once_give_what_one_would(folder, home):
         write(folder / f"{number}.txt", f"walrus number{number}")
     errors: list[BaseException] = []
 
-    def renew() -> None:
+    def renew():
         try:
             documents_of(folder).renew()
         except BaseException as error:
@@ -161,7 +159,7 @@ def test_what_was_read_before_the_end_is_kept(folder, monkeypatch, read_files):
     for number in range(5):
         write(folder / f"{number}.txt", "walrus")
 
-    def end(done: int, of: int) -> None:
+    def end(done, of):
         if done > 2 * len("walrus"):
             raise KeyboardInterrupt
 

@@ -3,8 +3,6 @@
 import json
 import struct
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,15 +12,15 @@ from chatapp.dialogue.importing import ImportingError, read_chats
 HOSTILE = "x\x1b[2J\u202e.json"
 
 
-def chat(text: str) -> dict[str, Any]:
+def chat(text):
     return {"messages": [{"role": "user", "content": text}]}
 
 
-def questions(*paths: Path) -> list[str]:
+def questions(*paths):
     return [each.messages[0].text for each in read_chats(*paths).chats]
 
 
-def questions_or_sentence(path: Path) -> str:
+def questions_or_sentence(path):
     """The first question in a file, or why there is none."""
     try:
         return questions(path)[0]
@@ -30,7 +28,7 @@ def questions_or_sentence(path: Path) -> str:
         return str(error)
 
 
-def archive(path: Path, **texts: Any) -> Path:
+def archive(path, **texts):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in texts.items():
             text = content if isinstance(content, str) else json.dumps(content)

@@ -2,15 +2,13 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chatapp.dialogue.documents.sources import Source
 from chatapp.dialogue.export import to_json, to_training_rows
-from chatapp.dialogue.importing import ImportedFiles, ImportingError, read_chats, store_chats
-from chatapp.dialogue.store import Store
+from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
 from chatapp.prompting.calls import DEEPEST
 from chatapp.prompting.messages import Call
 
@@ -18,20 +16,20 @@ HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend \u2028"
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": HOSTILE}]
 
 
-def file(tmp_path: Path, content: Any) -> Path:
+def file(tmp_path, content):
     path = tmp_path / "chats.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
 
 
-def stored(store: Store, imported: ImportedFiles) -> list[int]:
+def stored(store, imported):
     """Store chats that are not there yet; returns their ids."""
     placed = store_chats(store, imported.chats)
     assert all(is_new and added for _, added, is_new in placed)
     return [id for id, _, _ in placed]
 
 
-def nested(levels: int) -> list[Any]:
+def nested(levels):
     """Lists within each other, of so many levels."""
     value: list[Any] = []
     for _ in range(levels - 1):
@@ -125,7 +123,7 @@ def test_training_rows_are_chats_a_line(store, tmp_path):
 ODD = (None, 0, True, 1.5, "x", [], [None], {}, {"x": None})
 
 
-def texts_or_sentence(path: Path) -> list[str] | str:
+def texts_or_sentence(path):
     """The texts of a file's only chat, or why there is none."""
     try:
         (chat,) = read_chats(path).chats
@@ -199,7 +197,7 @@ def test_chats_are_stored_as_a_whole_or_not_at_all(store, tmp_path, monkeypatch)
     ).chats
     add, calls = store.add_messages, []
 
-    def failing(*arguments: Any, **options: Any) -> Any:
+    def failing(*arguments, **options):
         calls.append(arguments)
         if len(calls) == 3:
             raise RuntimeError("no more room")
@@ -219,7 +217,7 @@ def test_what_is_imported_is_indexed_together_and_what_comes_later_is_indexed(
     chats = read_chats(file(tmp_path, [{"messages": each} for each in turns])).chats
     stopped = iter([None, KeyboardInterrupt()])
 
-    def stop(done: int, of: int) -> None:
+    def stop(done, of):
         if (error := next(stopped)) is not None:
             raise error
 
@@ -254,7 +252,7 @@ def test_a_long_import_shows_how_far_it_is_and_can_be_stopped(store, tmp_path):
     assert read == [(0, 3), (1, 3), (2, 3)]
     stored: list[tuple[int, int]] = []
 
-    def stop(done: int, of: int) -> None:
+    def stop(done, of):
         stored.append((done, of))
         if done >= 1_000:
             raise KeyboardInterrupt
@@ -273,7 +271,7 @@ def test_an_import_asks_the_store_once_a_message(store, tmp_path, monkeypatch):
     statements: list[str] = []
     rows = store._database.rows
 
-    def counted(statement: str, *values: Any) -> Any:
+    def counted(statement, *values):
         statements.append(statement)
         return rows(statement, *values)
 

@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,13 @@ from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
 HOSTILE = "[/b] \x1b[2J \u2028 <|im_end|>"
 
 
-def file(tmp_path: Path, content: Any) -> Path:
+def file(tmp_path, content):
     path = tmp_path / "conversations.json"
     path.write_text(json.dumps(content))
     return path
 
 
-def turns(tmp_path: Path, content: Any) -> list[tuple[str, str]]:
+def turns(tmp_path, content):
     """The roles and texts of a file's only chat."""
     (chat,) = read_chats(file(tmp_path, content)).chats
     return [(message.role, message.text) for message in chat.messages]
@@ -27,7 +26,7 @@ def turns(tmp_path: Path, content: Any) -> list[tuple[str, str]]:
 # ChatGPT
 
 
-def node(parent: str | None, role: str | None, *parts: Any, **more: Any) -> dict[str, Any]:
+def node(parent, role, *parts, **more):
     """A node of ChatGPT's tree."""
     message = role and {"author": {"role": role}, "content": {"parts": list(parts)}, **more}
     return {"parent": parent, "message": message}
@@ -145,7 +144,7 @@ def test_claudes_export_is_read_with_its_parts_and_names_of_files(store, tmp_pat
 # LibreChat
 
 
-def row(name: str, parent: str | None, text: object, by_user: bool, **more: Any) -> dict[str, Any]:
+def row(name, parent, text, by_user, **more):
     """A message of LibreChat."""
     place = {"messageId": name, "parentMessageId": parent or "0000-00", "isCreatedByUser": by_user}
     return {**place, "text": text, **more}
@@ -180,7 +179,7 @@ def test_librechats_export_is_read_to_its_last_message(tmp_path, rows, key):
 # open-webui
 
 
-def webui(*rows: dict[str, Any], current: object = None) -> dict[str, Any]:
+def webui(*rows, current=None):
     history = {"messages": {str(n): row for n, row in enumerate(rows)}, "currentId": current}
     chat = {"title": "Tea", "params": {"system": "Be kind."}, "history": history}
     return {"id": "w-1", "title": "Tea", "chat": chat}
@@ -230,7 +229,7 @@ FORMS = {
 }
 
 
-def title_or_sentence(path: Path) -> str:
+def title_or_sentence(path):
     """The title of a file's only chat, or why there is none."""
     try:
         (chat,) = read_chats(path).chats
@@ -239,7 +238,7 @@ def title_or_sentence(path: Path) -> str:
     return chat.title or "chat"
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
+def places(value):
     """Every list or object in a document, with each key that it has."""
     below = value.items() if isinstance(value, dict) else enumerate(value)
     found: list[tuple[Any, Any]] = []

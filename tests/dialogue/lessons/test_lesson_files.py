@@ -1,7 +1,6 @@
 """What a lesson file may hold; a fault is one sentence with file, line and key."""
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ HEAD = 'title = "Mine"\nsettings = {temperature = 0, max_tokens = 2}\n'
 STEP = '[[step]]\ntitle = "One"\ntext = "See."\n'
 
 
-def write(folder: Path, text: str) -> str:
+def write(folder, text):
     path = folder / "mine.toml"
     path.write_text(text, encoding="utf-8")
     return str(path)

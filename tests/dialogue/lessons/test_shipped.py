@@ -15,7 +15,7 @@ def bundled() -> LanguageModel:
     return load_model("bundled")
 
 
-def load(name: str) -> LanguageModel:
+def load(name):
     return bundled() if name == "bundled" else load_model(name)
 
 

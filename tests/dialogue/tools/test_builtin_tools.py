@@ -17,11 +17,11 @@ NOW = datetime(2026, 11, 23, 14, 5, 6, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
 
 
-def called(tool: str, **arguments: object) -> str:
+def called(tool, **arguments):
     tools = find_tools().tools
     problem = misfit_of(tools, tool, arguments)
     return problem or run(tools[tool], arguments, threading.Event()).text
@@ -75,7 +75,7 @@ def test_each_tool_that_is_built_in_is_called(tmp_path):
     unnamed = [name for name in tools if f"`{name}`" not in text]
     assert not unnamed, f"name {unnamed} in {guide}"
 
-    def call(name: str, arguments: dict[str, object]) -> str:
+    def call(name, arguments):
         if problem := misfit_of(tools, name, arguments):
             raise ToolError(problem)
         return tools[name].run(arguments, threading.Event())

@@ -2,7 +2,6 @@
 
 import re
 import time
-from pathlib import Path
 
 import pytest
 
@@ -97,7 +96,7 @@ def test_an_invalid_example_is_named(old, new, words):
     assert all(word in registry.problems["weather"] for word in (str(path), *words))
 
 
-def _write(text: str) -> Path:
+def _write(text):
     path = tools_dir() / "weather.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

@@ -7,7 +7,6 @@ import json
 import random
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tool_server import BY_HAND, none_left
 from chatapp.common.foreign import printable
 from chatapp.dialogue.tools import mcp_servers
 from chatapp.dialogue.tools.registry import find_tools
-from chatapp.dialogue.tools.tool import LONGEST_RESULT, Outcome, Tool, ToolError, run
+from chatapp.dialogue.tools.tool import LONGEST_RESULT, Tool, ToolError, run
 
 SECRET = "sk-not-for-tools"
 
@@ -48,7 +47,7 @@ ACTS = [
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     monkeypatch.setattr(mcp_servers, "_LISTING_SECONDS", 1.0)
@@ -57,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def program(dice: random.Random) -> str:
+def program(dice):
     """The text of a program that does some of it."""
     acts = [f"dice = {dice.randrange(1, 256)}", *dice.sample(ACTS, dice.randrange(1, 5))]
     if dice.random() < 0.1:  # nothing that has left its environment can be found after that
@@ -65,7 +64,7 @@ def program(dice: random.Random) -> str:
     return "import os, signal, subprocess, sys, time\n" + "\n".join(acts) + "\n"
 
 
-def add_tool(folder: Path, code: str, dice: random.Random) -> Tool:
+def add_tool(folder, code, dice):
     (folder / "own.py").write_text(code)
     command = json.dumps([sys.executable, "own.py"])
     (folder / "own.toml").write_text(
@@ -91,7 +90,7 @@ JUNK: list[Any] = [
 JUNK += [{"type": "object", "properties": {"a": {"type": ["string", 3]}}}, {"allOf": [{}] * 2_000}]
 
 
-def answers(dice: random.Random) -> str:
+def answers(dice):
     """The text of a server whose answers are spoilt somewhere."""
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     tools = [
@@ -117,21 +116,21 @@ def answers(dice: random.Random) -> str:
     return "import os, signal, subprocess, time\n" + code
 
 
-def check(outcome: Outcome) -> None:
+def check(outcome):
     assert len(outcome.text) <= LONGEST_RESULT + 100
     assert outcome.text == printable(outcome.text)
     assert SECRET not in outcome.text.replace("OPENAI_API_KEY", "")
     assert outcome.ending in ("done", "failed", "stopped")
 
 
-def attack_by_tool(folder: Path, dice: random.Random) -> None:
+def attack_by_tool(folder, dice):
     code = program(dice)
     tool = add_tool(folder, code, dice)
     check(run(tool, {}, threading.Event()))
     assert none_left(folder), code
 
 
-def attack_by_server(folder: Path, dice: random.Random) -> None:
+def attack_by_server(folder, dice):
     code = answers(dice)
     (folder / "demo.py").write_text(code)
     command = json.dumps([sys.executable, "demo.py"])

@@ -5,7 +5,6 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,11 +13,11 @@ from tool_server import BY_HAND, DAEMON, add_lasting_server, add_server, ends
 from chatapp.common.limited_process import Program
 from chatapp.dialogue.tools import mcp_servers
 from chatapp.dialogue.tools.mcp_servers import Connection
-from chatapp.dialogue.tools.registry import Registry, find_tools
+from chatapp.dialogue.tools.registry import find_tools
 from chatapp.dialogue.tools.tool import LONGEST_RESULT, ToolError, misfit_of, run
 
 
-def server(folder: Path, code: str, more: str = "", name: str = "demo") -> Registry:
+def server(folder, code, more="", name="demo"):
     """The tools with a server that runs a program of Python."""
     (folder / f"{name}.py").write_text(textwrap.dedent(code))
     command = json.dumps([sys.executable, f"{name}.py"])
@@ -26,7 +25,7 @@ def server(folder: Path, code: str, more: str = "", name: str = "demo") -> Regis
     return find_tools()
 
 
-def never() -> threading.Event:
+def never():
     return threading.Event()
 
 
@@ -64,7 +63,7 @@ def test_its_tools_are_called_as_any_other(folder):
 
 
 def test_the_longest_name_of_a_server_counts(folder):
-    def with_tools(name: str, *tools: str) -> Registry:
+    def with_tools(name, *tools):
         listed = [{"name": tool, "inputSchema": {"type": "object"}} for tool in tools]
         return server(folder, BY_HAND.format(tools=listed), name=name)
 
@@ -135,7 +134,7 @@ def test_two_that_ask_at_once_start_one_server(folder, monkeypatch):
     started: list[Program] = []
 
     class Slow(Connection):
-        def __init__(self, program: Program) -> None:
+        def __init__(self, program):
             started.append(program)
             time.sleep(0.1)
             super().__init__(program)
@@ -150,7 +149,7 @@ def test_two_that_ask_at_once_start_one_server(folder, monkeypatch):
     assert len(started) == 1
 
 
-def _wait_for(path: Path) -> None:
+def _wait_for(path):
     while not (path.exists() and path.read_text()):
         time.sleep(0.02)
 

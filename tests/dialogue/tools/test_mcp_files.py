@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +13,16 @@ from tool_server import web_server
 
 from chatapp.common.limited_process import Program
 from chatapp.dialogue.tools import mcp_servers
-from chatapp.dialogue.tools.registry import Registry, find_tools
+from chatapp.dialogue.tools.registry import find_tools
 from chatapp.dialogue.tools.tool import ToolError, run
 from chatapp.dialogue.tools.user_tools import Address, read_servers
 
 
-def never() -> threading.Event:
+def never():
     return threading.Event()
 
 
-def registry_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: dict[str, Any]
-) -> Registry:
+def registry_of(tmp_path, monkeypatch, servers):
     """All tools, with these servers in a file of another program."""
     path = tmp_path / "mcp.json"
     path.write_text(json.dumps({"other": 1, "mcpServers": servers}))
@@ -34,7 +31,7 @@ def registry_of(
 
 
 @pytest.fixture
-def registry(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+def registry(folder, tmp_path, monkeypatch):
     command = {"command": sys.executable, "args": [tool_server.__file__]}
     return registry_of(tmp_path, monkeypatch, {"my demo": command})
 
@@ -136,7 +133,7 @@ class Bad(BaseHTTPRequestHandler):
 
     how = ""
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.send_response(307 if self.how == "elsewhere" else 200)
         self.send_header("Content-Type", "text/html" if self.how == "html" else "application/json")
         if self.how == "elsewhere":
@@ -153,7 +150,7 @@ class Bad(BaseHTTPRequestHandler):
         except OSError:
             return
 
-    def log_message(self, *words: Any) -> None:
+    def log_message(self, *words):
         pass
 
 
@@ -190,7 +187,7 @@ def test_a_web_server_that_is_none_is_told(folder, tmp_path, monkeypatch, how, p
 
 def test_an_error_shows_no_key(folder, tmp_path, monkeypatch):
     class Repeating(Bad):
-        def do_POST(self) -> None:
+        def do_POST(self):
             self.send_response(401, f"no {self.headers['Authorization']}")
             self.end_headers()
 

@@ -6,7 +6,6 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,12 +14,12 @@ from tool_server import DAEMON, none_left
 from chatapp.common.foreign import clean
 from chatapp.dialogue.tools.registry import find_tools
 from chatapp.dialogue.tools.schemas import fault, misfit
-from chatapp.dialogue.tools.tool import LONGEST_RESULT, Tool, call_in_words, misfit_of, run
+from chatapp.dialogue.tools.tool import LONGEST_RESULT, call_in_words, misfit_of, run
 
 GOOD = 'name = "echo"\ndescription = "Says it."\ncommand = ["cat"]\n'
 
 
-def program(folder: Path, code: str, more: str = "") -> Tool:
+def program(folder, code, more=""):
     """A tool that runs a program of Python."""
     (folder / "program.py").write_text(textwrap.dedent(code))
     command = json.dumps([sys.executable, "program.py"])
@@ -176,7 +175,7 @@ def test_a_stopped_tool_is_ended_with_all_below_it(folder):
     assert none_left(folder)
 
 
-def _stop_when_there(path: Path, cancel: threading.Event) -> None:
+def _stop_when_there(path, cancel):
     while not path.exists():
         time.sleep(0.01)
     cancel.set()

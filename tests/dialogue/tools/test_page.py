@@ -3,15 +3,13 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
 from chatapp.dialogue.tools import page
 from chatapp.dialogue.tools.registry import find_tools
-from chatapp.dialogue.tools.tool import LONGEST_RESULT, Outcome, run
+from chatapp.dialogue.tools.tool import LONGEST_RESULT, run
 
 HTML = "<head><title>T</title></head><h1>Tides</h1><p>The moon <b>pulls</b>.<script>x()</script>"
 
@@ -21,7 +19,7 @@ class Site(BaseHTTPRequestHandler):
 
     seen: list[tuple[str, str]]
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.seen.append((self.path, self.headers["Host"]))
         name, _, rest = self.path[1:].partition("?")
         kind = {"words": "text/plain; charset=latin-1", "picture": "image/png"}.get(name)
@@ -35,7 +33,7 @@ class Site(BaseHTTPRequestHandler):
         except OSError:
             return  # the reader has left
 
-    def write(self, name: str) -> None:
+    def write(self, name):
         if name == "endless":
             while True:
                 self.wfile.write(b"<p>" + b"word " * 10_000)
@@ -44,12 +42,12 @@ class Site(BaseHTTPRequestHandler):
             time.sleep(1)
         self.wfile.write("Größe".encode("latin-1") if name == "words" else HTML.encode())
 
-    def log_message(self, *words: Any) -> None:
+    def log_message(self, *words):
         pass
 
 
 @pytest.fixture
-def site() -> Iterator[str]:
+def site():
     """The address of a web server on this machine."""
     Site.seen = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
@@ -60,17 +58,17 @@ def site() -> Iterator[str]:
 
 
 @pytest.fixture
-def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+def reachable(monkeypatch):
     """Let the tool read this machine, 127.0.0.1 alone."""
     monkeypatch.setattr(page, "_READER", "loopback_page")
     monkeypatch.setattr(page, "is_public", lambda number: number == "127.0.0.1")
 
 
-def fetch(url: str, cancel: threading.Event | None = None) -> Outcome:
+def fetch(url, cancel=None):
     return run(find_tools().tools["page"], {"url": url}, cancel or threading.Event())
 
 
-def text_of(url: str) -> str:
+def text_of(url):
     """The text of a page, or why there is none, without the limited process."""
     try:
         return "".join(page.answer(url))
@@ -110,7 +108,7 @@ def test_a_byte_a_second_is_too_slow(site, monkeypatch, ends_by):
     assert outcome.text.startswith(text)
 
 
-def _until(holds: Callable[[], bool]) -> None:
+def _until(holds):
     while not holds():
         time.sleep(0.02)
 
@@ -155,12 +153,12 @@ def test_addresses_that_are_public():
     assert page.is_public("2606:4700:4700::1111")
 
 
-def resolving(monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[str]:
+def resolving(monkeypatch, *answers):
     """Let the name rebind.test have another address each time; return the names asked for."""
     names: list[str] = []
     real = socket.getaddrinfo
 
-    def resolve(host: Any, port: Any, *rest: Any, **more: Any) -> Any:
+    def resolve(host, port, *rest, **more):
         name = host.decode() if isinstance(host, bytes) else host
         if name != "rebind.test":
             return real(host, port, *rest, **more)

@@ -1,7 +1,6 @@
 """What the user allows when a tool may run, and how the question for it reads."""
 
 import json
-from pathlib import Path
 
 import pytest
 from tool_server import add_hand_written
@@ -13,7 +12,7 @@ from chatapp.dialogue.tools.permission import (
     changes_of,
 )
 from chatapp.dialogue.tools.registry import find_tools
-from chatapp.dialogue.tools.tool import Arguments, Tool
+from chatapp.dialogue.tools.tool import Tool
 
 TOOL = """\
 name = "own"
@@ -25,7 +24,7 @@ type = "string"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     folder = tmp_path / "config" / "tools"
     folder.mkdir(parents=True)
@@ -34,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def own() -> Tool:
+def own():
     return find_tools().tools["own"]
 
 
@@ -85,7 +84,7 @@ def test_a_file_that_cannot_be_read_allows_nothing(folder):
     assert changes_of(own(), ["own 0123", "[[", "3", '{"name": 3}']) == ()
 
 
-def question(arguments: Arguments, *changes: str, is_expanded: bool = False) -> list[str]:
+def question(arguments, *changes, is_expanded=False):
     tool = Tool("weather", "", {}, lambda given, cancel: "")
     return PermissionRequest(tool, arguments, changes).text(is_expanded=is_expanded).splitlines()
 

@@ -9,7 +9,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +21,7 @@ from chatapp.dialogue.tools.registry import find_tools
 from chatapp.dialogue.tools.tool import LONGEST_RESULT, Outcome, run
 
 
-def outcome(code: str, cancel: threading.Event | None = None) -> Outcome:
+def outcome(code, cancel=None):
     result = run(find_tools().tools["python"], {"code": code}, cancel or threading.Event())
     assert result.text == printable(result.text)
     assert not list(Path(tempfile.gettempdir()).iterdir())
@@ -30,7 +29,7 @@ def outcome(code: str, cancel: threading.Event | None = None) -> Outcome:
 
 
 @pytest.fixture(autouse=True)
-def own_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_folder(folder, tmp_path, monkeypatch):
     """Where the folders of calls are made: nothing else is there."""
     (tmp_path / "calls").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "calls"))
@@ -199,7 +198,7 @@ os.chmod(".", 0)
 
 
 def test_an_error_of_a_library_is_a_result():
-    def broken(arguments: Any, cancel: threading.Event) -> str:
+    def broken(arguments, cancel):
         raise RecursionError("too deep")
 
     tool = replace(find_tools().tools["python"], run=broken)

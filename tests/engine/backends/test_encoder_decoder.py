@@ -2,8 +2,6 @@
 
 import json
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,53 +24,53 @@ TEXT = "The quick brown fox jumps over the lazy dog."
 
 
 @pytest.fixture(scope="module", params=SEQ2SEQ)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("seq2seq")
     write_seq2seq(request.param, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> Any:
+def reference(folder):
     return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Any:
+def tokenizer(folder):
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture
-def model(folder: Path) -> EncoderDecoderModel:
+def model(folder):
     model = load_model(str(folder))
     assert isinstance(model, EncoderDecoderModel)
     return model
 
 
 @pytest.fixture(scope="module")
-def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def t5(tmp_path_factory):
     folder = tmp_path_factory.mktemp("t5")
     write_seq2seq("t5", folder)
     return folder
 
 
-def drawn(events: list[Event]) -> list[int]:
+def drawn(events):
     return [event.id for event in events if isinstance(event, Token)]
 
 
-def the_end(events: list[Event]) -> Finished:
+def the_end(events):
     assert isinstance(events[-1], Finished)
     return events[-1]
 
 
-def opening_of(reference: Any) -> list[int]:
+def opening_of(reference):
     """The decoder's tokens before a reply."""
     chosen = reference.generation_config
     ids = [chosen.decoder_start_token_id, chosen.forced_bos_token_id]
     return [id for id in ids if id is not None] or [reference.config.pad_token_id]
 
 
-def greedy(reference: Any, tokenizer: Any, text: str, steps: int) -> list[int]:
+def greedy(reference, tokenizer, text, steps):
     """What transformers' own generation draws, without what stands around it."""
     ids = tokenizer(text, return_tensors="pt").input_ids
     opening = len(opening_of(reference))
@@ -89,7 +87,7 @@ def greedy(reference: Any, tokenizer: Any, text: str, steps: int) -> list[int]:
     return found[: found.index(end)] if end in found else found[:steps]
 
 
-def reference_logprobs(reference: Any, encoder: list[int], reply: list[int]) -> list[float]:
+def reference_logprobs(reference, encoder, reply):
     """Without any cache: the whole of both for one call."""
     opening = opening_of(reference)
     with torch.no_grad():
@@ -190,7 +188,7 @@ def test_a_long_prompt_can_be_cancelled_while_it_is_read(model):
     class SecondLook(threading.Event):
         looks = 0
 
-        def is_set(self) -> bool:
+        def is_set(self):
             self.looks += 1
             return self.looks > 3
 
@@ -217,7 +215,7 @@ def test_what_cannot_be_shown_is_said(t5):
         load_causal(ModelFiles.read(t5))
 
 
-def changed(folder: Path, **values: Any) -> Path:
+def changed(folder, **values):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
     return folder

@@ -3,8 +3,6 @@
 import math
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,25 +12,25 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.cache import key_values
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
+from chatapp.engine.model import ContextOverflow, Request, Sampling
 
 GREEDY = Sampling(temperature=0, max_tokens=20)
 PROMPT = [40, 71, 300, 12, 99]
 
 
-def run(model: LanguageModel, ids: list[int], sampling: Sampling, **options: Any) -> list[Event]:
+def run(model, ids, sampling, **options):
     return list(model.generate(Request(ids, sampling, **options)))
 
 
-def ids_of(events: list[Event]) -> list[int]:
+def ids_of(events):
     return [event.id for event in events if isinstance(event, Token)]
 
 
-def text_of(events: list[Event]) -> str:
+def text_of(events):
     return "".join(event.text for event in events)
 
 
-def last(events: list[Event]) -> Finished:
+def last(events):
     assert all(isinstance(event, Token) for event in events[:-1])
     assert isinstance(events[-1], Finished)
     return events[-1]
@@ -152,11 +150,11 @@ def test_length(local):
 class Scripted(LocalModel):
     """The decoder as it is, but the drawn tokens follow a script."""
 
-    def script(self, ids: list[int]) -> None:
+    def script(self, ids):
         self._script = list(ids)
         self._start: int | None = None
 
-    def next_logits(self, ids: Any, check: Any, ahead: Any = ()) -> tuple[torch.Tensor, int]:
+    def next_logits(self, ids, check, ahead=()):
         logits, reused = super().next_logits(ids, check)
         if self._start is None:
             self._start = len(ids)
@@ -166,7 +164,7 @@ class Scripted(LocalModel):
 
 
 @pytest.fixture
-def scripted(gpt2: tuple[Path, Any]) -> Scripted:
+def scripted(gpt2):
     model = Scripted.load(ModelFiles.read(gpt2[0]))
     assert isinstance(model, Scripted)
     return model
@@ -253,11 +251,11 @@ def test_cancelling_takes_effect_within_one_token(local):
 class LateEvent(threading.Event):
     """Set from the n-th look on."""
 
-    def __init__(self, looks: int) -> None:
+    def __init__(self, looks):
         super().__init__()
         self._looks = looks
 
-    def is_set(self) -> bool:
+    def is_set(self):
         self._looks -= 1
         return self._looks < 0
 
@@ -287,7 +285,7 @@ def test_threads_do_not_disturb_each_other(local):
     expected = [ids_of(run(local, [n, 8], sampling)) for n in range(1, 5)]
     found: dict[int, list[int]] = {}
 
-    def work(n: int) -> None:
+    def work(n):
         found[n] = ids_of(run(local, [n, 8], sampling))
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
@@ -315,7 +313,7 @@ def test_a_failing_engine_is_an_event(local, gpt2, monkeypatch):
     assert ids_of(run(local, PROMPT, GREEDY)) == ids_of(run(fresh, PROMPT, GREEDY))
 
 
-def fail(_: torch.Tensor) -> torch.Tensor:
+def fail(_):
     raise RuntimeError("out of memory")
 
 

@@ -21,7 +21,7 @@ def test_what_is_no_number_is_no_score(tmp_path, number):
 
 
 def test_an_error_without_words_is_a_sentence(tmp_path, monkeypatch):
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise RuntimeError
 
     run = tiny.write_tiny_reward_model(tmp_path / "reward")

@@ -3,7 +3,6 @@
 import inspect
 import typing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import peft
@@ -28,7 +27,7 @@ from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import LanguageModel, Request, Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.lab.traces import TransformersTrace
 
 GREEDY = Sampling(temperature=0, max_tokens=6)
@@ -37,22 +36,22 @@ NO_CACHE = f"transformers {transformers.__version__} returned no {cache_name()},
 
 
 @pytest.fixture
-def model(gpt2: tuple[Path, Any]) -> TransformersModel:
+def model(gpt2):
     return TransformersModel.load(ModelFiles.read(gpt2[0]))
 
 
 @pytest.fixture
-def seq2seq(tmp_path: Path) -> EncoderDecoderModel:
+def seq2seq(tmp_path):
     write_seq2seq("t5", tmp_path)
     return EncoderDecoderModel.load(ModelFiles.read(tmp_path))
 
 
-def drop_cache(network: Any) -> None:
+def drop_cache(network):
     """As if a release of transformers put its cache elsewhere."""
     network.register_forward_hook(lambda _, inputs, output: type(output)(logits=output.logits))
 
 
-def message(model: LanguageModel, ids: list[int]) -> tuple[list[int], int]:
+def message(model, ids):
     """A greedy reply, and how many tokens of the prompt were not read again."""
     *tokens, end = model.generate(Request(ids, GREEDY))
     assert isinstance(end, Finished)
@@ -145,7 +144,7 @@ def test_only_a_cache_that_cannot_go_back_is_given_up(gpt2):
     torch.testing.assert_close(again, logits_of(network, PROMPT)[-5:], atol=1e-4, rtol=1e-4)
 
 
-def causal_models() -> dict[str, Any]:
+def causal_models():
     """transformers' causal models and those of an encoder and a decoder, by their type."""
     names = dict(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     names |= modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
@@ -204,7 +203,7 @@ def test_a_model_that_gives_no_cache_reads_its_whole_prompt(gpt2):
         assert message(model, PROMPT) == (expected[len(PROMPT) :], 0)
 
 
-def is_all_states(model: Any) -> bool:
+def is_all_states(model):
     made = transformers.DynamicCache(config=model.config_class())
     return len(made.layers) > 0 and all(made.is_linear)
 

@@ -9,7 +9,7 @@ import peft
 import pytest
 import torch
 import transformers
-from random_models import END, SENTENCES, MakeGPT2, logits_of, randomize
+from random_models import END, SENTENCES, logits_of, randomize
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -18,7 +18,7 @@ from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import LanguageModel, Request, Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.description import describe
 from chatapp.engine.models.loading import load_model
 from chatapp.engine.tokenizers.byte_level import BPETokenizer
@@ -27,7 +27,7 @@ from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokeniz
 GREEDY = Sampling(temperature=0, max_tokens=12)
 
 
-def pieces_tokenizer(*, start: bool = False) -> transformers.PreTrainedTokenizerFast:
+def pieces_tokenizer(*, start=False):
     """SentencePiece-like: words begin with U+2581, unknown characters fall back to bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -99,13 +99,13 @@ REUSES_CACHE = {"llama", "gpt-neo", "opt"}
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     name: str = request.param
     return name
 
 
 @pytest.fixture(scope="module")
-def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(kind, tmp_path_factory):
     folder = tmp_path_factory.mktemp(kind)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind])
     randomize(model).save_pretrained(folder)
@@ -114,28 +114,28 @@ def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> Any:
+def reference(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 @pytest.fixture
-def model(folder: Path) -> LanguageModel:
+def model(folder):
     return TransformersModel.load(ModelFiles.read(folder), name=str(folder))
 
 
-def reply(model: LanguageModel, ids: list[int], sampling: Sampling = GREEDY) -> list[int]:
+def reply(model, ids, sampling=GREEDY):
     return [
         event.id for event in model.generate(Request(ids, sampling)) if isinstance(event, Token)
     ]
 
 
-def finished(model: LanguageModel, ids: list[int]) -> Finished:
+def finished(model, ids):
     event = list(model.generate(Request(ids, GREEDY)))[-1]
     assert isinstance(event, Finished)
     return event
 
 
-def slow_greedy(reference: Any, ids: list[int], steps: int) -> list[int]:
+def slow_greedy(reference, ids, steps):
     """Without any cache: one plain call of the whole sequence for each token."""
     ids = list(ids)
     found: list[int] = []
@@ -149,7 +149,7 @@ def slow_greedy(reference: Any, ids: list[int], steps: int) -> list[int]:
     return found
 
 
-def last_logits(reference: Any, ids: list[int]) -> torch.Tensor:
+def last_logits(reference, ids):
     with torch.no_grad():
         inputs = {"input_ids": torch.tensor([ids])}
         if reference.config.model_type == "xlnet":
@@ -158,7 +158,7 @@ def last_logits(reference: Any, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def start_of(kind: str) -> list[int]:
+def start_of(kind):
     return [1] if kind == "opt" else []
 
 
@@ -227,7 +227,7 @@ def test_the_sizes_of_an_encoder_decoder_model_are_its_decoders(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> TransformersTokenizer:
+def tokenizer():
     return TransformersTokenizer(pieces_tokenizer())
 
 
@@ -281,7 +281,7 @@ def test_a_gpt2_with_another_tokenizer(gpt2, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def adapter(make_gpt2: MakeGPT2, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def adapter(make_gpt2, tmp_path_factory):
     """A LoRA adapter's folder and the adapted model itself."""
     base, model = make_gpt2(seed=5)
     config = peft.LoraConfig(
@@ -325,14 +325,14 @@ def test_description_of_an_adapter(adapter):
     assert (info.folder, info.layers) == (folder, 2)
 
 
-def broken_adapter(adapter: tuple[Path, Any], tmp_path: Path, **changes: Any) -> Path:
+def broken_adapter(adapter, tmp_path, **changes):
     folder = Path(shutil.copytree(adapter[0], tmp_path / "adapter"))
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
 
 
-def refusal(folder: Path) -> str:
+def refusal(folder):
     with pytest.raises(ModelError) as error:
         load_model(str(folder))
     message = str(error.value)
@@ -362,7 +362,7 @@ def test_prompt_tuning_is_refused(gpt2, tmp_path):
 
 
 @pytest.fixture
-def llama(tmp_path: Path) -> Path:
+def llama(tmp_path):
     folder = tmp_path / "llama"
     transformers.LlamaForCausalLM(CONFIGS["llama"]).save_pretrained(folder)
     pieces_tokenizer().save_pretrained(folder)

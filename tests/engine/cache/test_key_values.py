@@ -65,12 +65,12 @@ def test_a_long_window_is_reserved_as_it_fills(monkeypatch):
         cache.extend(0, whole[..., :8, :])
 
 
-def pool(limit: int) -> CachePool:
+def pool(limit):
     """Of caches with 8 bytes a position."""
     return CachePool(lambda: KeyValueCache(1, 1, 200, 1), limit)
 
 
-def read(caches: CachePool, ids: list[int]) -> int:
+def read(caches, ids):
     """Take a cache and compute what it lacks; returns how much it had."""
     cache, reused = caches.take(ids)
     assert cache.ids == ids[:reused]
@@ -82,7 +82,7 @@ def read(caches: CachePool, ids: list[int]) -> int:
     return reused
 
 
-def text(name: int, size: int = 100) -> list[int]:
+def text(name, size=100):
     """A text of its own after ten tokens that all share."""
     return [*range(10), *range(1000 * name, 1000 * name + size - 10)]
 
@@ -143,7 +143,7 @@ def test_forgetting():
 def test_an_empty_cache_is_used_again_and_none_is_added_beyond_the_bound():
     made: list[KeyValueCache] = []
 
-    def new() -> KeyValueCache:
+    def new():
         made.append(KeyValueCache(1, 1, 200, 1))
         return made[-1]
 

@@ -1,8 +1,5 @@
 """Guesses from the context change nothing but the number of passes."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -39,11 +36,11 @@ def test_what_followed(ids, most, guessed):
     assert following(ids, most) == guessed
 
 
-def events_of(model: LocalModel, ids: list[int], sampling: Sampling) -> list[Token | Finished]:
+def events_of(model, ids, sampling):
     return list(model.generate(Request(ids, sampling)))
 
 
-def plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LocalModel:
+def plain(folder, monkeypatch):
     """A model that never guesses."""
     model = LocalModel.load(ModelFiles.read(folder))
     monkeypatch.setattr(model._lookup, "guess", lambda ids, room: [])
@@ -80,7 +77,7 @@ def test_a_reply_that_repeats_takes_fewer_passes(local, monkeypatch):
     passes = []
     hidden = local.decoder.hidden
 
-    def counted(ids: list[list[int]], *rest: Any, **more: Any) -> torch.Tensor:
+    def counted(ids, *rest, **more):
         passes.append(len(ids[0]))
         return hidden(ids, *rest, **more)
 

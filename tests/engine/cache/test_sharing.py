@@ -1,11 +1,8 @@
 """Scoring computes what rows share once, and what it finds does not depend on that."""
 
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from random_models import logits_of
 
 from chatapp.engine.backends.local import LocalModel
@@ -18,13 +15,13 @@ from chatapp.engine.model import Request, Sampling
 Pair = tuple[list[int], list[int]]
 
 
-def expected(model: Any, pair: Pair) -> list[float]:
+def expected(model, pair):
     context, continuation = pair
     rows = logits_of(model, [*context, *continuation]).log_softmax(-1)
     return [float(rows[len(context) - 1 + n, id]) for n, id in enumerate(continuation)]
 
 
-def branching(seed: int, n: int) -> list[Pair]:
+def branching(seed, n):
     """Rows that leave a common text at any place, cut into context and continuation anywhere."""
     draw = random.Random(seed)
     trunk = [draw.randrange(340) for _ in range(60)]
@@ -46,24 +43,24 @@ def branching(seed: int, n: int) -> list[Pair]:
     return pairs
 
 
-def prompt_with_labels() -> list[Pair]:
+def prompt_with_labels():
     prompt = list(range(100, 140))
     return [(prompt, label) for label in ([1], [2, 3], [2, 4, 5], [6, 7, 8, 9])]
 
 
 @pytest.fixture(params=["local", "transformers"])
-def model(request: pytest.FixtureRequest, gpt2: tuple[Path, Any]) -> LocalModel | TransformersModel:
+def model(request, gpt2):
     kind = LocalModel if request.param == "local" else TransformersModel
     return kind.load(ModelFiles.read(gpt2[0]))
 
 
-def computed(model: LocalModel | TransformersModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def computed(model, monkeypatch):
     """How many tokens each pass of the model computes, as they happen."""
     sizes: list[int] = []
     if isinstance(model, LocalModel):
         hidden = model.decoder.hidden
 
-        def counted(ids: list[list[int]], *rest: Any, **more: Any) -> torch.Tensor:
+        def counted(ids, *rest, **more):
             sizes.append(len(ids[0]))
             return hidden(ids, *rest, **more)
 
@@ -121,7 +118,7 @@ def test_a_pass_that_fails_leaves_no_half_cache(model, gpt2, monkeypatch):
     pairs = branching(5, 20)
     model.score(pairs)
 
-    def fail(*_: Any, **__: Any) -> torch.Tensor:
+    def fail(*_, **__):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:

@@ -1,7 +1,6 @@
 """Every family gives transformers' logits, however it gets there, in all its shapes."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,23 +33,23 @@ Pair = tuple[Decoder, Any]
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(request, tmp_path_factory):
     """A folder and transformers' model."""
     folder = tmp_path_factory.mktemp("family")
     return folder, make_family(request.param, folder)
 
 
 @pytest.fixture(scope="module")
-def pair(model: tuple[Path, Any]) -> Pair:
+def pair(model):
     return load_decoder(ModelFiles.read(model[0])), model[1]
 
 
 @pytest.fixture(scope="module")
-def wanted(model: tuple[Path, Any]) -> torch.Tensor:
+def wanted(model):
     return logits_of(model[1], IDS)
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+def close(ours, theirs):
     assert ours.shape == theirs.shape
     assert float(theirs.std()) > 0.1
     return float((ours - theirs).abs().max()) <= 1e-4
@@ -214,7 +213,7 @@ def test_a_decoder_in_words(tmp_path, shape, formula, words):
     assert info.parameters == info.parameters_by_formula
 
 
-def _add_tokenizer(folder: Path, bpe: Tokenizer) -> None:
+def _add_tokenizer(folder, bpe):
     end = "<|endoftext|>"
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=end)
     tokenizer.save_pretrained(folder)
@@ -224,12 +223,12 @@ LLAMA = "llama, shared keys, tied"
 
 
 @pytest.fixture
-def llama(tmp_path: Path) -> Path:
+def llama(tmp_path):
     make_family(LLAMA, tmp_path)
     return tmp_path
 
 
-def change_config(folder: Path, **values: Any) -> None:
+def change_config(folder, **values):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 

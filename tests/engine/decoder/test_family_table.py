@@ -1,6 +1,5 @@
 """Each family of the table is used: loaded, compared, quantised, exported to GGUF and read back."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,13 +84,13 @@ def test_every_family_is_loaded_quantised_exported_and_read_back(
         check_exported(folder, model, wanted)
 
 
-def load(path: Path) -> LocalGenerator:
+def load(path):
     model = load_model(str(path))
     assert isinstance(model, LocalGenerator)
     return model
 
 
-def check_quantised(path: Path, family: str, wanted: torch.Tensor) -> None:
+def check_quantised(path, family, wanted):
     """Rounded weights give nearly the same probabilities, where the decoder can have them."""
     for precision, bound in BOUNDS.items():
         if FAMILIES[family].checkpoint is None:
@@ -106,7 +105,7 @@ def check_quantised(path: Path, family: str, wanted: torch.Tensor) -> None:
         assert 0 < float((exact.exp() * (exact - rounded)).sum(-1).mean()) < bound
 
 
-def check_exported(folder: Path, model: LocalGenerator, wanted: torch.Tensor) -> None:
+def check_exported(folder, model, wanted):
     path = folder / "out" / "model.gguf"
     write_gguf(find_model(str(folder)), path, "f32", {}, lambda *_: None)
     again = load(path)

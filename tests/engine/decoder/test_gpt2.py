@@ -2,19 +2,16 @@
 
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from random_models import MakeGPT2, logits_of
+from random_models import logits_of
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.decoder import decoder as decoder_module
 from chatapp.engine.decoder import parts
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 
@@ -42,12 +39,12 @@ SHAPES = {
 
 
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
-def pair(request: pytest.FixtureRequest, make_gpt2: MakeGPT2) -> tuple[Decoder, Any]:
+def pair(request, make_gpt2):
     folder, reference = make_gpt2(**request.param)
     return load_decoder(ModelFiles.read(folder)), reference
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+def close(ours, theirs):
     assert ours.shape == theirs.shape
     return float((ours - theirs).abs().max()) <= 1e-4
 
@@ -106,7 +103,7 @@ def test_an_abandoned_pass_leaves_the_cache_usable(pair):
     ours.forward(IDS[:10], cache)
     calls = iter([None, RuntimeError])
 
-    def raise_if_cancelled() -> None:
+    def raise_if_cancelled():
         if error := next(calls):
             raise error
 
@@ -129,7 +126,7 @@ def test_sharded(make_gpt2):
         load_decoder(ModelFiles.read(folder))
 
 
-def rewritten(source: Path, target: Path, change: Any) -> Path:
+def rewritten(source, target, change):
     """A copy of a checkpoint whose dictionary of tensors went through `change`."""
     shutil.copytree(source, target)
     tensors = change(load_file(target / "model.safetensors"))
@@ -140,11 +137,11 @@ def rewritten(source: Path, target: Path, change: Any) -> Path:
     return target
 
 
-def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def without_prefix(tensors):
     return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
 
 
-def with_buffers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def with_buffers(tensors):
     mask = torch.ones(1, 1, 64, 64, dtype=torch.uint8).tril()
     old = {
         "transformer.h.0.attn.bias": mask,
@@ -153,7 +150,7 @@ def with_buffers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return tensors | old
 
 
-def with_tied_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def with_tied_head(tensors):
     return tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()}
 
 
@@ -194,16 +191,16 @@ def test_rows_that_pad_the_vocabulary_get_no_logits(gpt2):
     assert close(ours.forward(IDS), logits_of(reference, IDS)[-1, :300])
 
 
-def drop(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def drop(tensors):
     return {name: tensor for name, tensor in tensors.items() if "h.1.mlp.c_fc.bias" not in name}
 
 
-def misshape(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def misshape(tensors):
     name = "transformer.h.0.attn.c_proj.weight"
     return tensors | {name: tensors[name][:, :31]}
 
 
-def integer(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def integer(tensors):
     name = "transformer.h.0.attn.c_proj.weight"
     return tensors | {name: tensors[name].to(torch.int8)}
 

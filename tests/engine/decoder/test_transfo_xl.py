@@ -3,14 +3,10 @@ with the hidden states of the segments before as memory.
 """
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
-from torch import Tensor
 from torch.nn import functional as F
 
 from chatapp.engine.backends.local import LocalModel
@@ -41,12 +37,12 @@ CONFIG = {
 _TOKENIZER = {"eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
 
 
-def save(folder: Path, bpe: Tokenizer, **changes: Any) -> dict[str, Tensor]:
+def save(folder, bpe, **changes):
     """Write a model with random weights under the names of transformers 4; return the weights."""
     config = CONFIG | {"vocab_size": bpe.get_vocab_size()} | changes
     draw = torch.Generator().manual_seed(0)
 
-    def random(*shape: int) -> Tensor:
+    def random(*shape):
         return torch.randn(shape, generator=draw) * 0.3
 
     vocabulary, inside = config["vocab_size"], HEADS * SIZE
@@ -78,7 +74,7 @@ def save(folder: Path, bpe: Tokenizer, **changes: Any) -> dict[str, Tensor]:
     return weights
 
 
-def by_the_paper(w: dict[str, Tensor], segments: list[list[int]], config: dict[str, Any]) -> Tensor:
+def by_the_paper(w, segments, config):
     """Logits of a text in segments; each layer attends to its memory and to the segment."""
     memory = config["mem_len"]
     memories = [torch.zeros(0, WIDTH) for _ in range(LAYERS)]
@@ -108,9 +104,7 @@ def by_the_paper(w: dict[str, Tensor], segments: list[list[int]], config: dict[s
     return torch.cat(logits)
 
 
-def attended(
-    w: dict[str, Tensor], n: int, h: Tensor, both: Tensor, farthest: int, seen: int
-) -> Tensor:
+def attended(w, n, h, both, farthest, seen):
     """The output of attention, one query, key and head at a time (section 3.3 of the paper)."""
     name = f"transformer.layers.{n}.dec_attn."
     wq, wk, wv = w[name + "qkv_net.weight"].chunk(3)

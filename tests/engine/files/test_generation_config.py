@@ -1,7 +1,6 @@
 """What a model's makers say: ends of every form, values of every kind, and nonsense."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 
 
-def files(path: Path, says: object) -> ModelFiles:
+def files(path, says):
     """A model whose generation_config.json says this; a string stands there unchanged."""
     (path / "config.json").write_text("{}")
     text = says if isinstance(says, str) else json.dumps(says)

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import peft
 import pytest
@@ -18,12 +17,12 @@ from chatapp.engine.models.resolving import model_identity
 
 
 @pytest.fixture
-def folder(gpt2: tuple[Path, Any], tmp_path: Path) -> Path:
+def folder(gpt2, tmp_path):
     return Path(shutil.copytree(gpt2[0], tmp_path / "model"))
 
 
 @pytest.fixture
-def adapter(folder: Path, tmp_path: Path) -> Path:
+def adapter(folder, tmp_path):
     """An adapter whose base is `folder`."""
     model = GPT2LMHeadModel.from_pretrained(folder)
     settings = peft.LoraConfig(

@@ -11,7 +11,7 @@ from chatapp.engine.kernels import build_hook, native
 
 
 @pytest.fixture(autouse=True)
-def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def afresh(tmp_path, monkeypatch):
     """Kernels that are nowhere yet, and no choice among them."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv(native.CHOICE, raising=False)
@@ -26,7 +26,7 @@ def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     native.kernels.cache_clear()
 
 
-def program(folder: Path, code: str) -> str:
+def program(folder, code):
     """A command that stands in a compiler's place; it runs `code`."""
     path = folder / "compiler.py"
     path.write_text(code, encoding="utf-8")
@@ -34,9 +34,7 @@ def program(folder: Path, code: str) -> str:
 
 
 @pytest.fixture(params=["missing", "failing", "vanished"])
-def no_compiler(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> str:
+def no_compiler(request, tmp_path, monkeypatch):
     """A machine whose compiler is of no use, and what is to be read of it."""
     if request.param == "missing":
         monkeypatch.delenv("CC", raising=False)
@@ -58,7 +56,7 @@ def test_without_a_working_compiler_torch_multiplies(no_compiler):
     assert no_compiler in kernels.reason
 
 
-def run_hook(root: Path) -> tuple[dict[str, Any], list[str]]:
+def run_hook(root):
     """What a wheel is to be built of, and what was warned of."""
     warnings: list[str] = []
     hook = build_hook.KernelsHook.__new__(build_hook.KernelsHook)

@@ -8,7 +8,6 @@ import torch
 from random_models import logits_of
 
 from chatapp.engine.backends.local import LocalModel, load_decoder
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels import machine, precision
@@ -22,7 +21,7 @@ LARGE = 124_000_000
 GPUS = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, *there: str, free: int = 2**34) -> None:
+def pretend(monkeypatch, *there, free=2**34):
     monkeypatch.setattr(machine, "_works", lambda name: name in there)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 2**34))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
@@ -68,12 +67,12 @@ def test_on_a_gpu(make_gpt2, name):
         LocalModel.load(ModelFiles.read(folder), device=place) for place in ("cpu", name)
     )
 
-    def steps(model: Decoder) -> torch.Tensor:
+    def steps(model):
         """A pass, then steps in two caches by turns, half of them from another thread."""
         caches = [model.new_cache() for _ in range(2)]
         found = [[model.forward(IDS[:30], cache, all_positions=True) for cache in caches][-1]]
 
-        def go_on(ids: list[int]) -> None:
+        def go_on(ids):
             for id in ids:
                 found.append(
                     [model.forward([id], cache, all_positions=True) for cache in caches][-1]

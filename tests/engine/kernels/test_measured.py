@@ -1,7 +1,5 @@
 """What is measured once on a machine, and kept: threads for a token, and the way of products."""
 
-from pathlib import Path
-
 import pytest
 
 from chatapp.engine.kernels import native_layers as module
@@ -17,12 +15,12 @@ def test_fewer_threads_that_are_nearly_as_fast_are_enough():
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def measured(tmp_path, monkeypatch):
     """The numbers of threads that were measured for; there, two are best."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     asked: list[int] = []
 
-    def seconds(most: int) -> dict[int, float]:
+    def seconds(most):
         asked.append(most)
         return {1: 2.0, 2: 1.0, 4: 0.99}
 
@@ -31,7 +29,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def choose(most: int) -> int:
+def choose(most):
     """As a process that starts now."""
     token_threads.cache_clear()
     try:
@@ -76,7 +74,7 @@ def test_without_a_place_for_the_file(measured, tmp_path, monkeypatch):
 def test_the_faster_way_of_products_is_measured_once(measured, monkeypatch, is_faster):
     asked: list[int] = []
 
-    def compare(threads: int) -> bool:
+    def compare(threads):
         asked.append(threads)
         return is_faster
 

@@ -10,11 +10,9 @@ import random
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from chatapp.engine.kernels import native, rounding
@@ -23,7 +21,7 @@ SHAPES = int(os.environ.get("FUZZ_SHAPES", "60"))
 ACTIVATIONS = (lambda x: F.gelu(x, approximate="tanh"), F.gelu, F.relu, F.silu)
 
 
-def levels() -> list[str]:
+def levels():
     names = native.levels_here()
     try:
         has = native._open("baseline").instructions()
@@ -33,17 +31,17 @@ def levels() -> list[str]:
 
 
 @pytest.fixture(scope="module", params=levels() or ["none"])
-def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+def library(request):
     if request.param == "none":
         pytest.skip("there is no C compiler here")
     return native._open(request.param)
 
 
-def at(tensor: Tensor | None) -> int | None:
+def at(tensor):
     return None if tensor is None else tensor.data_ptr()
 
 
-def product(library: Any, layer: native.LinearStruct, x: Tensor) -> Tensor:
+def product(library, layer, x):
     rows, out = len(x), layer.outputs
     y = torch.full((rows, out), torch.nan)
     room = torch.empty(library.linear_room(ctypes.byref(layer), rows), dtype=torch.uint8)
@@ -51,7 +49,7 @@ def product(library: Any, layer: native.LinearStruct, x: Tensor) -> Tensor:
     return y
 
 
-def assert_rounded_once(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def assert_rounded_once(y, x, weight, bias):
     """A product differs from the exact one by what rounding each row to 16,000 steps explains.
 
     An activation is off by at most half a step, m / 32,000 for the largest magnitude m of its
@@ -63,12 +61,12 @@ def assert_rounded_once(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | Non
     assert ((y - exact).abs() <= 6 * spread + 1e-5 * exact.abs() + 1e-6).all()
 
 
-def unpack_int8(tiles: Tensor, out: int) -> Tensor:
+def unpack_int8(tiles, out):
     """(tiles, in / 2, 16, 2) -> (out, in)."""
     return tiles.permute(0, 2, 1, 3).reshape(-1, 2 * tiles.shape[1])[:out]
 
 
-def unpack_int4(tiles: Tensor, out: int) -> Tensor:
+def unpack_int4(tiles, out):
     """(tiles, in / 4, 32) -> (out, in) of numbers from 0 to 15, uint8."""
     pairs = torch.stack((tiles & 15, tiles >> 4), 2).view(*tiles.shape[:2], 2, native.OUTPUTS, 2)
     return pairs.permute(0, 3, 1, 2, 4).reshape(-1, 4 * tiles.shape[1])[:out]
@@ -231,7 +229,7 @@ CHECK = Path(__file__).with_name("check_kernels.c")
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover")
 
 
-def check_kernels(folder: Path, compiler: list[str], run: list[str], *options: str) -> None:
+def check_kernels(folder, compiler, run, *options):
     """Compile the kernels with `check_kernels.c`, which compares them with plain loops, and run."""
     program = folder / "check"
     command = [*compiler, *(o for o in native.OPTIONS if o != "-shared"), *options]

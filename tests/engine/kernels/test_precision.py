@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,13 +32,13 @@ IDS = [(7 * n * n + 3) % 340 for n in range(60)]
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture(params=[8, 7])
-def bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def bits(request, monkeypatch):
     """How many bits of an activation this machine multiplies exactly; 7 can be had on all."""
     if request.param == 8 and not onednn_int8_takes_eight_bits():
         pytest.skip("this CPU has no VNNI: 8 bits overflow")
@@ -47,7 +46,7 @@ def bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return int(request.param)
 
 
-def kept_files(home: Path, kind: str = "int8") -> list[Path]:
+def kept_files(home, kind="int8"):
     return sorted((home / "cache" / kind).glob("*"))
 
 

@@ -5,9 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -50,7 +48,7 @@ def test_what_the_user_has_chosen_is_left(name):
     assert environment == {name: "as the user likes it"}
 
 
-def started(command: tuple[str, ...], path: list[Path], **changes: str) -> str:
+def started(command, path, **changes):
     """All that Python prints in a process of its own, in which nobody chose a waiting."""
     environment = {
         name: value
@@ -114,17 +112,17 @@ def test_at_most_one_thread_for_each_free_core(most, cores, taken, expected):
 class Machine:
     """Eight cores and a clock, both moved by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
         self.seconds: float | None = 0.0
         self.running: int | None = 0
         self.looks = 0
 
-    def others(self) -> float | None:
+    def others(self):
         self.looks += 1
         return self.seconds
 
-    def lock(self, **environment: str) -> ComputeLock:
+    def lock(self, **environment):
         return ComputeLock(
             self.others,
             lambda: self.running,
@@ -134,18 +132,18 @@ class Machine:
             start=(self.now, self.seconds),
         )
 
-    def passes(self, seconds: float, taken: float) -> None:
+    def passes(self, seconds, taken):
         self.now += seconds
         if self.seconds is not None:
             self.seconds += seconds * taken
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch):
     """With torch's own number of threads at eight, which no thread is started for."""
     number = 8
 
-    def choose(count: int) -> None:
+    def choose(count):
         nonlocal number
         number = count
 
@@ -154,7 +152,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine()
 
 
-def used(lock: ComputeLock) -> int:
+def used(lock):
     with lock:
         found = torch.get_num_threads()
     assert torch.get_num_threads() == 8
@@ -202,7 +200,7 @@ def test_threads_of_our_own_and_those_of_a_moment_are_not_counted(monkeypatch):
     running = iter([9, 5, 7])
     states = {"11": b"R", "12": b"S", "13": b"R"}
 
-    def opened(path: str, mode: str) -> io.BytesIO:
+    def opened(path, mode):
         assert mode == "rb"
         if path == "/proc/stat":
             return io.BytesIO(b"cpu  1 2 3\nprocs_running %d\nprocs_blocked 4\n" % next(running))
@@ -230,8 +228,8 @@ def test_a_token_is_computed_on_free_cores_and_drawn_on_one_thread(machine, loca
     found = []
     compute, draw = LocalModel.next_logits, Sampler.draw
 
-    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+    def noted(work):
+        def call(*arguments):
             found.append(torch.get_num_threads())
             return work(*arguments)
 
@@ -266,7 +264,7 @@ def test_without_a_count_of_the_cores_seconds_all_threads_compute(machine):
 
 
 def test_a_system_without_proc(monkeypatch):
-    def missing(*_: object, **__: object) -> None:
+    def missing(*_, **__):
         raise FileNotFoundError
 
     monkeypatch.setattr(machine_module, "open", missing, raising=False)

@@ -3,18 +3,17 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from chatapp.engine.models.catalogue import ListedModel, on_this_machine, to_get
+from chatapp.engine.models.catalogue import on_this_machine, to_get
 from chatapp.engine.models.description import OWN
 
 
 @pytest.fixture(autouse=True)
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(tmp_path, monkeypatch):
     """No model of this machine, and a hub that must not be asked."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -23,14 +22,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     download = huggingface_hub.snapshot_download
 
-    def local(name: str, **options: Any) -> str:
+    def local(name, **options):
         assert options["local_files_only"]
         return download(name, **options)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", local)
 
 
-def cached(hub: Path, name: str, model: Path, **config: object) -> Path:
+def cached(hub, name, model, **config):
     """Have a model in the hub's cache; returns its folder."""
     repository = hub / f"models--{name.replace('/', '--')}"
     snapshot = repository / "snapshots" / ("0" * 40)
@@ -42,7 +41,7 @@ def cached(hub: Path, name: str, model: Path, **config: object) -> Path:
     return snapshot
 
 
-def listed() -> dict[str, ListedModel]:
+def listed():
     return {model.name: model for model in on_this_machine("float32", "cpu")}
 
 

@@ -2,7 +2,6 @@
 what is not known is not known, and never nothing."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,19 @@ from safetensors.numpy import save_file
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.models.description import ModelInfo, describe, memory_needed
+from chatapp.engine.models.description import describe, memory_needed
 
 WITHOUT_ATTENTION = {"falcon_mamba", "fnet", "mamba", "mamba2", "rwkv", "xlstm"}
 
 
-def described(folder: Path, values: dict[str, Any]) -> ModelInfo:
+def described(folder, values):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(values))
     save_file({"weight": np.zeros((2, 3), np.float32)}, folder / "model.safetensors")
     return describe(ModelFiles.read(folder))
 
 
-def usual(family: str) -> dict[str, Any]:
+def usual(family):
     """A configuration as transformers writes it when nothing is chosen; no more than the family's
     name where it has none."""
     try:

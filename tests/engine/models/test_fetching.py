@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +33,7 @@ class Hub:
     failures: what the next downloads raise, each after one more file is there; None for nothing.
     """
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache):
         self.repository = cache / "models--org--tiny"
         self.snapshot = self.repository / "snapshots" / COMMIT
         self.files = {"config.json": b"{}", "model.safetensors": b"weights", "README.md": b"card"}
@@ -44,7 +43,7 @@ class Hub:
         self.asked: list[str] = []
         self.meanwhile: Callable[[Any], None] = lambda bar: bar.update(1)
 
-    def model_info(self, name: str) -> SimpleNamespace:
+    def model_info(self, name):
         self.asked.append(name)
         if self.refusal is not None:
             raise self.refusal
@@ -52,14 +51,14 @@ class Hub:
 
     def snapshot_download(
         self,
-        name: str,
+        name,
         *,
-        allow_patterns: list[str],
-        ignore_patterns: list[str],
-        dry_run: bool = False,
-        local_files_only: bool = False,
-        tqdm_class: Callable[..., Any] | None = None,
-    ) -> Any:
+        allow_patterns,
+        ignore_patterns,
+        dry_run=False,
+        local_files_only=False,
+        tqdm_class=None,
+    ):
         from huggingface_hub.utils import filter_repo_objects
 
         wanted = list(
@@ -84,7 +83,7 @@ class Hub:
                     raise self.failures.pop(0)
         return str(self.snapshot)
 
-    def put(self, file: str) -> None:
+    def put(self, file):
         """Have a file in the cache."""
         blob = self.repository / "blobs" / file.replace("/", "-")
         blob.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +91,7 @@ class Hub:
         (self.snapshot / file).parent.mkdir(parents=True, exist_ok=True)
         (self.snapshot / file).symlink_to(os.path.relpath(blob, (self.snapshot / file).parent))
 
-    def _planned(self, file: str) -> DryRunFileInfo:
+    def _planned(self, file):
         path = self.snapshot / file
         return DryRunFileInfo(
             commit_hash=COMMIT,
@@ -105,7 +104,7 @@ class Hub:
 
 
 @pytest.fixture(autouse=True)
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+def hub(tmp_path, monkeypatch):
     """A home of the test's own, and a hub that answers."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -117,12 +116,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     return hub
 
 
-def get(name: str = "org/tiny") -> tuple[Fetched, list[str]]:
+def get(name="org/tiny"):
     said: list[str] = []
     return fetch(name, say=said.append, progress=lambda done, of: None), said
 
 
-def refusal(name: str = "org/tiny") -> str:
+def refusal(name="org/tiny"):
     with pytest.raises(ModelError) as error:
         get(name)
     assert "\n" not in str(error.value)
@@ -252,11 +251,11 @@ def test_a_failure_that_brought_nothing_is_not_on_record(hub, monkeypatch):
 def test_what_ends_the_progress_ends_the_download(hub):
     interrupted = threading.Event()
 
-    def progress(done: int, of: int) -> None:
+    def progress(done, of):
         interrupted.set()
         raise KeyboardInterrupt
 
-    def many_chunks(bar: Any) -> None:
+    def many_chunks(bar):
         interrupted.wait(120)
         for _ in range(1000):
             bar.update(1)
@@ -268,7 +267,7 @@ def test_what_ends_the_progress_ends_the_download(hub):
     assert not fetched_models()[0].is_whole
 
 
-def answer(status: int, kind: Callable[..., BaseException]) -> BaseException:
+def answer(status, kind):
     return kind("refused", response=Response(status, request=Request("GET", "http://hub")))
 
 
@@ -372,7 +371,7 @@ def test_the_catalogue():
 def test_a_short_name_is_a_model(monkeypatch, tmp_path):
     cached = {"HuggingFaceTB/SmolLM2-135M-Instruct"}
 
-    def download(name: str, *, local_files_only: bool = False, **options: Any) -> str:
+    def download(name, *, local_files_only=False, **options):
         if local_files_only and name not in cached:
             raise errors.LocalEntryNotFoundError("not here")
         folder = tmp_path / f"cached-{name.replace('/', '-')}"
@@ -394,7 +393,7 @@ def test_a_short_name_is_a_model(monkeypatch, tmp_path):
 
 
 def test_a_model_named_to_be_loaded_whose_licence_is_not_accepted(monkeypatch):
-    def download(name: str, *, local_files_only: bool = False, **options: Any) -> str:
+    def download(name, *, local_files_only=False, **options):
         if local_files_only:
             raise errors.LocalEntryNotFoundError("not here")
         raise answer(401, errors.GatedRepoError)

@@ -11,7 +11,6 @@ import pytest
 from hostile_models import answer, hostile_models
 from random_models import save_random
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 
 from chatapp.common.limited_process import LimitedProcess, LimitPassedError
 from chatapp.engine.errors import ModelError, one_sentence
@@ -24,13 +23,13 @@ MakeGPT2 = Callable[..., tuple[Path, Any]]
 
 
 @pytest.fixture
-def folder(gpt2: tuple[Path, Any], tmp_path: Path) -> Path:
+def folder(gpt2, tmp_path):
     """A tiny GPT-2 to be changed."""
     return Path(shutil.copytree(gpt2[0], tmp_path / "model"))
 
 
 @pytest.fixture
-def opt(tmp_path: Path, bpe: Tokenizer) -> Path:
+def opt(tmp_path, bpe):
     """A tiny model that transformers computes."""
     sizes = {"hidden_size": 16, "ffn_dim": 16, "word_embed_proj_dim": 16, "num_hidden_layers": 2}
     folder = tmp_path / "opt"
@@ -39,7 +38,7 @@ def opt(tmp_path: Path, bpe: Tokenizer) -> Path:
 
 
 @pytest.fixture
-def adapter(folder: Path, tmp_path: Path) -> Path:
+def adapter(folder, tmp_path):
     import peft
     from transformers import AutoModelForCausalLM
 
@@ -49,7 +48,7 @@ def adapter(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
-def change(file: Path, **values: Any) -> None:
+def change(file, **values):
     file.write_text(json.dumps(json.loads(file.read_bytes()) | values))
 
 
@@ -142,7 +141,7 @@ def test_an_adapter_whose_tensors_do_not_fit_is_refused(adapter):
 
 
 @pytest.fixture
-def seeds(folder: Path, opt: Path, adapter: Path, tmp_path: Path) -> list[Path]:
+def seeds(folder, opt, adapter, tmp_path):
     write_gguf(ModelFiles.read(folder), tmp_path / "a.gguf", "f16", {}, lambda done, of: None)
     return [folder, opt, adapter, tmp_path / "a.gguf", tmp_path / "a.gguf"]
 

@@ -56,7 +56,7 @@ def test_the_formula(make_gpt2):
     )
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, total: int, available: int) -> None:
+def machine(monkeypatch, total, available):
     memory = SimpleNamespace(total=total, available=available)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 

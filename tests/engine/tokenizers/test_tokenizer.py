@@ -25,11 +25,11 @@ from chatapp.engine.tokenizers.transformers_tokenizer import open_tokenizer
 
 
 @pytest.fixture(scope="module")
-def tokenizer(bpe: Tokenizer) -> BPETokenizer:
+def tokenizer(bpe):
     return BPETokenizer(Tokenizer.from_str(bpe.to_str()), 0)
 
 
-def streamed(tokenizer: BPETokenizer, ids: list[int]) -> list[str]:
+def streamed(tokenizer, ids):
     stream = tokenizer.stream()
     return [*(stream.push(id) for id in ids), stream.flush()]
 
@@ -153,7 +153,7 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def published() -> Path:
+def published():
     data = os.environ.get("SHARED_DATA")
     folder = Path(data or "", "gpt2_bpe")
     if data is None or not (folder / "encoder.json").is_file():
@@ -248,7 +248,7 @@ def test_a_panic_while_tokens_become_text_is_a_model_error(tokenizer):
         """As Rust libraries raise it: no Exception."""
 
     class Broken:
-        def id_to_token(self, id: int) -> str:
+        def id_to_token(self, id):
             raise PanicException("it panicked")
 
     broken = copy.copy(tokenizer)

@@ -1,14 +1,13 @@
 """The report on the bundled model: whole chats, counted replies, every part once; the last look."""
 
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.model import Request, Sampling
+from chatapp.engine.events import Finished, Token
+from chatapp.engine.model import Sampling
 from chatapp.prompting.template import CHAT
 from chatapp.rows.examples import Pool
 from chatapp.tasks.evaluation.evaluate import Grid
@@ -24,7 +23,7 @@ def test_a_reply_that_failed_stands_in_the_chat_with_its_last_text_and_is_no_wro
     class Fails(ScriptedModel):
         """Holds a word back, as before a stop string, and then breaks off."""
 
-        def generate(self, request: Request) -> Iterator[Event]:
+        def generate(self, request):
             (half,) = self.tokenizer.encode(" Half")
             yield Token(half, " Half", " Half", -1.0)
             yield Finished("error", " a word", message="no memory")
@@ -76,7 +75,7 @@ def test_every_part_is_measured_once(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     """A folder with 90 kept-out talks of each kind, some with the same first message."""
     (tmp_path / "kept_out").mkdir()
     for name in ("persona_chat", "topical_chat"):
@@ -93,7 +92,7 @@ def test_shares_are_of_what_was_said_and_how_it_ended(data, monkeypatch):
     monkeypatch.setattr(report, "MESSAGES", 70)
     unknown = set(chats.held_out_questions(150, 0))
 
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         asked = prompt.split("User: ")[1].split("\nAssistant:")[0]
         return " I don't know that." if asked in unknown else " It is so."
 
@@ -109,7 +108,7 @@ def test_shares_are_of_what_was_said_and_how_it_ended(data, monkeypatch):
 class Judge(ScriptedModel):
     """Holds each token as likely as its text is short, and notes what it was asked."""
 
-    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+    def score(self, pairs):
         self.prompts += [self.tokenizer.decode(context) for context, _ in pairs]
         return [[-float(len(self.tokenizer.piece(id))) for id in ids] for _, ids in pairs]
 

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from finetune.bundled_model import sources as texts
 from finetune.bundled_model.build import build
@@ -15,7 +14,7 @@ from finetune.config.sections import FinetuneConfig, PretrainConfig, load_config
 WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
 
 
-def sources(folder: Path) -> Path:
+def sources(folder):
     """A folder with a little of each source."""
     (folder / "books").mkdir(parents=True)
     lines = [f"What the {word} saw was a river in the valley." for word in WORDS]
@@ -60,7 +59,7 @@ def sources(folder: Path) -> Path:
     return folder
 
 
-def packed(path: Path, rows: list[dict[str, Any]]) -> None:
+def packed(path, rows):
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
@@ -97,7 +96,7 @@ def test_the_command_writes_these_bytes(tmp_path):
 def test_no_opener_is_of_a_talk_kept_out(tmp_path):
     build(sources(tmp_path / "data"), tmp_path / "out", scale=0.01)
 
-    def first(name: str) -> set[str]:
+    def first(name):
         rows = (tmp_path / "out" / f"{name}.jsonl").read_text().splitlines()
         return {json.loads(row)["messages"][0]["content"] for row in rows}
 

@@ -1,7 +1,6 @@
 """Answers of a larger model: which are kept, and what chats are made of them."""
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
@@ -33,10 +32,10 @@ def test_a_whole_likely_sentence_is_kept(reply, logprob, sentence):
 class Scripted:
     """Answers the questions that are no `What is`, and notes what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked: list[str] = []
 
-    def answers(self, asked: Sequence[str]) -> list[tuple[str, float]]:
+    def answers(self, asked):
         self.asked += asked
         return [("It is a thing.", -0.5 if each.startswith("What is") else -2.0) for each in asked]
 

@@ -15,7 +15,7 @@ epochs = 2
 """
 
 
-def load(tmp_path: Path, text: str | bytes, *overrides: str) -> PretrainConfig:
+def load(tmp_path, text, *overrides):
     path = tmp_path / "config.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return load_config(PretrainConfig, path, overrides)

@@ -1,13 +1,13 @@
 """The reference of a configuration's keys is the configuration itself."""
 
 import json
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from finetune.cli import app
-from finetune.config.keys import Key, keys, lines
+from finetune.config.keys import keys, lines
 from finetune.config.objectives import OBJECTIVES
 from finetune.config.sections import ConfigError, FinetuneConfig, PretrainConfig, lay_over
 
@@ -29,7 +29,7 @@ REQUIRED = {
 """What a check or an objective cannot do without."""
 
 
-def objective(key: Key) -> dict[str, Any]:
+def objective(key):
     """The least that a table has in which the key can be set."""
     if not key.name.startswith("objective.rewards.") and key.kind != "grpo":
         return {"kind": key.kind, **REQUIRED.get(key.kind, {})}
@@ -54,7 +54,7 @@ def test_every_key_says_what_it_does_and_can_be_set(config, key):
 
 
 def test_no_key_is_left_out():
-    def names(data: object, prefix: str) -> set[str]:
+    def names(data, prefix):
         if isinstance(data, dict) and not prefix.endswith("columns."):
             return {name for k, v in data.items() for name in names(v, f"{prefix}{k}.")}
         if isinstance(data, list) and data and isinstance(data[0], dict):

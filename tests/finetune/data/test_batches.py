@@ -12,7 +12,7 @@ LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=40)
 
 @given(LENGTHS, st.integers(1, 6), st.integers(0, 9), st.integers(0, 3))
 def test_the_order_of_an_epoch(lengths, size, seed, epoch):
-    def order(epoch: int) -> list[int]:
+    def order(epoch):
         sampler = BucketSampler(lengths, size, seed)
         sampler.set_epoch(epoch)
         assert len(sampler) == len(lengths)
@@ -30,7 +30,7 @@ def test_epochs_and_seeds_differ_and_batches_are_alike_in_length():
     assert list(sampler) != first
     assert list(BucketSampler(lengths, 8, 1)) != first
 
-    def padding(order: list[int]) -> int:
+    def padding(order):
         groups = [[lengths[i] for i in order[n : n + 8]] for n in range(0, len(order), 8)]
         return sum(max(group) * len(group) - sum(group) for group in groups)
 

@@ -1,7 +1,6 @@
 """Chats in a model's own template: which tokens are learnt, and in which text."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -18,8 +17,8 @@ from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import Message
 from chatapp.prompting.template import CHAT
 from chatapp.rows.reading import BadRow, Row
-from finetune.data.encoding import ChatEncoder, ExampleEncoder, ExampleTooLong, Span, TokenPiece
-from finetune.data.formats import TrainingExample, chat_example, detect
+from finetune.data.encoding import ChatEncoder, ExampleEncoder, ExampleTooLong, Span
+from finetune.data.formats import chat_example, detect
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<turn>", "[INST]", "[/INST]")
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -65,7 +64,7 @@ STRICT = "{{ bos_token }}{% if messages|length > 2 %}{{ raise_exception('no') }}
 STRICT += CHATML
 
 
-def chat(*texts: str, system: str = "") -> list[Message]:
+def chat(*texts, system=""):
     """Texts in turn, the user's first."""
     messages = [Message("system", system)] if system else []
     for index, text in enumerate(texts):
@@ -73,15 +72,15 @@ def chat(*texts: str, system: str = "") -> list[Message]:
     return messages
 
 
-def opened(source: str, special: Sequence[str] = SPECIAL) -> ChatTemplate:
+def opened(source, special=SPECIAL):
     return ChatTemplate(source, "a.jinja", tuple(special), VARIABLES)
 
 
-def encoder(source: str, **options: Sequence[int]) -> ChatEncoder:
+def encoder(source, **options):
     return ChatEncoder(opened(source), WordTokenizer(SPECIAL), **options)
 
 
-def shown(pieces: Sequence[TokenPiece], tokenizer: WordTokenizer) -> str:
+def shown(pieces, tokenizer):
     """The template as it is, «prompt», [response]; a special token in capitals."""
     names = set(tokenizer.special.values())
     text = ""
@@ -94,7 +93,7 @@ def shown(pieces: Sequence[TokenPiece], tokenizer: WordTokenizer) -> str:
     return text
 
 
-def taught(source: str, messages: list[Message]) -> list[str]:
+def taught(source, messages):
     encodes = encoder(source)
     assert isinstance(encodes.tokenizer, WordTokenizer)
     return [shown(pieces, encodes.tokenizer) for pieces in encodes.encode(messages)]
@@ -171,7 +170,7 @@ def test_a_long_chat_is_made_to_fit_or_refused():
     words = " ".join(f"w{n}" for n in range(40))
     example = chat_example("a.json, row 1", chat(words, "Hi", "So", "Bye", system="Be brief."))
 
-    def rows(length: int, policy: str) -> list[str]:
+    def rows(length, policy):
         tokenizer = WordTokenizer(SPECIAL)
         made = ExampleEncoder(opened(CHATML), tokenizer, length, policy)
         return [tokenizer.decode(each.ids.tolist()) for each in made.encode(example)]
@@ -191,7 +190,7 @@ def test_a_long_chat_is_made_to_fit_or_refused():
         rows(12, "truncate-history")
 
 
-def published() -> list[Path]:
+def published():
     data = os.environ.get("SHARED_DATA", "")
     return sorted(Path(data, "chat_templates").glob("*.jinja")) if data else []
 
@@ -326,7 +325,7 @@ CALLING = CALLING_MARKED.replace("{%- generation %}", "").replace("{% endgenerat
 CALLING = CALLING.replace("{{ m.content }}", "{{- m.content }}")
 
 
-def called(*numbers: int, results: bool = True, weight: int = 1) -> list[dict[str, Any]]:
+def called(*numbers, results=True, weight=1):
     """A chat in OpenAI's format: one call for each number, made at once, then an answer."""
     calls = [
         {"id": f"id{n}", "type": "function", "function": {"name": "add", "arguments": {"n": n}}}
@@ -340,7 +339,7 @@ def called(*numbers: int, results: bool = True, weight: int = 1) -> list[dict[st
     return turns
 
 
-def row(turns: list[dict[str, Any]]) -> TrainingExample:
+def row(turns):
     fields = Row("a.json, row 1", {"messages": turns, "tools": TOOLS})
     return detect(fields).read(fields)
 
@@ -390,7 +389,7 @@ def test_calls_in_a_pattern_of_this_program_are_those_of_the_chat():
     turns[2]["content"] = "42"
     tokenizer = WordTokenizer(SPECIAL)
 
-    def learnt(tools: list[dict[str, Any]]) -> str:
+    def learnt(tools):
         (pieces,) = ChatEncoder(CHAT, tokenizer).encode(row(turns).messages, tools)
         return shown(pieces, tokenizer)
 

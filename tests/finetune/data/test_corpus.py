@@ -1,7 +1,6 @@
 """Documents to tokens: the chat's own tokens, nothing lost, errors with their place."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ TALK = {
 TOKENIZER = train([[Segment("instruction", "Hello there, User: 12 and Assistant: 34\n" * 9)]], 300)
 
 
-def write(path: Path, *rows: object) -> Path:
+def write(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

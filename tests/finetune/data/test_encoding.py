@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.prompting.messages import Message, Segment, text_of
-from chatapp.prompting.template import ALPACA, CHAT, PLAIN, TEMPLATES, ShippedTemplate
-from finetune.config.sections import TooLong
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN, TEMPLATES
 from finetune.data.corpus import train_tokenizer
-from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong, Span
+from finetune.data.encoding import ExampleEncoder, ExampleTooLong, Span
 from finetune.data.formats import TrainingExample, chat_example
 
 BPE = BPETokenizer(
@@ -19,7 +18,7 @@ BPE = BPETokenizer(
 )
 
 
-def chat(*texts: str, system: str = "") -> TrainingExample:
+def chat(*texts, system=""):
     """Texts in turn, the user's first."""
     messages = [Message("system", system)] if system else []
     for index, text in enumerate(texts):
@@ -27,18 +26,13 @@ def chat(*texts: str, system: str = "") -> TrainingExample:
     return chat_example("rows.jsonl, line 1", messages)
 
 
-def encode(
-    example: TrainingExample,
-    template: ShippedTemplate = CHAT,
-    length: int = 1000,
-    too_long: TooLong = "raise",
-) -> tuple[Encoded, WordTokenizer]:
+def encode(example, template=CHAT, length=1000, too_long="raise"):
     tokenizer = WordTokenizer()
     (encoded,) = ExampleEncoder(template, tokenizer, length, too_long).encode(example)
     return encoded, tokenizer
 
 
-def masked(encoded: Encoded, tokenizer: WordTokenizer) -> str:
+def masked(encoded, tokenizer):
     """The tokens run by run: template as it is, «prompt», [response]."""
     quotes = {Span.TEMPLATE: ("", ""), Span.PROMPT: ("«", "»"), Span.RESPONSE: ("[", "]")}
     text, previous = "", None

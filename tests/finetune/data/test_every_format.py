@@ -13,7 +13,7 @@ import tiny_finetune as tiny
 from rich.console import Console
 
 from chatapp.rows.reading import READERS
-from finetune.data.formats import LAYOUTS, Layout, TrainingExample
+from finetune.data.formats import LAYOUTS
 from finetune.data.packing import response_labels
 from finetune.run import train
 from finetune.training.setup import set_up_run
@@ -21,7 +21,7 @@ from finetune.training.setup import set_up_run
 Rows = Sequence[Mapping[str, Any]]
 
 
-def row_of(layout: Layout[TrainingExample], number: int) -> dict[str, Any]:
+def row_of(layout, number):
     """A row by the names that a layout needs."""
     question, reply = f"after {number}?", f"{number + 1} comes."
     match layout.name:
@@ -43,7 +43,7 @@ def row_of(layout: Layout[TrainingExample], number: int) -> dict[str, Any]:
     return {name: f"{name} {number}" for name in layout.needs}
 
 
-def written(path: Path, rows: Rows) -> Path:
+def written(path, rows):
     """Rows as a file of the kind that its name says."""
     match path.suffix:
         case ".json":
@@ -63,7 +63,7 @@ def written(path: Path, rows: Rows) -> Path:
     return path
 
 
-def trained_tables(folder: Path, files: Sequence[Path]) -> list[tuple[str, int]]:
+def trained_tables(folder, files):
     """One step on all rows of the files: of each file its layout, and how many rows were kept."""
     config = tiny.config(
         folder,

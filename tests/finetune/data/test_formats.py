@@ -1,6 +1,5 @@
 """Rows to chats: every layout is told from the others, and no field is guessed."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,21 +7,21 @@ import pytest
 from chatapp.prompting.messages import Message
 from chatapp.rows.reading import BadRow, Row
 from finetune.config.sections import TrainSource
-from finetune.data.formats import Labelled, TrainingExample, detect, read_labelled
+from finetune.data.formats import Labelled, detect, read_labelled
 from finetune.data.split import content_key
 
 LOCATION = "rows.jsonl, line 7"
 
 
-def user(text: str) -> Message:
+def user(text):
     return Message("user", text)
 
 
-def assistant(text: str) -> Message:
+def assistant(text):
     return Message("assistant", text)
 
 
-def read(fields: dict[str, Any]) -> TrainingExample:
+def read(fields):
     row = Row(LOCATION, fields)
     return detect(row).read(row)
 
@@ -227,7 +226,7 @@ def test_keys_are_of_the_content_alone():
     assert content_key([["user", "a"], ["assistant", "b"]]) == alpaca.key == "c99a374cab27ed14"
 
 
-def labelled(path: Path, text: str, roles: tuple[str, ...], **source: Any) -> list[Any]:
+def labelled(path, text, roles, **source):
     path.write_text(text, encoding="utf-8")
     bad_rows = source.pop("bad_rows", "raise")
     return list(read_labelled(TrainSource(path=str(path), **source), roles, bad_rows))

@@ -2,14 +2,12 @@
 
 from collections import Counter
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from finetune.data.batches import BucketSampler, collate
@@ -19,7 +17,7 @@ from finetune.data.packing import Rows, aux_labels, pack, response_labels
 T, P, R = Span.TEMPLATE, Span.PROMPT, Span.RESPONSE
 
 
-def encoded(*spans: Span, first: int = 10) -> Encoded:
+def encoded(*spans, first=10):
     ids = np.arange(first, first + len(spans), dtype=np.int32)
     return Encoded(ids, np.array(spans, np.uint8), f"{first:016x}")
 
@@ -71,7 +69,7 @@ def test_the_labels_of_the_auxiliary_loss(span, labels):
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=40)
 
 
-def examples_of(lengths: list[int]) -> list[Encoded]:
+def examples_of(lengths):
     """Tokens and spans that tell which example, and where in it, a token is."""
     draw = np.random.default_rng(len(lengths))
     return [
@@ -84,7 +82,7 @@ def examples_of(lengths: list[int]) -> list[Encoded]:
     ]
 
 
-def carried(batches: list[dict[str, Tensor]]) -> Counter[tuple[int, ...]]:
+def carried(batches):
     """Every token with its position and labels, padding aside."""
     tokens: Counter[tuple[int, ...]] = Counter()
     for batch in batches:
@@ -96,7 +94,7 @@ def carried(batches: list[dict[str, Tensor]]) -> Counter[tuple[int, ...]]:
     return tokens
 
 
-def batches(rows: Rows, size: int, sampler: Any = None) -> list[dict[str, Tensor]]:
+def batches(rows, size, sampler=None):
     loader = DataLoader(rows, size, sampler=sampler, collate_fn=partial(collate, pad_id=7))
     return list(loader)
 

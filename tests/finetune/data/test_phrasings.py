@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from chatapp.prompting.messages import Message
 from chatapp.rows.reading import BadRow, Row
 from finetune.config.sections import ConfigError
-from finetune.data.phrasings import Phrasings, load_phrasings, parse_pattern
+from finetune.data.phrasings import load_phrasings, parse_pattern
 
 REVIEWS = """
 cluster = "sentiment"
@@ -32,13 +32,13 @@ response = "{text}"
 ROW = Row("reviews.csv, line 2", {"text": "Dull.", "label": "negative", "year": 1999})
 
 
-def load(tmp_path: Path, text: str = REVIEWS) -> Phrasings:
+def load(tmp_path, text=REVIEWS):
     path = tmp_path / "reviews.toml"
     path.write_text(text, encoding="utf-8")
     return load_phrasings(path)
 
 
-def phrased(phrasings: Phrasings, row: Row = ROW) -> list[tuple[str, str]]:
+def phrased(phrasings, row=ROW):
     """The row in every phrasing, in the order of the file."""
     turns = range(len(phrasings.templates))
     found = [phrasings.phrase(row, 0, turn).messages for turn in turns]
@@ -92,7 +92,7 @@ def test_options_of_the_row(tmp_path):
 def test_the_draw_is_by_seed_and_content(tmp_path):
     phrasings = load(tmp_path)
 
-    def drawn(seed: int) -> list[str]:
+    def drawn(seed):
         rows = [Row(f"line {n}", {**ROW.fields, "text": f"text {n}"}) for n in range(300)]
         return [phrasings.phrase(row, seed).messages[0].text for row in rows]
 

@@ -1,7 +1,6 @@
 """Rows of feedback: every layout is read, and every bad row is one sentence."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,11 +28,11 @@ YOU = {"role": "assistant", "content": "You."}
 TEXTS = {"chosen": "Me.", "rejected": "You."}
 
 
-def row(**fields: Any) -> Row:
+def row(**fields):
     return Row("rows.jsonl, line 3", fields)
 
 
-def turns(example: Any) -> list[tuple[str, str]]:
+def turns(example):
     return [(message.role, message.text) for message in example.messages]
 
 
@@ -151,11 +150,11 @@ def test_a_bad_verdict_is_one_sentence(fields, words):
     assert str(error.value).startswith("rows.jsonl, line 3: ")
 
 
-def encoder(length: int = 100, too_long: Any = "raise") -> PairEncoder:
+def encoder(length=100, too_long="raise"):
     return PairEncoder(CHAT, WordTokenizer(), length, too_long, ())
 
 
-def preference(**fields: Any) -> Preference:
+def preference(**fields):
     read = detect_preference(row(**fields)).read(row(**fields))
     assert isinstance(read, Preference)
     return read
@@ -188,7 +187,7 @@ def test_both_replies_stay_behind_the_same_prompt_however_it_is_cut(too_long):
     assert sum(shortening.truncated.values()) == 1
 
 
-def prepared(path: Path, rows: list[dict[str, Any]], **data: Any) -> Any:
+def prepared(path, rows, **data):
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     settings = Data.model_validate({"train": str(path), **data})
     return encode_rows(settings, RowKind(FIELDS, detect_feedback, encoder()), 0)
@@ -224,7 +223,7 @@ def test_a_preference_is_two_verdicts():
     assert all(isinstance(each, EncodedVerdict) for each in verdicts)
 
 
-def whole(reply: str) -> list[dict[str, str]]:
+def whole(reply):
     return [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": reply}]
 
 

@@ -1,7 +1,6 @@
 """From the [data] section to examples: nothing lost uncounted, nothing measured is learned."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +11,25 @@ from hypothesis import strategies as st
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.prompting.template import ALPACA, CHAT, save_template
 from finetune.config.sections import ConfigError, Data
-from finetune.data.encoding import Encoded, Span
-from finetune.data.preparation import HELD_OUT, ExampleSets, choose_template, encode_chats
+from finetune.data.encoding import Span
+from finetune.data.preparation import HELD_OUT, choose_template, encode_chats
 
 Rows = list[dict[str, Any]]
 
 
-def pairs(count: int, start: int = 0) -> Rows:
+def pairs(count, start=0):
     return [
         {"prompt": f"question {n}", "completion": f"answer {n}"}
         for n in range(start, start + count)
     ]
 
 
-def write(path: Path, rows: Rows) -> str:
+def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
 
 
-def made(window: int = 200, seed: int = 0, **data: Any) -> ExampleSets:
+def made(window=200, seed=0, **data):
     prepared = encode_chats(Data.model_validate(data), CHAT, WordTokenizer(), window, seed)
     report = prepared.report
     read = sum(table.rows for table in report.tables)
@@ -38,12 +37,12 @@ def made(window: int = 200, seed: int = 0, **data: Any) -> ExampleSets:
     return prepared
 
 
-def texts(examples: list[Encoded]) -> list[tuple[int, ...]]:
+def texts(examples):
     """The examples as comparable things (a fresh tokenizer numbers words as they come)."""
     return [tuple(example.ids.tolist()) for example in examples]
 
 
-def keys(examples: list[Encoded]) -> list[str]:
+def keys(examples):
     return [example.key for example in examples]
 
 
@@ -193,7 +192,7 @@ def test_digests_change_with_the_tokens_alone(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = pairs(5)
 
-    def digests(**data: Any) -> list[str]:
+    def digests(**data):
         return list(made(train=str(path), held_out=0, **data).report.hashes.values())
 
     write(path, rows)
@@ -254,7 +253,7 @@ def test_nothing_measured_is_learned_and_every_row_is_counted(
 
 
 def test_the_template_of_a_run(tmp_path):
-    def chosen(name: str) -> str:
+    def chosen(name):
         data = Data.model_validate({"train": "x", "template": name})
         return choose_template(data, ModelFiles.read(tmp_path), ["<|im_end|>"]).name
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from fakes import WordTokenizer
 
-from chatapp.prompting.messages import Message
 from chatapp.prompting.template import CHAT
 from chatapp.rows.reading import BadRow, Row
 from finetune.data.encoding import ExampleEncoder
 from finetune.data.formats import TrainingExample, detect
-from finetune.data.preferences import Preference, Verdict, detect_feedback
+from finetune.data.preferences import Preference, detect_feedback
 from finetune.data.prompts import detect_prompt
 
 QUESTION = {"role": "user", "content": "What is 6*7?"}
@@ -86,17 +85,17 @@ TREE = {
 HH = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Bye\n\nAssistant:"
 
 
-def read(fields: dict[str, Any]) -> TrainingExample:
+def read(fields):
     row = Row("a.jsonl, line 1", fields)
     return detect(row).read(row)
 
 
-def feedback(fields: dict[str, Any]) -> Preference | Verdict:
+def feedback(fields):
     row = Row("a.jsonl, line 1", fields)
     return detect_feedback(row).read(row)
 
 
-def turns_shown(messages: tuple[Message, ...]) -> list[str]:
+def turns_shown(messages):
     """The messages in short: their speakers, texts and calls."""
     lines = []
     for message in messages:
@@ -216,7 +215,7 @@ def test_weight_0_is_no_label_but_part_of_the_chat():
     assert [message.learnt for message in example.messages] == [True, False, True, True]
 
 
-def answered(text: str) -> list[dict[str, Any]]:
+def answered(text):
     return [QUESTION, {"role": "assistant", "content": text}]
 
 
@@ -280,7 +279,7 @@ def test_a_chat_that_ends_with_its_user_is_a_prompt():
     assert detect_prompt(row).read(whole).reply == "It is 42."
 
 
-def called(**changes: Any) -> dict[str, Any]:
+def called(**changes):
     return {"messages": [QUESTION, {"role": "assistant", "tool_calls": [{**CALL, **changes}]}]}
 
 
@@ -339,7 +338,7 @@ def test_a_broken_preference_is_one_sentence(fields, words):
         feedback(fields)
 
 
-def spoilt(value: Any, draw: random.Random) -> Any:
+def spoilt(value, draw):
     """The same with a part of it replaced, left out or repeated."""
     if draw.random() < 0.15:
         parts = [

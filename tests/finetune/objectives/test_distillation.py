@@ -1,8 +1,6 @@
 """Distillation: its divergence, its step however cut, the student's own replies, whole runs."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,28 +8,27 @@ import tiny_finetune as tiny
 import tiny_pairs
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from finetune.config.objectives import DistillationSettings
-from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.config.sections import ConfigError
 from finetune.data.packing import Rows, pack
 from finetune.objectives import distillation
 from finetune.objectives.distillation import Distillation
 from finetune.run import resume, train
 from finetune.training.draws import OwnReplies
-from finetune.training.setup import RunSetup, set_up_run
+from finetune.training.setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 LENGTHS = [9, 14, 8, 20, 6, 10, 13, 7]
 
 
-def settings(**changes: Any) -> DistillationSettings:
+def settings(**changes):
     return DistillationSettings.model_validate(
         {"kind": "distillation", "teacher": "teacher", **changes}
     )
 
 
-def by_hand(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
+def by_hand(student, teacher, beta):
     """The divergence of two distributions, by its definition."""
     if beta == 0:
         return (teacher * (teacher / student).log()).sum()
@@ -70,7 +67,7 @@ def test_a_step_is_that_of_the_formula_however_it_is_cut(
 # --- whole runs --------------------------------------------------------------------------
 
 
-def config(folder: Path, data: Any = None, **objective: Any) -> FinetuneConfig:
+def config(folder, data=None, **objective):
     """A run whose teacher is another tiny model."""
     if not (folder / "teacher").exists():
         tiny.base(folder / "teacher", seed=7)
@@ -111,7 +108,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(tmp_path):
 # --- the student's own replies -----------------------------------------------------------
 
 
-def drawn(setup: RunSetup, cut: list[int], step: int) -> list[dict[str, Tensor]]:
+def drawn(setup, cut, step):
     """The batches of a step on the first rows, in micro-batches of these sizes."""
     rows, batches, first = setup.data.train, [], 0
     for size in cut:
@@ -120,7 +117,7 @@ def drawn(setup: RunSetup, cut: list[int], step: int) -> list[dict[str, Tensor]]
     return OwnReplies(setup)(batches, rows, step)
 
 
-def sequences(batches: list[dict[str, Tensor]]) -> list[list[int]]:
+def sequences(batches):
     """The labelled tokens of each row."""
     return [
         ids[labels].tolist()

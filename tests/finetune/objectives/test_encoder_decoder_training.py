@@ -1,7 +1,6 @@
 """An encoder-decoder model learns replies on its decoder, and is evaluated and chatted with."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ QUIET = Console(stderr=True, quiet=True)
 ROWS = [{"prompt": f"the {a} {b}", "completion": b} for a in ("cat", "dog") for b in ("sat", "ran")]
 
 
-def config(folder: Path, shape: str = "t5", **changes: Any) -> FinetuneConfig:
+def config(folder, shape="t5", **changes):
     if not (folder / "model").exists():
         seq2seq_models.write_seq2seq(shape, folder / "model")
     (folder / "rows.json").write_text(json.dumps(ROWS * 4))
@@ -71,7 +70,7 @@ def test_an_adapter_learns_and_is_merged(tmp_path):
     assert merged == pytest.approx(own, abs=1e-3)
 
 
-def reply(model: Path, prompt: str) -> str:
+def reply(model, prompt):
     """The greedy reply of a chat."""
     from chatapp.dialogue.writers.choosing import choose_template, writer_for
     from chatapp.dialogue.writers.prompt import Exchange

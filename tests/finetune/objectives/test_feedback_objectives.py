@@ -2,13 +2,11 @@
 
 import math
 from statistics import fmean
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
 import tiny_pairs
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from finetune.config.objectives import KtoSettings
@@ -23,7 +21,7 @@ BETA = 0.3
 ARRANGED = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 
 
-def ratios(model: Any, reference: Any) -> tuple[list[Any], list[Any]]:
+def ratios(model, reference):
     """(log p, the reference's) of each reply: the chosen ones, the rejected ones."""
     first, second, _ = tiny_pairs.pairs()
     with torch.no_grad():
@@ -33,7 +31,7 @@ def ratios(model: Any, reference: Any) -> tuple[list[Any], list[Any]]:
     return sides[0], sides[1]
 
 
-def dpo_by_hand(kind: str, chosen: list[Any], rejected: list[Any], smoothing: float) -> Tensor:
+def dpo_by_hand(kind, chosen, rejected, smoothing):
     losses = []
     for (won, won_before), (lost, lost_before) in zip(chosen, rejected, strict=True):
         if kind == "ipo":
@@ -195,7 +193,7 @@ def test_a_mean_over_good_replies_does_not_count_a_step_without_one(tmp_path):
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)  # another model than the reference
 
-    def rows(every: int) -> list[dict[str, float]]:
+    def rows(every):
         plan = {"steps": 6, "log_every": every}
         objective = Kto(beta=BETA)
         loop = tiny.trainer(

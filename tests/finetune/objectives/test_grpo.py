@@ -2,7 +2,6 @@
 
 import json
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
 class Drawn(Rows):
     """Eight replies in two groups; by the old model and the reference other models' words."""
 
-    def __init__(self, packed: bool, old: Any, reference: Any, temperature: float) -> None:
+    def __init__(self, packed, old, reference, temperature):
         examples = tiny.examples(LENGTHS, seed=1)
         bins = pack(LENGTHS, 48, 0) if packed else None
         alike = (REWARDS.std(1, keepdim=True) == 0).expand(2, 4)
@@ -55,11 +54,11 @@ class Drawn(Rows):
             row[name] = torch.cat(parts) * row["response_mask"]
         return row
 
-    def _of(self, model: Any, example: Any) -> Tensor:
+    def _of(self, model, example):
         return torch.cat([torch.zeros(1), log_probs(model, example, self._temperature)])
 
 
-def log_probs(model: Any, example: Any, temperature: float) -> Tensor:
+def log_probs(model, example, temperature):
     ids = torch.tensor(example.ids.astype("int64"))
     logits = model(input_ids=ids[None]).logits[0, :-1] / temperature
     return logits.log_softmax(1).gather(1, ids[1:, None])[:, 0]
@@ -135,11 +134,11 @@ def test_without_a_deviation_the_advantage_is_the_difference():
 # --- what is drawn -----------------------------------------------------------------------
 
 
-def rollouts(folder: Path, **changes: Any) -> Rollouts:
+def rollouts(folder, **changes):
     return Rollouts(set_up_run(config(folder, **changes), "cpu"))
 
 
-def drawn(made: Rollouts, sizes: list[int], step: int | None = 3) -> list[list[int]]:
+def drawn(made, sizes, step=3):
     """The real tokens of all rows that are drawn in micro-batches of these sizes."""
     rows, collate = made.setup.data.train, made.setup.data.collate
     starts = np.cumsum([0, *sizes])
@@ -206,7 +205,7 @@ def test_an_adapter_is_drawn_from_merged_and_stays_as_it_is(changes):
 # --- rows and check ----------------------------------------------------------------------
 
 
-def write_rows(folder: Path, rows: list[Any]) -> dict[str, str]:
+def write_rows(folder, rows):
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"train": str(path)}

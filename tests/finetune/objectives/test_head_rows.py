@@ -1,7 +1,6 @@
 """Labelled rows as the sequences a head reads, and the labels of a data set."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -10,9 +9,9 @@ from chatapp.engine.backends.head import HeadSpec
 from chatapp.engine.files.model_files import TokenizerFiles
 from chatapp.engine.tokenizers.byte_level import load_tokenizer
 from chatapp.rows.reading import BadRow
-from finetune.config.sections import ConfigError, TooLong
+from finetune.config.sections import ConfigError
 from finetune.data.formats import Labelled
-from finetune.objectives.heads import HeadExample, RowEncoder, classes
+from finetune.objectives.heads import RowEncoder, classes
 
 SPECS = {
     "classification": HeadSpec("classification", ("no", "yes"), "\n"),
@@ -23,11 +22,11 @@ SPECS = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def tokenizer(tmp_path_factory):
     return load_tokenizer(TokenizerFiles.read(tiny.base(tmp_path_factory.mktemp("head") / "base")))
 
 
-def row(**fields: Any) -> Labelled:
+def row(**fields):
     return Labelled("rows.jsonl, line 1", "0" * 16, fields)
 
 
@@ -39,16 +38,14 @@ ROWS = {
 }
 
 
-def encoded(
-    row: Labelled, spec: HeadSpec, tokenizer: Any, start: list[int], length: int, too_long: TooLong
-) -> HeadExample | None:
+def encoded(row, spec, tokenizer, start, length, too_long):
     return RowEncoder(replace(spec, length=length), tokenizer, start, 64, too_long).encode(row)
 
 
 def test_sequences_are_those_of_the_paper(tokenizer):
     end = tokenizer.end_id
 
-    def text(ids: tuple[int, ...]) -> str:
+    def text(ids):
         assert (ids[0], ids[-1]) == (end, end)
         return tokenizer.decode(list(ids[1:-1]))
 

@@ -42,7 +42,7 @@ SPECS = {
 }
 
 
-def row(**fields: Any) -> Labelled:
+def row(**fields):
     return Labelled("rows.jsonl, line 1", "0" * 16, fields)
 
 
@@ -62,14 +62,14 @@ EXAMPLES = {
 }
 
 
-def headed(task: str) -> Any:
+def headed(task):
     model = tiny.gpt2()
     add_head(model, SPECS[task], seed=0)
     nn.init.normal_(model.task_head.weight)
     return model
 
 
-def by_hand(model: Any, task: str, examples: list[HeadExample]) -> tuple[Any, Any]:
+def by_hand(model, task, examples):
     """L2 and L1 sequence by sequence, as the paper has them."""
     labels, texts = [], []
     for example in examples:
@@ -127,7 +127,7 @@ def test_a_row_without_labels_counts_for_nothing():
         assert logits.requires_grad
 
 
-def labelled(path: Path, task: str) -> Path:
+def labelled(path, task):
     lines = []
     for number in range(60):
         match task:

@@ -2,16 +2,15 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from finetune.objectives import log_probs
-from finetune.objectives.l3 import AuxNorm, count_labels, l3_losses
+from finetune.objectives.l3 import count_labels, l3_losses
 
 VOCABULARY, WIDTH = 11, 6
 
 
-def batch(seed: int = 0, rows: int = 4, tokens: int = 9) -> dict[str, Tensor]:
+def batch(seed=0, rows=4, tokens=9):
     """Rows of two packed examples and padding: prompt labels first, then response labels."""
     draw = torch.Generator().manual_seed(seed)
     example_ids = torch.zeros(rows, tokens, dtype=torch.int64)
@@ -31,7 +30,7 @@ def batch(seed: int = 0, rows: int = 4, tokens: int = 9) -> dict[str, Tensor]:
     }
 
 
-def parameters(seed: int = 1, rows: int = 4, tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
+def parameters(seed=1, rows=4, tokens=9):
     draw = torch.Generator().manual_seed(seed)
     hidden = torch.randn(rows, tokens, WIDTH, generator=draw)
     head = torch.randn(VOCABULARY, WIDTH, generator=draw)
@@ -39,9 +38,7 @@ def parameters(seed: int = 1, rows: int = 4, tokens: int = 9) -> tuple[Tensor, T
     return hidden.requires_grad_(), head.requires_grad_(), bias.requires_grad_()
 
 
-def plain(
-    hidden: Tensor, head: Tensor, bias: Tensor, data: dict[str, Tensor], aux_norm: AuxNorm
-) -> tuple[Tensor, Tensor]:
+def plain(hidden, head, bias, data, aux_norm):
     """L2 and L1 by the formulas, from all logits at once."""
     logp = functional.log_softmax(hidden @ head.T + bias, -1)[:, :-1]
     nll = -logp.gather(2, data["input_ids"][:, 1:, None])[..., 0]

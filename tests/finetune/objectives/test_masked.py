@@ -21,7 +21,7 @@ from finetune.training.setup import set_up_run
 QUIET = Console(stderr=True, quiet=True)
 
 
-def config(folder: Path, **changes: Any) -> FinetuneConfig:
+def config(folder, **changes):
     """A run of a tiny BERT on 40 sentences with a rule: the colour follows from the animal."""
     if not (folder / "model").exists():
         tiny_masked.save(folder / "model")
@@ -44,7 +44,7 @@ def config(folder: Path, **changes: Any) -> FinetuneConfig:
     return FinetuneConfig.model_validate(settings | changes)
 
 
-def batch_of(setup: Any, size: int) -> Any:
+def batch_of(setup, size):
     return collate([setup.data.train[index] for index in range(size)], 3)
 
 

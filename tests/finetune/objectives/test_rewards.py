@@ -5,8 +5,6 @@ import subprocess
 import sys
 import time
 from io import StringIO
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +13,7 @@ from tiny_grpo import config, settings, trust
 from tool_server import ends
 
 from chatapp.prompting.messages import Message
-from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted
+from finetune.config.sections import ConfigError, Interrupted
 from finetune.data.prompts import EncodedPrompt
 from finetune.objectives.grpo import Grpo
 from finetune.objectives.rewards import DrawnReply, RewardError, Rewards
@@ -73,7 +71,7 @@ number = 3
 """
 
 
-def of_function(folder: Path, name: str) -> Rewards:
+def of_function(folder, name):
     (folder / "mine.py").write_text(FUNCTIONS)
     check = {
         "kind": "function",
@@ -184,7 +182,7 @@ def test_nothing_that_a_function_started_is_left_after_a_run(tmp_path, monkeypat
     assert all(ends(pid) for pid in pids)
 
 
-def interrupt(*_: Any, **__: Any) -> None:
+def interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
@@ -205,11 +203,11 @@ def test_nothing_that_a_function_started_is_left_after_a_kill(tmp_path):
 class Terminal(StringIO):
     """Standard input or error of somebody at a terminal."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def with_code(folder: Path) -> FinetuneConfig:
+def with_code(folder):
     """A configuration whose reward function leaves a file behind when its module runs."""
     (folder / "mine.py").write_text(
         f"open({str(folder / 'ran')!r}, 'w')\ndef score(prompt, reply, reference): return 1.0\n"

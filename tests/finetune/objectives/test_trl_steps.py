@@ -6,7 +6,6 @@ The same weights of a tiny Llama, the same tokens, one micro-batch, AdamW at a c
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from finetune.config.objectives import DistillationSettings
 from finetune.data.batches import collate
-from finetune.data.encoding import Encoded, Span
+from finetune.data.encoding import Span
 from finetune.data.packing import Rows
 from finetune.data.preferences import EncodedVerdict
 from finetune.objectives.distillation import Distillation
@@ -41,21 +40,21 @@ PAIRED = {**REWARDS, "accuracy": "rewards/accuracies"}
 LOGPS = {f"{side}_logp": f"logps/{side}" for side in ("chosen", "rejected")}
 
 
-def split(example: Encoded) -> tuple[list[int], list[int]]:
+def split(example):
     """The ids of the prompt and of the reply."""
     is_reply = example.spans == Span.RESPONSE
     return example.ids[~is_reply].tolist(), example.ids[is_reply].tolist()
 
 
-def labelled(example: Encoded) -> Any:
+def labelled(example):
     return np.where(example.spans == Span.RESPONSE, example.ids, -100).tolist()
 
 
-def supervised() -> Columns:
+def supervised():
     return [{"input_ids": row.ids.tolist(), "labels": labelled(row)} for row in EXAMPLES]
 
 
-def preferences() -> Columns:
+def preferences():
     rows = []
     for one, other in zip(*tiny_pairs.pairs()[:2], strict=True):
         prompt, _ = split(one)
@@ -69,14 +68,14 @@ def preferences() -> Columns:
     return rows
 
 
-def rewarded() -> Columns:
+def rewarded():
     return [
         {f"{name}_ids": row[f"{name}_input_ids"] for name in ("chosen", "rejected")}
         for row in preferences()
     ]
 
 
-def verdict_examples() -> list[Encoded]:
+def verdict_examples():
     """Long prompts with short replies, and the reverse: mixed, they are longer than a row."""
     made = tiny.examples([18, 20, 9, 14, 22, 8, 16, 11], seed=3)
     for number, example in enumerate(made):
@@ -85,20 +84,20 @@ def verdict_examples() -> list[Encoded]:
     return made
 
 
-def verdicts() -> Columns:
+def verdicts():
     prompts, replies = zip(*map(split, verdict_examples()), strict=True)
     keys = ("prompt_ids", "completion_ids", "KL_completion_ids", "label")
     columns = (prompts, replies, [replies[-1], *replies[:-1]], LABELS)
     return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def verdicts_of_ours() -> Any:
+def verdicts_of_ours():
     pairs = zip(verdict_examples(), LABELS, strict=True)
     rows = [EncodedVerdict(reply, good, reply.key, reply.key) for reply, good in pairs]
     return PairRows(*Kto.sides(rows, LENGTH), "response", 0)
 
 
-def distillation() -> Distillation:
+def distillation():
     settings = DistillationSettings(kind="distillation", teacher="x", beta=BETA)
     return Distillation(config=settings, teacher=tiny.llama(5, vocab_size=SIZE), window=64)
 
@@ -133,7 +132,7 @@ CASES: dict[str, tuple[Any, Any, str, dict[str, Any], Any, Any]] = {
 names of logged means -> TRL's."""
 
 
-def scored(model: Any) -> Any:
+def scored(model):
     """TRL's reward model with the weights of ours."""
     config = deepcopy(model.config)
     config.num_labels, config.pad_token_id = 1, tiny.VOCABULARY
@@ -144,7 +143,7 @@ def scored(model: Any) -> Any:
     return made
 
 
-def steps_of_trl(folder: Path, model: Any, case: Any) -> list[dict[str, float]]:
+def steps_of_trl(folder, model, case):
     """What TRL's trainer logs of two steps."""
     datasets = pytest.importorskip("datasets")
     _, _, place, settings, columns, _ = case
@@ -183,7 +182,7 @@ def steps_of_trl(folder: Path, model: Any, case: Any) -> list[dict[str, float]]:
     return [row for row in trainer.state.log_history if "loss" in row]
 
 
-def padded(rows: Columns) -> dict[str, torch.Tensor]:
+def padded(rows):
     sequence = partial(nn.utils.rnn.pad_sequence, batch_first=True)
     ids = [torch.tensor(row["input_ids"]) for row in rows]
     return {
@@ -217,12 +216,12 @@ def test_two_steps_are_those_of_trl(tmp_path, name):
             assert ours[key] == pytest.approx(trl[own], rel=1e-4, abs=1e-6), key
 
 
-def padded_replies(trainer: Any, reference: Any) -> dict[str, torch.Tensor]:
+def padded_replies(trainer, reference):
     """The drawn replies as TRL's trainer has them: prompts padded at the left, replies at the
     right."""
     prompts, replies = zip(*map(split, EXAMPLES), strict=True)
 
-    def block(rows: Any, side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def block(rows, side):
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
         ids = [torch.tensor(row) for row in rows]
         return pad(ids), pad([torch.ones_like(row) for row in ids])

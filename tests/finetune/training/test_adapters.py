@@ -1,8 +1,6 @@
 """What is trained and what stays, and models that adapters are put on."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -25,13 +23,13 @@ QUIET = Console(stderr=True, quiet=True)
 IDS = torch.arange(12)[None] % tiny.VOCABULARY
 
 
-def chosen(model: Any, base: Path, **settings: Any) -> Any:
+def chosen(model, base, **settings):
     adapter = Adapter.model_validate({"rank": 2})
     files = ModelFiles(base, config={}, base=None, tokenizer=base, template=None)
     return choose_trained(model, Train.model_validate(settings), adapter, files, name=str(base))
 
 
-def names(model: Any) -> set[str]:
+def names(model):
     return {name for name, each in model.named_parameters() if each.requires_grad}
 
 

@@ -16,11 +16,11 @@ from finetune.training.architectures import ARCHITECTURES, build_network, parame
 SHAPE: dict[str, Any] = {"layers": 4, "heads": 4, "hidden": 96, "positions": 64}
 
 
-def shape(name: str) -> Shape:
+def shape(name):
     return Shape.model_validate({**SHAPE, "architecture": name})
 
 
-def network(name: str) -> Any:
+def network(name):
     torch.manual_seed(0)
     return build_network(shape(name), 300, 0).eval()
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from finetune.training.display import RunView, draw_curves, duration, line, memory, render
 
 
-def dots(text: str) -> list[tuple[int, int]]:
+def dots(text):
     """(row, column) of every character that holds a dot of a curve."""
     return [
         (row, column)
@@ -18,7 +18,7 @@ def dots(text: str) -> list[tuple[int, int]]:
     ]
 
 
-def shown(view: RunView, width: int = 60, height: int = 40) -> str:
+def shown(view, width=60, height=40):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(render(view, width, height))
     return console.export_text()

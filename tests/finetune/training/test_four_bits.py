@@ -4,7 +4,6 @@ Invariant: nothing of `finetune` is replaced but the question whether there is a
 is `from_pretrained`, which gives the base in float32 and marked as one in four bits.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +22,12 @@ QUIET = Console(stderr=True, quiet=True)
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def asked(monkeypatch):
     """What `from_pretrained` was asked for in four bits, on a machine that seems to have a GPU."""
     calls: list[dict[str, Any]] = []
     read = transformers.AutoModelForCausalLM.from_pretrained
 
-    def from_pretrained(folder: Path, **options: Any) -> Any:
+    def from_pretrained(folder, **options):
         if "quantization_config" not in options:
             return read(folder, **options)
         calls.append({name: options.pop(name) for name in ("quantization_config", "device_map")})

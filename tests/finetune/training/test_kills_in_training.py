@@ -12,13 +12,12 @@ import pytest
 import tiny_finetune as tiny
 from rich.console import Console
 
-from finetune.config.sections import FinetuneConfig
 from finetune.run import resume, train
 
 STEPS = {"epochs": 2, "save_every": 2, "accumulate": 2, "batch_size": 3}
 
 
-def go_on(config: FinetuneConfig) -> None:
+def go_on(config):
     """Begin a run or continue it, as a user would."""
     folder, quiet = Path(config.output), Console(stderr=True, quiet=True)
     if not (folder / "run.json").exists():
@@ -27,7 +26,7 @@ def go_on(config: FinetuneConfig) -> None:
         resume(folder, [], quiet)
 
 
-def kill(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kills: int) -> None:
+def kill(folder, monkeypatch, seed, kills):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
@@ -37,7 +36,7 @@ def kill(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kills: int) -
     imports.join()
     dice, runs = random.Random(seed), 0
 
-    def ends(config: FinetuneConfig, seconds: float) -> bool:
+    def ends(config, seconds):
         process = context.Process(target=go_on, args=(config,))
         process.start()
         process.join(seconds)

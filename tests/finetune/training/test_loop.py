@@ -1,8 +1,5 @@
 """A step is its rows: the same losses and gradients however it is cut, padded or packed."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import tiny_finetune as tiny
 import torch
@@ -18,7 +15,7 @@ from finetune.training.loop import NotFinite
 LENGTHS = [12, 5, 9, 20, 7, 16, 6, 11]
 
 
-def step(tmp_path: Path, rows: Rows, model: Any = None, **settings: Any) -> Any:
+def step(tmp_path, rows, model=None, **settings):
     return tiny.step_gradients(
         tiny.trainer(tmp_path, model or tiny.gpt2(), rows, steps=1, **settings)
     )

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ QUIET = Console(stderr=True, quiet=True)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bert")
     drawn = random.Random(0).choices(WORDS, k=1500)
     rows = [{"text": f"so{6 * f' {word}'}."} for word in drawn]

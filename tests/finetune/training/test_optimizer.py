@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 import tiny_finetune as tiny
 import torch
-from torch import nn
 
 from chatapp.engine.files.model_files import ModelFiles
 from finetune.config.sections import Adapter, ConfigError, Steps, Train
 from finetune.training.adapters import choose_trained
 from finetune.training.optimizer import (
-    MuonBesideAdamW,
     hidden_matrices,
     make_optimizer,
     muon_beside_adamw,
@@ -22,7 +20,7 @@ from finetune.training.optimizer import (
 SETTINGS: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
 
 
-def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> None:
+def stepped(model, optimizer, seeds):
     """Steps on gradients drawn at random, the same for the same seeds."""
     for seed in seeds:
         draw = torch.Generator().manual_seed(seed)
@@ -31,7 +29,7 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) ->
         optimizer.step()
 
 
-def made(model: nn.Module) -> MuonBesideAdamW:
+def made(model):
     return muon_beside_adamw(model, hidden_matrices(model), weight_decay=0.1, **SETTINGS)
 
 

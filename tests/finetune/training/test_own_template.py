@@ -1,7 +1,6 @@
 """Models that bring a chat template are trained, sampled, checked and chatted with in it."""
 
 import json
-from pathlib import Path
 
 import pytest
 import tiny_finetune as tiny
@@ -14,7 +13,7 @@ from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_model
 from chatapp.prompting.chat_template import ChatTemplate
-from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.config.sections import ConfigError
 from finetune.data.encoding import Span
 from finetune.evaluation import evaluate
 from finetune.run import resume, train
@@ -24,14 +23,14 @@ from finetune.training.setup import set_up_run
 QUIET = Console(stderr=True, quiet=True)
 
 
-def config(folder: Path, **sections: object) -> FinetuneConfig:
+def config(folder, **sections):
     if not (folder / "base").exists():
         tiny.chatml_base(folder / "base")
         tiny.pairs(folder / "rows.json")
     return tiny.config(folder, **sections)
 
 
-def reply(folder: Path) -> str:
+def reply(folder):
     """What a model says to a question of the rows, in the template chosen for it."""
     model = load_model(str(folder))
     template = choose_template(model, "")

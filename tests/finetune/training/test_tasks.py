@@ -1,8 +1,6 @@
 """Figures of tasks, measured while a model learns and choosing its weights."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -19,7 +17,7 @@ QUIET = Console(stderr=True, quiet=True)
 METRIC = {"metric_for_best_model": "after"}
 
 
-def tasks(folder: Path) -> list[dict[str, Any]]:
+def tasks(folder):
     """A number and the next one, by a prompt file that stops at a full stop; and last words."""
     prompt = 'input_prefix = "The number "\noutput_prefix = " comes after"\nstop = ["."]\n'
     (folder / "after.toml").write_text(prompt + "[generate]\nmax_tokens = 4\n")
@@ -34,7 +32,7 @@ def tasks(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def pretraining(folder: Path, **train: Any) -> PretrainConfig:
+def pretraining(folder, **train):
     corpus = folder / "corpus.jsonl"
     rows = [{"text": f"The number {i} comes after the number {i - 1}."} for i in range(320)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -50,12 +48,12 @@ def pretraining(folder: Path, **train: Any) -> PretrainConfig:
     )
 
 
-def figures(log: Path, name: str) -> dict[int, float]:
+def figures(log, name):
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     return {row["step"]: row[f"eval_{name}"] for row in rows if f"eval_{name}" in row}
 
 
-def measured(*arguments: str) -> Any:
+def measured(*arguments):
     done = CliRunner().invoke(app, ["eval", *arguments, "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)

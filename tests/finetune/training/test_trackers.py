@@ -3,7 +3,6 @@
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -19,7 +18,7 @@ Told = dict[int, dict[str, float]]
 """What a tracker was told, by the step."""
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> MagicMock:
+def installed(monkeypatch, name, **attributes):
     """A module that can be found and imported."""
     module = MagicMock(name=name, **attributes)
     module.__spec__ = ModuleSpec(name, None)
@@ -29,36 +28,36 @@ def installed(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> 
     return module
 
 
-def logging(monkeypatch: pytest.MonkeyPatch, name: str) -> Told:
+def logging(monkeypatch, name):
     """A tracker whose runs have a method `log`."""
     told: Told = {}
 
     class Run(MagicMock):
-        def log(self, values: dict[str, float], step: int) -> None:
+        def log(self, values, step):
             told.setdefault(step, {}).update(values)
 
     installed(monkeypatch, name, init=lambda **_: Run())
     return told
 
 
-def wandb(monkeypatch: pytest.MonkeyPatch) -> Told:
+def wandb(monkeypatch):
     return logging(monkeypatch, "wandb")
 
 
-def trackio(monkeypatch: pytest.MonkeyPatch) -> Told:
+def trackio(monkeypatch):
     return logging(monkeypatch, "trackio")
 
 
-def tensorboard(monkeypatch: pytest.MonkeyPatch) -> Told:
+def tensorboard(monkeypatch):
     told: Told = {}
 
     class SummaryWriter(MagicMock):
-        def __init__(self, log_dir: str = "", **_: Any) -> None:
+        def __init__(self, log_dir="", **_):
             super().__init__()
             # `tensorboard --logdir RUN` looks into the folders of the run.
             assert not log_dir or "run" in Path(log_dir).parts
 
-        def add_scalar(self, name: str, value: float, global_step: int) -> None:
+        def add_scalar(self, name, value, global_step):
             told.setdefault(global_step, {})[name] = value
 
     installed(monkeypatch, "tensorboard")

@@ -2,7 +2,6 @@
 
 import json
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from finetune.training.setup import set_up_run
 QUIET = Console(stderr=True, quiet=True)
 
 
-def result(run: Path) -> dict[str, Any]:
+def result(run):
     found: dict[str, Any] = json.loads((run / "result.json").read_text())
     return found
 
@@ -69,7 +68,7 @@ def test_the_best_weights_are_those_of_the_metric_asked_for(tmp_path):
             train(config, QUIET)
 
 
-def _labelled(folder: Path) -> Path:
+def _labelled(folder):
     path = folder / "labelled.jsonl"
     rows = [{"text": f"after {i}", "label": "yes" if i % 2 else "no"} for i in range(40)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

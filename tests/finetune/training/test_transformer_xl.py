@@ -1,7 +1,6 @@
 """Pretraining of a Transformer-XL: segments and memory, against the decoder that chats with it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def config(folder: Path, **train: Any) -> PretrainConfig:
+def config(folder, **train):
     folder.mkdir(exist_ok=True)
     rows = [{"text": f"The number {i} comes after the number {i - 1}."} for i in range(160)]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -41,7 +40,7 @@ def config(folder: Path, **train: Any) -> PretrainConfig:
     )
 
 
-def log(folder: Path) -> list[dict[str, Any]]:
+def log(folder):
     return tiny.rows_of(folder, "losses.jsonl")
 
 

@@ -69,7 +69,7 @@ held_out = 0.1
 """
 
 
-def write_pretraining(folder: Path, batch: int) -> Path:
+def write_pretraining(folder, batch):
     """The configuration of a short run on a few sentences, which stand beside it."""
     rows = [{"text": f"The number {i} comes after the number {i - 1}."} for i in range(320)]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -79,7 +79,7 @@ def write_pretraining(folder: Path, batch: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     config = tiny.config(
         folder,
@@ -93,7 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(folder: Path) -> subprocess.CompletedProcess[str]:
+def done(folder):
     environment = tiny.environment()
     environment["PYTHONPATH"] += f"{os.pathsep}{Path(tiny.__file__).parent}"
     command = [

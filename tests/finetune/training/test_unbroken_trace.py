@@ -1,7 +1,6 @@
 """A run that is broken off and gone on with takes the steps of one that is not."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import preference_runs
@@ -10,14 +9,13 @@ import tiny_finetune as tiny
 import tiny_grpo
 from rich.console import Console
 
-from finetune.config.sections import FinetuneConfig
 from finetune.run import train
 from finetune.training.checkpoints import last_checkpoint
 
 QUIET = Console(stderr=True, quiet=True)
 
 
-def supervised(folder: Path, **changes: Any) -> FinetuneConfig:
+def supervised(folder, **changes):
     """With dropout, so that the random state counts too."""
     steps = {"accumulate": 2, "batch_size": 3, "epochs": 2.5, **changes}
     config = tiny.saved_config(folder, train=steps)
@@ -25,7 +23,7 @@ def supervised(folder: Path, **changes: Any) -> FinetuneConfig:
     return config
 
 
-def distilled(folder: Path) -> FinetuneConfig:
+def distilled(folder):
     tiny.base(folder / "teacher", seed=7)
     objective = {"kind": "distillation", "teacher": str(folder / "teacher"), "own_replies": 0.5}
     return tiny.saved_config(

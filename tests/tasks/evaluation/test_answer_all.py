@@ -1,12 +1,9 @@
 """Files of inputs with generated answers: the order of rows, and a run that was ended goes on."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 from chatapp.rows.examples import PromptError
 from chatapp.tasks.answering import Answerer
@@ -23,17 +20,17 @@ PROMPT = PromptFile(
 
 
 @pytest.fixture(scope="module")
-def model() -> LanguageModel:
+def model():
     return load_model("bundled", precision="float32")
 
 
-def inputs() -> Iterator[tuple[int, str | PromptError]]:
+def inputs():
     for line in range(1, 25):
         text = f"number {line} " * (1 + line % 5)
         yield line, PromptError(f"line {line} is bad") if line in BAD else text
 
 
-def answered(model: LanguageModel, path: Path, steps: int | None = None) -> list[str]:
+def answered(model, path, steps=None):
     """Answer all, or break off after so many steps; returns the errors."""
     errors: list[str] = []
     with Journal(path) as journal:
@@ -51,7 +48,7 @@ def answered(model: LanguageModel, path: Path, steps: int | None = None) -> list
     return errors
 
 
-def what_counts(path: Path) -> list[tuple[Any, ...]]:
+def what_counts(path):
     """Of each row all that does not depend on time."""
     names = ("line", "input", "output", "error", "finish_reason", "reply_tokens")
     return [tuple(row.get(name) for name in names) for row in read_rows(path)]

@@ -1,7 +1,6 @@
 """Settings, their runs, what is kept of them, and what is computed from that alone."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +14,6 @@ from chatapp.tasks.evaluation.evaluate import Cell, Grid, Selectors, Task, evalu
 from chatapp.tasks.evaluation.inputs import Item
 from chatapp.tasks.evaluation.journal import (
     Journal,
-    JournalRow,
     decided,
     likelihoods_of,
     read_answers,
@@ -42,11 +40,11 @@ ITEMS = [
 class Biased(ScriptedModel):
     """Takes what has a fox in it for an animal and all else for a plant; counts its work."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__([" animal"])
         self.scored = 0
 
-    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+    def score(self, pairs):
         self.scored += len(pairs)
         found = []
         for context, continuation in pairs:
@@ -58,7 +56,7 @@ class Biased(ScriptedModel):
         return found
 
 
-def make(**changes: object) -> Task:
+def make(**changes):
     prompt = PromptFile(
         path=Path("living.toml"),
         labels=LABELS,
@@ -69,9 +67,7 @@ def make(**changes: object) -> Task:
     return Task("living", replace(prompt, **changes), ITEMS)
 
 
-def run(
-    task: Task, grid: Grid, path: Path | None = None, model: ScriptedModel | None = None
-) -> tuple[list[JournalRow], list[Result]]:
+def run(task, grid, path=None, model=None):
     model = model or Biased()
     selectors = {task.name: Selectors(task, model, None)}
     cells = [(task, cell) for cell in plan(task, grid)]
@@ -84,7 +80,7 @@ def run(
     return rows, results([task], rows, grid.scoring, votes)
 
 
-def cells(task: Task, grid: Grid) -> list[tuple[object, ...]]:
+def cells(task, grid):
     return [(c.shots, c.selection, c.order, c.layout, c.seed) for c in plan(task, grid)]
 
 
@@ -323,7 +319,7 @@ def test_a_narrow_table_leaves_out_what_matters_least_and_says_so():
     _, found = run(make(metrics=("accuracy",)), Grid((0, 2), ("knn", "random"), seeds=2))
     found = [replace(each, seconds_per_item=number) for number, each in enumerate(found)]
 
-    def shown(width: int | None, *, all_columns: bool = True) -> str:
+    def shown(width, *, all_columns=True):
         console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
         console.print(table(found, width, all_columns=all_columns))
         return console.export_text()

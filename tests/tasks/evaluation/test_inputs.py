@@ -10,7 +10,7 @@ from chatapp.rows.reading import RowsError
 from chatapp.tasks.evaluation.inputs import Item, read_inputs, read_stream, read_test
 
 
-def shown(rows: object) -> list[tuple[int, str]]:
+def shown(rows):
     return [(line, text if isinstance(text, str) else f"! {text}") for line, text in rows]
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 ROWS = [{"line": n, "text": "é\ud800" * n} for n in range(4)]
 
 
-def write(path: Path, rows: list[dict[str, object]]) -> None:
+def write(path, rows):
     with Journal(path) as journal:
         journal.append(rows)
 

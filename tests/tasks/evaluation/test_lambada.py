@@ -1,14 +1,11 @@
 """Both LAMBADA protocols against a plain computation with transformers."""
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
 from fakes import ScriptedModel
 
-from chatapp.engine.backends.local import LocalModel
 from chatapp.tasks.evaluation.language_modelling import is_passage, lambada
 
 PASSAGES = [
@@ -21,7 +18,7 @@ PASSAGES = [
 
 
 @pytest.fixture
-def passages(gpt2_folder: Path, gpt2: LocalModel) -> list[str]:
+def passages(gpt2_folder, gpt2):
     """Some whose last token the random model predicts, so that its accuracy is not 0."""
     from transformers import GPT2LMHeadModel
 
@@ -38,9 +35,7 @@ def passages(gpt2_folder: Path, gpt2: LocalModel) -> list[str]:
     return found
 
 
-def slow(
-    folder: Path, gpt2: LocalModel, contexts: Sequence[list[int]], targets: Sequence[list[int]]
-) -> tuple[float, float]:
+def slow(folder, gpt2, contexts, targets):
     """Accuracy and perplexity from one forward pass a target."""
     from transformers import GPT2LMHeadModel
 

@@ -1,10 +1,8 @@
 """The picture of an evaluation: every figure is in it, and nothing hides another."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from chatapp.tasks.evaluation.plot import picture, plot
 from chatapp.tasks.evaluation.report import COLUMNS, Result
@@ -30,7 +28,7 @@ SELECTIONS = ("random", "balanced", "bm25", "knn:tfidf", "knn:minilm")
 SCORINGS = ("direct", "calibrated", "channel")
 
 
-def grid(*shots: int) -> list[Result]:
+def grid(*shots):
     return [
         replace(ONE, shots=k, selection=selection, scoring=scoring, metric=metric)
         for k in shots
@@ -40,21 +38,21 @@ def grid(*shots: int) -> list[Result]:
     ]
 
 
-def zero() -> list[Result]:
+def zero():
     none = replace(ONE, shots=0, selection="none", order="none", vote=None, mean=0.1)
     return [replace(none, scoring=scoring) for scoring in SCORINGS]
 
 
-def points(axes: Any) -> int:
+def points(axes):
     """How many means with an interval there are on the axes."""
     return sum(len(drawn.lines[0].get_xdata()) for drawn in axes.containers)
 
 
-def legends_of(figure: Figure) -> list[Any]:
+def legends_of(figure):
     return [legend for part in figure.subfigs for legend in part.legends]
 
 
-def assert_nothing_is_hidden(figure: Figure) -> None:
+def assert_nothing_is_hidden(figure):
     figure.draw_without_rendering()
     whole = figure.bbox
     for legend in legends_of(figure):

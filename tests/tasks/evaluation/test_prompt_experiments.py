@@ -20,7 +20,7 @@ ITEMS = [Item("A fox", "animal", 1), Item("moss", "plant", 2)]
 LABELS = ("animal", "plant")
 
 
-def task(labels: tuple[str, ...] = LABELS, pool: Pool = POOL) -> Task:
+def task(labels=LABELS, pool=POOL):
     return Task("living", PromptFile(path=Path("living.toml"), labels=labels, pool=pool), ITEMS)
 
 

@@ -25,12 +25,12 @@ examples = [
 """
 
 
-def write(folder: Path, content: str, name: str = "task.toml") -> Path:
+def write(folder, content, name="task.toml"):
     (folder / name).write_text(content, encoding="utf-8")
     return folder / name
 
 
-def labelled(example: str, query: str = "") -> PromptFile:
+def labelled(example, query=""):
     pool = Pool(["You're {late}"], ["rude"], columns={})
     return PromptFile(path=Path("x.toml"), example=example, query=query, pool=pool)
 
@@ -126,7 +126,7 @@ def test_segments_are_encoded_as_the_whole_would_be(query, shown, answer, first,
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     segments = render(prompt, [0], query)
 
-    def cut(text: str) -> list[str]:
+    def cut(text):
         return [piece for piece, _ in pieces.pre_tokenize_str(text)]
 
     assert [piece for segment in segments for piece in cut(segment.text)] == cut(text_of(segments))

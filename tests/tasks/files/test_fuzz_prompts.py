@@ -5,7 +5,6 @@ one sentence that begins with the path of a file. Nothing else is ever raised.
 """
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +15,7 @@ from chatapp.prompting.messages import text_of
 from chatapp.rows.examples import Columns, read_rows
 from chatapp.rows.published import FORMATS
 from chatapp.tasks.files.layout import fit, render, render_channel
-from chatapp.tasks.files.promptfile import PromptFile, load_prompt
+from chatapp.tasks.files.promptfile import load_prompt
 from chatapp.tasks.selection.select import build_selector
 
 QUERY = 'a {query} with "quotes", [markup] and \ud800'
@@ -26,7 +25,7 @@ fuzzed = settings(
 )
 
 
-def attempt(path: Path) -> bool:
+def attempt(path):
     """Whether a file works. Fails when it neither works nor is refused properly."""
     try:
         use(load_prompt(path))
@@ -39,7 +38,7 @@ def attempt(path: Path) -> bool:
     return True
 
 
-def use(prompt: PromptFile) -> None:
+def use(prompt):
     """All that happens to a prompt file before a model sees it."""
     if prompt.text is not None:
         assert text_of(render(prompt, [], "")) == prompt.text
@@ -194,7 +193,7 @@ def test_pools_of_any_json(tmp_path, rows, end, mark):
         assert lines == list(range(1, len(rows) + 1))
 
 
-def toml(value: object) -> str:
+def toml(value):
     """A value as TOML; what TOML cannot say becomes something near."""
     match value:
         case bool():

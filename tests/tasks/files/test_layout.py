@@ -1,5 +1,4 @@
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ SPAM = PromptFile(
 anything = st.text(st.characters(exclude_categories=[]))
 
 
-def words(text: str) -> int:
+def words(text):
     return len(re.findall(r"\s*\S+|\s+$", text))
 
 
@@ -151,7 +150,7 @@ def test_segments_are_encoded_as_the_whole_would_be(query, shown, answer, separa
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     segments = [*render(prompt, [0], query), Segment("assistant", continuation(prompt, answer))]
 
-    def cut(text: str) -> list[str]:
+    def cut(text):
         return [piece for piece, _ in pieces.pre_tokenize_str(text)]
 
     assert [piece for segment in segments for piece in cut(segment.text)] == cut(text_of(segments))
@@ -170,12 +169,10 @@ def test_orders():
     assert arrange(ranked, Select(method="fixed")) == ranked
 
 
-def brute_force(
-    prompt: PromptFile, ranked: Sequence[int], query: str, count: Callable[[str], int], limit: int
-) -> list[int]:
+def brute_force(prompt, ranked, query, count, limit):
     """The longest beginning of the ranking that fits, of what could fit at all."""
 
-    def size(kept: Sequence[int]) -> int:
+    def size(kept):
         if prompt.scoring == "channel":
             return max(
                 sum(count(segment.text) for segment in render_channel(prompt, kept, query, label))
@@ -241,7 +238,7 @@ def test_a_tokenizer_for_which_beginnings_are_dear_does_not_overflow():
         path=Path("x.toml"), input_prefix="", output_prefix="", pool=Pool(["aa", "bb"], ["x", "y"])
     )
 
-    def count(text: str) -> int:
+    def count(text):
         return 9 if text in ("aa", "bb") else 1
 
     assert fit(prompt, [0, 1], "q", count, 5).kept == []
@@ -259,7 +256,7 @@ def test_the_query_is_never_cut():
 def test_no_text_is_counted_twice():
     counted: list[str] = []
 
-    def count(text: str) -> int:
+    def count(text):
         counted.append(text)
         return words(text)
 

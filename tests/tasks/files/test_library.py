@@ -10,7 +10,7 @@ import pytest
 from chatapp.prompting.messages import text_of
 from chatapp.rows.examples import normalise
 from chatapp.tasks.files.layout import fit, render, render_channel
-from chatapp.tasks.files.promptfile import PromptFile, load_prompt
+from chatapp.tasks.files.promptfile import load_prompt
 from chatapp.tasks.selection.select import build_selector
 
 FOLDER = Path(__file__).parents[3] / "prompts"
@@ -18,13 +18,13 @@ TASKS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".toml", ".t
 PAPERS = sorted((FOLDER / "papers").glob("*.toml"))
 
 
-def tokens(text: str) -> int:
+def tokens(text):
     """More than GPT-2's tokenizer makes of English: it takes some four bytes a token."""
     return len(text.encode()) // 2 + 1
 
 
 @pytest.fixture(params=TASKS, ids=lambda path: path.stem)
-def prompt(request: pytest.FixtureRequest) -> PromptFile:
+def prompt(request):
     return load_prompt(request.param)
 
 

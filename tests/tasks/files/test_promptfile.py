@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -35,13 +34,13 @@ max_tokens  = 32
 """
 
 
-def write(folder: Path, content: str | bytes, name: str = "task.toml") -> Path:
+def write(folder, content, name="task.toml"):
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
-def refusal(path: Path) -> str:
+def refusal(path):
     with pytest.raises(UserError) as caught:
         load_prompt(path)
     message = str(caught.value)

@@ -1,17 +1,16 @@
 """A prompt file proposed from the columns of a pool: what is chosen, and what is refused."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chatapp.rows.reading import RowsError
-from chatapp.tasks.files.promptfile import PromptFile, prompt_from
+from chatapp.tasks.files.promptfile import prompt_from
 from chatapp.tasks.files.proposal import propose
 
 
-def proposed(folder: Path, rows: list[dict[str, Any]]) -> PromptFile:
+def proposed(folder, rows):
     path = folder / "pool.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     saved = folder / "pool.toml"
@@ -47,7 +46,7 @@ ROWS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
 }
 
 
-def filled(pattern: dict[str, Any], number: int) -> dict[str, Any]:
+def filled(pattern, number):
     return {
         name: value.format(number) if isinstance(value, str) else value[number % 2]
         for name, value in pattern.items()

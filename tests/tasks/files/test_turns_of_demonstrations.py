@@ -31,7 +31,7 @@ PROMPT = PromptFile(
 )
 
 
-def count(segment: Segment) -> int:
+def count(segment):
     return len(segment.text.split())
 
 
@@ -127,6 +127,6 @@ def test_turns_cannot_be_turned_round(tmp_path):
     assert load_prompt_of(file, 'input_prefix = ""\n').style == "text"
 
 
-def load_prompt_of(file: Path, text: str) -> PromptFile:
+def load_prompt_of(file, text):
     file.write_text(text)
     return load_prompt(file)

@@ -2,8 +2,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +37,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"who what where is the a river mou
 TEXTS = ["who is the river", "what", "where is the mountain the river the", "", "\ud800 {who}"]
 
 
-def save_tokenizer(folder: Path, pad: str | None = "[PAD]") -> None:
+def save_tokenizer(folder, pad="[PAD]"):
     tokenizer = Tokenizer(models.WordLevel({w: n for n, w in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -49,7 +47,7 @@ def save_tokenizer(folder: Path, pad: str | None = "[PAD]") -> None:
 
 
 @pytest.fixture(params=["bert", "roberta"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def folder(request, tmp_path):
     torch.manual_seed(0)
     shape = {
         "vocab_size": len(WORDS),
@@ -163,10 +161,10 @@ class Lengths:
 
     fingerprint = "lengths"
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked: list[str] = []
 
-    def encode(self, texts: Sequence[str]) -> Embeddings:
+    def encode(self, texts):
         self.asked += texts
         return np.array([[len(text), 1.0] for text in texts], dtype=np.float32)
 
@@ -227,7 +225,7 @@ def test_several_can_fill_a_cache_at_once(tmp_path):
     texts = [f"row {n}" for n in range(2_000)]
     results: list[Embeddings] = []
 
-    def fill() -> None:
+    def fill():
         results.append(CachedEncoder(Lengths(), tmp_path).encode(texts))
 
     threads = [threading.Thread(target=fill) for _ in range(4)]
@@ -251,13 +249,13 @@ def test_a_cache_that_cannot_be_used_is_named(tmp_path):
 class EmbeddingModel(ScriptedModel):
     """A scripted model whose hidden state is the mean of the ids, times the layer."""
 
-    def embed(self, ids: Sequence[int], layer: int) -> Embeddings:
+    def embed(self, ids, layer):
         assert 0 < len(ids) <= self.context
         return np.array([np.mean(ids) * layer, len(ids)], dtype=np.float32)
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> EmbeddingModel:
+def model(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

@@ -24,8 +24,6 @@ from chatapp.tasks.selection.select import Select, build_selector
 from chatapp.tasks.selection.similarity import (
     Bm25Index,
     DenseIndex,
-    Embeddings,
-    Similarities,
     TfidfIndex,
 )
 
@@ -47,13 +45,13 @@ class LetterEncoder:
 
     fingerprint = "letters"
 
-    def encode(self, texts: Sequence[str]) -> Embeddings:
+    def encode(self, texts):
         letters = "abcdefghijklmnopqrstuvwxyz"
         return np.array(
             [[text.lower().count(letter) for letter in letters] for text in texts], dtype=np.float32
         )
 
-    def encode_tokens(self, texts: Sequence[str]) -> list[Embeddings]:
+    def encode_tokens(self, texts):
         """Words as tokens."""
         return [self.encode(text.split()).reshape(-1, 26) for text in texts]
 
@@ -161,7 +159,7 @@ def test_bm25_is_the_formula():
 def test_tfidf_is_the_formula():
     inputs = ["a b b c", "b d", "c c c c e e"]
 
-    def vector(text: str) -> dict[str, float]:
+    def vector(text):
         weights = {
             word: (1 + math.log(count))
             * (1 + math.log(4 / (1 + sum(word in other.split() for other in inputs))))
@@ -204,7 +202,7 @@ def test_a_text_without_direction_is_near_to_nothing():
 
 def test_an_encoder_that_gives_no_numbers_is_refused():
     class Broken(LetterEncoder):
-        def encode(self, texts: Sequence[str]) -> Embeddings:
+        def encode(self, texts):
             return np.full((len(texts), 2), np.nan, dtype=np.float32)
 
     with pytest.raises(ValueError, match="the encoder letters gives values that are not finite"):
@@ -214,10 +212,10 @@ def test_an_encoder_that_gives_no_numbers_is_refused():
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=60), st.integers(0, 70), st.integers(0, 5))
 def test_ranking_is_a_stable_sort(values, k, same):
     class Given:
-        def scores(self, query: str) -> Similarities:
+        def scores(self, query):
             return np.array(values, dtype=np.float32)
 
-        def between(self, row: int) -> Similarities:
+        def between(self, row):
             raise AssertionError
 
     # The first few inputs are the query itself.
@@ -314,7 +312,7 @@ def test_coverage_equals_a_plain_implementation(encoder):
     query = "alpha beta gamma zeta"
     recalls = index.recalls(query, range(40))
 
-    def coverage(rows: list[int]) -> float:
+    def coverage(rows):
         return float(recalls[rows].max(axis=0).sum()) if rows else 0.0
 
     expected: list[int] = []
@@ -365,7 +363,7 @@ def test_a_query_is_compared_with_the_pool_once(method):
     asked: list[Sequence[str]] = []
 
     class Counting(LetterEncoder):
-        def encode(self, texts: Sequence[str]) -> Embeddings:
+        def encode(self, texts):
             asked.append(texts)
             return super().encode(texts)
 

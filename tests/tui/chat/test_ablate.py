@@ -1,7 +1,5 @@
 """/ablate switches parts of the model off, and the screen says so until they are on again."""
 
-from pathlib import Path
-
 import pytest
 from tiny import write_tiny_gpt2
 
@@ -12,7 +10,7 @@ from chatapp.lab.steering import directions_dir
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256)
 
 

@@ -20,7 +20,7 @@ from chatapp.dialogue.documents.attachments import (
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     folder = tmp_path / "work"
     (folder / "notes").mkdir(parents=True)
     (folder / "notes" / "sea.md").write_text("The sea [b]is[/b] wide.\n")
@@ -75,7 +75,7 @@ async def test_a_pasted_path_is_a_file(open_app, here):
 async def test_a_file_is_attached_only_after_it_was_shown(open_app, monkeypatch):
     is_read = threading.Event()
 
-    def read(path: Path) -> str:
+    def read(path):
         assert is_read.wait(60)
         return read_attachment(path)
 

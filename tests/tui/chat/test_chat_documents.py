@@ -1,14 +1,11 @@
 """/docs, the sources below a reply, reading them, and F3."""
 
 import time
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import Static
-from tui_driver import Driver
 
-from chatapp.common.userfiles import Progress
 from chatapp.dialogue.documents import index
 from chatapp.dialogue.documents.search import Documents
 from chatapp.tasks.files.documents import DocumentSet
@@ -17,7 +14,7 @@ from chatapp.tui.screens.texts import SourceScreen
 
 
 @pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def notes(tmp_path, monkeypatch):
     # The second file has little of the question.
     monkeypatch.setattr(index, "least_covered", lambda rarities: 0.0)
     folder = tmp_path / "my notes"
@@ -27,25 +24,25 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def model() -> ScriptedModel:
+def model():
     return ScriptedModel([" Clams."] * 3, context=200)
 
 
-def told(driver: Driver, words: str) -> bool:
+def told(driver, words):
     return any(words in note for note in driver.notices)
 
 
-def words_of(driver: Driver, id: str) -> str:
+def words_of(driver, id):
     """What a part of the inspector says; nothing before it stands there."""
     return "".join(str(static.content) for static in driver.chat.query(f"#{id}").results(Static))
 
 
-async def order(driver: Driver, text: str) -> None:
+async def order(driver, text):
     driver.prompt.text = text
     await driver.press("enter")
 
 
-async def ask_with(driver: Driver, notes: Path) -> None:
+async def ask_with(driver, notes):
     await order(driver, f"/docs '{notes}'")
     await driver.until(lambda: told(driver, "2 passages of 2 files"))
     await driver.say("What does a walrus eat?")
@@ -83,7 +80,7 @@ async def test_documents_are_named_searched_otherwise_and_taken_off(open_app, no
 
 
 async def test_reading_documents_shows_how_far_it_is_and_esc_stops_it(open_app, notes, monkeypatch):
-    def endless(documents: Documents, progress: Progress) -> None:
+    def endless(documents, progress):
         while True:
             progress(30, 100)
             time.sleep(0.001)

@@ -2,30 +2,28 @@
 
 import json
 import threading
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import OptionList
 from thinking_model import thinking_model
 from tool_server import add_lasting_server, ends
-from tui_driver import Driver
 
 from chatapp.common.paths import tools_dir
 from chatapp.dialogue.session import Session
 from chatapp.tui.widgets.approval import Approval
 
 
-def call(name: str, **arguments: object) -> str:
+def call(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def model(tmp_path: Path, *replies: str) -> ScriptedModel:
+def model(tmp_path, *replies):
     return thinking_model(tmp_path / "model", replies)
 
 
 @pytest.fixture
-def touch(tmp_path: Path) -> Path:
+def touch(tmp_path):
     """A tool of the user's own, and what it makes."""
     tools_dir().mkdir(parents=True)
     command = json.dumps(["touch", str(tmp_path / "touched")])
@@ -36,18 +34,18 @@ def touch(tmp_path: Path) -> Path:
     return tmp_path / "touched"
 
 
-async def order(driver: Driver, text: str) -> None:
+async def order(driver, text):
     driver.prompt.text = text
     await driver.press("enter")
 
 
-async def switch_on(driver: Driver, *names: str) -> None:
+async def switch_on(driver, *names):
     """Let the model call these tools, and wait until it may."""
     await order(driver, f"/tools {' '.join(names)}")
     await driver.until(lambda: driver.chat.conversation.chat.tools == names)
 
 
-async def asked(driver: Driver, text: str) -> Approval:
+async def asked(driver, text):
     """Send a message whose reply calls a tool that asks, and wait for the question."""
     await order(driver, text)
     approval = driver.chat.query_one(Approval)
@@ -181,7 +179,7 @@ async def test_code_is_shown_and_asked_for_each_time(open_app, tmp_path, store):
         ]
 
 
-async def started_server(driver: Driver) -> int:
+async def started_server(driver):
     """Have a server started that does not end by itself; its process."""
     add_lasting_server(tools_dir())
     await driver.ready()
@@ -211,7 +209,7 @@ async def test_a_chat_begun_anew_keeps_its_tools(open_app, tmp_path, touch):
 
 
 @pytest.fixture
-def silent() -> None:
+def silent():
     """A server that never answers."""
     tools_dir().mkdir(parents=True)
     (tools_dir() / "silent.toml").write_text('name = "silent"\nserver = ["sleep", "600"]\n')
@@ -246,13 +244,13 @@ async def test_tools_that_come_late_are_not_another_chats(open_app, tmp_path, si
 
 
 @pytest.fixture
-def readers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+def readers(monkeypatch):
     """The threads that have asked a session for its writer, which may read a prompt file."""
     threads: list[threading.Thread] = []
     read = Session.writer.fget
     assert read is not None
 
-    def noted(session: Session) -> object:
+    def noted(session):
         threads.append(threading.current_thread())
         return read(session)
 

@@ -6,18 +6,16 @@ from fakes import ScriptedModel
 from chatapp.common.parameters import Sampling
 from chatapp.common.paths import settings_path
 from chatapp.common.settings import Settings, load_settings
-from chatapp.dialogue.store import Store
 from chatapp.engine.errors import ModelError
-from chatapp.engine.model import LanguageModel
 from chatapp.engine.models import loading
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def loaded(monkeypatch):
     """The names of the models that were loaded; one named "gone" cannot be."""
     names: list[str] = []
 
-    def load_model(name: str, **_: str) -> LanguageModel:
+    def load_model(name, **_):
         names.append(name)
         if name == "gone":
             raise ModelError("gone: there is no such folder")
@@ -27,7 +25,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def held_with(store: Store, model: str) -> int:
+def held_with(store, model):
     chat_id = store.create_chat(model=model, template="plain")
     message = store.add_message(chat_id, None, "user", f"said to {model}")
     store.add_message(chat_id, message.id, "assistant", "Yes.")

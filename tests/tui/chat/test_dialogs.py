@@ -5,7 +5,6 @@ import threading
 import pytest
 from fakes import ScriptedModel
 from textual.command import CommandPalette
-from tui_driver import Driver
 
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui.screens.branches import BranchScreen
@@ -13,7 +12,7 @@ from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.screens.library import LibraryScreen
 
 
-async def open_dialog(driver: Driver, key: str) -> None:
+async def open_dialog(driver, key):
     """Press a key, and wait until what it opens has listed what there is."""
     before = driver.app.screen
     await driver.press(key)
@@ -63,7 +62,7 @@ async def test_what_comes_after_a_screen_was_left_is_shown_nowhere(
 ):
     asked, answer = threading.Event(), threading.Event()
 
-    def slow(*_: object, **__: object) -> list[object]:
+    def slow(*_, **__):
         asked.set()
         answer.wait(120)
         raise StoreError("the disk is gone")

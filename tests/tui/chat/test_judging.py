@@ -3,7 +3,6 @@
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import OptionList
-from tui_driver import Driver
 
 from chatapp.dialogue.store.rows import Feedback
 from chatapp.tui.screens.branches import RankScreen
@@ -11,7 +10,7 @@ from chatapp.tui.screens.branches import RankScreen
 FOREIGN = "[b]x[/b] \x1b[2J"
 
 
-def header(driver: Driver) -> str:
+def header(driver):
     """The first row of the last message."""
     return str(driver.transcript.views[-1]._header.content)
 

@@ -78,7 +78,7 @@ async def test_escape_stops_and_keeps_what_there_is(open_app, store):
 async def test_escape_takes_a_waiting_message_back(open_app):
     opened = threading.Event()
 
-    def load() -> ScriptedModel:
+    def load():
         opened.wait(120)
         return ScriptedModel(["No."])
 

@@ -2,12 +2,8 @@
 
 import json
 import re
-from pathlib import Path
-
-from tui_driver import Driver
 
 from chatapp.common.paths import guesses_path
-from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 from chatapp.tui.chat.lecture import LessonScreen
 from chatapp.tui.inspector.panel import Inspector
@@ -44,27 +40,27 @@ token = "app"
 MOST_ON_AN = re.compile(r"layer 4, head 1: ([89]\d|100)\.\d% on │an│")
 
 
-def bundled() -> LanguageModel:
+def bundled():
     return load_model("bundled")
 
 
 class Lecture:
     """A lesson that is given over a chat."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver):
         self.driver = driver
 
     @property
-    def screen(self) -> LessonScreen:
+    def screen(self):
         screen = self.driver.app.screen
         assert isinstance(screen, LessonScreen)
         return screen
 
     @property
-    def replies(self) -> list[str]:
+    def replies(self):
         return [view.message.text for view in self.screen.widgets.transcript.views]
 
-    async def rest(self) -> None:
+    async def rest(self):
         """Wait until the step is done and nothing is computed any more."""
         conversation, workers = self.screen.conversation, self.driver.app.workers
         for _ in range(3):
@@ -75,13 +71,13 @@ class Lecture:
                 )
             )
 
-    async def press(self, *keys: str) -> None:
+    async def press(self, *keys):
         for key in keys:
             await self.driver.press(key)
             await self.rest()
 
 
-async def opened(driver: Driver, folder: Path) -> Lecture:
+async def opened(driver, folder):
     path = folder / "mine.toml"
     path.write_text(LESSON, encoding="utf-8")
     driver.prompt.text = f"/lesson {path}"

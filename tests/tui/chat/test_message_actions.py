@@ -1,11 +1,11 @@
 """What can be done with one message: deleted, brought back, copied in parts."""
 
-from tui_driver import Driver, fill
+from tui_driver import fill
 
 CODE = "So:\n```python\nprint(1)\n```\nor\n~~~\na\n```\n~~~\nand an open one\n```\nb\n"
 
 
-async def order(driver: Driver, text: str) -> None:
+async def order(driver, text):
     driver.chat.set_focus(driver.prompt)
     driver.prompt.text = text
     await driver.press("enter")

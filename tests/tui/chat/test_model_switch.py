@@ -2,8 +2,6 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tiny import write_tiny_gpt2
@@ -14,7 +12,7 @@ from chatapp.engine.models.loading import load_model
 
 
 @pytest.fixture
-def names(tmp_path: Path) -> Iterator[tuple[str, str]]:
+def names(tmp_path):
     """Two models. The collector comes only when it is called, as it may in a chat."""
     gc.disable()
     yield str(write_tiny_gpt2(tmp_path / "first")), str(write_tiny_gpt2(tmp_path / "second"))
@@ -47,7 +45,7 @@ async def test_a_switch_frees_the_model_before(open_app, names, held):
         await driver.until(lambda: driver.chat.conversation.session is not None)
         await driver.say("Hello")
 
-        def is_freed() -> bool:
+        def is_freed():
             gc.collect()
             return weights() is None
 

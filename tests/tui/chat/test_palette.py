@@ -1,14 +1,12 @@
 """The command palette knows every action, its key, and does it."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 from fakes import ScriptedModel
 from textual.command import CommandPalette
 from textual.widgets import OptionList
 from thinking_model import thinking_model
-from tui_driver import Driver
 
 from chatapp.common.settings import KeyChoice, Settings
 from chatapp.tui.app import ChatApp
@@ -19,18 +17,18 @@ from chatapp.tui.screens.history import HistoryScreen
 from chatapp.tui.widgets.prompt import Prompt
 
 
-def lines(driver: Driver) -> list[str]:
+def lines(driver):
     """What the palette lists."""
     return [str(option.prompt) for option in driver.app.screen.query_one(OptionList).options]
 
 
-def has_searched(driver: Driver) -> bool:
+def has_searched(driver):
     """Whether the palette lists all that it finds."""
     screen = driver.app.screen
     return all(each.is_finished for each in driver.app.workers if each.node is screen)
 
 
-async def open_palette(driver: Driver, query: str, listed: "Callable[[list[str]], object]") -> None:
+async def open_palette(driver, query, listed):
     """Open the palette, write a query and wait for what it finds."""
     await driver.press("ctrl+p")
     await driver.until(lambda: isinstance(driver.app.screen, CommandPalette))
@@ -38,7 +36,7 @@ async def open_palette(driver: Driver, query: str, listed: "Callable[[list[str]]
     await driver.until(lambda: has_searched(driver) and (found := lines(driver)) and listed(found))
 
 
-async def choose(driver: Driver, query: str, line: str) -> None:
+async def choose(driver, query, line):
     """Open the palette and choose the first line that it finds, which is this one."""
     await open_palette(driver, query, lambda found: line in found[0])
     palette = driver.app.screen

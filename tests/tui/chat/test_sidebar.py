@@ -2,7 +2,7 @@
 
 from fakes import ScriptedModel
 from textual.widgets import Input
-from tui_driver import Driver, fill
+from tui_driver import fill
 
 from chatapp.common.paths import settings_path
 from chatapp.common.settings import load_settings
@@ -13,16 +13,16 @@ from chatapp.tui.screens.history import FoundChats
 WIDE = (130, 40)
 
 
-def sidebar(driver: Driver) -> Sidebar:
+def sidebar(driver):
     return driver.chat.query_one(Sidebar)
 
 
-def titles(driver: Driver) -> list[str]:
+def titles(driver):
     options = sidebar(driver).query_one(FoundChats).options
     return [str(option.prompt).split("\n")[0] for option in options]
 
 
-async def listed(driver: Driver, *expected: str) -> None:
+async def listed(driver, *expected):
     await driver.until(lambda: titles(driver) == list(expected))
 
 

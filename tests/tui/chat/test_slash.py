@@ -5,7 +5,6 @@ import threading
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import Static
-from tui_driver import Driver
 
 from chatapp.engine.model import Sampling
 from chatapp.engine.models import loading, resolving
@@ -20,13 +19,13 @@ from chatapp.tui.widgets.prompt import Completions
 COMMANDS = [entry for entry in ChatScreen.ACTIONS if entry.command]
 
 
-async def order(driver: Driver, text: str) -> None:
+async def order(driver, text):
     """Write a command and send it."""
     driver.prompt.text = text
     await driver.press("enter")
 
 
-def notices(driver: Driver) -> list[str]:
+def notices(driver):
     return [notification.message for notification in driver.app._notifications]
 
 
@@ -246,7 +245,7 @@ async def test_another_model_goes_on_with_the_chat(open_app, store, monkeypatch)
     opened = threading.Event()
     other = ScriptedModel(["Two."], name="other")
 
-    def load_model(name: str, **options: object) -> ScriptedModel:
+    def load_model(name, **options):
         assert name == "runs/other"
         opened.wait(120)
         return other
@@ -269,7 +268,7 @@ async def test_another_model_goes_on_with_the_chat(open_app, store, monkeypatch)
 
 
 async def test_a_model_that_cannot_be_loaded_leaves_the_one_there_was(open_app, monkeypatch):
-    def load_model(name: str, **options: object) -> ScriptedModel:
+    def load_model(name, **options):
         raise ValueError(f"{name}: no such model")
 
     monkeypatch.setattr(loading, "load_model", load_model)
@@ -318,7 +317,7 @@ async def test_a_disk_that_does_not_answer_does_not_hold_the_chat(
 ):
     answers = threading.Event()
 
-    def wait(*_: object) -> None:
+    def wait(*_):
         answers.wait(60)
         raise OSError("the disk is gone")
 

@@ -7,20 +7,18 @@ import pytest
 from fakes import ScriptedModel
 from tui_driver import fill
 
-from chatapp.dialogue.store import Store
-
 TOLD = "This chat was deleted in another window. What is on the screen is now saved as a new chat."
 
 
 class Disk:
     """A disk under a store that can be full."""
 
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store, monkeypatch):
         self.is_full = False
         database = store._database
         execute = database.rows
 
-        def rows(statement: str, *values: object) -> list[sqlite3.Row]:
+        def rows(statement, *values):
             with database._errors():
                 if self.is_full and statement.startswith(("UPDATE", "INSERT", "BEGIN IMMEDIATE")):
                     raise sqlite3.OperationalError("database or disk is full")

@@ -3,7 +3,6 @@
 import threading
 
 from fakes import ScriptedModel
-from tui_driver import Driver
 
 from chatapp.engine.models import loading
 
@@ -11,13 +10,13 @@ from chatapp.engine.models import loading
 class Loader:
     """In place of `load_model`: each model comes, or fails, when the test lets it."""
 
-    def __init__(self, models: dict[str, ScriptedModel | Exception]) -> None:
+    def __init__(self, models):
         self._models = models
         self._gates = {name: threading.Event() for name in models}
         self._threads: dict[str, threading.Thread] = {}
         self.precisions: dict[str, str] = {}
 
-    def __call__(self, name: str, *, precision: str, **options: object) -> ScriptedModel:
+    def __call__(self, name, *, precision, **options):
         self._threads[name] = threading.current_thread()
         self.precisions[name] = precision
         self._gates[name].wait(120)
@@ -26,21 +25,21 @@ class Loader:
             raise model
         return model
 
-    def let(self, name: str) -> None:
+    def let(self, name):
         """Let a model's load come to its end."""
         self._gates[name].set()
 
-    def has_told(self, name: str) -> bool:
+    def has_told(self, name):
         """Whether the screen has been told of the model."""
         return not self._threads[name].is_alive()
 
 
-async def command(driver: Driver, text: str) -> None:
+async def command(driver, text):
     driver.prompt.text = text
     await driver.press("enter")
 
 
-def named(name: str, *replies: str) -> ScriptedModel:
+def named(name, *replies):
     return ScriptedModel(replies, name=name)
 
 

@@ -1,20 +1,16 @@
 """What happens around a turn: waiting for the model, refusals, failures, what is left behind."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 from fakes import ScriptedModel
 from tui_driver import fill
 
-from chatapp.engine.events import Event
-from chatapp.engine.model import Request
-
 
 async def test_the_first_message_waits_for_the_model(open_app, store):
     opened = threading.Event()
 
-    def load() -> ScriptedModel:
+    def load():
         opened.wait(120)
         return ScriptedModel(["Good morning."])
 
@@ -35,7 +31,7 @@ async def test_the_first_message_waits_for_the_model(open_app, store):
 async def test_a_failed_load_gives_the_text_back_and_can_be_tried_again(open_app):
     attempts = []
 
-    def load() -> ScriptedModel:
+    def load():
         attempts.append(True)
         if len(attempts) == 1:
             raise RuntimeError("there is no folder [b]x[/b]")
@@ -57,7 +53,7 @@ async def test_a_failed_load_gives_the_text_back_and_can_be_tried_again(open_app
 async def test_a_load_that_fails_while_a_message_waits_gives_it_back(open_app):
     opened = threading.Event()
 
-    def load() -> ScriptedModel:
+    def load():
         opened.wait(120)
         raise RuntimeError("no such model")
 
@@ -144,7 +140,7 @@ async def test_text_written_meanwhile_is_kept_when_a_message_comes_back(open_app
 async def test_a_waiting_message_is_kept_when_another_chat_is_opened(open_app, store):
     opened = threading.Event()
 
-    def load() -> ScriptedModel:
+    def load():
         opened.wait(120)
         return ScriptedModel(["Good morning."])
 
@@ -173,7 +169,7 @@ async def test_a_message_refused_after_its_chat_was_left_comes_back(open_app):
 class BrokenModel(ScriptedModel):
     """Breaks a promise: it raises in the middle of a reply."""
 
-    def generate(self, request: Request) -> Iterator[Event]:
+    def generate(self, request):
         for count, event in enumerate(super().generate(request)):
             if count == 2:
                 raise ZeroDivisionError("a bug")
@@ -251,7 +247,7 @@ async def test_a_panic_ends_the_reply_and_not_the_chat(open_app, store):
     class Panicking(ScriptedModel):
         panics = True
 
-        def generate(self, request: Request) -> Iterator[Event]:
+        def generate(self, request):
             if self.panics:
                 self.panics = False
                 raise PanicException("index out of bounds")

@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 import pytest
 from inspector_driver import SETTINGS, go_to, notes, text_of, words
 from random_models import view_of
-from tui_driver import Driver
 
 from chatapp.lab.prompt_parts import PartSpan
 from chatapp.lab.view import View
@@ -21,7 +20,7 @@ from chatapp.tui.inspector.token_choice import HeatMap
 from chatapp.tui.inspector.view import CLOSE_UPS, CloseUpView, InspectorTab
 
 
-def shown(driver: Driver) -> list[View]:
+def shown(driver):
     return list(driver.chat.query_one(CloseUpView).views())
 
 
@@ -130,7 +129,7 @@ async def test_every_view_is_saved_as_a_page_and_a_picture(open_app, gpt2, tmp_p
         await driver.until(lambda: "cannot be saved in this folder" in notes(driver))
 
 
-def _tab(name: str) -> str:
+def _tab(name):
     return {"patch": "compare", "next": "step"}.get(name, name)
 
 

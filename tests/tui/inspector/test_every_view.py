@@ -11,7 +11,6 @@ from random_models import save_random
 from ranges import check_ranges
 from seq2seq_models import write_seq2seq
 from tiny import write_tiny_gpt2
-from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from chatapp.cli import app
@@ -28,7 +27,7 @@ AFTER = {"patch": ["--noise", "1"], "positions": ["--with", TEXT[::-1]]}
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, bpe: Tokenizer) -> dict[str, str]:
+def folders(tmp_path_factory, bpe):
     """A model for each view: most views are of GPT-2."""
     folder = tmp_path_factory.mktemp("models")
     gpt2 = str(write_tiny_gpt2(folder / "gpt2", context=256))
@@ -42,7 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, bpe: Tokenizer) -> dict[st
     return dict.fromkeys(VIEWS, gpt2) | others
 
 
-def arguments(name: str, folder: str) -> list[str]:
+def arguments(name, folder):
     """A command line that shows a view."""
     view = VIEWS[name]
     text = [TEXT] if view.takes_text == "always" else []

@@ -15,7 +15,7 @@ TEXTS = ["The quick brown fox jumps.", "A naïve café owner, a naïve café own
 
 
 @pytest.fixture(autouse=True)
-def few_texts(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def few_texts(monkeypatch, tmp_path_factory):
     path = tmp_path_factory.mktemp("texts") / "sample.txt"
     path.write_text("\n\n".join(TEXTS))
     monkeypatch.setattr(lab.sample_texts, "__defaults__", (path,))
@@ -58,7 +58,7 @@ async def test_measuring_stops_and_begins_again(open_app, gpt2, monkeypatch):
     may_go_on, has_begun = threading.Event(), threading.Event()
     add = lab.add_random
 
-    def wait(*arguments: object) -> None:
+    def wait(*arguments):
         has_begun.set()
         may_go_on.wait(60)
         add(*arguments)

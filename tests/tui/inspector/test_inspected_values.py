@@ -26,7 +26,7 @@ async def test_attention_is_the_traces(open_app, gpt2):
         reading = read(session, session.chat.messages[-1].id)
         trace = DecoderTrace(gpt2.decoder, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
 
-        async def expect(source: int, cell: tuple[int, int] | None, target: int | None) -> None:
+        async def expect(source, cell, target):
             found = trace.attention(source)
             weights = found.mean((0, 1)) if cell is None else found[cell]
             detail = words(driver, "attention-detail")

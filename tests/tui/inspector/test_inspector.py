@@ -109,7 +109,7 @@ async def test_the_example_is_opened_with_the_head_that_copies(open_app):
 async def test_models_that_are_not_there_or_show_nothing(open_app):
     gate = threading.Event()
 
-    def load() -> ScriptedModel:
+    def load():
         gate.wait(120)
         return ScriptedModel(["Fine."])
 

@@ -1,17 +1,15 @@
 """The inspector on a chat with a server: what was sent, and how likely the server said it was."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 from completions_server import CompletionsServer, delta, replied
 from textual.widgets import Static
-from tui_driver import Driver
 
 from chatapp.engine.models.loading import load_model
 
 
-def told(token: str, *others: tuple[str, float]) -> str:
+def told(token, *others):
     """An event with a token and the likeliest ones in its place."""
     tops = [{"token": text, "logprob": math.log(share)} for text, share in others]
     logprob = math.log(dict(others).get(token, 0.01))
@@ -20,7 +18,7 @@ def told(token: str, *others: tuple[str, float]) -> str:
 
 
 @pytest.fixture
-def server() -> Iterator[CompletionsServer]:
+def server():
     with CompletionsServer().running() as server:
         server.protocols = ("chat/completions", "completions")
         server.models = [{"id": "tiny", "max_model_len": 512}]
@@ -32,14 +30,14 @@ def server() -> Iterator[CompletionsServer]:
         yield server
 
 
-async def look(driver: Driver) -> None:
+async def look(driver):
     await driver.press("f3")
     await driver.until(lambda: "of reply" in words(driver, "inspector-about"))
     await driver.until(lambda: words(driver, "tokens-detail"))
     await driver.idle()
 
 
-def words(driver: Driver, id: str) -> str:
+def words(driver, id):
     """What a part of the inspector says; nothing before the inspector stands there."""
     return "".join(str(static.content) for static in driver.chat.query(f"#{id}").results(Static))
 

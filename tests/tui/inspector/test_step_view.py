@@ -3,7 +3,6 @@
 from glass import GlassModel, random_gpt2
 from inspector_driver import SETTINGS, alternatives, go_to, inspector, notes, text_of, words
 from textual.widgets import OptionList
-from tui_driver import Driver
 
 from chatapp.dialogue.reading import read
 from chatapp.engine.events import Token
@@ -84,7 +83,7 @@ async def test_what_cannot_be_branched_is_said(open_app, store):
 # Step by step
 
 
-def taken(driver: Driver) -> list[int]:
+def taken(driver):
     return [each.id for each in driver.chat.query_one(StepView)._step.taken]
 
 

@@ -7,7 +7,7 @@ from fakes import ScriptedModel
 
 import chatapp
 from chatapp.common.paths import settings_path
-from chatapp.common.settings import KeyChoice, Settings, SettingsError, load_settings
+from chatapp.common.settings import KeyChoice, SettingsError, load_settings
 from chatapp.tui.app import ChatApp
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.screen import ChatScreen
@@ -15,7 +15,7 @@ from chatapp.tui.platform.actions import places, read_keymap, written
 from chatapp.tui.screens.models import ModelScreen
 
 
-def settings(text: str) -> Settings:
+def settings(text):
     path = settings_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -50,7 +50,7 @@ def test_every_key_can_be_another_one():
                 assert read_keymap([chosen]) == {entry.name: ",".join(map(_sorted, free))}
 
 
-def _sorted(key: str) -> str:
+def _sorted(key):
     *modifiers, name = key.split("+")
     return "+".join([*sorted(modifiers), name])
 

@@ -2,13 +2,11 @@
 
 import base64
 import threading
-from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 from textual.geometry import Offset
 from textual.selection import Selection
-from tui_driver import Driver
 
 from chatapp.tui.app import ChatApp
 from chatapp.tui.platform import programs as clipboard
@@ -19,7 +17,7 @@ programs = clipboard.programs  # the fixture of all these tests puts another in 
 
 
 @pytest.fixture
-def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bin(tmp_path, monkeypatch):
     """A folder that is the whole PATH, but for the shell that runs what is in it."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -30,7 +28,7 @@ def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def install(folder: Path, name: str, script: str) -> None:
+def install(folder, name, script):
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -73,7 +71,7 @@ async def test_the_terminal_and_the_system_are_told(open_app, monkeypatch):
     filled: list[tuple[str, list[list[str]]]] = []
     done = threading.Event()
 
-    def record(text: str, commands: list[list[str]]) -> bool:
+    def record(text, commands):
         filled.append((text, commands))
         done.set()
         return True
@@ -102,7 +100,7 @@ async def test_a_browser_fills_no_clipboard_of_this_machine(open_app, monkeypatc
         assert driver.app.clipboard == "x"
 
 
-def select(driver: Driver, start: Offset | None, end: Offset | None) -> None:
+def select(driver, start, end):
     """Select in the last message, as the mouse would."""
     body = driver.transcript.views[-1].query_one(TextBody)
     driver.app.screen.selections = {body: Selection(start, end)}

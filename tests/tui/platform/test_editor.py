@@ -2,9 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +10,12 @@ from chatapp.tui.app import ChatApp
 
 
 @pytest.fixture
-def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def editor(tmp_path, monkeypatch):
     """Let the editor be a Python program, given the file's `path`."""
     monkeypatch.setattr(ChatApp, "suspend", lambda app: nullcontext())
     monkeypatch.setenv("EDITOR", "false")
 
-    def use(program: str) -> None:
+    def use(program):
         script = tmp_path / "an editor.py"
         lines = f"import sys, pathlib\npath = pathlib.Path(sys.argv[1])\n{program}\n"
         script.write_text(lines)

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import pkgutil
 import types
-from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
 
@@ -51,7 +50,7 @@ def test_the_name_is_there(owner, name, module):
     )
 
 
-def own_classes() -> Iterator[type]:
+def own_classes():
     """The classes of the screens, without those of the module that may use private names."""
     for module in pkgutil.walk_packages(chatapp.tui.__path__, "chatapp.tui."):
         if module.name != INTERNALS:
@@ -60,7 +59,7 @@ def own_classes() -> Iterator[type]:
                     yield value
 
 
-def private_names(kind: type) -> set[str]:
+def private_names(kind):
     """The names with an underscore that a class defines, or that its methods use."""
     empty = types.new_class("Empty", kind.__bases__)  # has what Textual gives to every class
     names = vars(kind).keys() - vars(empty).keys()
@@ -71,7 +70,7 @@ def private_names(kind: type) -> set[str]:
     return {name for name in names if name.startswith("_") and not name.startswith("__")}
 
 
-def names_of_textual(kind: type) -> set[str]:
+def names_of_textual(kind):
     """The names that the bases of a class from Textual have, or give to their instances."""
     names: set[str] = set()
     for base in kind.__mro__[1:]:

@@ -3,12 +3,12 @@
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import OptionList
-from tui_driver import Driver, fill
+from tui_driver import fill
 
 from chatapp.tui.screens.branches import BranchScreen, in_order
 
 
-async def rows(driver: Driver) -> list[str]:
+async def rows(driver):
     """What the screen of branches lists."""
     await driver.until(
         lambda: (

@@ -2,13 +2,11 @@
 
 import re
 import threading
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import Static
 from thinking_model import SPECIAL, thinking_model
-from tui_driver import Driver
 
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.store.rows import Basis, Comparison
@@ -23,20 +21,20 @@ FOREIGN = "[b]x[/b] \x1b[2J"
 BASE = Variant("bundled", "auto", "", Sampling())
 
 
-def screen(driver: Driver) -> CompareScreen:
+def screen(driver):
     assert isinstance(driver.app.screen, CompareScreen)
     return driver.app.screen
 
 
-def sides(driver: Driver) -> list[Side]:
+def sides(driver):
     return list(screen(driver).query(Side))
 
 
-def problem(driver: Driver) -> str:
+def problem(driver):
     return str(screen(driver).query_one("#compare-problem", Static).content)
 
 
-async def open_compare(driver: Driver, *keys: str) -> None:
+async def open_compare(driver, *keys):
     """Press keys that open the screen, and wait until it takes others."""
     await driver.press(*keys)
     await driver.until(
@@ -44,12 +42,12 @@ async def open_compare(driver: Driver, *keys: str) -> None:
     )
 
 
-async def answered(driver: Driver) -> None:
+async def answered(driver):
     """Wait until both sides have a whole reply and the screen asks for the choice."""
     await driver.until(lambda: screen(driver).check_action("choose", ()))
 
 
-async def left_behind(driver: Driver, *keys: str) -> None:
+async def left_behind(driver, *keys):
     await driver.press(*keys)
     await driver.until(lambda: driver.app.screen is driver.chat)
     await driver.idle()
@@ -144,19 +142,19 @@ async def test_leaving_decides_nothing(open_app, store):
 class Pausing(ScriptedModel):
     """Pauses after so many tokens of all replies together, until the gate is opened."""
 
-    def __init__(self, replies: list[str], after: int, **options: Any) -> None:
+    def __init__(self, replies, after, **options):
         super().__init__(replies, **options)
         self.left = after
         self.closed = threading.Event()
 
-    def _wait(self, cancel: threading.Event | None) -> bool:
+    def _wait(self, cancel):
         self.left -= 1
         if self.left < 0:
             self.gate = self.closed
         return super()._wait(cancel)
 
 
-def shown(driver: Driver) -> list[str]:
+def shown(driver):
     return [side.body.text.strip() for side in sides(driver)]
 
 
@@ -214,7 +212,7 @@ async def test_another_model_on_the_right(open_app, store, monkeypatch):
     other = ScriptedModel(["Other."], name="runs/other")
     loaded: list[tuple[str, str]] = []
 
-    def load_model(name: str, *, precision: str, device: str) -> ScriptedModel:
+    def load_model(name, *, precision, device):
         loaded.append((name, precision))
         if name != other.name:
             raise ValueError(f"{name}: no such model")
@@ -286,7 +284,7 @@ async def test_a_store_that_goes_away_is_told(open_app, store):
 async def test_not_while_there_is_no_model(open_app):
     wait = threading.Event()
 
-    def slowly() -> ScriptedModel:
+    def slowly():
         wait.wait(120)
         return ScriptedModel(["One."])
 

@@ -5,7 +5,7 @@ import inspect
 import json
 import pkgutil
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 from fakes import ScriptedModel
@@ -20,29 +20,29 @@ from chatapp.tui.screens.teaching import TraceScreen
 from chatapp.tui.widgets.dialog import LeftOnce
 
 
-async def open_history(driver: Driver) -> None:
+async def open_history(driver):
     await driver.say("Tell me about the sea.")
     await driver.press("ctrl+o")
 
 
-async def open_parameters(driver: Driver) -> None:
+async def open_parameters(driver):
     await driver.press("f2")
 
 
-async def open_page(driver: Driver) -> None:
+async def open_page(driver):
     await driver.press(*"/set", "enter")
 
 
-async def open_prompts(driver: Driver) -> None:
+async def open_prompts(driver):
     await driver.press("f5")
 
 
-async def copy(driver: Driver) -> None:
+async def copy(driver):
     await driver.say("Tell me about the sea.")
     await driver.press("f12")
 
 
-async def trace(driver: Driver) -> None:
+async def trace(driver):
     copies = {"reply": SEA, "copies": [], "words": 1, "nats_per_word": {"model": 1, "ngram": 2}}
     command = [sys.executable, "-c", f"print({json.dumps(copies)!r})"]
     driver.app.push_screen(TraceScreen(driver.chat.conversation, command))
@@ -66,7 +66,7 @@ WAYS: dict[str, Callable[[Driver], Awaitable[object]]] = {
 """What a user does to open each, by the name of its class."""
 
 
-def every_screen() -> Iterator[type]:
+def every_screen():
     for module in pkgutil.iter_modules(screens.__path__):
         loaded = importlib.import_module(f"{screens.__name__}.{module.name}")
         for value in vars(loaded).values():

@@ -2,14 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import ProgressBar
-from tui_driver import Driver
 
-from chatapp.common.userfiles import Progress
 from chatapp.engine.errors import ModelError
 from chatapp.engine.models import catalogue, fetching, loading
 from chatapp.engine.models.known_models import known_models
@@ -19,13 +16,13 @@ from chatapp.tui.screens.models import ModelScreen
 class Hub:
     """Stands in for `fetch`: brings half a model at once, and the rest when it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked: list[str] = []
         self.go_on = threading.Event()
         self.ended = threading.Event()
         self.problem = ""
 
-    def fetch(self, name: str, *, say: Callable[[str], None], progress: Progress) -> None:
+    def fetch(self, name, *, say, progress):
         self.asked.append(name)
         try:
             if self.problem:
@@ -39,7 +36,7 @@ class Hub:
 
 
 @pytest.fixture(autouse=True)
-def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+def hub(monkeypatch):
     hub = Hub()
     monkeypatch.setattr(fetching, "fetch", hub.fetch)
     monkeypatch.setattr(catalogue, "on_this_machine", lambda *_: [])
@@ -48,11 +45,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 @pytest.fixture(autouse=True)
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def loaded(monkeypatch):
     """The names of the models that are loaded."""
     names: list[str] = []
 
-    def load_model(name: str, **options: object) -> ScriptedModel:
+    def load_model(name, **options):
         names.append(name)
         return ScriptedModel(["Yes."], name=name)
 
@@ -60,7 +57,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-async def choose(driver: Driver, name: str) -> ModelScreen:
+async def choose(driver, name):
     """Open the list and choose a model that is not here."""
     await driver.press("f8")
     await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))

@@ -1,12 +1,12 @@
 """The list of chats: searched, opened, and what its keys do with a chat."""
 
-from tui_driver import Driver, fill
+from tui_driver import fill
 
 from chatapp.tui.screens.history import ChatList
 from chatapp.tui.widgets.dialog import Field
 
 
-async def listed(driver: Driver) -> list[str]:
+async def listed(driver):
     """The titles in the list of chats."""
     await driver.settle()
     await driver.app.workers.wait_for_complete(

@@ -3,9 +3,7 @@
 import asyncio
 import sys
 
-import pytest
 from fakes import ScriptedModel
-from tui_driver import Driver
 
 from chatapp.engine.models import loading
 from chatapp.tui.chat import model_actions
@@ -29,13 +27,13 @@ except KeyboardInterrupt:
 """
 
 
-def use(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def use(monkeypatch, script):
     monkeypatch.setattr(
         model_actions, "command", lambda model: [sys.executable, "-c", script, model]
     )
 
 
-async def learn(driver: Driver) -> LearnScreen:
+async def learn(driver):
     await driver.until(lambda: driver.chat.conversation.session is not None)
     driver.prompt.text = "/learn"
     await driver.press("enter")
@@ -54,7 +52,7 @@ async def test_the_new_model_is_gone_on_with(open_app, monkeypatch):
     use(monkeypatch, LEARNS)
     asked = []
 
-    def load_model(name: str, **_: object) -> ScriptedModel:
+    def load_model(name, **_):
         asked.append(name)
         return ScriptedModel(["New."], name=name)
 

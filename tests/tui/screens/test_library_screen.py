@@ -7,7 +7,6 @@ from fakes import ScriptedModel
 from glass import GlassModel
 from library_driver import choose, picker, rows, type_in
 from textual.widgets import OptionList, Static
-from tui_driver import Driver
 
 from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import Sampling
@@ -16,19 +15,19 @@ from chatapp.tui.screens.library import LibraryScreen
 from chatapp.tui.widgets.dialog import Field
 
 
-async def leave(driver: Driver) -> None:
+async def leave(driver):
     await driver.press("escape")
     await driver.until(lambda: driver.app.screen is driver.chat)
 
 
-def preview(driver: Driver) -> str:
+def preview(driver):
     parts = ("#preview-about", "#preview-text")
     widgets = [driver.app.screen.query_one(part, Static) for part in parts]
     return "\n".join(str(widget.content) for widget in widgets if widget.display)
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def said(monkeypatch):
     """What the user was told in passing."""
     words: list[str] = []
     monkeypatch.setattr(ChatWidgets, "inform", lambda widgets, said: words.append(said))
@@ -161,7 +160,7 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(open_app, store, own, 
 async def test_one_can_choose_before_the_model_is_there(open_app, store, own):
     there, model = threading.Event(), ScriptedModel(["Nice."])
 
-    def load() -> ScriptedModel:
+    def load():
         there.wait(60)
         return model
 

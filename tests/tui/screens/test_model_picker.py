@@ -1,14 +1,11 @@
 """The list of models, and a chat that goes on with a model on a server."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from completions_server import CompletionsServer, closed_port, said
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
-from tui_driver import Driver
 
 from chatapp.engine.models import loading, resolving
 from chatapp.tui.screens.models import ModelScreen
@@ -16,14 +13,14 @@ from chatapp.tui.widgets.dialog import Field
 
 
 @pytest.fixture
-def server() -> Iterator[CompletionsServer]:
+def server():
     with CompletionsServer().running() as server:
         server.models = [{"id": "tiny", "max_model_len": 512}, {"id": "[b]large[/b]"}]
         yield server
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: CompletionsServer) -> None:
+def machine(tmp_path, monkeypatch, server):
     """A machine with two models, a server that is up and one that is down."""
     monkeypatch.chdir(tmp_path)
     write_tiny_gpt2(tmp_path / "runs" / "mine", context=256)
@@ -35,11 +32,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Completions
     )
 
 
-def notices(driver: Driver) -> list[str]:
+def notices(driver):
     return [notification.message for notification in driver.app._notifications]
 
 
-async def open_list(driver: Driver) -> ModelScreen:
+async def open_list(driver):
     await driver.press("f8")
     await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))
     await driver.until(lambda: "Looking for models" not in driver.screen_text)
@@ -96,7 +93,7 @@ async def test_a_chat_goes_on_with_a_model_from_the_list(open_app, store, server
 async def test_what_is_typed_can_be_loaded(open_app, monkeypatch):
     names = []
 
-    def load_model(name: str, **options: object) -> ScriptedModel:
+    def load_model(name, **options):
         names.append(name)
         return ScriptedModel(["Two."], name=name)
 

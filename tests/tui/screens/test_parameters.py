@@ -6,7 +6,6 @@ import pytest
 from fakes import ScriptedModel
 from textual.events import Key
 from textual.widgets import Static
-from tui_driver import Driver
 
 from chatapp.common.paths import presets_path
 from chatapp.common.presets import read_presets, save_preset
@@ -18,15 +17,15 @@ from chatapp.tui.widgets.dialog import Field
 FOREIGN = "[b]x[/b]"
 
 
-def field(driver: Driver, name: str) -> Field:
+def field(driver, name):
     return driver.app.screen.query_one(f"#{name}", Field)
 
 
-def problem(driver: Driver) -> str:
+def problem(driver):
     return str(driver.app.screen.query_one("#field-problem", Static).content)
 
 
-async def open_parameters(driver: Driver, **values: str) -> None:
+async def open_parameters(driver, **values):
     await driver.press("f2")
     await driver.until(lambda: isinstance(driver.app.screen, ParametersScreen))
     for name, value in values.items():
@@ -100,7 +99,7 @@ async def test_a_value_that_cannot_be_is_not_kept(open_app):
 async def test_another_template_and_precision(open_app, monkeypatch):
     loaded: list[str] = []
 
-    def load_model(name: str, *, precision: str, device: str, **options: object) -> ScriptedModel:
+    def load_model(name, *, precision, device, **options):
         loaded.append(precision)
         if precision == "bfloat16":
             raise ValueError("cannot be loaded in bfloat16")

@@ -7,7 +7,6 @@ import pytest
 from fakes import ScriptedModel
 from textual.content import Content
 from textual.widgets import Static
-from tui_driver import Driver
 
 from chatapp.tui.chat import messages
 from chatapp.tui.screens.teaching import TraceScreen, trace_command
@@ -21,13 +20,13 @@ print(json.dumps({"reply": sys.argv[2], "copies": [copy], "words": 4, "nats_per_
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     return folder
 
 
-async def press_i(driver: Driver) -> None:
+async def press_i(driver):
     await driver.say("Where?")
     await driver.press("ctrl+up", "i")
 
@@ -38,7 +37,7 @@ def test_a_reply_that_begins_with_a_dash_is_no_option():
 
 
 async def test_copies_are_underlined_and_located(open_app, monkeypatch, run):
-    def command(*arguments: object) -> list[str]:
+    def command(*arguments):
         return [sys.executable, "-c", TRACES, *map(str, arguments)]
 
     monkeypatch.setattr(messages, "trace_command", command)

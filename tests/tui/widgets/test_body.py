@@ -21,7 +21,7 @@ PIECES = st.lists(
 )
 
 
-def rows(body: TextBody, width: int) -> list[str]:
+def rows(body, width):
     body.get_content_height(ANY, ANY, width)
     return [row.text for row in body._rows]
 

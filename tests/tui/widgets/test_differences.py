@@ -5,7 +5,7 @@ import pytest
 from chatapp.tui.widgets.rendered import difference
 
 
-def marked(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
+def marked(text, spans):
     return [text[first:last] for first, last in spans]
 
 

@@ -10,7 +10,7 @@ from chatapp.tui.app import ChatApp
 from chatapp.tui.widgets.status import KeyBar
 
 
-def last_row(driver: Driver) -> str:
+def last_row(driver):
     return driver.screen_text.split("\n")[-1].strip()
 
 

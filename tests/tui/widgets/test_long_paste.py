@@ -4,21 +4,18 @@ Counted in calls of Python functions, which do not depend on the machine or what
 """
 
 import sys
-from collections.abc import Awaitable
-from types import FrameType
 
 from fakes import ScriptedModel
 from textual.events import Paste
-from tui_driver import Driver
 
 LINES = 10_000
 
 
-async def calls(work: Awaitable[None]) -> int:
+async def calls(work):
     """How many functions were called on this thread until `work` was done."""
     count = 0
 
-    def called(frame: FrameType, event: str, argument: object) -> None:
+    def called(frame, event, argument):
         nonlocal count
         count += event in ("call", "c_call")
 
@@ -30,18 +27,18 @@ async def calls(work: Awaitable[None]) -> int:
     return count
 
 
-async def cost_of(driver: Driver, key: str) -> int:
+async def cost_of(driver, key):
     """The calls that a key costs, without what a timer may add to one press or another."""
     return min([await calls(driver.press(key)) for _ in range(3)])
 
 
-async def paste(driver: Driver, lines: int) -> None:
+async def paste(driver, lines):
     text = "\n".join(f"line {number} of [b]this[/b] paste" for number in range(lines))
     driver.app.post_message(Paste(text))
     await driver.settle()
 
 
-async def empty(driver: Driver) -> None:
+async def empty(driver):
     """Leave no draft, which the next start would give back."""
     driver.prompt.text = ""
     await driver.settle()

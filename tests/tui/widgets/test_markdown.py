@@ -1,14 +1,12 @@
 """Replies as Markdown: by default, while they are written, and never more than text."""
 
 import threading
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from textual.widgets import Static
-from tui_driver import Driver, fill
+from tui_driver import fill
 
 from chatapp.common.settings import Settings
 from chatapp.tui.widgets.markdown import RenderedBody
@@ -33,12 +31,12 @@ HOSTILE = [
 ]
 
 
-def rendered(driver: Driver) -> list[RenderedBody]:
+def rendered(driver):
     """The replies that are shown as Markdown."""
     return [body for body in driver.transcript.query(RenderedBody) if body.display]
 
 
-async def order(driver: Driver, text: str) -> None:
+async def order(driver, text):
     driver.prompt.text = text
     await driver.press("enter")
 
@@ -94,7 +92,7 @@ async def test_a_reply_is_laid_out_while_it_is_written(open_app, monkeypatch):
     parsed: list[str] = []
     parse = MarkdownIt.parse
 
-    def counted(parser: MarkdownIt, text: str, names: Any = None) -> list[Token]:
+    def counted(parser, text, names=None):
         parsed.extend([text] if text else [])
         return parse(parser, text, names)
 
@@ -104,7 +102,7 @@ async def test_a_reply_is_laid_out_while_it_is_written(open_app, monkeypatch):
     class Halting(ScriptedModel):
         count = 0
 
-        def _wait(self, cancel: threading.Event | None) -> bool:
+        def _wait(self, cancel):
             self.count += 1
             if self.count > 10:
                 self.gate = halted

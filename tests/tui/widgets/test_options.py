@@ -1,7 +1,7 @@
 """Lists to choose from: paging without room, and lines that are too long."""
 
 import pytest
-from textual.app import App, ComposeResult
+from textual.app import App
 from textual.content import Content
 
 from chatapp.tui.widgets.dialog import MarkedOptions, Options
@@ -10,11 +10,11 @@ from chatapp.tui.widgets.dialog import MarkedOptions, Options
 class Lists(App[None]):
     """A list of three lines, so many rows high."""
 
-    def __init__(self, height: int) -> None:
+    def __init__(self, height):
         super().__init__()
         self._height = height
 
-    def compose(self) -> ComposeResult:
+    def compose(self):
         options = Options("[bold]one", "two", "three")
         options.styles.height = self._height
         yield options
@@ -36,7 +36,7 @@ async def test_a_page_down_turns_only_what_is_seen(height, last):
 class Marked(App[None]):
     """A list with a line that is longer than its width."""
 
-    def compose(self) -> ComposeResult:
+    def compose(self):
         options = MarkedOptions()
         options.styles.width = 24
         options.show(

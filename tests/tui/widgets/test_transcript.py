@@ -2,9 +2,8 @@
 
 import pytest
 from fakes import ScriptedModel
-from tui_driver import Driver, fill
+from tui_driver import fill
 
-from chatapp.dialogue.store import Store
 from chatapp.tui.widgets import transcript
 
 AT_FIRST, STEP, AT_MOST = 13, 8, 30
@@ -13,7 +12,7 @@ BEYOND = AT_FIRST + STEP + 2
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def few(monkeypatch):
     """Half as many messages as usual, in the time of half as many."""
     monkeypatch.setattr(transcript, "AT_FIRST", AT_FIRST)
     monkeypatch.setattr(transcript, "STEP", STEP)
@@ -21,11 +20,11 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def long_chat(store: Store) -> int:
+def long_chat(store):
     return fill(store, [f"<{number}> " + "some words " * (number % 30) for number in range(LENGTH)])
 
 
-def mounted(driver: Driver) -> list[int]:
+def mounted(driver):
     """The numbers of the mounted messages."""
     return [int(text[1 : text.index(">")]) for text in driver.texts]
 

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from completions_server import closed_port
@@ -49,7 +47,7 @@ BLOCK = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A random GPT-2 whose logits differ enough that rounding does not reorder them."""
     folder = write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=CONTEXT)
     weights = load_file(folder / "model.safetensors")
@@ -58,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_gguf(folder: Path, path: Path) -> None:
+def write_gguf(folder, path):
     """The model of a folder in the format of llama.cpp."""
     config = json.loads((folder / "config.json").read_text())
     tokenizer = json.loads((folder / "tokenizer.json").read_text())["model"]
@@ -101,7 +99,7 @@ def write_gguf(folder: Path, path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(folder, tmp_path_factory):
     """The address of the server."""
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     write_gguf(folder, path)
@@ -131,13 +129,13 @@ def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 
 @pytest.fixture
-def model(url: str) -> RemoteModel:
+def model(url):
     model = load_model(url)
     assert isinstance(model, RemoteModel)
     return model
 
 
-def run(model: RemoteModel | LocalModel, sampling: Sampling, **options: object) -> list[Token]:
+def run(model, sampling, **options):
     *tokens, finished = model.generate(Request(model.tokenizer.encode(PROMPT), sampling, **options))
     assert isinstance(finished, Finished)
     assert finished.reason != "error", finished.message

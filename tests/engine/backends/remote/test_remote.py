@@ -5,9 +5,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from completions_server import CompletionsServer, break_off, closed_port, piece, said, usage
@@ -29,29 +27,27 @@ from chatapp.prompting.template import ALPACA
 
 
 @pytest.fixture
-def server() -> Iterator[CompletionsServer]:
+def server():
     with CompletionsServer().running() as server:
         yield server
 
 
 @pytest.fixture
-def model(server: CompletionsServer) -> RemoteModel:
+def model(server):
     server.models = [{"id": "tiny", "max_model_len": 64}]
     loaded = load_model(server.url)
     assert isinstance(loaded, RemoteModel)
     return loaded
 
 
-def run(
-    model: RemoteModel, text: str = "User: hi", sampling: Sampling | None = None, **options: Any
-) -> tuple[list[Token], Finished]:
+def run(model, text="User: hi", sampling=None, **options):
     ids = model.tokenizer.encode(text)
     *tokens, finished = model.generate(Request(ids, sampling or Sampling(), **options))
     assert isinstance(finished, Finished)
     return [token for token in tokens if isinstance(token, Token)], finished
 
 
-def text_of(events: tuple[list[Token], Finished]) -> str:
+def text_of(events):
     tokens, finished = events
     return "".join(token.text for token in tokens) + finished.text
 
@@ -198,7 +194,7 @@ def test_options_beyond_the_protocol_are_spoken_of_once(server, model):
 
 
 def test_a_server_that_only_takes_the_protocol(server, model):
-    def strict(request: dict[str, Any]) -> Any:
+    def strict(request):
         if "top_k" in request:
             error = {"error": {"message": "Unrecognized request argument supplied: top_k"}}
             return 400, json.dumps(error), {}
@@ -233,7 +229,7 @@ def test_cancelling_closes_the_connection(server, model):
 def test_cancelling_before_the_answer_begins(server, model):
     cancel = threading.Event()
 
-    def wait(request: dict[str, Any]) -> list[Any]:
+    def wait(request):
         cancel.set()
         return [server.hang]
 
@@ -291,7 +287,7 @@ def test_a_server_that_falls_silent(server, model, monkeypatch):
     )
 
 
-def keep_sending(data: bytes) -> list[Any]:
+def keep_sending(data):
     """A stream of the same again and again, until the client has hung up."""
     return [part for _ in range(2_000) for part in (data, lambda: time.sleep(0.03))]
 
@@ -331,7 +327,7 @@ def test_a_list_that_comes_byte_by_byte_is_given_up(start, monkeypatch):
     monkeypatch.setattr(http, "_ANSWER_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def drip() -> None:
+        def drip():
             connection, _ = listener.accept()
             with connection, suppress(OSError):
                 connection.sendall(start)
@@ -431,7 +427,7 @@ def test_there_is_no_way_to_it(url, settings, monkeypatch):
 
 
 def test_the_context(server, tmp_path):
-    def loaded() -> RemoteModel:
+    def loaded():
         model = load_model(server.url)
         assert isinstance(model, RemoteModel)
         return model

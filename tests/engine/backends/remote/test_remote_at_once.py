@@ -1,31 +1,28 @@
 """Several requests to a server at once: each is answered as it is alone, and none is forgotten."""
 
 import threading
-from collections.abc import Iterator
-from typing import Any
 
-from completions_server import Item, piece, said
+from completions_server import piece, said
 
 from chatapp.engine.backends.remote.http import MOST_AT_ONCE
-from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Request, Sampling, whole_replies
 
 SHORT = Sampling(max_tokens=8)
 
 
-def asked(model: RemoteModel, *texts: str) -> list[Request]:
+def asked(model, *texts):
     return [Request(model.tokenizer.encode(text), SHORT) for text in texts]
 
 
 class SideBySide:
     """Lets no request be answered before so many have come, and the last of them first."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count):
         self.count, self.here, self.most = count, 0, 0
         self.changed = threading.Condition()
 
-    def __call__(self, request: dict[str, Any]) -> list[Item]:
+    def __call__(self, request):
         with self.changed:
             self.here += 1
             self.most = max(self.most, self.here)
@@ -46,7 +43,7 @@ def test_each_is_answered_as_it_is_alone(server, model):
 def test_a_request_is_taken_when_there_is_room(server, model):
     taken: list[int] = []
 
-    def requests() -> Iterator[Request]:
+    def requests():
         for number, request in enumerate(asked(model, *"abcdefghij")):
             taken.append(number)
             yield request

@@ -3,14 +3,10 @@
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
-from completions_server import CompletionsServer, break_off, delta, replied, usage
+from completions_server import break_off, delta, replied, usage
 
-from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import Request, Sampling
@@ -19,7 +15,7 @@ from chatapp.engine.models.loading import load_model
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-def named(server: CompletionsServer, tmp_path: Path, protocol: str) -> str:
+def named(server, tmp_path, protocol):
     """The name of the server, of which the protocol is said."""
     (tmp_path / "config").mkdir()
     table = f'[mine]\nurl = "{server.url}"\nprotocol = "{protocol}"\n'
@@ -27,22 +23,18 @@ def named(server: CompletionsServer, tmp_path: Path, protocol: str) -> str:
     return "mine"
 
 
-def replied_to(
-    messages: Sequence[Mapping[str, Any]], sampling: Sampling | None = None, **options: Any
-) -> Request:
+def replied_to(messages, sampling=None, **options):
     """A request of a reply to messages."""
     return Request((), sampling or Sampling(), messages=messages, **options)
 
 
-def run(
-    model: RemoteModel, sampling: Sampling | None = None, **options: Any
-) -> tuple[list[Token], Finished]:
+def run(model, sampling=None, **options):
     *tokens, finished = model.generate(replied_to(HELLO, sampling, **options))
     assert isinstance(finished, Finished)
     return [token for token in tokens if isinstance(token, Token)], finished
 
 
-def text_of(events: tuple[list[Token], Finished]) -> str:
+def text_of(events):
     tokens, finished = events
     return "".join(token.text for token in tokens) + finished.text
 
@@ -201,10 +193,10 @@ def test_a_message_that_may_have_been_accepted_is_not_sent_again(server, model):
 # Servers that take less
 
 
-def refusing(name: str, status: int, words: str) -> Any:
+def refusing(name, status, words):
     """A stream that refuses a request with this field."""
 
-    def answer(request: dict[str, Any]) -> Any:
+    def answer(request):
         if name in request:
             return status, json.dumps({"error": {"message": words}}), {}
         return replied("Yes.")
@@ -235,7 +227,7 @@ def test_what_a_server_refuses_is_left_out(server, model, name, status, words, m
 def test_several_refusals_one_after_the_other(server, model):
     refusals = [refusing(name, 400, f"no {name}") for name in ("seed", "logprobs", "top_k")]
 
-    def strict(request: dict[str, Any]) -> Any:
+    def strict(request):
         answers = [refusal(request) for refusal in refusals]
         return next((answer for answer in answers if isinstance(answer, tuple)), answers[0])
 

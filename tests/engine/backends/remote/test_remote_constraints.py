@@ -8,13 +8,13 @@ from completions_server import replied, said
 from chatapp.engine.constraint.compiling import ConstraintError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished
-from chatapp.engine.model import LanguageModel, Request, Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.engine.models.loading import load_model
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
-def end(model: LanguageModel, constraint: Constraint, *, as_chat: bool) -> Finished:
+def end(model, constraint, *, as_chat):
     messages = [{"role": "user", "content": "hi"}] if as_chat else ()
     ids = () if as_chat else model.tokenizer.encode("hi")
     *_, last = model.generate(

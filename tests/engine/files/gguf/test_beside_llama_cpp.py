@@ -8,12 +8,9 @@ import random
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from gguf import GGUFWriter
 from gguf_files import LLAMA_KEYS, LLAMA_NAMES, write_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -57,12 +54,12 @@ os._exit(0)  # the server's own end may hang
 """
 
 
-def texts_for(name: str) -> list[str]:
+def texts_for(name):
     """The texts; with "whitespace", llama.cpp ends its process at two spaces side by side."""
     return [" ".join(text.split()) for text in TEXTS] if name == "whitespace" else TEXTS
 
 
-def vocabulary(name: str) -> dict[str, Any]:
+def vocabulary(name):
     """A vocabulary that is cut by a pre-tokenizer, and merges whatever it does not cut."""
     tokenizer = Tokenizer(models.BPE())
     if name in SPACES_MARKED:
@@ -89,7 +86,7 @@ def vocabulary(name: str) -> dict[str, Any]:
     }
 
 
-def write_model(path: Path, keys: dict[str, Any]) -> None:
+def write_model(path, keys):
     """A file with a vocabulary and a model of one block, whose weights are zero."""
     size, width, inner = len(keys["tokenizer.ggml.tokens"]), 64, 96
     shapes = {"attn_k": (32, width), "attn_v": (32, width), "ffn_down": (width, inner)}
@@ -102,7 +99,7 @@ def write_model(path: Path, keys: dict[str, Any]) -> None:
     for name in LLAMA_NAMES.values():
         tensors[f"blk.0.{name}.weight"] = torch.zeros(shapes.get(name, (width, width)))
 
-    def more(writer: GGUFWriter) -> None:
+    def more(writer):
         writer.add_tokenizer_model(keys["tokenizer.ggml.model"])
         writer.add_tokenizer_pre(keys["tokenizer.ggml.pre"])
         writer.add_token_list(keys["tokenizer.ggml.tokens"])
@@ -113,7 +110,7 @@ def write_model(path: Path, keys: dict[str, Any]) -> None:
     write_file(path, {**LLAMA_KEYS, "llama.block_count": 1}, tensors, "F16", more=more)
 
 
-def ids_of_llama_cpp(path: Path, texts: list[str]) -> list[list[int]]:
+def ids_of_llama_cpp(path, texts):
     """Of each text. Each file has a process of its own, as llama.cpp ends that of a wrong one."""
     done = subprocess.run(
         [sys.executable, "-c", LLAMA_CPP, str(path)],
@@ -126,7 +123,7 @@ def ids_of_llama_cpp(path: Path, texts: list[str]) -> list[list[int]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
-def distinct() -> list[str]:
+def distinct():
     """A name of each method."""
     rules = (BEGIN, CHARACTERS, SPACES_MARKED, WHOLE_WORDS_FIRST)
     methods = {

@@ -1,7 +1,6 @@
 """Models written as GGUF: read again, they are the same; what a file cannot say is refused."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ LLAMA3 = {
 }
 
 
-def export(folder: Path, kind: str = "f32", template: dict[str, str] | None = None) -> Path:
+def export(folder, kind="f32", template=None):
     path = folder / "out" / "model.gguf"
     seen: list[tuple[int, int]] = []
     write_gguf(find_model(str(folder)), path, kind, template or {}, lambda *at: seen.append(at))

@@ -1,13 +1,9 @@
 """Adapters have PEFT's logits in a chat, merged into a GGUF file and a folder, and alone."""
 
-from pathlib import Path
-from typing import Any
-
 import peft
 import pytest
 import torch
 from random_models import save_random
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from chatapp.engine.errors import ModelError
@@ -26,9 +22,7 @@ LLAMA = {
 IDS = [5, 9, 33, 70, 200, 4]
 
 
-def adapter(
-    folder: Path, bpe: Tokenizer, family: str, *, is_tied: bool = False, **changes: Any
-) -> Path:
+def adapter(folder, bpe, family, *, is_tied=False, **changes):
     """A base model in `folder`, and a random adapter of it."""
     sizes = GPT2 if family == "gpt2" else LLAMA | {"tie_word_embeddings": is_tied}
     save_random(folder, family, bpe, **sizes)
@@ -46,7 +40,7 @@ def adapter(
     return folder.parent / "adapter"
 
 
-def check_logits(base: Path, made: Path) -> None:
+def check_logits(base, made):
     """Compare an adapter in a chat, merged as GGUF and merged as a folder with PEFT's own."""
     model = AutoModelForCausalLM.from_pretrained(base)
     with torch.inference_mode():
@@ -58,7 +52,7 @@ def check_logits(base: Path, made: Path) -> None:
         torch.testing.assert_close(found, logits[0, -1, : len(found)], rtol=0, atol=1e-4)
 
 
-def written(name: Path, path: Path) -> GGUFFile:
+def written(name, path):
     write_gguf(find_model(str(name)), path, "f32", {}, lambda *_: None)
     return GGUFFile(path)
 

@@ -1,7 +1,6 @@
 """GGUF files: metadata and tensors as they were written, and sentences for broken ones."""
 
 import inspect
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -13,7 +12,7 @@ from chatapp.engine.files.gguf.reader import GGUFFile
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     path = tmp_path / "tiny.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint32("llama.block_count", 3)

@@ -1,8 +1,5 @@
 """GGUF's matrices of four bits become int4 without having been floats."""
 
-from pathlib import Path
-from typing import Any
-
 import gguf
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from gguf_files import (
     vocabulary,
     write_file,
 )
-from numpy.typing import NDArray
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder import decoder
@@ -31,11 +27,11 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers"
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
 
 
-def any_blocks(kind: str, rows: int, columns: int) -> NDArray[np.uint8]:
+def any_blocks(kind, rows, columns):
     """Any bytes, but scales that are numbers of a usual size."""
     number = gguf.GGMLQuantizationType[kind]
     per_block, size = gguf.GGML_QUANT_SIZES[number]
@@ -105,11 +101,11 @@ def test_what_is_stored_in_other_ways_beside_it_is_rounded(tmp_path, bpe):
     assert distance(load_model(str(mixed), precision="int4"), exact) < 0.2
 
 
-def write_mixed(path: Path, tensors: dict[str, Any], floats: dict[str, Any], bpe: Any) -> Path:
+def write_mixed(path, tensors, floats, bpe):
     """As `write_file` in Q4_1, but with some matrices in float32."""
     flat = {name: tensor for name, tensor in tensors.items() if name not in floats}
 
-    def more(writer: gguf.GGUFWriter) -> None:
+    def more(writer):
         vocabulary(bpe)(writer)
         for name, tensor in floats.items():
             writer.add_tensor(name, tensor.detach().contiguous().numpy())
@@ -117,7 +113,7 @@ def write_mixed(path: Path, tensors: dict[str, Any], floats: dict[str, Any], bpe
     return write_file(path, LLAMA_KEYS, flat, "Q4_1", more=more)
 
 
-def distance(found: Any, wanted: Any) -> float:
+def distance(found, wanted):
     """How far logits are from others, beside how unlike these are."""
     assert isinstance(found, LocalModel)
     assert isinstance(found.decoder, decoder.Decoder)

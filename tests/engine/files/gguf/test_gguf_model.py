@@ -1,8 +1,5 @@
 """Models from GGUF files: the logits of the same model from a folder, and broken files told."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from gguf_files import (
@@ -35,12 +32,12 @@ KINDS = ("F32", "F16", "Q8_0", "Q4_1")
 
 
 @pytest.fixture(scope="session")
-def llama() -> Any:
+def llama():
     return tiny_llama()
 
 
 @pytest.fixture
-def llama_file(tmp_path: Path, llama: Any, bpe: Tokenizer) -> Path:
+def llama_file(tmp_path, llama, bpe):
     tensors = dict(llama_tensors(llama))
     return write_file(tmp_path / "tiny.gguf", LLAMA_KEYS, tensors, more=vocabulary(bpe))
 
@@ -95,7 +92,7 @@ def test_a_model_without_a_chat_template_is_chatted_with_in_plain(tmp_path, bpe)
 
 
 def test_of_several_templates_the_default_is_taken(tmp_path, bpe):
-    def more(writer: Any) -> None:
+    def more(writer):
         vocabulary(bpe)(writer)
         writer.add_string("tokenizer.chat_template.tool_use", "other")
 
@@ -228,7 +225,7 @@ def test_a_type_that_cannot_be_read_is_told(number, llama_file):
 
 
 def test_a_template_is_not_taken_from_a_broken_key(tmp_path, bpe):
-    def more(writer: Any) -> None:
+    def more(writer):
         vocabulary(bpe, TEMPLATE)(writer)
         writer.add_string("chatapp.template", "[]")
 

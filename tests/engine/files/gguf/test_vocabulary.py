@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from gguf_files import write_file
-from tokenizers import Tokenizer
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.gguf.pre_tokenizers import PRE_TOKENIZERS, pre_tokenizer
@@ -32,7 +31,7 @@ SENTENCEPIECE: dict[str, Any] = {
 }
 
 
-def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
+def tokens(tokenizer, text):
     return list(tokenizer.encode(text, add_special_tokens=False).tokens)
 
 
@@ -130,7 +129,7 @@ def test_what_is_not_known_is_refused_by_name(change, words):
         gguf_tokenizer(BYTE_LEVEL | change, "a.gguf")
 
 
-def published() -> list[Path]:
+def published():
     data = os.environ.get("SHARED_DATA", "")
     return sorted(Path(data, "vocabularies").glob("*.gguf")) if data else []
 
@@ -159,7 +158,7 @@ def test_a_text_that_goes_on_gets_no_space_before_it(tmp_path):
         "tokenizer.ggml.token_type": [int(type) for type in types],
     }
 
-    def more(writer: Any) -> None:
+    def more(writer):
         writer.add_tokenizer_model("llama")
         for key, values in keys.items():
             writer.add_array(key, values)
