@@ -65,6 +65,7 @@ class Sampler:
         self._generator = torch.Generator().manual_seed(seed)
         self._known = 0
         self._seen: set[int] = set()
+        self._seen_ids = np.empty(0, np.int64)
         self._following: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
 
     def draw(self, logits: Tensor, ids: Sequence[int]) -> int:
@@ -77,9 +78,9 @@ class Sampler:
         if options.temperature == 0:
             return int(logits.numpy().argmax())  # torch takes seven times as long
         token_ids, probabilities = self._truncated(self._tempered(logits))
-        uniform = torch.rand((), dtype=torch.float64, generator=self._generator)
-        cumulative = probabilities.double().cumsum(0)
-        index = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
+        uniform = float(torch.rand((), dtype=torch.float64, generator=self._generator))
+        cumulative = probabilities.double().cumsum(0).numpy()
+        index = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
         index = min(index, len(cumulative) - 1)
         return index if token_ids is None else int(token_ids[index])
 
@@ -111,10 +112,14 @@ class Sampler:
         logits = logits.clone()
         logits[self._biased] += self._bias
         if options.repetition_penalty != 1.0:
-            self._seen.update(ids[self._known :])
-            seen = torch.tensor(sorted(self._seen))
-            values, penalty = logits[seen], options.repetition_penalty
-            logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+            fresh = set(ids[self._known :]) - self._seen
+            if fresh:
+                self._seen |= fresh
+                self._seen_ids = np.append(self._seen_ids, list(fresh))
+            values = logits.numpy()[self._seen_ids]  # torch takes ten times as long
+            penalty = np.float32(options.repetition_penalty)
+            values = np.where(values > 0, values / penalty, values * penalty)
+            logits.numpy()[self._seen_ids] = values
         if counts:
             self._counts.update(ids[max(self._known, self._prompt) :])
             drawn = torch.tensor(list(self._counts), dtype=torch.long)
