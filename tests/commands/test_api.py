@@ -27,7 +27,6 @@ def test_it_serves_until_it_is_ended(home):
         text=True,
     )
     try:
-        assert process.stderr is not None
         while "Serving bundled" not in (line := process.stderr.readline()):
             assert line, process.poll()
         body = {"messages": [{"role": "user", "content": "What is a cat?"}], "max_tokens": 8}
@@ -137,7 +136,6 @@ def test_a_stuck_server_is_ended_all_the_same(home, monkeypatch, capsys):
     port = closed_port()
     command = [sys.executable, "-c", STUCK, str(port)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
         while "Serving bundled" not in (line := process.stderr.readline()):
             assert line, process.poll()
         with pytest.raises(TimeoutError):
@@ -163,7 +161,6 @@ def test_one_signal_ends_it_although_a_computation_goes_on(home):
     port = closed_port()
     command = [sys.executable, "-c", ENDLESS, str(port)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
         while "Serving bundled" not in (line := process.stderr.readline()):
             assert line, process.poll()
         process.terminate()

@@ -210,14 +210,12 @@ def talking(tmp_path, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        assert process.stderr is not None
         assert process.stderr.readline() == b"asked\n"
         yield process
 
 
 def test_an_interrupt_prints_what_there_was(tmp_path):
     with talking(tmp_path) as process:
-        assert process.stdout is not None
         start = os.read(process.stdout.fileno(), 4)
         process.send_signal(signal.SIGINT)
         rest, err = process.communicate()
@@ -230,8 +228,6 @@ def test_an_interrupt_prints_what_there_was(tmp_path):
 
 def test_a_closed_pipe_ends_quietly(tmp_path):
     with talking(tmp_path) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert os.read(process.stdout.fileno(), 3) == b"wor"
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -79,7 +79,6 @@ def test_a_branch_may_end_at_once(store):
     model.tokenizer.decode = lambda ids: "".join(model.tokenizer.piece(id) for id in ids if id)
     model.tokenizer._pieces[0] = ""
     *_, finished = session.branch(reply.id, begin)
-    assert isinstance(finished, Finished)
     assert (finished.reason, finished.reply_tokens) == ("stop", 2)
     assert (session.chat.messages[-1].text, session.chat.messages[-1].status) == (
         "One two",
@@ -149,5 +148,4 @@ def test_what_the_last_of_the_given_tokens_held_back_comes_with_the_end():
     writer, options = writer_for(model, PLAIN), Options(Sampling(), forced=begin)
     _, *tokens, end = turn(model, writer, [Exchange("Count")], options)
     assert [token.text for token in tokens] == ["", "one"]
-    assert isinstance(end, Finished)
     assert (end.text, end.reason, end.reply_tokens) == (" two", "stop", 2)

@@ -85,7 +85,6 @@ def test_exports_carry_the_mark_and_imports_keep_it(store, model, tmp_path):
     session.chat.interventions = off(model, "1.0")
     reply(session, "Hi")
     chat_id = session.chat.id
-    assert chat_id is not None
     chat, messages = store.chat(chat_id), store.path(chat_id)
     document = to_json(chat, messages)
     assert document["messages"][1]["changes"] == "without 1.0"

@@ -101,7 +101,6 @@ def overwrite(path, start, content):
 
 def test_a_damaged_file_is_replaced_by_its_copy_and_kept(path, tmp_path):
     expected, copy = texts(path), back_up(path)
-    assert copy is not None
     assert copy.stat().st_mode & 0o777 == 0o600
     assert copy.parent.stat().st_mode & 0o777 == 0o700
     overwrite(path, 0, b"\xff" * 100)

@@ -49,7 +49,6 @@ def kill_while(program, path, seconds):
     """Run a program on a file of chats, and kill it some seconds after it is ready."""
     command = [sys.executable, "-c", program, str(Path(__file__).parent.parent), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         time.sleep(seconds)
         process.kill()

@@ -137,7 +137,6 @@ def test_the_switch_is_set_or_there_is_none(tmp_path):
 def test_thoughts_are_exported_when_they_are_asked_for(tmp_path, store):
     session = opened(thinking_model(tmp_path / "model", [REPLY]), store)
     list(session.say("Hi"))
-    assert session.chat.id is not None
     chat, messages = store.chat(session.chat.id), store.path(session.chat.id)
     without, with_thoughts = (
         to_training_rows(chat, messages, thinking=thinking)[0]["messages"][-1]["content"]

@@ -31,7 +31,6 @@ def use(model):
     model.score([(IDS[:5], IDS[5:8])])
     model.embed(IDS)
     opened = inspectable(model)
-    assert opened is not None
     opened.inspect(IDS).attention(3)
     opened.stepper(IDS, Sampling()).draw()
 

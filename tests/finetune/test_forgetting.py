@@ -41,11 +41,9 @@ def test_lost_and_gained_are_counted_question_by_question(monkeypatch):
     assert found.before - found.lost == found.after - found.gained
     assert f"lost {found.lost}, gained {found.gained}" in found.words
     few = measure_forgetting("before", "after", 40, 1e6)
-    assert few is not None
     assert few.n == 40
     assert measure_forgetting("before", "after", 19, 1e6) is None
     hurried = measure_forgetting("before", "after", 200, 0.0)
-    assert hurried is not None
     assert hurried.n == forgetting._AT_ONCE  # no more than the first ones
 
 

@@ -33,7 +33,6 @@ def pair(request, tmp_path_factory):
     reply = reply_of(model, prompt)[:6]
     assert len(reply) == 6
     opened = inspectable(model)
-    assert opened is not None
     trace = opened.inspect(prompt, reply=reply)
     assert isinstance(trace, EncoderDecoderTrace)
     network = model.network
@@ -57,7 +56,6 @@ def test_predictions_begin_with_the_reply(pair):
     wanted = output.logits[0, first:, : model.vocabulary].log_softmax(-1)
     for place, id in enumerate(trace.ids[size:]):
         actual = tokens.actual(size + place)
-        assert actual is not None
         assert actual.id == id
         assert actual.rank == 1  # it is the greedy reply
         assert actual.probability == pytest.approx(float(wanted[place, id].exp()), abs=1e-5)

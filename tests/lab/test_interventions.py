@@ -208,7 +208,6 @@ def test_many_and_together_draw_what_one_draws(local):
 def test_the_inspector_sees_the_changed_model(local):
     changes = off(local.decoder, "0.1 1.mlp")
     opened = inspectable(local)
-    assert opened is not None
     logits = opened.inspect(IDS, changes).logits(39, 40)[0]
     assert torch.allclose(logits, local.decoder.forward(IDS, changes=changes), atol=1e-4)
     stepper = opened.stepper(IDS, GREEDY, changes)

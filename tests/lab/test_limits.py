@@ -31,12 +31,10 @@ def test_a_reply_read_again_shows_what_the_constraint_did(model):
     assert isinstance(events[-1], Finished)
     assert events[-1].valid
     opened = inspectable(model)
-    assert opened is not None
     trace = opened.inspect([*prompt, *(token.id for token in drawn)])
     limits = limits_of(model, trace, len(prompt), CONSTRAINT)
     assert limits[: len(prompt)] == (None,) * len(prompt)
     for token, limit in zip(drawn, limits[len(prompt) :], strict=True):
-        assert limit is not None
         assert limit.forced == token.forced
         assert math.isclose(limit.forbidden, token.forbidden, abs_tol=0.05)  # int8, float32
     assert any(token.forced for token in drawn)
@@ -54,7 +52,6 @@ def test_steps_follow_the_constraint_and_show_what_it_removes(model):
     events = model.generate(Request(prompt, sampling, constraint=CONSTRAINT))
     expected = [event for event in events if isinstance(event, Token)]
     opened = inspectable(model)
-    assert opened is not None
     stepper = opened.stepper(prompt, sampling, constraint=CONSTRAINT)
     for token in expected:
         cut = stepper.look()
@@ -80,5 +77,4 @@ def test_a_reply_without_the_constraint_shows_none(model):
     ids = model.tokenizer.encode("User: What do you like?\nAssistant:")
     reply = model.tokenizer.encode(" I like music.", begins=False)
     opened = inspectable(model)
-    assert opened is not None
     assert limits_of(model, opened.inspect([*ids, *reply]), len(ids), CONSTRAINT) == ()

@@ -41,7 +41,6 @@ def test_each_token_has_what_the_tokens_before_it_predict(model, trace):
     (scores,) = model.score([(trace.ids[:1], trace.ids[1:])])
     for position, score in enumerate(scores, start=1):
         actual = tokens.actual(position)
-        assert actual is not None
         assert actual.id == trace.ids[position]
         assert actual.probability == pytest.approx(math.exp(score), abs=1e-5)
 
@@ -72,7 +71,6 @@ def test_the_first_token_attends_to_itself(trace):
 
 def test_layers_know_what_followed(trace):
     layers = Layers.of(trace, 3)
-    assert layers.actual is not None
     assert layers.actual.id == trace.ids[4]
     assert len(layers.predictions) == 3
     best = [guess.candidates[0].id for guess in layers.predictions]
@@ -95,7 +93,6 @@ def test_a_server_tells_of_the_tokens_of_its_reply_alone():
     assert "".join(tokens.texts) == "Where? Paris!"
     assert tokens.expected[:start] == (None,) * start
     actual, expected = tokens.actual(start), tokens.expected[start]
-    assert actual is not None
     assert expected is not None
     assert (actual.probability, actual.rank) == (pytest.approx(0.25), 2)
     assert (expected.entropy, expected.candidates[0].id) == (None, lyon)

@@ -39,13 +39,11 @@ Pair = tuple[Trace, Any]
 
 def inspect(model, ids):
     opened = inspectable(model)
-    assert opened is not None
     return opened.inspect(ids)
 
 
 def stepper_of(model, ids, sampling):
     opened = inspectable(model)
-    assert opened is not None
     return opened.stepper(ids, sampling)
 
 
@@ -105,7 +103,6 @@ def test_predictions_are_the_softmax_of_the_logits(pair):
             assert each.probability == pytest.approx(float(row[each.id]), abs=1e-5)
         assert prediction.entropy == pytest.approx(float(-(row * row.log2()).sum()), abs=1e-3)
         if position + 1 < len(IDS):
-            assert prediction.actual is not None
             assert prediction.actual.id == IDS[position + 1]
             assert prediction.actual.rank == order.index(IDS[position + 1]) + 1
             assert prediction.actual.text == trace.texts[position + 1]

@@ -75,7 +75,6 @@ def test_a_server_that_is_killed_halfway_loses_no_item(folder):
         try:
             local = evaluate(folder, MODEL, "local")
             assert local.exit_code == 0, local.output
-            assert server.stderr is not None
             while f"Serving {MODEL}" not in (line := server.stderr.readline()):
                 assert line, server.poll()
             killer = threading.Thread(target=kill_halfway, args=(server, folder))

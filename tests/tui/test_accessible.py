@@ -109,7 +109,6 @@ async def test_a_small_terminal_of_sixteen_colours(open_app, chat, place, monkey
     async with open_app(GlassModel(["It is."]), chat_id=chat, size=(60, 20)) as driver:
         await go_to(driver, place)
         focused = driver.app.focused
-        assert focused is not None
         assert focused.region.overlaps(driver.app.screen.region)
         for strip in driver.app.screen._compositor.render_strips():
             for text, style, _ in strip:

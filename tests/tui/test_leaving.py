@@ -128,7 +128,6 @@ def test_what_hangs_is_abandoned_with_a_word(reply, tmp_path, monkeypatch, work)
         assert "Traceback" not in program.output
     if work == "learning":
         pid = re.search(r"sleeps as (\d+)", program.output)
-        assert pid is not None
         assert ends(int(pid[1]))
     if work in ("reply", "screen"):
         assert reply().status == "stopped"

@@ -60,7 +60,6 @@ def serving(home, server):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stderr is not None
     line = process.stderr.readline()
     try:
         told = re.search(rf"The chat is on http://localhost:{port}(/[\w-]{{22}}/) · Ctrl\+C", line)

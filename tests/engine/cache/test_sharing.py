@@ -142,7 +142,6 @@ def test_the_mask_lets_a_token_see_its_own_row_alone():
     assert tree.ids == [1, 2, 3, 4, 9]
     assert tree.positions == [2, 3, 3, 4, 1]
     mask = tree.mask()
-    assert mask is not None
     assert [row.nonzero().flatten().tolist() for row in mask.exp()] == [
         [0, 1, 2],
         [0, 1, 2, 3],

@@ -58,7 +58,6 @@ def test_causal_models_of_every_family_in_the_hubs_cache(gpt2, tmp_path):
     assert list(models) == ["bundled", "org/llama"]
     model = models["org/llama"]
     assert model.origin == "hub"
-    assert model.info is not None
     assert model.info.template == OWN
     assert model.bytes == model.info.bytes
     assert " · own template · " in model.about

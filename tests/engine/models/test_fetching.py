@@ -363,7 +363,6 @@ def test_the_catalogue():
         assert model.purpose
         assert model.bytes > 1e8
     package = models["smollm2"].package
-    assert package is not None
     assert package.file_name == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert len(package.sha256) == 64
 

@@ -12,11 +12,9 @@ from finetune.config.sections import ConfigError, Data
 from finetune.data.encoding import Span
 from finetune.data.preferences import (
     FIELDS,
-    EncodedPair,
     EncodedVerdict,
     PairEncoder,
     Preference,
-    Verdict,
     detect_feedback,
     detect_preference,
 )
@@ -53,7 +51,6 @@ PREFERENCES = [
 @pytest.mark.parametrize("fields", PREFERENCES, ids=lambda fields: "-".join(fields))
 def test_preferences_of_every_layout(fields):
     read = detect_preference(row(**fields)).read(row(**fields))
-    assert isinstance(read, Preference)
     assert turns(read.chosen) == [("user", "Who?"), ("assistant", "Me.")]
     assert turns(read.rejected) == [("user", "Who?"), ("assistant", "You.")]
 
@@ -61,7 +58,6 @@ def test_preferences_of_every_layout(fields):
 def test_an_input_stands_below_its_instruction_and_turns_before():
     fields = {"instruction": "Shout.", "input": "hi", "system": "Be brief.", **TEXTS}
     read = detect_preference(row(**fields)).read(row(**fields))
-    assert isinstance(read, Preference)
     assert turns(read.chosen)[:2] == [("system", "Be brief."), ("user", "Shout.\n\nhi")]
 
 
@@ -75,7 +71,6 @@ def test_an_input_stands_below_its_instruction_and_turns_before():
 def test_texts_share_whole_words_and_are_learnt_as_they_stand(chosen, rejected, parts):
     fields = {"chosen": chosen, "rejected": rejected}
     read = detect_preference(row(**fields)).read(row(**fields))
-    assert isinstance(read, Preference)
     assert read.chosen.parts == (parts[0], parts[1])
     assert read.rejected.parts == (parts[0], parts[2])
 
@@ -83,7 +78,6 @@ def test_texts_share_whole_words_and_are_learnt_as_they_stand(chosen, rejected, 
 def test_a_margin_is_kept():
     fields = {"prompt": "Who?", **TEXTS, "margin": 1.5}
     read = detect_preference(row(**fields)).read(row(**fields))
-    assert isinstance(read, Preference)
     assert read.margin == 1.5
 
 
@@ -93,7 +87,6 @@ def test_a_margin_is_kept():
 def test_verdicts(label, desirable):
     fields = {"prompt": [USER], "completion": [ME], "label": label}
     read = detect_feedback(row(**fields)).read(row(**fields))
-    assert isinstance(read, Verdict)
     assert read.desirable is desirable
     assert turns(read.reply) == [("user", "Who?"), ("assistant", "Me.")]
 
@@ -163,7 +156,6 @@ def preference(**fields):
 def test_of_a_chat_the_last_reply_alone_is_learnt():
     history = [USER, YOU, {"role": "user", "content": "Really who?"}]
     (pair,) = encoder().encode(preference(prompt=history, chosen=[ME], rejected=[YOU]))
-    assert isinstance(pair, EncodedPair)
     for encoded in (pair.chosen, pair.rejected):
         learnt = (encoded.spans == Span.RESPONSE).nonzero()[0]
         assert learnt.tolist() == list(range(learnt[0], len(encoded.ids)))
@@ -180,7 +172,6 @@ def test_both_replies_stay_behind_the_same_prompt_however_it_is_cut(too_long):
     limit = 45 if too_long == "truncate-prompt" else 60
     shortening = encoder(limit if len(whole.chosen.ids) > limit else 40, too_long)
     (pair,) = shortening.encode(preference(**fields))
-    assert isinstance(pair, EncodedPair)
     assert len(pair.chosen.ids) <= shortening.length
     prompts = [e.ids[e.spans != Span.RESPONSE].tolist() for e in (pair.chosen, pair.rejected)]
     assert prompts[0] == prompts[1]
@@ -248,7 +239,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def test_preferences_as_they_are_published(name):
     row = Row("rows.jsonl, line 1", PUBLISHED[name])
     pair = detect_feedback(row).read(row)
-    assert isinstance(pair, Preference)
     texts = [[message.text for message in each.messages] for each in pair.examples]
     assert texts == [["Who?", "Ann."], ["Who?", "Bo."]]
 

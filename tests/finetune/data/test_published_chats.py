@@ -12,7 +12,7 @@ from chatapp.prompting.template import CHAT
 from chatapp.rows.reading import BadRow, Row
 from finetune.data.encoding import ExampleEncoder
 from finetune.data.formats import TrainingExample, detect
-from finetune.data.preferences import Preference, detect_feedback
+from finetune.data.preferences import detect_feedback
 from finetune.data.prompts import detect_prompt
 
 QUESTION = {"role": "user", "content": "What is 6*7?"}
@@ -256,7 +256,6 @@ PAIRS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_true_preference_of_each_format(name):
     pair = feedback(PAIRS[name])
-    assert isinstance(pair, Preference)
     assert turns_shown(pair.chosen.messages) == ["user: What is 6*7?", "assistant: It is 42."]
     assert turns_shown(pair.rejected.messages) == ["user: What is 6*7?", "assistant: 41"]
     assert pair.margin == 0.0
@@ -266,7 +265,6 @@ def test_a_reply_of_a_preference_may_be_a_call():
     pair = feedback(
         {"prompt": [QUESTION], "chosen": CALLED[1:2], "rejected": [ANSWER], "tools": TOOLS}
     )
-    assert isinstance(pair, Preference)
     assert turns_shown(pair.chosen.messages) == CALCULATED[:2]
     assert pair.chosen.tools == pair.rejected.tools == tuple(TOOLS)
 

@@ -194,7 +194,6 @@ def test_nothing_that_a_function_started_is_left_after_a_kill(tmp_path):
     )
     command = [sys.executable, "-c", code, f"{tmp_path / 'mine.py'}:score"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.kill()
     assert all(ends(int(pid)) for pid in (tmp_path / "pids").read_text().split())

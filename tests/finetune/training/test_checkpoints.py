@@ -62,7 +62,6 @@ def test_a_folder_is_written_by_one_process_until_it_ends(tmp_path):
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(ConfigError, match="another process is writing this run"), claim(folder):
             pass

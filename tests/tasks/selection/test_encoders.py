@@ -291,7 +291,6 @@ def test_encoders_by_name(model, folder, tmp_path, monkeypatch):
     expected = SentenceEncoder(ModelFiles.read(folder), "cls").encode(["who"])
     assert named.encode(["who"]) == pytest.approx(expected)
     itself = load_encoder(Select(encoder="lm", layer=3), model)
-    assert itself is not None
     assert itself.encode(["a"]).shape == (1, 2)
     assert len(list((tmp_path / "home/cache/embeddings").glob("*.sqlite"))) == 2
     model.files = None
@@ -309,7 +308,6 @@ def test_the_optional_package_becomes_the_default(folder, tmp_path, monkeypatch)
     monkeypatch.setattr(encoders, "_MINILM", "carries_minilm")
     assert minilm_folder() == package / "model"
     default = load_encoder(Select())
-    assert default is not None
     assert default.fingerprint == SentenceEncoder(ModelFiles.read(package / "model")).fingerprint
 
 

@@ -22,7 +22,6 @@ async def test_attention_is_the_traces(open_app, gpt2):
             driver.chat.query_one("#attention HeatMap", HeatMap),
         )
         session = driver.chat.conversation.session
-        assert session is not None
         reading = read(session, session.chat.messages[-1].id)
         trace = DecoderTrace(gpt2.decoder, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
 

@@ -223,7 +223,6 @@ async def test_a_reply_of_another_model_says_who_wrote_and_who_reads(open_app, g
         await driver.press_and_rest("f3")
         assert "written by" not in words(driver, "inspector-about")
         session = driver.chat.conversation.session
-        assert session is not None
         store = session.chat.store
         own = store.generations
         monkeypatch.setattr(

@@ -18,7 +18,6 @@ async def test_enter_on_an_alternative_branches_the_reply(open_app, store, gpt2)
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         session = driver.chat.conversation.session
-        assert session is not None
         first = session.chat.messages[-1]
         ids = read(session, first.id).reply_ids
         await driver.press_and_rest("f3")
@@ -91,7 +90,6 @@ async def test_steps_draw_what_generate_draws(open_app, gpt2):
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
         session = driver.chat.conversation.session
-        assert session is not None
         prompt = read(session, session.chat.messages[-1].id).prompt.ids
         events = gpt2.generate(Request(prompt, SETTINGS.sampling))
         expected = [event.id for event in events if isinstance(event, Token)][:4]
@@ -112,7 +110,6 @@ async def test_it_plays_pauses_and_ends(open_app, monkeypatch):
     async with open_app(model, settings=SETTINGS) as driver:
         await driver.say("he has it")
         session = driver.chat.conversation.session
-        assert session is not None
         model.context = len(read(session, session.chat.messages[-1].id).prompt.ids) + 5
         await driver.press_and_rest("f3", "8")
         view = driver.chat.query_one(StepView)

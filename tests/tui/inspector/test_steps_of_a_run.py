@@ -20,7 +20,6 @@ async def test_the_keys_step_through_a_run(open_app, tmp_path):
         await driver.press("shift+left")
         await driver.until(lambda: "step 0 of the run" in words(driver, "inspector-about"))
         model = driver.chat.conversation.model
-        assert model is not None
         assert model.name == driver.chat.widgets.status.model == steps[0]
         assert text_of(driver, TokensView).texts == texts
         await driver.press("shift+left")
