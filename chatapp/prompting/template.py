@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from chatapp.common.paths import TEMPLATE_FILE
 from chatapp.common.userfiles import UserError, read_json_object, write_whole
 from chatapp.prompting.calls import CALCULATOR
 from chatapp.prompting.chat_template import ChatTemplate, Written
-from chatapp.prompting.messages import END_OF_TEXT, OWN, CallPattern, Message, Segment
+from chatapp.prompting.messages import END_OF_TEXT, OWN, CallPattern, Kind, Message, Role, Segment
 
 
 class TemplateError(UserError, ValueError):
@@ -127,6 +128,8 @@ _SOURCE = """\
 # Stands for the end-of-text token, whose name a text of the wording may hold as text.
 _END = "\U0010fff2"
 
+_TURNS: tuple[Role, Role] = ("user", "assistant")
+
 
 @dataclass(frozen=True)
 class ShippedTemplate(ChatTemplate):
@@ -178,13 +181,42 @@ class ShippedTemplate(ChatTemplate):
         return [Segment("assistant", self.wording.lead + text)] if text else []
 
     def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:
-        stripped = [
-            replace(message, text=text)
-            if (text := message.text.strip()) != message.text
-            else message
-            for message in messages
-        ]
-        return super().render(stripped, open_reply=open_reply)
+        """See `ChatTemplate.render`. In a chat whose roles alternate the program writes the same
+        between two messages wherever they stand; any other chat it writes itself.
+        """
+        roles = ["", *(message.role for message in messages), ""]
+        texts = [message.text.strip() for message in messages]
+        turns = roles[2 if roles[1] == "system" else 1 : -1]
+        alternating = all(role == _TURNS[i % 2] for i, role in enumerate(turns))
+        has_calls = any(message.call for message in messages)
+        if not (turns and alternating and all(texts)) or has_calls:
+            stripped = [replace(m, text=text) for m, text in zip(messages, texts, strict=True)]
+            return super().render(stripped, open_reply=open_reply)
+        segments: list[Segment] = []
+        for before, role, text in zip(roles, roles[1:], texts, strict=False):
+            segments += self._between[before, role]
+            is_turn = role != "system"
+            kind: Kind = role if is_turn else "instruction"  # type: ignore[assignment]
+            segments.append(Segment(kind, self.wording.lead + text if is_turn else text))
+        is_open = open_reply and turns[-1] == "assistant"
+        return segments if is_open else [*segments, *self._between[turns[-1], ""]]
+
+    @cached_property
+    def _between(self) -> dict[tuple[str, str], list[Segment]]:
+        """What the program writes between messages of two roles, "" before the first one and after
+        the last one.
+        """
+        between: dict[tuple[str, str], list[Segment]] = {}
+        for roles in (_TURNS, ("system", *_TURNS, "user")):
+            pieces: list[list[Segment]] = [[]]
+            for segment in super().render([Message(role, role) for role in roles]):
+                is_system = roles[0] == "system" and segment.kind == "instruction"
+                if segment.kind in _TURNS or is_system:
+                    pieces.append([])
+                else:
+                    pieces[-1].append(segment)
+            between |= zip(pairwise(["", *roles, ""]), pieces, strict=True)
+        return between
 
     def writes(self, messages: Sequence[Message]) -> bool:
         """Never more than turns of user and assistant."""

@@ -1,5 +1,6 @@
 """What every dialogue template promises, for every chat there could be."""
 
+import itertools
 import json
 from dataclasses import fields, replace
 
@@ -8,6 +9,7 @@ from fakes import reworded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import END_OF_TEXT, Message, text_of
 from chatapp.prompting.template import (
     ALPACA,
@@ -126,6 +128,34 @@ def test_every_text_of_the_chat_is_a_segment_of_its_own_kind(template, chat):
     assert [(part.kind, part.text) for part in segments] == [
         (message.role, template.wording.lead + message.text.strip()) for message in turns
     ]
+
+
+@settings(max_examples=60)
+@given(TEMPLATE, st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), TEXT)))
+def test_a_chat_in_pieces_is_what_the_program_writes_whole(template, rows):
+    chat = [Message(role, text) for role, text in rows if role != "system"]
+    chat = [Message("system", text) for role, text in rows[:1] if role == "system"] + chat
+    for messages, is_open in itertools.product((chat, *alternating(rows)), (False, True)):
+        try:
+            whole = ChatTemplate.render(template, stripped(messages), open_reply=is_open)
+        except ChatTemplateError:
+            with pytest.raises(ChatTemplateError):
+                template.render(messages, open_reply=is_open)
+        else:
+            assert template.render(messages, open_reply=is_open) == whole
+
+
+def alternating(rows):
+    """Two chats of the texts, with and without a system message."""
+    texts = [text for _, text in rows]
+    roles = itertools.cycle(["user", "assistant"])
+    yield [Message(role, text) for role, text in zip(roles, texts, strict=False)]
+    roles = itertools.chain(["system"], itertools.cycle(["user", "assistant"]))
+    yield [Message(role, text) for role, text in zip(roles, texts, strict=False)]
+
+
+def stripped(chat):
+    return [replace(message, text=message.text.strip()) for message in chat]
 
 
 @pytest.mark.parametrize("marker", ["", "  ", "User: "])

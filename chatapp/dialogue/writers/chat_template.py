@@ -20,9 +20,6 @@ from chatapp.prompting.template import ShippedTemplate, Wording
 from chatapp.prompting.thinking import Marks, ends_in_thought
 from chatapp.tasks.files.documents import set_apart
 
-_ONE_EXCHANGE = 3
-"""Messages, with instructions."""
-
 
 class ChatWriter(Writer):
     """Writes chats in a template."""
@@ -35,7 +32,6 @@ class ChatWriter(Writer):
         self.calls = template.calls
         self.tool_choice = "own" if template.has_calls else "scored"
         self._lead = template.wording.lead if isinstance(template, ShippedTemplate) else None
-        self._last: tuple[list[Message], list[Segment]] = ([], [])
         # The size of the template's text around an exchange without and with a reply, for choosing
         # turns; in a model's own template an estimate of the latter alone.
         newest = [Exchange("a")]
@@ -133,27 +129,10 @@ class ChatWriter(Writer):
                 messages.append(Message("assistant", exchange.reply or "-"))
         segments: list[Segment] = []
         replied = filter(_is_replied, exchanges)
-        for segment in self._rendered(messages):
+        for segment in self._template.render(messages, open_reply=True):
             is_reply = segment.kind == "assistant"
             segments += self._replied(next(replied)) if is_reply else [segment]
         return set_apart(segments, exchanges[-1].passages)
-
-    def _rendered(self, messages: list[Message]) -> list[Segment]:
-        """Render the messages after those of the last call, if they begin with them: a template of
-        this program writes a turn alike, whatever is before it.
-        """
-        known, segments = self._last
-        if known and messages[: len(known)] == known:
-            start = max(i for i, message in enumerate(known) if message.role == "user")
-            before = self._template.render(known[start:], open_reply=True)
-            after = self._template.render(messages[start:], open_reply=True)
-            if after[: len(before)] == before:
-                self._last = messages, [*segments, *after[len(before) :]]
-                return self._last[1]
-        segments = self._template.render(messages, open_reply=True)
-        if len(messages) > _ONE_EXCHANGE:
-            self._last = messages, segments
-        return segments
 
     def _length(self, exchange: Exchange) -> int:
         """The tokens of an exchange with the template's text around it."""
