@@ -41,7 +41,7 @@ from chatapp.prompting.messages import Segment
 
 if TYPE_CHECKING:
     from chatapp.dialogue.tools.permission import PermissionRequest
-    from chatapp.prompting.chat_template import Template
+    from chatapp.prompting.chat_template import ChatTemplate
     from chatapp.tasks.answering import Answer
     from chatapp.tasks.evaluation.report import Result
     from chatapp.tasks.files.promptfile import PromptFile
@@ -244,7 +244,7 @@ class OpenChat:
         model: OpenModel,
         chat: Chat,
         allow: Sequence[str] = (),
-        template: "Template | None" = None,
+        template: "ChatTemplate | None" = None,
     ) -> None:
         """allow, template: as in `OpenModel.chat`; None is the chat's, or the model's own."""
         self.model, self.session = model, Session(chat, model.model, template=template)

@@ -11,7 +11,7 @@ from aiohttp import ClientResponse, ClientSession, web
 
 from chatapp.common.parameters import Choices
 from chatapp.engine.model import LanguageModel
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.template import PLAIN
 from chatapp.server import server as api
 from chatapp.server.server import Access, Server
@@ -54,7 +54,7 @@ async def serving(
     access: Access | None = None,
     name: str = "tiny",
     port: int = 0,
-    template: Template = PLAIN,
+    template: ChatTemplate = PLAIN,
 ) -> AsyncIterator[Client]:
     """Serve a model. port: 0 for a free one."""
     service = Service(model, template, Choices(), name)

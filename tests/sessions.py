@@ -7,14 +7,14 @@ from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.tasks.files.documents import DocumentSet
 
 
 def session_with(
     store: Store,
     model: LanguageModel,
-    template: Template | None = None,
+    template: ChatTemplate | None = None,
     *,
     chat_id: int | None = None,
     system: str | None = None,

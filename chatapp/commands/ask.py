@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.writers.prompt import ToolChoice
     from chatapp.engine.constraint.constraint import Constraint
     from chatapp.engine.model import LanguageModel, Sampling
-    from chatapp.prompting.chat_template import Template
+    from chatapp.prompting.chat_template import ChatTemplate
     from chatapp.tasks.files.documents import DocumentSet
 
 
@@ -246,7 +246,7 @@ def _check_together(
 
 def _template(
     model: "LanguageModel", requested: str, of_chat: str, think: bool | None
-) -> "Template":
+) -> "ChatTemplate":
     """The template for the question, with a warning if it is not the model's. Raises UserError."""
     from chatapp.dialogue.writers.choosing import choose_template, mismatch, with_thinking
 
@@ -286,7 +286,7 @@ def _read(documents: "DocumentSet") -> None:
 
 def _sources(
     model: "LanguageModel",
-    template: "Template",
+    template: "ChatTemplate",
     text: str,
     documents: "DocumentSet | None",
     system: str | None,
@@ -313,7 +313,7 @@ def _sources(
 def _reply_in(
     chat: "StoredChat",
     model: "LanguageModel",
-    template: "Template",
+    template: "ChatTemplate",
     text: str,
     options: "Options",
     documents: "DocumentSet | None",
@@ -490,7 +490,7 @@ def asking(allowed: Collection[str]) -> "Ask":
 
 def _toolbox_of(
     model: "LanguageModel",
-    template: "Template",
+    template: "ChatTemplate",
     names: Collection[str],
     allowed: Collection[str],
     tool_choice: "ToolChoice | None",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from chatapp.common.userfiles import Progress, no_progress
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.template import PLAIN
 from chatapp.tasks.answering import Answerer, HeadAnswerer, LookUp, head_of
 from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan, prompt_of
@@ -30,7 +30,7 @@ def quiet(title: str) -> AbstractContextManager[Progress]:
     return nullcontext(no_progress)
 
 
-def template_for(prompts: Iterable[PromptFile], model: LanguageModel) -> Template:
+def template_for(prompts: Iterable[PromptFile], model: LanguageModel) -> ChatTemplate:
     """The template that renders turns with a model, if one of the prompts has turns.
 
     Raises UserError for an unusable template of the model.

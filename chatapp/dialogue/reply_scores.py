@@ -12,7 +12,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.loading import load_reward_model
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import END_OF_TEXT, Message
 
 
@@ -37,7 +37,7 @@ class ReplyScorer:
 
 
 def closed_ids(
-    template: Template, model: RewardModel, messages: Sequence[Message], reply: str
+    template: ChatTemplate, model: RewardModel, messages: Sequence[Message], reply: str
 ) -> list[int]:
     """The tokens of a chat that ends in a reply, without those that start every sequence."""
     whole = template.render([*messages, Message("assistant", reply)])

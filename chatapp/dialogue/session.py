@@ -40,7 +40,7 @@ from chatapp.engine.backends.remote.remote_model import RemoteModel
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message, Role
 from chatapp.tasks.files.documents import DocumentsError, DocumentSet
 
@@ -89,7 +89,7 @@ class Session:
         chat: Chat,
         model: LanguageModel,
         *,
-        template: Template | None = None,
+        template: ChatTemplate | None = None,
         sampling: Sampling | None = None,
         generate: Generate | None = None,
     ) -> None:

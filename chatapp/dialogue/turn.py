@@ -37,7 +37,7 @@ from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request
 from chatapp.prompting.calls import CallFilter
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import CallPattern, Requested
 from chatapp.prompting.thinking import ThoughtFilter
 
@@ -118,7 +118,7 @@ def turn(
 
 def answer(
     model: LanguageModel,
-    template: Template,
+    template: ChatTemplate,
     text: str,
     options: Options,
     sources: "Sequence[Source]" = (),

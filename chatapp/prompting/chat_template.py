@@ -516,6 +516,3 @@ def _call(message: Message, index: int) -> dict[str, Any]:
         function = {"name": text_by(index, call.name), "arguments": text_by(index, call.arguments)}
         calls.append({"type": "function", "id": f"call{number:05}", "function": function})
     return {"tool_calls": calls}
-
-
-Template = ChatTemplate

@@ -16,7 +16,7 @@ from chatapp.engine.constraint.compiling import Kind
 from chatapp.engine.constraint.constraint import Constraint, ConstraintError
 from chatapp.engine.model import LanguageModel, Request
 from chatapp.prompting.calls import LLAMA
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Call, CallPattern, JSONCalls
 from chatapp.server.bodies import (
     MOST_STOPS,
@@ -163,7 +163,7 @@ class ChatPrompt:
 
 
 def chat_prompt(
-    model: LanguageModel, template: Template, body: ChatBody, max_tokens: int
+    model: LanguageModel, template: ChatTemplate, body: ChatBody, max_tokens: int
 ) -> ChatPrompt:
     """The prompt for the reply to a chat.
 

@@ -25,7 +25,7 @@ from chatapp.dialogue.events import Options
 from chatapp.dialogue.turn import ReplyFilter, Trimmer, request_for
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import LanguageModel, Request
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Requested
 from chatapp.server.bodies import (
     Body,
@@ -77,7 +77,7 @@ class Service:
     """
 
     def __init__(
-        self, model: LanguageModel, template: Template, choices: Choices, name: str
+        self, model: LanguageModel, template: ChatTemplate, choices: Choices, name: str
     ) -> None:
         self.model, self._template, self._choices, self._name = model, template, choices, name
         self.worker = Worker(model)
@@ -308,7 +308,7 @@ class ChatReplies(Replies):
     prefix, kind, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(
-        self, model: LanguageModel, template: Template, choices: Choices, body: ChatBody
+        self, model: LanguageModel, template: ChatTemplate, choices: Choices, body: ChatBody
     ) -> None:
         most = body.max_completion_tokens or body.max_tokens or choices.sampling.max_tokens
         self._body, self._chat = body, chat_prompt(model, template, body, most)

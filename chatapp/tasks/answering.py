@@ -22,7 +22,7 @@ from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.encoding import ids_of, segment_ids, without_start
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Segment
 from chatapp.prompting.template import PLAIN
 from chatapp.rows.examples import Example, PromptError, Query, item_of
@@ -211,7 +211,7 @@ class Answerer:
         selector: Selector | None,
         *,
         sampling: Sampling | None = None,
-        template: Template = PLAIN,
+        template: ChatTemplate = PLAIN,
         look_up: LookUp | None = None,
     ) -> None:
         self.model = model

@@ -54,7 +54,7 @@ from chatapp.engine.events import Finished, FinishReason, Token
 from chatapp.engine.files.model_files import read_generation_config
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.engine.models.loading import load_model
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.tasks.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan, subset
 from chatapp.tasks.evaluation.gpt3_tasks import generate, own_words, task_prompt
 from chatapp.tasks.evaluation.journal import NONE, Journal
@@ -240,7 +240,7 @@ def known_questions(count: int, seed: int) -> list[str]:
 
 
 def replies(
-    model: LanguageModel, template: Template, messages: Sequence[str], sampling: Sampling
+    model: LanguageModel, template: ChatTemplate, messages: Sequence[str], sampling: Sampling
 ) -> Iterator[Reply]:
     """The reply to each message as the first one of a chat. Raises ReplyFailed."""
     for message in messages:
@@ -328,7 +328,7 @@ def reply_rows(model: LanguageModel, data: Path) -> list[Row]:
 # --- chats, questions and stories --------------------------------------------------------
 
 
-def chat(model: LanguageModel, template: Template, sampling: Sampling) -> list[str]:
+def chat(model: LanguageModel, template: ChatTemplate, sampling: Sampling) -> list[str]:
     """The replies to the complete scripted chat."""
     spoken = []
     with TemporaryDirectory() as folder, closing(Store(Path(folder) / "chat.sqlite")) as store:
@@ -340,7 +340,7 @@ def chat(model: LanguageModel, template: Template, sampling: Sampling) -> list[s
     return spoken
 
 
-def chat_rows(model: LanguageModel, template: Template) -> list[Row]:
+def chat_rows(model: LanguageModel, template: ChatTemplate) -> list[Row]:
     """Each message of the scripted chat, and the reply with each seed."""
     chats = [chat(model, template, Sampling(seed=seed)) for seed in range(_SEEDS)]
     return [
@@ -349,7 +349,7 @@ def chat_rows(model: LanguageModel, template: Template) -> list[Row]:
     ]
 
 
-def exact(model: LanguageModel, template: Template, problems: Sequence[Problem]) -> float:
+def exact(model: LanguageModel, template: ChatTemplate, problems: Sequence[Problem]) -> float:
     """The fraction of problems whose greedy reply, to the problem as the first message, is the
     answer.
 
@@ -364,7 +364,7 @@ def exact(model: LanguageModel, template: Template, problems: Sequence[Problem])
     return right / len(problems)
 
 
-def task_rows(model: LanguageModel, template: Template, items: int) -> list[Row]:
+def task_rows(model: LanguageModel, template: ChatTemplate, items: int) -> list[Row]:
     """Exact match of each generated task: held-out problems, in training and held-out wordings."""
     rows = []
     for task in all_tasks():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from chatapp.engine.encoding import in_order, segment_ids, without_start
 from chatapp.engine.model import Tokenizer
 from chatapp.prompting.calls import CALCULATOR, as_text, explained
-from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Template
+from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import END_OF_TEXT, Call, Message, Segment, text_of
 from chatapp.prompting.template import ShippedTemplate
 from chatapp.rows.reading import BadRow
@@ -61,7 +61,7 @@ class ChatEncoder:
 
     def __init__(
         self,
-        template: Template,
+        template: ChatTemplate,
         tokenizer: Tokenizer,
         start: Sequence[int] = (),
         has_encoder: bool = False,
@@ -352,7 +352,7 @@ class ExampleEncoder:
 
     def __init__(
         self,
-        template: Template,
+        template: ChatTemplate,
         tokenizer: Tokenizer,
         length: int,
         too_long: TooLong = "raise",

@@ -23,7 +23,7 @@ import numpy as np
 
 from chatapp.common.userfiles import shown
 from chatapp.engine.model import Tokenizer
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message
 from chatapp.rows.reading import BadRow, Row, names
 from finetune.config.sections import TooLong
@@ -404,7 +404,7 @@ class PairEncoder:
 
     def __init__(
         self,
-        template: Template,
+        template: ChatTemplate,
         tokenizer: Tokenizer,
         length: int,
         too_long: TooLong,

@@ -14,7 +14,7 @@ from chatapp.common.userfiles import did_you_mean, quoted
 from chatapp.dialogue.writers.choosing import own_template
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Tokenizer
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import OWN
 from chatapp.prompting.template import PLAIN, TEMPLATES
 from chatapp.rows.reading import BadRow, Row, RowTable, renamed, tables
@@ -182,7 +182,7 @@ class ExampleSets(Generic[Encodes]):
     report: Report
 
 
-def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> Template:
+def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> ChatTemplate:
     """The template of a run: the named one, else the model's own.
 
     files: of the model; for a masked one the plain template is the default. special: the names of
@@ -211,7 +211,7 @@ def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> 
     return own
 
 
-def on_day(template: Template, day: date) -> Template:
+def on_day(template: ChatTemplate, day: date) -> ChatTemplate:
     """A template that writes the date of that day."""
     return replace(template, today=day)
 
@@ -228,7 +228,7 @@ def length_of(data: Data, window: int) -> int:
 
 def encode_chats(
     data: Data,
-    template: Template,
+    template: ChatTemplate,
     tokenizer: Tokenizer,
     window: int,
     seed: int,

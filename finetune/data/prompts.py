@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from chatapp.engine.model import Tokenizer
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message
 from chatapp.rows.reading import BadRow, Row
 from finetune.config.sections import TooLong
@@ -71,7 +71,7 @@ class PromptEncoder:
 
     def __init__(
         self,
-        template: Template,
+        template: ChatTemplate,
         tokenizer: Tokenizer,
         length: int,
         too_long: TooLong,

@@ -24,7 +24,7 @@ from torch.nn import functional
 from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import PieceTokenizer, Tokenizer
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from finetune.config.objectives import OBJECTIVES, L3Settings, Metric
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Collate, Tensors, TrainingRows
@@ -43,13 +43,13 @@ class ModelText:
 
     name: str
     files: ModelFiles
-    template: Template | None
+    template: ChatTemplate | None
     tokenizer: PieceTokenizer
     window: int
     start: list[int]
 
     @property
-    def chat_template(self) -> Template:
+    def chat_template(self) -> ChatTemplate:
         """The template, for objectives whose rows are chats."""
         assert self.template is not None
         return self.template

@@ -16,7 +16,7 @@ from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.backends.transformers_model import NetworkModel
 from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.tasks.evaluation.evaluate import Grid, Selectors, evaluate, plan, subset
 from chatapp.tasks.evaluation.evaluate import Task as Evaluated
 from chatapp.tasks.evaluation.inputs import read_test
@@ -112,7 +112,7 @@ def sampler(setup: RunSetup) -> Callable[[], Samples] | None:
 
 
 def _own_prompts(
-    settings: SampleSettings, template: Template, model: LanguageModel
+    settings: SampleSettings, template: ChatTemplate, model: LanguageModel
 ) -> list[RowPrompt]:
     """The prompts in the configuration. Raises ConfigError."""
     prompts = []
@@ -197,12 +197,12 @@ def _exact_match(setup: RunSetup, rows: TrainingRows) -> Figures:
     return figures
 
 
-Measure = Callable[[LanguageModel, Template], float]
+Measure = Callable[[LanguageModel, ChatTemplate], float]
 
 
 def read_tasks(
     tasks: Sequence[Task], *, has_held_out: bool
-) -> Callable[[LanguageModel, Template], dict[str, float]]:
+) -> Callable[[LanguageModel, ChatTemplate], dict[str, float]]:
     """Measures a model by tasks, whose files are read at once: name -> figure, from 0 to 1.
 
     Of a prompt file the figure is its first metric, for the rows of `test`; without one, it is the
@@ -214,7 +214,7 @@ def read_tasks(
         )
     measures = {task.name: _measure(task) for task in tasks}
 
-    def figures(model: LanguageModel, template: Template) -> dict[str, float]:
+    def figures(model: LanguageModel, template: ChatTemplate) -> dict[str, float]:
         return {name: measure(model, template) for name, measure in measures.items()}
 
     return figures
@@ -226,7 +226,7 @@ def _measure(task: Task) -> Measure:
         passages = subset(read_passages(Path(task.test)), task.limit, 0)
         texts = [passage.input for passage in passages]
 
-        def last_words(model: LanguageModel, template: Template) -> float:
+        def last_words(model: LanguageModel, template: ChatTemplate) -> float:
             figures = lambada(model, texts).figures
             return figures["last_word"].accuracy if figures else 0.0
 
@@ -235,7 +235,7 @@ def _measure(task: Task) -> Measure:
     rows = subset(read_test(Path(task.test), prompt.columns), task.limit, 0)
     evaluated = Evaluated(task.name, prompt, rows, task.test)
 
-    def first_metric(model: LanguageModel, template: Template) -> float:
+    def first_metric(model: LanguageModel, template: ChatTemplate) -> float:
         selectors = Selectors(evaluated, model, None)
         cells = [(evaluated, cell) for cell in plan(evaluated, Grid())]
         rows = evaluate(model, cells, {task.name: selectors}, template=template)

@@ -36,7 +36,7 @@ from chatapp.common.paths import CHAT_TEMPLATE
 from chatapp.common.userfiles import locked, read_json_object, read_regular, write_whole
 from chatapp.engine.errors import first_line
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, CONFIG
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import END_OF_TEXT
 from chatapp.prompting.template import ShippedTemplate, as_jinja, save_template
 from finetune.config.sections import ConfigError, PretrainConfig
@@ -309,7 +309,7 @@ def whole_model(output: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def save_chat(template: Template, folder: Path, start: str = "") -> None:
+def save_chat(template: ChatTemplate, folder: Path, start: str = "") -> None:
     """Write the template of a run into a folder; one of our own also in Jinja, for chats in other
     programs. start: see `as_jinja`.
     """

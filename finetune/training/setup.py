@@ -30,7 +30,7 @@ from chatapp.engine.kernels.machine import device_for
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.models.resolving import find_model
 from chatapp.engine.tokenizers import chat_tokenizer
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.preparation import choose_template, on_day
 from finetune.objectives.l3 import encoder_end
@@ -83,7 +83,7 @@ class RunSetup:
         return self.text.start
 
     @property
-    def template(self) -> Template | None:
+    def template(self) -> ChatTemplate | None:
         """None for a head."""
         return self.text.template
 
@@ -237,7 +237,7 @@ def _check_model(
     files: ModelFiles,
     model: Any,
     tokenizer: PieceTokenizer,
-    template: Template | None,
+    template: ChatTemplate | None,
 ) -> None:
     """Check that a model can be trained on such rows. Raises ConfigError."""
     entries = model.get_input_embeddings().weight.shape[0]

@@ -17,7 +17,7 @@ from chatapp.common.userfiles import UserError, reason
 if TYPE_CHECKING:
     from chatapp.engine.files.model_files import ModelFiles
     from chatapp.engine.model import LanguageModel
-    from chatapp.prompting.chat_template import Template
+    from chatapp.prompting.chat_template import ChatTemplate
     from chatapp.prompting.messages import Role
     from chatapp.prompting.template import ShippedTemplate
 
@@ -174,7 +174,7 @@ def _check(name: str, output: Path, kind: str) -> None:
 
 def _answers(
     name: str, prompts: "list[list[int]] | None" = None, replies: "list[list[int]] | None" = None
-) -> "tuple[list[list[int]], list[list[int]], list[list[float]], LanguageModel, Template]":
+) -> "tuple[list[list[int]], list[list[int]], list[list[float]], LanguageModel, ChatTemplate]":
     """The tokens of prompts, greedy replies, the log-probabilities of replies, the model, and its
     template.
 
@@ -200,7 +200,7 @@ def _answers(
     return own, written, scores, model, template
 
 
-def _modelfile(model: "LanguageModel", template: "Template", path: Path) -> str:
+def _modelfile(model: "LanguageModel", template: "ChatTemplate", path: Path) -> str:
     """What `ollama create` needs: the file, its template in Ollama's language, and parameters."""
     from chatapp.engine.files.model_files import read_generation_config
 
@@ -213,7 +213,7 @@ def _modelfile(model: "LanguageModel", template: "Template", path: Path) -> str:
     return "\n".join([*lines, f"PARAMETER num_ctx {model.context}"]) + "\n"
 
 
-def _ollama_template(model: "LanguageModel", template: "Template") -> list[str]:
+def _ollama_template(model: "LanguageModel", template: "ChatTemplate") -> list[str]:
     """A template as TEMPLATE and SYSTEM, if it puts the same texts around each turn of a role."""
     from chatapp.engine.encoding import without_start
     from chatapp.prompting.messages import Message, Segment, text_of

@@ -14,7 +14,7 @@ from chatapp.engine.encoding import without_start
 from chatapp.engine.events import CALLING, THINKING
 from chatapp.engine.model import LanguageModel
 from chatapp.prompting.calls import as_text
-from chatapp.prompting.chat_template import ChatTemplateError, Template
+from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import JSONCalls, Message, Segment, fit
 from chatapp.prompting.template import ShippedTemplate, Wording
 from chatapp.prompting.thinking import Marks, ends_in_thought
@@ -24,7 +24,7 @@ from chatapp.tasks.files.documents import set_apart
 class ChatWriter(Writer):
     """Writes chats in a template."""
 
-    def __init__(self, model: LanguageModel, template: Template) -> None:
+    def __init__(self, model: LanguageModel, template: ChatTemplate) -> None:
         super().__init__(model)
         self._template = template
         self.name = template.name
@@ -176,7 +176,7 @@ class MessagesWriter(ChatWriter):
 
     _MARKS = Marks(*THINKING)
 
-    def __init__(self, model: LanguageModel, template: Template = SERVED) -> None:
+    def __init__(self, model: LanguageModel, template: ChatTemplate = SERVED) -> None:
         super().__init__(model, template)
         self.calls, self.tool_choice = JSONCalls(CALLING[0]), "own"
 

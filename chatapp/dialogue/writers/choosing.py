@@ -11,7 +11,7 @@ from chatapp.dialogue.writers.prompt import ToolChoice, Writer
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles, TokenizerFiles
 from chatapp.engine.model import LanguageModel
-from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Template
+from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.template import (
     PLAIN,
     TEMPLATES,
@@ -92,7 +92,7 @@ INSIST = "!"
 
 def choose_template(
     model: LanguageModel, requested: str, template_of_chat: str = "", thinking: bool | None = None
-) -> Template:
+) -> ChatTemplate:
     """Choose the template for a chat with `model`.
 
     requested: a template's name, perhaps with INSIST, or "" for the model's own, or `plain` when it
@@ -120,7 +120,7 @@ def tool_choice_of(files: ModelFiles) -> ToolChoice:
     return "own" if own is not None and own.has_calls else "scored"
 
 
-def template_of(files: ModelFiles, special: Collection[str], requested: str) -> Template:
+def template_of(files: ModelFiles, special: Collection[str], requested: str) -> ChatTemplate:
     """The template for a chat with a model that is not loaded; see `choose_template`.
 
     special: the names of its tokenizer's special tokens.
@@ -128,7 +128,7 @@ def template_of(files: ModelFiles, special: Collection[str], requested: str) -> 
     return _choice(str(files.path), own_template(files, special), requested)
 
 
-def mismatch(model: LanguageModel, template: Template) -> str:
+def mismatch(model: LanguageModel, template: ChatTemplate) -> str:
     """A warning if `model` was trained with another template, else "". Raises ValueError as
     `choose_template` does.
     """
@@ -141,11 +141,11 @@ def mismatch(model: LanguageModel, template: Template) -> str:
     )
 
 
-def _own(model: LanguageModel) -> Template | None:
+def _own(model: LanguageModel) -> ChatTemplate | None:
     return own_template(model.files, model.tokenizer.special) if model.files else None
 
 
-def _choice(model: str, own: Template | None, requested: str) -> Template:
+def _choice(model: str, own: ChatTemplate | None, requested: str) -> ChatTemplate:
     """The requested template, if it suits the model."""
     name = requested.removesuffix(INSIST)
     if not name:
@@ -161,24 +161,24 @@ def _choice(model: str, own: Template | None, requested: str) -> Template:
     return template
 
 
-def _describe_own(own: Template, other: Template) -> str:
+def _describe_own(own: ChatTemplate, other: ChatTemplate) -> str:
     """A model's own template in words, next to another one."""
     return f"{'another ' if own.name == other.name else 'the '}template {own.name!r}"
 
 
-def with_thinking(model: LanguageModel, template: Template, thinking: bool) -> Template:
+def with_thinking(model: LanguageModel, template: ChatTemplate, thinking: bool) -> ChatTemplate:
     """The template with its switch for thinking set. Raises ValueError if it has none."""
     if template.switch:
         return replace(template, thinking=thinking)
     raise ValueError(f"the model {model.name} has no switch for thinking in its template")
 
 
-def writer_for(model: LanguageModel, template: Template) -> Writer:
+def writer_for(model: LanguageModel, template: ChatTemplate) -> Writer:
     """The writer for chats with `model` in the chosen template."""
     return (MessagesWriter if template == SERVED else ChatWriter)(model, template)
 
 
-def own_template(files: ModelFiles, special: Collection[str]) -> Template | None:
+def own_template(files: ModelFiles, special: Collection[str]) -> ChatTemplate | None:
     """The template stored with a model trained here, else its tokenizer's, or None.
 
     special: the names of its tokenizer's special tokens. Raises ValueError with one sentence when

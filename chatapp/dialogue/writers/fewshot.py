@@ -15,7 +15,7 @@ from chatapp.engine.encoding import without_start
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.prompting import messages
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message, Segment
 from chatapp.prompting.template import PLAIN
 from chatapp.rows.examples import Example, PromptError, item_of
@@ -44,7 +44,7 @@ class FewShotWriter(Writer):
         name: str,
         prompt: PromptFile,
         selector: Selector | None,
-        template: Template,
+        template: ChatTemplate,
     ) -> None:
         super().__init__(model)
         self.name = name
@@ -62,7 +62,9 @@ class FewShotWriter(Writer):
         self.prefix, self.ends_anywhere = prompt.input_prefix, not prompt.output_prefix
 
     @classmethod
-    def open(cls, model: LanguageModel, name: str, template: Template = PLAIN) -> "FewShotWriter":
+    def open(
+        cls, model: LanguageModel, name: str, template: ChatTemplate = PLAIN
+    ) -> "FewShotWriter":
         """Open the writer for the chat's prompt file of this name.
 
         It may take long, because a pool is read and encoded. Raises PromptError when the file, or
@@ -75,7 +77,7 @@ class FewShotWriter(Writer):
 
     @classmethod
     def of(
-        cls, model: LanguageModel, name: str, prompt: PromptFile, template: Template
+        cls, model: LanguageModel, name: str, prompt: PromptFile, template: ChatTemplate
     ) -> "FewShotWriter":
         """The writer for a loaded prompt file (see `open`)."""
         try:

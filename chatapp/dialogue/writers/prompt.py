@@ -18,7 +18,7 @@ from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.encoding import in_order, segment_ids
 from chatapp.engine.model import ContextOverflow, LanguageModel
 from chatapp.prompting.calls import CALCULATOR, with_calls
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Call, CallPattern, Message, Segment, text_of
 from chatapp.prompting.thinking import Marks
 from chatapp.tasks.files.documents import DocumentSet
@@ -321,7 +321,7 @@ class Writer(ABC):
 
 
 def with_constraint(
-    system: str | None, template: Template, constraint: Constraint | None
+    system: str | None, template: ChatTemplate, constraint: Constraint | None
 ) -> str | None:
     """Instructions that say what a reply may look like. system: None for the template's own."""
     if constraint is None:

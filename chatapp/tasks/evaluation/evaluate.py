@@ -16,7 +16,7 @@ from typing import Any
 from chatapp.common.userfiles import Progress
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.resolving import model_identity
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.template import PLAIN
 from chatapp.rows.examples import PromptError
 from chatapp.rows.reading import RowsError
@@ -212,7 +212,7 @@ def evaluate(
     cells: Sequence[tuple[Task, Cell]],
     selectors: Mapping[str, Selectors],
     *,
-    template: Template = PLAIN,
+    template: ChatTemplate = PLAIN,
     journal: Journal | None = None,
     progress: Progress | None = None,
 ) -> list[JournalRow]:
@@ -252,7 +252,7 @@ def evaluate(
 
 
 def _check_fit(
-    model: LanguageModel, template: Template, cells: Iterable[tuple[Task, Cell]]
+    model: LanguageModel, template: ChatTemplate, cells: Iterable[tuple[Task, Cell]]
 ) -> None:
     """Raise PromptError for an item that does not fit even without demonstrations."""
     bare = {

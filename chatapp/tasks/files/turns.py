@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message, Segment, text_of
 from chatapp.prompting.thinking import ends_in_thought
 from chatapp.rows.examples import Example, PromptError, Query, item_of
@@ -25,7 +25,7 @@ class TurnsLayout:
     is expected at the beginning of the reply.
     """
 
-    def __init__(self, prompt: PromptFile, template: Template) -> None:
+    def __init__(self, prompt: PromptFile, template: ChatTemplate) -> None:
         self._prompt = prompt
         if template.switch:
             template = replace(template, thinking=False)
@@ -98,6 +98,6 @@ Layout = TextLayout | TurnsLayout
 """The layout for the `style` of a prompt file."""
 
 
-def layout_of(prompt: PromptFile, template: Template) -> Layout:
+def layout_of(prompt: PromptFile, template: ChatTemplate) -> Layout:
     """The layout of a prompt file. template: renders turns."""
     return TurnsLayout(prompt, template) if prompt.style == "turns" else TextLayout(prompt)
