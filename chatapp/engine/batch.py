@@ -2,7 +2,8 @@
 
 A pass of several rows takes hardly longer than one of a single row, because most time is spent
 reading the weights. A sequence joins when there is room: its prompt is read alone, with the model's
-caches, then it continues with the others, and leaves at its end.
+caches (several prompts in one pass took as long), and a long one in parts, between the steps of the
+others. Then it continues with the others, and leaves at its end.
 
 Invariant: a sequence gives what it would give alone; only speed depends on the others. The native
 kernels add up a row in the same order in any company. Where torch multiplies, several rows have
@@ -32,6 +33,9 @@ MOST_AT_ONCE = 8
 MOST_BYTES = 2**30
 """For these keys and values, and never more than half of the free memory."""
 
+MOST_READ = 256
+"""New tokens of a prompt that are read between two steps."""
+
 Numbered = tuple[int, Event]
 
 
@@ -49,6 +53,10 @@ class DecoderModel(LanguageModel, Protocol):
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
     ) -> tuple[Tensor, int, KeyValueCache]:
         """Logits (vocabulary,) after a prompt, the number of its cached tokens, and its cache."""
+        ...
+
+    def known(self, ids: Sequence[int]) -> int:
+        """How many of the first tokens of a prompt are cached."""
         ...
 
 
@@ -89,19 +97,27 @@ class Batch:
         self._limit = min(MOST_BYTES, machine_memory().available // 2) if limit is None else limit
         # One for each row of the cache, with its number; ended ones leave before the next step.
         self._members: list[tuple[int, Continuation]] = []
+        self._reading: deque[tuple[int, Continuation]] = deque()
         self._cache: RowCache | None = None
+        self._position = 1  # bytes of one position
 
     @property
     def is_empty(self) -> bool:
         """Whether no sequence is active."""
-        return all(reply.has_ended for _, reply in self._members)
+        return not self._active()
+
+    def _active(self) -> list[Continuation]:
+        return [reply for _, reply in (*self._members, *self._reading) if not reply.has_ended]
 
     def has_room(self, request: Request) -> bool:
         """Whether a request can join now."""
-        if self._cache is None or self.is_empty:
-            return True
-        going_on = sum(not reply.has_ended for _, reply in self._members)
-        return going_on < self._cache.rows and self._needed(request) <= self._cache.positions
+        active, cache = self._active(), self._cache
+        if cache is None or not active:
+            return not active
+        longest = len(request.ids) + len(request.forced) + request.sampling.max_tokens
+        needed = max(self._positions(longest), *(self._positions(r.longest) for r in active))
+        is_small = needed <= cache.positions and len(active) < cache.rows
+        return is_small or len(active) < self._shape(needed)[0]
 
     @torch.inference_mode()
     def join(self, number: int, request: Request) -> list[Numbered]:
@@ -113,25 +129,39 @@ class Batch:
         forced = [(number, event) for event in reply.begin()]
         if reply.has_ended:
             return forced
+        reply.reused = -1
+        return [*forced, *self._read(number, reply)]
+
+    def _read(self, number: int, reply: Continuation) -> list[Numbered]:
+        """Read a prompt, or its next part; draw the first token after the last."""
         try:
             reply.raise_if_cancelled()
             with self._model.lock:
-                logits, reply.reused, cache = self._model.read(
-                    reply.sequence, reply.raise_if_cancelled
+                until = self._model.known(reply.sequence) + MOST_READ
+                logits, reused, cache = self._model.read(
+                    reply.sequence[:until], reply.raise_if_cancelled
                 )
-                self._admit(number, reply, cache, self._needed(request))
+                reply.reused = reused if reply.reused < 0 else reply.reused
+                if until < len(reply.sequence):
+                    self._reading.appendleft((number, reply))
+                    return []
+                self._admit(number, reply, cache)
                 self._model.lock.compute_alone()
                 drawn = reply.draw(logits)
         except FAILURES as failure:
-            return [*forced, (number, reply.fail(failure))]
-        return [*forced, *((number, event) for event in reply.add(drawn))]
+            return [(number, reply.fail(failure))]
+        return [(number, event) for event in reply.add(drawn)]
 
     @torch.inference_mode()
     def step(self) -> list[Numbered]:
-        """Draw one more token of each."""
+        """Draw one more token of each, and read a part of the first prompt that is not read."""
+        read: list[Numbered] = []
+        if self._reading:
+            number, reply = self._reading.popleft()
+            read = [] if reply.has_ended else self._read(number, reply)
         self._let_go()
         if self._cache is None or not self._members:
-            return []
+            return read
         drawn: list[Drawn | Exception]
         try:
             with self._model.lock:
@@ -144,7 +174,7 @@ class Batch:
                 drawn = [_drawn(*pair) for pair in zip(replies, logits, strict=True)]
         except FAILURES as failure:
             drawn = [failure] * len(self._members)
-        return [
+        return read + [
             (number, event)
             for (number, reply), result in zip(self._members, drawn, strict=True)
             for event in (
@@ -154,20 +184,25 @@ class Batch:
 
     def leave(self, number: int) -> None:
         """Remove a sequence that nobody wants any more, if it is active."""
-        for other, reply in self._members:
+        for other, reply in (*self._members, *self._reading):
             if other == number:
                 reply.has_ended = True
 
-    def _needed(self, request: Request) -> int:
-        """The most positions of prompt and reply."""
-        longest = len(request.ids) + len(request.forced) + request.sampling.max_tokens
-        return len(self._model.start) + min(longest, self._model.context)
+    def _positions(self, tokens: int) -> int:
+        """Positions of so many tokens of prompt and reply, or of the window."""
+        return len(self._model.start) + min(tokens, self._model.context)
 
-    def _admit(self, number: int, reply: Continuation, cache: KeyValueCache, needed: int) -> None:
+    def _shape(self, needed: int) -> tuple[int, int]:
+        """The rows, as many as allowed, and the positions, as many as fit with that number."""
+        whole = self._positions(self._model.context)
+        positions = min(whole, max(needed, self._limit // (self._position * self._most)))
+        return max(1, min(self._most, self._limit // (self._position * positions))), positions
+
+    def _admit(self, number: int, reply: Continuation, cache: KeyValueCache) -> None:
         """Give a sequence a row: a free one, or the next."""
-        if self.is_empty:
+        if all(other.has_ended for _, other in self._members):
             self._members.clear()
-            self._cache = self._new_cache(cache, needed)
+        self._make_room(reply, cache)
         assert self._cache is not None
         row = next(
             (row for row, (_, other) in enumerate(self._members) if other.has_ended),
@@ -176,16 +211,20 @@ class Batch:
         self._cache.put(row, cache)
         self._members[row : row + 1] = [(number, reply)]
 
-    def _new_cache(self, like: KeyValueCache, needed: int) -> RowCache:
-        """A cache with as many rows as allowed, as long as fits in memory with that number."""
-        position = sum(layer[..., :1, :].numel() * layer.itemsize for layer in like.layers)
-        whole = len(self._model.start) + self._model.context
-        positions = min(whole, max(needed, self._limit // (position * self._most)))
-        if self._cache is not None and self._cache.positions == positions:
-            self._cache.clear()
-            return self._cache
-        rows = max(1, min(self._most, self._limit // (position * positions)))
-        return RowCache(like, rows, positions)
+    def _make_room(self, reply: Continuation, like: KeyValueCache) -> None:
+        """See to a cache with a row for one more sequence, long enough for all."""
+        held, needed = self._cache, self._positions(reply.longest)
+        members = [other for _, other in self._members if not other.has_ended]
+        if held is not None and needed <= held.positions and len(members) < held.rows:
+            if not members:
+                held.clear()
+            return
+        self._let_go()
+        needed = max([needed, *(self._positions(other.longest) for other in members)])
+        self._position = like.bytes_per_position
+        self._cache = RowCache(like, *self._shape(needed))
+        if held is not None and members:
+            self._cache.copy(held)
 
     def _let_go(self) -> None:
         """Free the rows of ended sequences."""

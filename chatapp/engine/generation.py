@@ -258,6 +258,11 @@ class Continuation:
         return len(self.sequence) == self._undrawn
 
     @property
+    def longest(self) -> int:
+        """The most tokens of prompt and reply."""
+        return self._limit
+
+    @property
     def is_cancelled(self) -> bool:
         """Whether the caller has cancelled it."""
         return self._cancel.is_set()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 MOST_WAITING = 64
 """Sequences and other computations that may wait; more are refused."""
+
+MOST_WRITTEN = 64
+"""Replies that are written at once; fewer if their keys and values would not fit."""
+
+_READING = 0.25
+"""Seconds of reading prompts after which those that are being written get a token."""
 
 _log = logging.getLogger("chatapp.server")
 
@@ -153,11 +160,12 @@ class Worker:
         from chatapp.engine.backends.local import LocalModel
         from chatapp.engine.batch import Batch
 
-        return Batch(self._model) if isinstance(self._model, LocalModel) else None
+        return Batch(self._model, MOST_WRITTEN) if isinstance(self._model, LocalModel) else None
 
     def _admit(self, batch: "Batch | None") -> None:
-        """Begin with those that wait, the first first, as long as there is room."""
-        while not self._is_closed:
+        """Begin with those that wait, the first first, as long as there is room, and time."""
+        until = time.monotonic() + _READING
+        while not self._is_closed and time.monotonic() < until:
             with self._changed:
                 if not self._waiting:
                     return

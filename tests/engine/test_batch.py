@@ -242,8 +242,9 @@ def test_a_pass_that_fails_ends_those_it_was_for(local, monkeypatch):
     assert_as_alone(local, requests)
 
 
-@pytest.mark.parametrize("limit", [0, 40_000, 100_000])
-def test_fewer_at_once_where_the_cache_would_not_fit(local, limit):
+@pytest.mark.parametrize(("limit", "read"), [(0, 256), (40_000, 3), (100_000, 256)])
+def test_fewer_at_once_where_the_cache_would_not_fit(local, limit, read, monkeypatch):
+    monkeypatch.setattr(batch, "MOST_READ", read)
     requests = unlike(12, context=local.context)
     many, found = Batch(local, limit=limit), {}
     waiting = list(enumerate(requests))
@@ -258,6 +259,33 @@ def test_fewer_at_once_where_the_cache_would_not_fit(local, limit):
     assert most == 1 if limit == 0 else 1 < most < batch.MOST_AT_ONCE
     for number, request in enumerate(requests):
         assert outcome(found[number]) == outcome(alone(local, request))
+
+
+def test_a_long_prompt_holds_up_no_reply(local, monkeypatch):
+    monkeypatch.setattr(batch, "MOST_READ", 34)
+    long = Request([*PROMPT] * 12, replace(GREEDY, max_tokens=3))
+    requests = [Request(PROMPT, GREEDY), long, Request([9, 8], GREEDY)]
+    order = [number for number, _ in local.generate_many(requests)]
+    assert order.count(0) == 21
+    assert order[:5] == [0, 2, 1, 0, 2]  # the second part of 1 is read with the first step
+    local.forget()
+    assert_as_alone(local, requests)
+
+
+def test_a_longer_request_need_not_wait_until_all_others_have_ended(local):
+    position = local.decoder.new_cache().bytes_per_position
+    many = Batch(local, most=8, limit=8 * 20 * position)
+    requests = [Request([7, 8, n], replace(GREEDY, max_tokens=9)) for n in range(3)]
+    longer = Request([*PROMPT], replace(GREEDY, max_tokens=30))
+    for number, request in enumerate(requests):
+        many.join(number, request)
+    assert many.has_room(longer)
+    assert not many.has_room(Request(PROMPT, replace(GREEDY, max_tokens=50)))
+    found: dict[int, list[Event]] = {3: [event for _, event in many.join(3, longer)]}
+    while not many.is_empty:
+        for number, event in many.step():
+            found.setdefault(number, []).append(event)
+    assert outcome(found[3]) == outcome(alone(local, longer))
 
 
 def test_a_forgotten_batch_blocks_nothing(local):

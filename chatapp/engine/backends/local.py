@@ -184,6 +184,10 @@ class LocalModel(LocalGenerator):
         self._read_last = tokens, logits
         return logits, max(0, reused - len(self.start)), self._cache
 
+    def known(self, ids: Sequence[int]) -> int:
+        """How many of the first tokens of a prompt are cached."""
+        return max(0, self._pool.known([*self.start, *ids]) - len(self.start))
+
     def _logits_after(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck, ahead: Sequence[int]
     ) -> tuple[Tensor, int]:

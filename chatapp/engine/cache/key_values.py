@@ -71,9 +71,13 @@ class KeyValueCache:
         """Memory in use."""
         # On a GPU, memory is used whether it is written or not.
         layer = self.layers[0]
-        size = layer.shape[3]
-        touched = self._touched if layer.device.type == "cpu" else size
-        return touched * (layer.nbytes // size) * len(self.layers)
+        touched = self._touched if layer.device.type == "cpu" else layer.shape[3]
+        return touched * self.bytes_per_position
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes of the keys and values of one token."""
+        return self.layers[0].nbytes // self.layers[0].shape[3] * len(self.layers)
 
     def reserve(self, size: int) -> None:
         """Reserve room for this many tokens in all, at most `positions`; the contents stay."""
@@ -163,6 +167,10 @@ class CachePool:
         self._limit = limit
         self._caches: list[KeyValueCache] = []  # the most recent one at the end
 
+    def known(self, ids: Sequence[int]) -> int:
+        """How many of the first tokens of `ids` some cache holds."""
+        return max((common_prefix(cache.ids, ids) for cache in self._caches), default=0)
+
     def take(self, ids: Sequence[int]) -> tuple[KeyValueCache, int]:
         """Take the cache that can reuse most of `ids`; return it and the number of reused tokens.
 
@@ -231,6 +239,14 @@ class RowCache:
         for layer, other in zip(self.layers, cache.layers, strict=True):
             self._write(layer, row, other[:, 0, :, :size])
         self.lengths[row : row + 1] = [size]
+
+    def copy(self, other: "RowCache") -> None:
+        """Take over all sequences of a cache of the same model."""
+        self._reach(max(other.lengths))
+        self.lengths = list(other.lengths)
+        for layer, held in zip(self.layers, other.layers, strict=True):
+            for row, size in enumerate(self.lengths):
+                self._write(layer, row, held[:, row, :, :size])
 
     def remove(self, row: int) -> None:
         """Free a row; the last one moves to its place."""
