@@ -141,9 +141,11 @@ class Batch:
                 logits, reused, cache = self._model.read(
                     reply.sequence[:until], reply.raise_if_cancelled
                 )
-                reply.reused = reused if reply.reused < 0 else reply.reused
+                is_begun = reply.reused >= 0
+                reply.reused = reply.reused if is_begun else reused
                 if until < len(reply.sequence):
-                    self._reading.appendleft((number, reply))
+                    keep = self._reading.appendleft if is_begun else self._reading.append
+                    keep((number, reply))
                     return []
                 self._admit(number, reply, cache)
                 self._model.lock.compute_alone()

@@ -237,16 +237,18 @@ class Continuation:
         self._piece = piece
         self._text = tokenizer.stream()
         self._matcher: Matcher | None = None
-        stops, repeats = request.stop, request.sampling.max_repeats
+        stops, repeats, is_json = request.stop, request.sampling.max_repeats, False
         if request.constraint is not None and vocabulary is not None:
             mark = special.get(request.constraint.after)
             self._matcher = Matcher(request.constraint, vocabulary, self._ends, mark)
             if not request.constraint.is_optional:
-                stops, repeats = (), 0
+                is_json = request.constraint.kind == "schema"
+                stops, repeats = (), repeats * is_json
         self._forced_tokens, self._constrained_steps, self._forbidden = 0, 0, 0.0
+        self._closings = True, True
         self._stops = StopFilter([text for text in stops if text not in special])
         self._repeats = RepetitionFilter(
-            partial(tokenizer.decode, [*request.ids, *request.forced]), repeats
+            partial(tokenizer.decode, [*request.ids, *request.forced]), repeats, is_json=is_json
         )
         self.reused = 0
         self._started = time.perf_counter()
@@ -307,8 +309,10 @@ class Continuation:
     def _choose(self, logits: Tensor, normaliser: float) -> tuple[int, bool, float]:
         """The next token, whether it was forced, and the probability that was forbidden."""
         if self._matcher is None or not self._matcher.is_on:
+            self._closings = True, True
             return self._sampler.draw(logits, self.sequence), False, 0.0
         allowed = self._matcher.allowed()
+        self._closings = allowed.may_close, allowed.may_end
         mask = torch.from_numpy(allowed.mask)
         left = logits.where(mask, -torch.inf)
         within = math.exp(min(0.0, float(left.logsumexp(0)) - normaliser))
@@ -334,7 +338,7 @@ class Continuation:
         if self._matcher is not None:
             self._matcher.take(drawn.id, text)
         self._forced_tokens += drawn.forced
-        visible = self._repeats.push(drawn.id, self._stops.push(text))
+        visible = self._repeats.push(drawn.id, self._stops.push(text), *self._closings)
         token = Token(
             drawn.id,
             visible,

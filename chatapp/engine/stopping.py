@@ -8,7 +8,9 @@ The rule of repetition: the reply's last tokens are one cycle of at most 32 toke
 `max_repeats` times at least and 32 tokens at least. Such a cycle continues if it was requested: if
 the prompt contains it twice in a row, or contains its words in their order and an English word that
 asks for more of them, such as "times". The words alone do not suffice: small models repeat their
-prompt.
+prompt. JSON that a schema demands repeats its layout: a cycle of it has up to 128 tokens, one of
+more than 32 comes three times, and it counts only where the list, the object, or the text that it
+is within could have ended.
 """
 
 import re
@@ -65,8 +67,11 @@ class StopFilter:
         return len(self._held) - longest
 
 
-_LONGEST_CYCLE = 32
+_LONGEST_CYCLE, _LONGEST_OF_JSON = 32, 128
 """In tokens: a longer cycle is a refrain, not a fault of the model."""
+
+_LONG_REPEATS = 3
+"""Repetitions of a cycle that is longer than `_LONGEST_CYCLE`."""
 
 _FEWEST_TOKENS = 32
 """A shorter repetition is a line of dashes, laughter, or the head of a table."""
@@ -84,11 +89,13 @@ class RepetitionFilter:
     """Passes tokens' text through until the reply repeats itself.
 
     prompt: returns the prompt's text, called only when a reply repeats itself. max_repeats: the
-    most consecutive repetitions of a cycle; 0 disables the filter. hit: whether the reply was
-    ended; then there is no more output.
+    most consecutive repetitions of a cycle; 0 disables the filter. is_json: whether a schema
+    demands its form. hit: whether the reply was ended; then there is no more output.
     """
 
-    def __init__(self, prompt: Callable[[], str], max_repeats: int) -> None:
+    def __init__(
+        self, prompt: Callable[[], str], max_repeats: int, *, is_json: bool = False
+    ) -> None:
         self.hit = False
         self._prompt = prompt
         self._max_repeats = max_repeats and max(2, max_repeats)  # once is no repetition
@@ -96,18 +103,24 @@ class RepetitionFilter:
         self._texts: list[str] = []
         self._shown = 0
         # For each period: how many of the last tokens equal the token one period before.
-        self._runs = [0] * (_LONGEST_CYCLE + 1)
-        self._is_requested = [False] * (_LONGEST_CYCLE + 1)
+        self._longest = _LONGEST_OF_JSON if is_json else _LONGEST_CYCLE
+        self._runs = [0] * (self._longest + 1)
+        self._is_requested = [False] * (self._longest + 1)
+        self._closings: list[tuple[bool, bool]] = []
 
-    def push(self, id: int, text: str) -> str:
-        """The text that is certainly visible once a token is added."""
+    def push(self, id: int, text: str, may_close: bool = True, may_end: bool = True) -> str:
+        """The text that is certainly visible once a token is added.
+
+        may_close, may_end: see `matching.Allowed`; what could have come in its place.
+        """
         if self.hit:
             return ""
         self._ids.append(id)
         self._texts.append(text)
+        self._closings.append((may_close, may_end))
         if not self._max_repeats:
             return self._shown_to(len(self._ids))
-        for period in range(1, min(_LONGEST_CYCLE, len(self._ids) - 1) + 1):
+        for period in range(1, min(self._longest, len(self._ids) - 1) + 1):
             if self._ids[-1 - period] == id:
                 self._runs[period] += 1
             else:
@@ -130,15 +143,20 @@ class RepetitionFilter:
 
     def _repeating(self) -> int:
         """The period of the cycle to end; 0 if there is none."""
-        for period in range(1, _LONGEST_CYCLE + 1):
+        for period in range(1, self._longest + 1):
             run = self._open_run(period)
-            if run and run + period >= max(_FEWEST_TOKENS, self._max_repeats * period):
+            times = self._max_repeats if period <= _LONGEST_CYCLE else _LONG_REPEATS
+            if run and run + period >= max(_FEWEST_TOKENS, times * period):
                 repeated = "".join(self._texts[-run - period :])
                 cycle = "".join(self._texts[-period:])
-                if not _asks_for(self._prompt(), repeated, cycle):
+                could_end = any(
+                    may_close or (may_end and '"' not in cycle)
+                    for may_close, may_end in self._closings[-period:]
+                )
+                if could_end and not _asks_for(self._prompt(), repeated, cycle):
                     return period
                 # So are the cycles that consist of several of this one.
-                for multiple in range(period, _LONGEST_CYCLE + 1, period):
+                for multiple in range(period, self._longest + 1, period):
                     self._is_requested[multiple] = True
         return 0
 

@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
 Kind = Literal["schema", "pattern", "grammar"]
 
-# No white space that the model may choose: a weak one would write nothing else.
-_JSON = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "lenient": False,
-    "coerce_one_of": False,
+_TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""No white space that the model may choose, so that most tokens of a tool's call are forced."""
+
+_LAID_OUT = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r" |\n {0,24}|\n\t{0,8}",
+    "item_separator": ",",
+    "key_separator": ":",
 }
+"""At most one space or line break between two signs, as models lay out JSON: where a line break
+is forbidden, a model that wants one ends its list; without a bound, a weak one writes no other."""
 
 _LEAD = {"lark_grammar": r"start: / |\n{1,2}/? @body"}
 """White space may precede the text."""
@@ -31,17 +34,24 @@ class ConstraintError(UserError, ValueError):
     """A schema, pattern or grammar that cannot be used, or a model that cannot follow one."""
 
 
-def grammar_of(kind: Kind, source: str, *, led: bool = False) -> str:
-    """A grammar in llguidance's form. led: white space may precede its text."""
+def grammar_of(kind: Kind, source: str, *, led: bool = False, tight: bool = False) -> str:
+    """A grammar in llguidance's form. led: white space may precede its text. tight: JSON has one
+    layout.
+    """
     from llguidance import LLMatcher
 
     if kind == "grammar":
         body: dict[str, Any] = {"lark_grammar": source}
     else:
+        json_options = {
+            **(_TIGHT if tight else _LAID_OUT),
+            "lenient": False,
+            "coerce_one_of": False,
+        }
         text = (
             LLMatcher.grammar_from_regex(source)
             if kind == "pattern"
-            else LLMatcher.grammar_from_json_schema(source, overrides=_JSON)  # type: ignore[arg-type]
+            else LLMatcher.grammar_from_json_schema(source, overrides=json_options)  # type: ignore[arg-type]
         )
         body = parse_json(text)["grammars"][0]
     return json.dumps({"grammars": [*([_LEAD] if led else []), {**body, "name": "body"}]})

@@ -34,7 +34,7 @@ class Constraint:
 
     source: JSON of the schema, the regular expression, or the Lark grammar. spaced: a space or line
     breaks may precede it. begun: the beginning of the reply, which is in the prompt. after: it
-    applies to the text after this one; is_optional: which need not come.
+    applies to the text after this one; is_optional: which need not come, and has one layout.
     """
 
     kind: Kind
@@ -86,7 +86,8 @@ class Constraint:
 
     def grammar(self) -> str:
         """The grammar in llguidance's form."""
-        return grammar_of(self.kind, self.source, led=self.spaced or bool(self.after))
+        led = self.spaced or bool(self.after)
+        return grammar_of(self.kind, self.source, led=led, tight=self.is_optional)
 
     @classmethod
     def read(cls, kind: Kind, given: str) -> "Constraint":

@@ -29,11 +29,14 @@ _CUT = {
 class Allowed:
     """The tokens that may come next.
 
-    mask: (vocabulary,). only: the one that must come, or None.
+    mask: (vocabulary,). only: the one that must come, or None. may_close: whether JSON's innermost
+    list or object may end; may_end: or the text within quotes.
     """
 
     mask: NDArray[np.bool_]
     only: int | None
+    may_close: bool = False
+    may_end: bool = False
 
 
 class Matcher:
@@ -91,7 +94,11 @@ class Matcher:
         if ahead:
             return Allowed(mask, ahead[0])
         few = np.flatnonzero(mask)
-        return Allowed(mask, int(few[0]) if len(few) == 1 else None)
+        if len(few) == 1:
+            return Allowed(mask, int(few[0]))
+        allows, within_quotes = self._vocabulary.allows, self._vocabulary.allows(mask, b"a")
+        closing = (b'"]', b'"}') if within_quotes else (b"]", b"}")
+        return Allowed(mask, None, allows(mask, *closing), within_quotes and allows(mask, b'"'))
 
     def ahead(self) -> list[int]:
         """The tokens that must come next, in their order; often none."""

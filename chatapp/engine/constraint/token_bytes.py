@@ -55,6 +55,7 @@ class Vocabulary:
         tokens = [b"" if id in special else token_bytes(id) for id in range(size)]
         tokens[tokenizer.end_id] = b"\xff<end>"
         self.end_id = tokenizer.end_id
+        self._ids = {token: id for id, token in enumerate(tokens)}
         self.tokenizer = described(
             tokens, self.end_id, lambda text: tokenizer.encode(text, begins=False)
         )
@@ -65,6 +66,10 @@ class Vocabulary:
         may take seconds; so not on a thread that others wait for.
         """
         return self._compiled(constraint.grammar()).deep_copy()
+
+    def allows(self, mask: NDArray[np.bool_], *texts: bytes) -> bool:
+        """Whether a mask has one of the tokens with these bytes."""
+        return any(mask[self._ids[text]] for text in texts if text in self._ids)
 
     def unpacked(self, bitmask: bytes) -> NDArray[np.bool_]:
         """llguidance's mask as one truth value for each logit: (size,)."""
