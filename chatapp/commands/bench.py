@@ -1,20 +1,46 @@
 """`chatapp bench`: the speed of a model here."""
 
+import os
+import platform
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from chatapp import __version__
 from chatapp.commands.console import interruptible, write, write_json
 from chatapp.commands.loading import load
 from chatapp.commands.options import JsonOption, ModelOption, PrecisionOption
 from chatapp.common.userfiles import UserError
 
+if TYPE_CHECKING:
+    from chatapp.tasks.evaluation.speed import Speed
+
+_PEER = "llama.cpp"
+
 
 def bench(
-    model: ModelOption = None, precision: PrecisionOption = None, as_json: JsonOption = False
+    model: ModelOption = None,
+    precision: PrecisionOption = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar=_PEER,
+            help=f"Measure {_PEER} in turns, with the same weights; needs the package xllamacpp.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure how fast a model loads, reads a prompt and writes, beside the memory's speed."""
     from chatapp.common.settings import load_settings
 
+    if against not in (None, _PEER):
+        raise UserError(f"--against: expected {_PEER}")
     settings = load_settings({"model": model, "precision": precision})
     with interruptible("interrupted"):
         started = time.perf_counter()
@@ -23,6 +49,7 @@ def bench(
 
         from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
         from chatapp.engine.generation import LocalGenerator
+        from chatapp.tasks.evaluation.peer import Peer, llama_cpp
         from chatapp.tasks.evaluation.speed import measure
 
         if not isinstance(language_model, LocalGenerator):
@@ -32,7 +59,17 @@ def bench(
                 f"{settings.model}: is an encoder-decoder model; bench measures causal "
                 "language models only"
             )
-        speed = measure(language_model)
+        peer: AbstractContextManager[Peer | None] = nullcontext()
+        if against is not None:
+            from chatapp.engine.backends.local import LocalModel
+
+            if not isinstance(language_model, LocalModel) or language_model.device.type != "cpu":
+                raise UserError(f"{settings.model}: {_PEER} is measured beside decoders on the CPU")
+            assert language_model.files is not None  # a local model has them
+            kind, most = language_model.decoder.precision, os.cpu_count() or 1
+            peer = llama_cpp(language_model.files, kind, most)
+        with peer as other:
+            speed = measure(language_model, other)
     if as_json:
         write_json({"model": settings.model, "load_seconds": loading, **asdict(speed)})
         return
@@ -52,5 +89,26 @@ def bench(
             f"{speed.matrix_bytes / 1e6:,.1f} MB of weights; {speed.limit_share:.0%} of it reached"
             + (", from the processor's cache" if speed.limit_share > 1 else "")
         )
+    if speed.peer is not None:
+        lines["against"] = _comparison(settings.model, speed)
     width = max(map(len, lines))
     write("".join(f"{name:<{width}}  {value}\n" for name, value in lines.items()))
+
+
+def _comparison(name: str, speed: "Speed") -> str:
+    """One line with everything that a reader needs to compare it with another machine's."""
+    peer = speed.peer
+    assert peer is not None
+    processor = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
+        processor = next(names, processor)
+    return (
+        f"{_PEER} (xllamacpp {peer.version}, {peer.kind}): {name}, {speed.precision}, "
+        f"decode {speed.decode:,.1f} : {peer.decode:,.1f} = {speed.decode / peer.decode:.2f} ×, "
+        f"prefill {speed.prefill:,.0f} : {peer.prefill:,.0f} = "
+        f"{speed.prefill / peer.prefill:.2f} ×; {processor}, {os.cpu_count()} cores, "
+        f"{platform.system()}; chatapp {__version__}, torch {version('torch')}, "
+        f"Python {platform.python_version()}; {date.today()}"
+    )

@@ -20,6 +20,7 @@ from chatapp.engine.kernels.precision import precision_for
 from chatapp.engine.model import Sampling
 from chatapp.engine.models.description import WEIGHT_BYTES, ModelSizes, memory_needed
 from chatapp.engine.models.known_models import KnownModel
+from chatapp.tasks.evaluation.peer import Peer, PeerSpeed
 
 PROMPT = 64
 PREFILL = 512
@@ -37,7 +38,7 @@ class Speed:
     after `prompt_tokens`. bandwidth: bytes read per second. device: "cpu", "mps", or the name of a
     cuda device. threads: used at the end. kernels: the code that multiplies, and why. matrix_bytes,
     limit_share: bytes of weights read per token, and the decoding speed relative to that of reading
-    alone; None for models whose weights this program does not hold.
+    alone; None for models whose weights this program does not hold. peer: llama.cpp, if asked for.
     """
 
     precision: str
@@ -52,10 +53,11 @@ class Speed:
     matrix_bytes: int | None
     limit_share: float | None
     kernels: str
+    peer: PeerSpeed | None
 
 
-def measure(model: LocalGenerator) -> Speed:
-    """Measure the speed of a local model."""
+def measure(model: LocalGenerator, peer: Peer | None = None) -> Speed:
+    """Measure the speed of a local model, and of a peer in turns with it. Raises UserError."""
     draw = random.Random(0)
 
     def text(size: int) -> list[int]:
@@ -68,12 +70,16 @@ def measure(model: LocalGenerator) -> Speed:
     _decode(model, text(prompt), text(2))  # the first passes reserve memory
     device = model.device
     prefills, decodes, reads = [], [], []
+    peer_prefills, peer_decodes = [], []  # for each round, with each number of threads
     for _ in range(REPEATS):
         reads.append(_seconds_to_read(device))
         prefills.append(_seconds(partial(_decode, model, text(prefill - 1), text(1))))
         start = text(prompt)
         _decode(model, start, text(2))  # on a GPU, the second token makes a recording
         decodes.append(_seconds(partial(_decode, model, start, text(decode))))
+        if peer is not None:
+            peer_prefills.append([read for read, _ in peer.seconds(text(prefill), 1)])
+            peer_decodes.append([wrote for _, wrote in peer.seconds(start, decode)])
     bandwidth = _READ[device.type] / median(reads)
     speed = decode / median(decodes)
     size = model.decoder.matrix_bytes if isinstance(model, LocalModel) else None
@@ -92,6 +98,14 @@ def measure(model: LocalGenerator) -> Speed:
         matrix_bytes=size,
         limit_share=None if size is None else speed * size / bandwidth,
         kernels=kernels().reason,
+        peer=None
+        if peer is None
+        else PeerSpeed(
+            peer.version,
+            peer.kind,
+            prefill / min(map(median, zip(*peer_prefills, strict=True))),
+            decode / min(map(median, zip(*peer_decodes, strict=True))),
+        ),
     )
 
 
