@@ -24,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterator,
     Callable,
     Coroutine,
@@ -32,12 +33,12 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from queue import Empty, Full, Queue
+from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -173,12 +174,11 @@ _CONNECT_SECONDS, _ANSWER_SECONDS, SILENCE_SECONDS = 5.0, 10.0, 300.0
 _IDLE_SECONDS = 2.0
 """How long an unused connection is kept; one that the server is about to close fails a request."""
 
-_POLL_SECONDS, _PAUSE_SECONDS = 0.05, 0.002
-"""Intervals at which the cancel event is checked while nothing arrives, and whether there is room
-for more of what has arrived."""
+_POLL_SECONDS = 0.05
+"""How often the cancel event is checked while nothing arrives."""
 
 _AHEAD = 64
-"""Items that have arrived and wait to be read; then nothing more is read from the server."""
+"""Items of parallel answers that have arrived and wait to be read."""
 
 _MOST_BYTES, _MOST_REFUSAL_BYTES = 64 * 2**20, 2**20
 """Bytes of an answer as decoded: one of tokens and their log-probabilities, and an error."""
@@ -282,62 +282,49 @@ class Client:
         refused body, the status and the server's words to the body of another attempt, or to None.
         Raises Cancelled, ModelError, and what `read` and `simpler` raise.
         """
-        arrived: Queue[str | Exception | None] = Queue(_AHEAD)
-        request = self._start(self._stream(arrived, path, body, simpler))
-        silence = 0.0
+        stream, silence = self._stream(path, body, simpler), 0.0
+
+        async def receive() -> str | None:  # nothing is read from the server before it is wanted
+            return await anext(stream, None)
+
+        arriving = self._start(receive())
         try:
-            while not cancel.is_set():
+            while True:
                 started = time.monotonic()
-                try:
-                    data = arrived.get(timeout=_POLL_SECONDS)
-                except Empty:
-                    data = ""
+                is_there = bool(wait([arriving], _POLL_SECONDS).done)
                 silence += time.monotonic() - started
-                if data is None:
-                    return
-                if isinstance(data, Exception):
-                    raise data
-                if data:
+                if cancel.is_set():
+                    raise Cancelled
+                if is_there:
+                    if (data := arriving.result()) is None:
+                        return
                     item = read(data)
                     silence = 0.0 if item else silence
                     yield item
+                    arriving = self._start(receive())
                 if silence > SILENCE_SECONDS:
                     raise _silent(self.server)
-            raise Cancelled
         finally:
-            request.cancel()
+            arriving.cancel()
+            self._start(_closed(stream))
 
     async def _stream(
-        self,
-        arrived: "Queue[str | Exception | None]",
-        path: str,
-        body: Body,
-        simpler: Callable[[Body, int, str], Body | None],
-    ) -> None:
-        """Put the data of each event into a queue, then None or what went wrong."""
+        self, path: str, body: Body, simpler: Callable[[Body, int, str], Body | None]
+    ) -> AsyncGenerator[str]:
+        """The data of each event."""
         import httpx2
 
-        async def put(item: str | Exception | None) -> None:
-            while arrived.full():
-                await asyncio.sleep(_PAUSE_SECONDS)
-            arrived.put_nowait(item)
-
         attempt: Body | None = body
-        try:
-            while attempt is not None:
-                async with self._response("POST", path, attempt) as response:
-                    if response.status_code == 200:
-                        async for event in httpx2.EventSource(response):
-                            if event.data:  # other fields do not matter in a single stream
-                                await put(event.data)
-                        break
-                    text = await _text(response, _MOST_REFUSAL_BYTES)
-                attempt = simpler(attempt, response.status_code, text)
-                if attempt is None:
-                    raise _refusal(self.server, response, text)
-            await put(None)
-        except Exception as error:
-            await put(error)
+        while attempt is not None:
+            async with self._response("POST", path, attempt) as response:
+                if response.status_code == 200:
+                    async for event in httpx2.EventSource(response):
+                        if event.data:  # other fields do not matter in a single stream
+                            yield event.data
+                    return
+                text = await _text(response, _MOST_REFUSAL_BYTES)
+            attempt = simpler(attempt, response.status_code, text)
+        raise _refusal(self.server, response, text)
 
     def _document(
         self, method: str, path: str, body: Body | None, seconds: float
@@ -386,6 +373,11 @@ class Client:
 
     def _start(self, request: Coroutine[Any, Any, Item]) -> "Future[Item]":
         return asyncio.run_coroutine_threadsafe(request, self._loop)
+
+
+async def _closed(stream: AsyncGenerator[str]) -> None:
+    with suppress(RuntimeError):  # it is running, and has been cancelled
+        await stream.aclose()
 
 
 def _serve(loop: asyncio.AbstractEventLoop, http: "httpx2.AsyncClient") -> None:
