@@ -104,11 +104,11 @@ def on_servers() -> Iterator[ListedModel]:
         except ModelError as error:
             yield ListedModel(name, "server", remark=str(error))
             continue
-        for model in models:
-            if server.model in ("", model.name):
-                context = server.context or model.context
+        for model, window in models.items():
+            if server.model in ("", model):
+                context = server.context or window
                 words = f"{context:,} tokens" if context else ""
-                yield ListedModel(f"{name}#{model.name}", "server", server=server.url, remark=words)
+                yield ListedModel(f"{name}#{model}", "server", server=server.url, remark=words)
 
 
 def to_get() -> list[KnownModel]:

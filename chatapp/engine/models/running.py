@@ -14,7 +14,6 @@ import json
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -22,18 +21,18 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chatapp.common.foreign import parse_json
 from chatapp.common.parameters import Sampling, Values, seeded
 from chatapp.common.paths import background_path
 from chatapp.common.userfiles import UserError, hold, open_regular, parse_json_object, write_whole
 from chatapp.engine.backends.remote.http import (
     SILENCE_SECONDS,
+    ArrivingReply,
     Body,
-    Cancelled,
     Client,
     ManyAtOnce,
     RefusedError,
     Server,
+    json_object,
     reason_of,
 )
 from chatapp.engine.errors import ModelError
@@ -346,54 +345,59 @@ def reply_events(
         "stream_options": {"include_usage": True},
         "model": client.server.model,
     }
-    cancel, started, first = cancel or threading.Event(), time.perf_counter(), 0.0
-    events = client.events(path, body | values | options, _read, cancel)
-    end, text, last, usage, fit = "", "", list[Token](), dict[str, Any](), dict[str, Any]()
-    message = "the running server has broken off the reply"
-    try:
-        for document in events:
-            if "error" in document:
-                raise ModelError(reason_of(client.server, document))
-            usage = document.get("usage") or usage
-            for choice in document["choices"]:
-                tokens = tokens_in(choice)
+
+    def read(data: str) -> dict[str, Any]:
+        is_end = data == "[DONE]"
+        return {"choices": []} if is_end else json_object(client.server, data, "one of its events")
+
+    events = client.events(path, body | values | options, read, cancel or threading.Event())
+    return _OwnReply(client.server, tokens_in).events(events)
+
+
+class _OwnReply(ArrivingReply):
+    """A reply of the running server, which stops it, and counts its tokens."""
+
+    def __init__(
+        self, server: Server, tokens_in: Callable[[dict[str, Any]], Iterable[Token]]
+    ) -> None:
+        self._server, self._tokens_in = server, tokens_in
+        self._usage, self._end = dict[str, Any](), dict[str, Any]()
+        self._last = list[Token]()
+
+    def take(self, item: dict[str, Any]) -> Iterator[Token]:
+        try:
+            if "error" in item:
+                raise ModelError(reason_of(self._server, item))
+            self._usage = item.get("usage") or self._usage
+            for choice in item["choices"]:
                 if choice["finish_reason"] is None:
-                    first = first or time.perf_counter() - started
-                    yield from tokens
-                else:  # the token that ended it, and the text that was held back
-                    end = choice.get("stop_reason") or choice["finish_reason"]
-                    text, last = choice.get("text", ""), list(tokens)
-                    fit = {name: choice[name] for name in _FIT if name in choice}
-                    message = choice.get("misfit", "")
-    except Cancelled:
-        end, message = "cancelled", ""
-    except RefusedError as refusal:
-        raise RefusedError(refusal.reason or str(refusal)) from None
-    except (ModelError, ValueError, KeyError, TypeError) as error:
-        message = "" if end else f"{message}: {error}"  # errors after the end do not matter
-    finally:
-        events.close()
-    yield Finished(
-        end or "error",  # type: ignore[arg-type]
-        text,
-        usage.get("prompt_tokens", 0),
-        usage.get("prompt_tokens_details", {}).get("cached_tokens", 0),
-        usage.get("completion_tokens", 0),
-        first,
-        time.perf_counter() - started,
-        message=message,
-        end_id=last[-1].id if last else None,
-        end_logprob=last[-1].logprob if last else None,
-        **fit,
-    )
+                    yield from self._tokens_in(choice)
+                else:  # with the token that ended it, and the text that was held back
+                    self._end, self._last = choice, list(self._tokens_in(choice))
+                    self.reason = choice.get("stop_reason") or choice["finish_reason"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(str(error)) from None
 
+    def failed(self, error: ModelError) -> str:
+        if isinstance(error, RefusedError) and error.status != 200:
+            raise RefusedError(error.reason or str(error)) from None
+        return str(error)
 
-def _read(data: str) -> dict[str, Any]:
-    """The data of an event; that of the last one has nothing. Raises ValueError."""
-    document = {"choices": []} if data == "[DONE]" else parse_json(data)
-    if not isinstance(document, dict):
-        raise ValueError("one of its events is not a JSON object")
-    return document
+    def finished(self, failure: str) -> Finished:
+        message = "the running server has broken off the reply"
+        message += f": {failure}" if failure else ""
+        usage, end, last = self._usage, self._end, self._last[-1:]
+        return Finished(
+            self.reason or "error",
+            end.get("text", ""),
+            usage.get("prompt_tokens", 0),
+            usage.get("prompt_tokens_details", {}).get("cached_tokens", 0),
+            usage.get("completion_tokens", 0),
+            message=end.get("misfit", "") if self.reason else message,
+            end_id=last[0].id if last else None,
+            end_logprob=last[0].logprob if last else None,
+            **{name: end[name] for name in _FIT if name in end},
+        )
 
 
 def stamps(paths: Iterable[str]) -> dict[str, tuple[int, int]]:

@@ -26,8 +26,8 @@ import weakref
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
+    Awaitable,
     Callable,
-    Coroutine,
     Generator,
     Iterable,
     Iterator,
@@ -46,7 +46,7 @@ from chatapp.common.foreign import parse_json
 from chatapp.common.paths import SERVERS
 from chatapp.common.web import web_client
 from chatapp.engine.errors import ModelError, first_line
-from chatapp.engine.events import Event, Finished
+from chatapp.engine.events import Event, Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Generate, Request
 
 if TYPE_CHECKING:
@@ -283,11 +283,7 @@ class Client:
         Raises Cancelled, ModelError, and what `read` and `simpler` raise.
         """
         stream, silence = self._stream(path, body, simpler), 0.0
-
-        async def receive() -> str | None:  # nothing is read from the server before it is wanted
-            return await anext(stream, None)
-
-        arriving = self._start(receive())
+        arriving = self._start(anext(stream, ""))  # nothing is read before it is wanted
         try:
             while True:
                 started = time.monotonic()
@@ -296,17 +292,17 @@ class Client:
                 if cancel.is_set():
                     raise Cancelled
                 if is_there:
-                    if (data := arriving.result()) is None:
+                    if not (data := arriving.result()):
                         return
                     item = read(data)
                     silence = 0.0 if item else silence
                     yield item
-                    arriving = self._start(receive())
+                    arriving = self._start(anext(stream, ""))
                 if silence > SILENCE_SECONDS:
                     raise _silent(self.server)
         finally:
             arriving.cancel()
-            self._start(_closed(stream))
+            self._start(stream.aclose())
 
     async def _stream(
         self, path: str, body: Body, simpler: Callable[[Body, int, str], Body | None]
@@ -343,13 +339,7 @@ class Client:
             if response.status_code != 200:
                 raise _refusal(self.server, response, await _text(response, _MOST_REFUSAL_BYTES))
             text = await _text(response, _MOST_BYTES)
-        try:
-            document = parse_json(text)
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            raise RefusedError(str(nonsense(self.server, "its answer is not a JSON object")))
-        return document
+        return json_object(self.server, text, "its answer")
 
     @asynccontextmanager
     async def _response(
@@ -371,13 +361,8 @@ class Client:
         except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
             raise _unreachable(server, error) from None
 
-    def _start(self, request: Coroutine[Any, Any, Item]) -> "Future[Item]":
-        return asyncio.run_coroutine_threadsafe(request, self._loop)
-
-
-async def _closed(stream: AsyncGenerator[str]) -> None:
-    with suppress(RuntimeError):  # it is running, and has been cancelled
-        await stream.aclose()
+    def _start(self, request: Awaitable[Item]) -> "Future[Item]":
+        return asyncio.run_coroutine_threadsafe(request, self._loop)  # type: ignore[arg-type]
 
 
 def _serve(loop: asyncio.AbstractEventLoop, http: "httpx2.AsyncClient") -> None:
@@ -458,6 +443,60 @@ def _silent(server: Server) -> ModelError:
 def nonsense(server: Server, what: str) -> ModelError:
     """The error for a malformed response. what: is wrong with it."""
     return ModelError(f"{server.url}: this is not a model server: {server.masked(what)}")
+
+
+def json_object(server: Server, text: str, what: str) -> dict[str, Any]:
+    """What a server sends as a JSON object. what: it is. Raises RefusedError."""
+    try:
+        document = parse_json(text)
+    except ValueError:
+        raise RefusedError(str(nonsense(server, f"{what} is not JSON"))) from None
+    if not isinstance(document, dict):
+        raise RefusedError(str(nonsense(server, f"{what} is not a JSON object")))
+    return document
+
+
+class ArrivingReply:
+    """A reply of a server, as events. What a server sends is read by subclasses.
+
+    reason: why it ended; None while unknown. over: nothing more is wanted.
+    """
+
+    reason: FinishReason | None = None
+    over = False
+
+    def take(self, item: Any) -> Iterator[Token]:
+        """The tokens in what has arrived. Raises ModelError."""
+        raise NotImplementedError
+
+    def finished(self, failure: str) -> Finished:
+        """The end, with the text held back. failure: what went wrong; often nothing."""
+        raise NotImplementedError
+
+    def failed(self, error: ModelError) -> str:
+        """What went wrong, in words; or raises it."""
+        return str(error)
+
+    def events(self, arriving: Generator[Any]) -> Iterator[Event]:
+        """The tokens, then the end: text that has arrived is kept, whatever happens to the
+        connection.
+        """
+        started, first, failure = time.perf_counter(), 0.0, ""
+        try:
+            for item in arriving:
+                for token in self.take(item):
+                    first = first or time.perf_counter() - started
+                    yield token
+                if self.over:
+                    break
+        except Cancelled:
+            self.reason = "cancelled"
+        except ModelError as error:
+            failure = self.failed(error)
+        finally:
+            arriving.close()
+        seconds = time.perf_counter() - started
+        yield replace(self.finished(failure), time_to_first_token=first, seconds=seconds)
 
 
 MOST_AT_ONCE = 4

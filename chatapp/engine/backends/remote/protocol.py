@@ -6,43 +6,39 @@ which all may be missing or null; the last event is the word [DONE]. In a chat, 
 
 Invariants: an event is either understood or refused with a sentence. Tokens of replies arrive as
 text without their ids, get numbers that no server uses, and are sent back as text. Scores are those
-of a prompt's own tokens, which the server repeats. A schema is sent with the request, and every
-reply is checked here.
+of a prompt's own tokens, which the server repeats.
 """
 
 import json
 import math
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
-from chatapp.common.foreign import parse_json
 from chatapp.engine.backends.remote.http import (
     SILENCE_SECONDS,
-    Body,
+    ArrivingReply,
     Client,
     RefusedError,
     Server,
+    json_object,
     nonsense,
     reason_of,
 )
-from chatapp.engine.constraint.compiling import ConstraintError
-from chatapp.engine.constraint.constraint import Constraint
-from chatapp.engine.constraint.validation import misfit
 from chatapp.engine.errors import ModelError
-from chatapp.engine.events import CALLING, THINKING, Finished
+from chatapp.engine.events import CALLING, THINKING, Alternative, Finished, FinishReason, Token
 from chatapp.engine.model import Request
+from chatapp.engine.stopping import RepetitionFilter, StopFilter
 
 DONE = "[DONE]"
 """The data of a stream's last event."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedToken:
+class Piece(NamedTuple):
     """A token's text, its log-probability (nan if unknown), and those of the most likely
     alternatives, best first.
     """
@@ -52,82 +48,148 @@ class ServedToken:
     alternatives: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
-    """The server's token counts; reply: 0 if unknown."""
+class Chunk(NamedTuple):
+    """The content of an event. reason: the server's finish reason, `DONE` after its last event.
+    usage: the server's counts of tokens in the prompt, in the reply (0 if unknown), and reused.
+    """
 
-    prompt: int
-    reply: int = 0
-    reused: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The content of an event. reason: the server's finish reason, `DONE` after its last event."""
-
-    tokens: tuple[ServedToken, ...] = ()
+    pieces: tuple[Piece, ...] = ()
     reason: str = ""
-    usage: TokenCounts | None = None
+    usage: tuple[int, int, int] | None = None
 
     def __bool__(self) -> bool:
         """Whether it continues the reply with more than spaces."""
-        return any(token.text.strip() for token in self.tokens)
+        return any(piece.text.strip() for piece in self.pieces)
 
 
-class EventReader:
-    """Reads the events of one reply. Thoughts and calls of tools that the server separates stand
-    between their marks in its text. has_called: whether it has called a tool.
+class Reply(ArrivingReply):
+    """A reply as it arrives. Thoughts and calls of tools that the server separates stand between
+    their marks in its text.
+
+    most: its most tokens.
     """
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._is_thinking = False
+    def __init__(
+        self,
+        request: Request,
+        server: Server,
+        tokenizer: "RemoteTokenizer",
+        room: int,
+        prompt: Callable[[], str],
+        count: int,
+    ) -> None:
+        """room: tokens that the window has for it. prompt: its text. count: about its tokens,
+        forced ones included.
+        """
+        self.most = min(request.sampling.max_tokens, room)
+        self._at_most: FinishReason = "length" if request.sampling.max_tokens <= room else "context"
+        self._server, self._tokenizer, self._forced = server, tokenizer, request.forced
+        self._stops = StopFilter(request.stop)
+        self._repeats = RepetitionFilter(prompt, request.sampling.max_repeats)
+        self._usage = (count, 0, 0)
+        self._tokens = 0
+        self._is_thinking = self._has_called = self._has_arguments = False
         self._call: int | None = None
         """The number of the call that has not ended."""
-        self._has_arguments = False
-        self.has_called = False
+
+    def begin(self) -> Iterator[Token]:
+        """The forced tokens. One that ends a reply ends it here."""
+        for id in self._forced:
+            if id == self._tokenizer.end_id:
+                self.reason = "stop"
+                return
+            text = self._tokenizer.decode([id])
+            yield Token(id, text, text, math.nan)
+
+    def take(self, item: Chunk) -> Iterator[Token]:
+        """The wanted tokens of a chunk. Raises ModelError for an unknown finish reason."""
+        self._usage = item.usage or self._usage
+        if item.pieces and self._tokens == self.most:  # more than the request allowed
+            self.over = True
+            return
+        for text, logprob, alternatives in item.pieces[: self.most - self._tokens]:
+            self._tokens += 1
+            id = self._tokenizer.number(text)
+            others = tuple(
+                Alternative(self._tokenizer.number(other), other, value)
+                for other, value in alternatives
+            )
+            visible = self._repeats.push(id, self._stops.push(text))
+            yield Token(id, visible, text, logprob, others)
+            if self._repeats.hit:
+                self.reason = "repetition"
+            if self._stops.hit or self._repeats.hit:
+                self.over = True
+                return
+        self._take_reason(item.reason)
+
+    def _take_reason(self, word: str) -> None:
+        """word: the server's finish reason, "" for none."""
+        ends = ("stop", "tool_calls") if self._has_called else ("stop",)
+        if word not in ("", *ends, "length", DONE):
+            raise ModelError(f"the server ended the reply: {word[:100]}")
+        if word in ends:
+            self.reason = "stop"
+        elif word == "length" or self._tokens == self.most:
+            self.reason = self.reason or self._at_most
+        elif word == DONE:
+            self.reason = self.reason or "stop"
+        self.over = word == DONE
+
+    def finished(self, failure: str) -> Finished:
+        """See `ArrivingReply.finished`."""
+        rest = self._repeats.flush(self._stops.flush())
+        if self._stops.hit:
+            self.reason = "stop"
+        # Errors after the end do not matter.
+        message = "" if self.reason else failure or "the server broke off the reply"
+        prompt, reply, reused = self._usage
+        forced = sum(id != self._tokenizer.end_id for id in self._forced)
+        return Finished(
+            self.reason or "error",
+            text=rest,
+            prompt_tokens=prompt - len(self._forced),
+            reused_tokens=reused,
+            reply_tokens=(reply or self._tokens) + forced,
+            message=message,
+        )
 
     def read(self, data: str) -> Chunk:
         """Parse an event. Raises ModelError."""
         if data.strip() == DONE:
-            return Chunk(self._marked((), _tokens(self._closed(), None)), DONE)
-        try:
-            document = parse_json(data)
-        except ValueError:
-            raise nonsense(self._server, "one of its events is not JSON") from None
-        if not isinstance(document, dict):
-            raise nonsense(self._server, "one of its events is not a JSON object")
+            return Chunk(self._marked((), _pieces(self._closed(), None)), DONE)
+        document = json_object(self._server, data, "one of its events")
         if document.get("error"):
             raise ModelError(f"the server failed: {reason_of(self._server, document)}")
         choices = document.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else {}
         try:
-            text, thought = _texts(choice)
+            delta = choice.get("delta") or {}
+            text = choice.get("text") or delta.get("content") or ""
+            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+            if not isinstance(text, str) or not isinstance(thought, str):
+                raise TypeError
         except (TypeError, AttributeError):
             raise nonsense(self._server, "one of its events has no text") from None
         reason = choice.get("finish_reason")
-        calls = self._calls((choice.get("delta") or {}).get("tool_calls"))
-        if reason:
-            calls += self._closed()
+        calls = self._calls(delta.get("tool_calls")) + (self._closed() if reason else "")
         # If one event has two texts, it is unknown which one the probabilities belong to.
         logprobs = None if text and thought else choice.get("logprobs")
-        reply = (*_tokens(text, logprobs), *_tokens(calls, None))
+        reply = (*_pieces(text, logprobs), *_pieces(calls, None))
         return Chunk(
-            self._marked(_tokens(thought, logprobs), reply),
+            self._marked(_pieces(thought, logprobs), reply),
             reason if isinstance(reason, str) else "",
             _usage(document.get("usage")),
         )
 
-    def _marked(
-        self, thought: tuple[ServedToken, ...], reply: tuple[ServedToken, ...]
-    ) -> tuple[ServedToken, ...]:
+    def _marked(self, thought: tuple[Piece, ...], reply: tuple[Piece, ...]) -> tuple[Piece, ...]:
         """All tokens of an event. A mark belongs to the text of the token after it."""
         begin, end = THINKING
         if thought and not self._is_thinking:
-            thought = _after(f"{begin}\n", thought)
-            self._is_thinking = True
+            thought = (thought[0]._replace(text=f"{begin}\n{thought[0].text}"), *thought[1:])
+        self._is_thinking = self._is_thinking or bool(thought)
         if reply and self._is_thinking:
-            reply = _after(f"\n{end}\n\n", reply)
+            reply = (reply[0]._replace(text=f"\n{end}\n\n{reply[0].text}"), *reply[1:])
             self._is_thinking = False
         return thought + reply
 
@@ -143,7 +205,7 @@ class EventReader:
             name, arguments = function.get("name"), function.get("arguments")
             if number != self._call:
                 text += self._closed()
-                self._call, self._has_arguments, self.has_called = number, False, True
+                self._call, self._has_arguments, self._has_called = number, False, True
                 name = json.dumps(name if isinstance(name, str) else "")
                 text += f'{CALLING[0]}{{"name": {name}, "arguments": '
             if isinstance(arguments, dict):  # as from Ollama
@@ -161,47 +223,31 @@ class EventReader:
         return f"{'' if self._has_arguments else '{}'}}}{CALLING[1]}"
 
 
-def _texts(choice: dict[str, Any]) -> tuple[str, str]:
-    """The reply and the thought in an event. Raises TypeError or AttributeError for other types."""
-    delta = choice.get("delta") or {}
-    reply = choice.get("text") or delta.get("content") or ""
-    thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-    if not isinstance(reply, str) or not isinstance(thought, str):
-        raise TypeError
-    return reply, thought
-
-
-def _after(mark: str, tokens: tuple[ServedToken, ...]) -> tuple[ServedToken, ...]:
-    first, *others = tokens
-    return (replace(first, text=mark + first.text), *others)
-
-
 def token_count(value: object) -> int:
     """A server's number of tokens; 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _usage(usage: object) -> TokenCounts | None:
+def _usage(usage: object) -> tuple[int, int, int] | None:
     prompt = token_count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
     if not isinstance(usage, dict) or not prompt:
         return None
     details = usage.get("prompt_tokens_details")
     reused = token_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    return TokenCounts(prompt, token_count(usage.get("completion_tokens")), reused)
+    return prompt, token_count(usage.get("completion_tokens")), reused
 
 
-def _tokens(text: str, logprobs: object) -> tuple[ServedToken, ...]:
+def _pieces(text: str, logprobs: object) -> tuple[Piece, ...]:
     """The tokens of a text, or the whole text as one if the server does not separate them."""
-    tokens = _with_logprobs(logprobs) if text and isinstance(logprobs, dict) else []
-    if not text or (len(tokens) > 1 and "".join(token.text for token in tokens) == text):
-        return tuple(tokens)
-    if len(tokens) > 1:
-        # Its parts do not end at token boundaries; the whole text is as likely as they are.
-        return (ServedToken(text, math.fsum(token.logprob for token in tokens)),)
-    return tuple(replace(token, text=text) for token in tokens or [ServedToken(text)])
+    pieces = _with_logprobs(logprobs) if text and isinstance(logprobs, dict) else []
+    if not text or (len(pieces) > 1 and "".join(piece.text for piece in pieces) == text):
+        return tuple(pieces)
+    # If parts do not end at token boundaries, the whole text is as likely as they are.
+    logprob = math.fsum(piece.logprob for piece in pieces) if pieces else math.nan
+    return (Piece(text, logprob, pieces[0].alternatives if len(pieces) == 1 else ()),)
 
 
-def _with_logprobs(logprobs: dict[str, Any]) -> list[ServedToken]:
+def _with_logprobs(logprobs: dict[str, Any]) -> list[Piece]:
     """The tokens with their log-probabilities; none where these are in no known form.
 
     The protocol has three parallel lists for completions, one list of objects for chats.
@@ -209,13 +255,13 @@ def _with_logprobs(logprobs: dict[str, Any]) -> list[ServedToken]:
     try:
         if "content" in logprobs:
             return [
-                _token(row["token"], row["logprob"], _alternatives(row.get("top_logprobs")))
+                _piece(row["token"], row["logprob"], _alternatives(row.get("top_logprobs")))
                 for row in logprobs["content"]
             ]
         texts = logprobs["tokens"]
         tops = logprobs.get("top_logprobs") or [None] * len(texts)
         return [
-            _token(text, value, (top or {}).items())
+            _piece(text, value, (top or {}).items())
             for text, value, top in zip(texts, logprobs["token_logprobs"], tops, strict=True)
         ]
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
@@ -226,10 +272,10 @@ def _alternatives(rows: object) -> list[tuple[str, Any]]:
     return [(row["token"], row["logprob"]) for row in rows] if isinstance(rows, list) else []
 
 
-def _token(text: str, logprob: Any, alternatives: Iterable[tuple[str, Any]]) -> ServedToken:
+def _piece(text: str, logprob: Any, alternatives: Iterable[tuple[str, Any]]) -> Piece:
     best_first = sorted(dict(alternatives).items(), key=lambda item: -item[1])
     value = math.nan if logprob is None else float(logprob)
-    return ServedToken(str(text), value, tuple((str(other), float(at)) for other, at in best_first))
+    return Piece(str(text), value, tuple((str(other), float(at)) for other, at in best_first))
 
 
 _REMEMBERED = 4096
@@ -263,8 +309,15 @@ class RemoteTokenizer:
         self._lock = threading.Lock()
         self._cut = lru_cache(_REMEMBERED)(self._cut_by_server)
         self._join = lru_cache(_REMEMBERED)(self._joined_by_server)
-        self.is_served = client is not None and self._is_able()
-        information = self._information(client) if client is not None and self.is_served else {}
+        self.is_served, information = client is not None, dict[str, Any]()
+        if client is not None:
+            try:
+                self._cut("a")
+            except ModelError:
+                self.is_served = False
+            else:  # vLLM tells it where it was started with --enable-tokenizer-info-endpoint
+                with suppress(ModelError):
+                    information = client.get("/tokenizer_info")
         end, size = information.get("eos_token_id"), information.get("vocab_size")
         if not isinstance(end, int) and isinstance(information.get("eos_token"), str):
             (end, *_) = self.encode(information["eos_token"])  # vLLM cuts its name so
@@ -305,13 +358,6 @@ class RemoteTokenizer:
     def stream(self) -> "_Stream":
         return _Stream(self)
 
-    def _is_able(self) -> bool:
-        try:
-            self._cut("a")
-        except ModelError:
-            return False
-        return True
-
     def _cut_by_server(self, text: str) -> tuple[int, ...]:
         assert self._client is not None
         # llama.cpp's own server calls the text "content".
@@ -329,16 +375,6 @@ class RemoteTokenizer:
         if not isinstance(text, str):
             raise ModelError("the server does not join tokens to a text")
         return text
-
-    @staticmethod
-    def _information(client: Client) -> Mapping[str, Any]:
-        """What the server tells of its vocabulary; vLLM does so where it was started with
-        --enable-tokenizer-info-endpoint.
-        """
-        try:
-            return client.get("/tokenizer_info")
-        except ModelError:
-            return {}
 
 
 class _Stream:
@@ -417,34 +453,3 @@ def _numbers(client: Client, logprobs: list[Any], count: int) -> list[float]:
     if len(logprobs) != count or not count or not all(isinstance(n, float | int) for n in logprobs):
         raise ModelError(f"{client.server.url}: the prompt was not repeated whole; {_NEEDED}")
     return [float(number) for number in logprobs]
-
-
-def ending_with_constraint(name: str, request: Request) -> Request:
-    """A request that ends where its constraint does. Raises ConstraintError for a pattern or a
-    grammar, which servers do not take."""
-    constraint = request.constraint
-    if constraint is None or constraint.is_optional:
-        return request
-    if constraint.kind != "schema":
-        raise ConstraintError(
-            f"{name}: servers take a JSON schema, but no {constraint.kind}; that needs a model on "
-            "this machine"
-        )
-    return replace(request, stop=(), sampling=replace(request.sampling, max_repeats=0))
-
-
-def response_format(constraint: Constraint | None) -> Body:
-    """The field of OpenAI's protocol for a schema."""
-    if constraint is None or constraint.is_optional:
-        return {}
-    schema = {"name": "answer", "schema": parse_json(constraint.source), "strict": True}
-    return {"response_format": {"type": "json_schema", "json_schema": schema}}
-
-
-def checked(finished: Finished, text: str, constraint: Constraint) -> Finished:
-    """The end of a reply, with whether it fits: not every server heeds the schema."""
-    why_not = misfit(text.rpartition(THINKING[1])[2].strip(), constraint.source)
-    if finished.reason != "stop":
-        why_not = why_not or f"it ended with {finished.reason!r}"
-    message = f"the reply does not fit its schema: {why_not}" if why_not else ""
-    return replace(finished, valid=not why_not, message=finished.message or message)

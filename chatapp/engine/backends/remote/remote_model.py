@@ -8,23 +8,21 @@ continue unchanged uses the completions protocol, or fails.
 """
 
 import json
-import math
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from chatapp.common.foreign import without_surrogates
+from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.parameters import PARAMETERS
 from chatapp.common.paths import SERVERS
 from chatapp.engine.backends.remote.http import (
     NO_PATH,
     Begin,
     Body,
-    Cancelled,
     Client,
     ManyAtOnce,
     Server,
@@ -32,23 +30,18 @@ from chatapp.engine.backends.remote.http import (
     nonsense,
 )
 from chatapp.engine.backends.remote.protocol import (
-    DONE,
-    Chunk,
-    EventReader,
     RemoteTokenizer,
-    ServedToken,
-    TokenCounts,
-    checked,
-    ending_with_constraint,
-    response_format,
+    Reply,
     score_continuation,
     token_count,
 )
+from chatapp.engine.constraint.compiling import ConstraintError
+from chatapp.engine.constraint.constraint import Constraint
+from chatapp.engine.constraint.validation import misfit
 from chatapp.engine.decoder.interventions import check_changeable
 from chatapp.engine.errors import ModelError
-from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
+from chatapp.engine.events import THINKING, Event, Finished
 from chatapp.engine.model import Request, Sampling
-from chatapp.engine.stopping import RepetitionFilter, StopFilter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,7 +125,15 @@ class RemoteModel(ManyAtOnce):
         a server's model cannot be changed.
         """
         check_changeable(self.name, request.interventions, is_changeable=False)
-        request = ending_with_constraint(self.name, request)
+        constraint = request.constraint
+        if constraint is not None and not constraint.is_optional:  # the reply ends where that does
+            if constraint.kind != "schema":
+                raise ConstraintError(
+                    f"{self.name}: servers take a JSON schema, but no {constraint.kind}; that "
+                    "needs a model on this machine"
+                )
+            sampling = replace(request.sampling, max_repeats=0)
+            request = replace(request, stop=(), sampling=sampling)
         if request.messages:
             return self._reply(request)
         if not self._completes:
@@ -144,7 +145,7 @@ class RemoteModel(ManyAtOnce):
         if not request.ids:
             raise ValueError("there are no tokens to continue; expected at least one")
         ids = [*request.ids, *request.forced]
-        reply = _Reply(self, request, lambda: self.tokenizer.decode(ids), len(ids))
+        reply = self._begun(request, lambda: self.tokenizer.decode(ids), len(ids))
         body: Body = {"stop": list(request.stop[:_MOST_STOPS])} if request.stop else {}
         if request.top:
             body["logprobs"] = request.top
@@ -160,15 +161,18 @@ class RemoteModel(ManyAtOnce):
         texts = [message["content"] for message in sent]
         texts += [json.dumps(part) for part in (*request.tools, *calls)]
         count = _AROUND * len(sent) + sum(len(self.tokenizer.encode(text)) for text in texts)
-        reply = _Reply(
-            self, replace(request, stop=()), lambda: "\n".join(texts[: len(sent)]), count
-        )
+        reply = self._begun(replace(request, stop=()), lambda: "\n".join(texts[: len(sent)]), count)
         body: Body = {"messages": sent}
         if request.tools:
             body["tools"] = _writable(request.tools)
         if request.top:
             body |= {"logprobs": True, "top_logprobs": request.top}
         return self._run("chat/completions", body, reply, request)
+
+    def _begun(self, request: Request, prompt: Callable[[], str], count: int) -> Reply:
+        self.check_room(count, about="about ")
+        room = self.context - count
+        return Reply(request, self.server, self.tokenizer, room, prompt, count)
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """See `LanguageModel.score` and `score_continuation`. Raises ModelError."""
@@ -185,37 +189,24 @@ class RemoteModel(ManyAtOnce):
             "this machine"
         )
 
-    def _run(self, path: str, body: Body, reply: "_Reply", request: Request) -> Iterator[Event]:
+    def _run(self, path: str, body: Body, reply: Reply, request: Request) -> Iterator[Event]:
         """Send a request and yield the events of the reply."""
         yield from reply.begin()
         if reply.reason is not None:  # one of the forced tokens ends it
             yield reply.finished("")
             return
-        cancel = request.cancel or threading.Event()
-        body |= self._options(request.sampling, reply.most) | response_format(request.constraint)
+        body |= self._options(request.sampling, reply.most) | _response_format(request.constraint)
         body = {name: part for name, part in body.items() if name not in self._refused}
-        events = self._client.events(path, body, reply.read, cancel, self._simpler)
-        failure = text = ""
-        try:
-            for chunk in events:
-                for token in reply.take(chunk):
-                    text += token.text
-                    yield token
-                if reply.over:
-                    break
-        except Cancelled:
-            reply.reason = "cancelled"
-        except ModelError as error:
-            failure = str(error)
-        finally:
-            events.close()
-        finished = reply.finished(failure)
-        constraint = request.constraint
-        if constraint is not None and not constraint.is_optional:
-            finished = checked(finished, text + finished.text, constraint)
-        yield replace(
-            finished, message=finished.message or self._options_in_words(request.sampling)
-        )
+        cancel = request.cancel or threading.Event()
+        text = ""
+        with closing(self._client.events(path, body, reply.read, cancel, self._simpler)) as events:
+            for event in reply.events(events):
+                text += event.text
+                if isinstance(event, Finished):
+                    event = _checked(event, text, request.constraint)
+                    remark = event.message or self._options_in_words(request.sampling)
+                    event = replace(event, message=remark)
+                yield event
 
     def _options(self, sampling: Sampling, most: int) -> Body:
         """The body of a request for `most` tokens, without its prompt."""
@@ -275,103 +266,23 @@ class RemoteModel(ManyAtOnce):
         return " ".join(sentences)
 
 
-class _Reply:
-    """A reply as it arrives.
+def _response_format(constraint: Constraint | None) -> Body:
+    """The field of OpenAI's protocol for a schema."""
+    if constraint is None or constraint.is_optional:
+        return {}
+    schema = {"name": "answer", "schema": parse_json(constraint.source), "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
-    most: its most tokens. over: nothing more is wanted. reason: why it ended; None while unknown.
-    """
 
-    def __init__(
-        self, model: RemoteModel, request: Request, prompt: Callable[[], str], count: int
-    ) -> None:
-        """prompt: its text. count: about its tokens, forced ones included. Raises
-        ContextOverflow."""
-        model.check_room(count, about="about ")
-        sampling, room = request.sampling, model.context - count
-        self.most = min(sampling.max_tokens, room)
-        self.over = False
-        self.reason: FinishReason | None = None
-        self._at_most: FinishReason = "length" if sampling.max_tokens <= room else "context"
-        self._tokenizer = model.tokenizer
-        self._stops = StopFilter(request.stop)
-        self._repeats = RepetitionFilter(prompt, sampling.max_repeats)
-        self._forced = request.forced
-        self._events = EventReader(model.server)
-        self.read = self._events.read
-        self._usage = TokenCounts(count)
-        self._tokens = 0
-        self._started = time.perf_counter()
-        self._time_to_first_token = 0.0
-
-    def begin(self) -> Iterator[Token]:
-        """The forced tokens. One that ends a reply ends it here."""
-        for id in self._forced:
-            if id == self._tokenizer.end_id:
-                self.reason = "stop"
-                return
-            text = self._tokenizer.decode([id])
-            yield Token(id, text, text, math.nan)
-
-    def take(self, chunk: Chunk) -> Iterator[Token]:
-        """The wanted tokens of a chunk. Raises ModelError for an unknown finish reason."""
-        self._usage = chunk.usage or self._usage
-        tokens = chunk.tokens
-        if tokens and self._tokens == self.most:  # the server sent more than the request allowed
-            self.over = True
-            return
-        for token in tokens[: self.most - self._tokens]:
-            self._time_to_first_token = (
-                self._time_to_first_token or time.perf_counter() - self._started
-            )
-            self._tokens += 1
-            yield self._token(token)
-            if self._repeats.hit:
-                self.reason = "repetition"
-            if self._stops.hit or self._repeats.hit:
-                self.over = True
-                return
-        self._take_reason(chunk.reason)
-
-    def finished(self, failure: str) -> Finished:
-        """The end, with the text held back. failure: the error, if any."""
-        rest = self._repeats.flush(self._stops.flush())
-        if self._stops.hit:
-            self.reason = "stop"
-        broken_off = self.reason is None
-        forced = sum(id != self._tokenizer.end_id for id in self._forced)
-        return Finished(
-            self.reason or "error",
-            text=rest,
-            prompt_tokens=self._usage.prompt - len(self._forced),
-            reused_tokens=self._usage.reused,
-            reply_tokens=(self._usage.reply or self._tokens) + forced,
-            time_to_first_token=self._time_to_first_token,
-            seconds=time.perf_counter() - self._started,
-            # Errors after the end do not matter.
-            message=(failure or "the server broke off the reply") if broken_off else "",
-        )
-
-    def _take_reason(self, word: str) -> None:
-        """word: the server's finish reason, "" for none."""
-        ends = ("stop", "tool_calls") if self._events.has_called else ("stop",)
-        if word not in ("", *ends, "length", DONE):
-            raise ModelError(f"the server ended the reply: {word[:100]}")
-        if word in ends:
-            self.reason = "stop"
-        elif word == "length" or self._tokens == self.most:
-            self.reason = self.reason or self._at_most
-        elif word == DONE:
-            self.reason = self.reason or "stop"
-        self.over = word == DONE
-
-    def _token(self, token: ServedToken) -> Token:
-        alternatives = tuple(
-            Alternative(self._tokenizer.number(text), text, logprob)
-            for text, logprob in token.alternatives
-        )
-        id = self._tokenizer.number(token.text)
-        text = self._repeats.push(id, self._stops.push(token.text))
-        return Token(id, text, token.text, token.logprob, alternatives)
+def _checked(finished: Finished, text: str, constraint: Constraint | None) -> Finished:
+    """The end of a reply, with whether it fits: not every server heeds the schema."""
+    if constraint is None or constraint.is_optional:
+        return finished
+    why_not = misfit(text.rpartition(THINKING[1])[2].strip(), constraint.source)
+    if finished.reason != "stop":
+        why_not = why_not or f"it ended with {finished.reason!r}"
+    message = f"the reply does not fit its schema: {why_not}" if why_not else ""
+    return replace(finished, valid=not why_not, message=finished.message or message)
 
 
 def _writable(value: Any) -> Any:
@@ -385,24 +296,18 @@ def _writable(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model on a server. context: its window in tokens; 0 if unknown."""
-
-    name: str
-    context: int = 0
-
-
-def served_models(client: Client) -> list[ServedModel]:
-    """The models on a server, in its order. Raises ModelError."""
+def served_models(client: Client) -> dict[str, int]:
+    """The models on a server, in its order, and their windows in tokens; 0 if unknown. Raises
+    ModelError.
+    """
     rows = client.get("models").get("data")
     if not isinstance(rows, list):
         raise nonsense(client.server, "its list of models is not a list")
-    return [
-        ServedModel(row["id"], _context(row))
+    return {
+        row["id"]: _context(row)
         for row in rows
         if isinstance(row, dict) and isinstance(row.get("id"), str)
-    ]
+    }
 
 
 def _context_of_llama_cpp(client: Client) -> int:
@@ -436,28 +341,27 @@ def connect(server: Server, *, name: str) -> RemoteModel:
             f"The key is sent to {urlsplit(server.url).hostname} unencrypted; use https."
         )
     client = Client(server)
-    served = _chosen(client)
-    context = server.context or served.context or _context_of_llama_cpp(client)
+    models = served_models(client)
+    model = _chosen(server, models)
+    context = server.context or models[model] or _context_of_llama_cpp(client)
     if not context:
         context = _ASSUMED_CONTEXT
         remarks.append(
             f"The server does not report its context window; {context:,} tokens are "
             f"assumed unless {SERVERS} says otherwise."
         )
-    client.server = replace(server, model=served.name, context=context)
+    client.server = replace(server, model=model, context=context)
     return RemoteModel(
         client,
-        name=name if "#" in name else f"{name}#{served.name}",
+        name=name if "#" in name else f"{name}#{model}",
         context=context,
         takes_messages=_converses(client),
         remark=" ".join(remarks),
     )
 
 
-def _chosen(client: Client) -> ServedModel:
+def _chosen(server: Server, models: Collection[str]) -> str:
     """The model that the server address selects. Raises ModelError."""
-    server = client.server
-    models = {model.name: model for model in served_models(client)}
     names = ", ".join(models)
     if not models:
         raise ModelError(f"{server.url}: the server has no model")
@@ -467,7 +371,7 @@ def _chosen(client: Client) -> ServedModel:
         raise ModelError(
             f"{server.url}: the server has several models; put one of them after a #: {names}"
         )
-    return models[server.model or names]
+    return server.model or names
 
 
 def _converses(client: Client) -> bool:
