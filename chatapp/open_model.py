@@ -26,15 +26,15 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis, StoredMessage
 from chatapp.dialogue.turn import complete
 from chatapp.dialogue.writers.choosing import choose_template
-from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.constraint.constraint import Constraint
-from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, parse_parts, switched_off
+from chatapp.engine.decoder.interventions import UNCHANGED
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import read_generation_config
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.loading import load_model
 from chatapp.lab.drawing.pictures import svg_picture
 from chatapp.lab.inspectable import inspectable
+from chatapp.lab.steering import changes_of
 from chatapp.lab.view import Subject, View, token_position
 from chatapp.lab.views import FIRST, VIEWS
 from chatapp.prompting.messages import Segment
@@ -468,25 +468,3 @@ def _shaded(tokens: Sequence[Token]) -> str:
         title = f"{token.piece!r}: {likely:.1%}"
         spans.append(f'<span style="{style}" title="{escape(title)}">{escape(token.text)}</span>')
     return f'<div style="white-space: pre-wrap">{"".join(spans)}</div>'
-
-
-# What the commands share
-
-
-def changes_of(
-    model: LanguageModel, ablate: str | None, steer: Sequence[str] = ()
-) -> Interventions:
-    """Parts that are switched off, such as 3.5,4.mlp, and directions, such as calm=0.1. Raises
-    UserError for a model without such parts."""
-    if not isinstance(model, LocalModel):
-        raise UserError(
-            f"{model.name}: only models that chatapp computes itself have parts to switch off"
-        )
-    shape = model.decoder.architecture
-    changes = UNCHANGED if ablate is None else switched_off(parse_parts(ablate, shape))
-    if steer:
-        from chatapp.lab.steering import steering
-
-        for text in steer:
-            changes += steering(text, shape)
-    return changes

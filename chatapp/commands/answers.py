@@ -56,7 +56,7 @@ def changes_of(
 
     if ablate is None and not steer:
         return UNCHANGED
-    from chatapp.open_model import changes_of as changes
+    from chatapp.lab.steering import changes_of as changes
 
     return changes(model, ablate, steer or ())
 

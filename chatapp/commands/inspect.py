@@ -54,11 +54,9 @@ class OutputTarget:
         if output.exists() and not self.force:  # before the model is loaded
             raise UserError(f"{output}: this file already exists; --force replaces it")
 
-    def take(self, views: Sequence["View"], document: dict[str, Any]) -> None:
-        """Print views, write them to the file, or add them to the JSON document."""
-        if self.as_json:
-            write_json(document | {view.name: view.to_json() for view in views})
-        elif self.output is not None:
+    def take(self, views: Sequence["View"]) -> None:
+        """Print views, or write them to the file."""
+        if self.output is not None:
             from chatapp.lab.drawing.pictures import html_page, svg_picture
 
             draw = html_page if self.output.suffix.lower() == ".html" else svg_picture
@@ -119,21 +117,22 @@ def _run(
             subject = _subject(settings, content, options, views)
         document: dict[str, Any] = {"model": subject.model.name}
         document |= {"text": content} if content else {}
-        rest = list(views)
-        if target.as_json and subject.masked is None and getattr(options, "token", 0) is None:
-            for view in views:
-                if (whole := view.whole(subject, options)) is not None:
-                    document[view.name] = whole
-                    rest.remove(view)
-        with progress("Measuring") as report:
-            subject.progress = report
-            shown = [view.look(subject, options) for view in rest]
+        looked = list(views)
         is_plain = subject.masked is None and "attention" in names
         if is_plain and 0 < subject.trace.encoded < len(subject.ids):
             from chatapp.lab.views.attention_views import CrossAttention
 
-            shown.append(CrossAttention.look(subject, options))
-    target.take(shown, document)
+            looked.append(CrossAttention)
+        with progress("Measuring") as report:
+            subject.progress = report
+            if target.as_json:
+                document |= {view.name: view.document(subject, options) for view in looked}
+            else:
+                shown = [view.look(subject, options) for view in looked]
+    if target.as_json:
+        write_json(document)
+    else:
+        target.take(shown)
 
 
 def _subject(

@@ -127,9 +127,19 @@ def bounds_in_words(field: FieldInfo | None, *, name: str, **known: Any) -> str:
 
 
 def strict_model(schema: type) -> type[BaseModel]:
-    """A pydantic model of a dataclass, whose own module then needs no pydantic."""
+    """A pydantic model of a dataclass, whose own module then needs no pydantic.
+
+    The metadata of a field may have its bounds, `ge` and `le`.
+    """
     definitions: dict[str, Any] = {
-        item.name: (item.type, ... if item.default is MISSING else item.default)
+        item.name: (
+            item.type,
+            Field(
+                ... if item.default is MISSING else item.default,
+                ge=item.metadata.get("ge"),
+                le=item.metadata.get("le"),
+            ),
+        )
         for item in fields(schema)
     }
     config = ConfigDict(extra="forbid", strict=True)

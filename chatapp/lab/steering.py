@@ -33,7 +33,13 @@ from chatapp.common.userfiles import (
 )
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.families.architecture import Architecture
-from chatapp.engine.decoder.interventions import Change, Interventions
+from chatapp.engine.decoder.interventions import (
+    UNCHANGED,
+    Change,
+    Interventions,
+    parse_parts,
+    switched_off,
+)
 from chatapp.engine.events import Token
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.model import LanguageModel
@@ -212,6 +218,20 @@ def steering(text: str, architecture: Architecture) -> Interventions:
     if not name:
         raise UserError(f"{text!r}: expected a direction and a strength, as in calm=0.1")
     return load_direction(name).with_strength(strength, architecture)
+
+
+def changes_of(
+    model: LanguageModel, ablate: str | None, steer: Iterable[str] = ()
+) -> Interventions:
+    """Parts that are switched off, such as 3.5,4.mlp, and directions, such as calm=0.1. Raises
+    UserError for a model without such parts."""
+    if not isinstance(model, LocalModel):
+        raise UserError(
+            f"{model.name}: only models that chatapp computes itself have parts to switch off"
+        )
+    shape = model.decoder.architecture
+    changes = UNCHANGED if ablate is None else switched_off(parse_parts(ablate, shape))
+    return sum((steering(text, shape) for text in steer), changes)
 
 
 @dataclass(frozen=True, slots=True)

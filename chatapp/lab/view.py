@@ -11,8 +11,8 @@ terminal, files, JSON and the inspector agree. This module knows no screen, and 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -36,6 +36,7 @@ class Option:
 
     flag: its name there, where it is not the field's. is_argument: whether it stands before the
     text, without a name. least, most: the bounds of a number. names: the values that it takes.
+    is_local: whether it names a file or a model of this machine, as no request to a server may.
     """
 
     help: str
@@ -45,12 +46,14 @@ class Option:
     least: int | None = None
     most: int | None = None
     names: tuple[str, ...] = ()
+    is_local: bool = False
 
 
 def option(help: str, default: Any = None, **declared: Any) -> Any:
     """A field of a view's `Options`. declared: further fields of `Option`."""
     given = MISSING if declared.get("is_argument") else default
-    return field(default=given, metadata={"option": Option(help, **declared)})
+    made = Option(help, **declared)
+    return field(default=given, metadata={"option": made, "ge": made.least, "le": made.most})
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,29 @@ class View(ABC):
         """JSON of every token where none is chosen; None where that is the same. Raises UserError
         for a text that is too long."""
         return None
+
+    @classmethod
+    def document(cls, subject: Subject, options: Any) -> Any:
+        """Its JSON: of every token where none is chosen and there is such a document, see `whole`.
+        Raises as `look` does."""
+        is_whole = subject.masked is None and getattr(options, "token", 0) is None
+        whole = cls.whole(subject, options) if is_whole else None
+        return cls.look(subject, options).to_json() if whole is None else whole
+
+    @classmethod
+    def options_of(cls, values: Mapping[str, Any]) -> Any:
+        """The options of a request to a server. Raises UserError for one that does not exist, is of
+        another kind or out of range, or names a file or a model of this machine."""
+        from chatapp.common.validation import strict_model, validated
+
+        for item in fields(cls.Options):
+            declared = item.metadata.get("option")
+            if item.name in values and declared is not None and declared.is_local:
+                raise UserError(f"{cls.name}: no request may set {item.name}")
+        checked = validated(
+            strict_model(cls.Options), values, UserError, origin=f"views.{cls.name}", what="view"
+        )
+        return cls.Options(**checked.model_dump())
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -23,6 +23,9 @@ MOST_ALTERNATIVES = 20
 
 
 MOST_STOPS = 64
+MOST_CHANGES = 64
+DIRECTION = r"^[A-Za-z][A-Za-z0-9_-]*$"
+"""The name of a direction; a path is none."""
 
 Standing = Literal["supported", "ignored", "refused"]
 """What becomes of a key: it acts, it cannot change the answer, or it would and is not supported."""
@@ -72,6 +75,11 @@ def refused_key(path: str, document: dict[str, Any]) -> str | None:
     )
 
 
+def opens_model(body: BaseModel) -> bool:
+    """Whether a request looks inside the model, or changes it."""
+    return isinstance(body, InspectBody) or getattr(body, "changes", None) is not None
+
+
 def ignored_keys(body: BaseModel) -> list[str]:
     """The keys of a request that nothing reads, also within its parts, such as `messages.name`."""
     names = list(body.model_extra or ())
@@ -117,6 +125,21 @@ class StructuredOutputs(Known):
     spaced: bool = False
 
 
+class Changes(BaseModel):
+    """What is changed inside the model while it replies or reads.
+
+    ablate: parts that are switched off, such as 3.5 and 4.mlp. steer: directions of `chatapp steer
+    make`, each with a strength.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    ablate: Annotated[list[str], Field(fail_fast=True, max_length=MOST_CHANGES)] = []
+    steer: Annotated[
+        dict[Annotated[str, Field(pattern=DIRECTION)], float], Field(max_length=MOST_CHANGES)
+    ] = {}
+
+
 class Writing(sampling_model("max_tokens"), Body):  # type: ignore[misc]  # made of a table
     """The fields that completions and chat have in common.
 
@@ -127,6 +150,7 @@ class Writing(sampling_model("max_tokens"), Body):  # type: ignore[misc]  # made
     model_config = ConfigDict(extra="allow")
 
     structured_outputs: StructuredOutputs | None = None
+    changes: Changes | None = None
 
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     stop: str | Several[str] | None = Field(
@@ -290,12 +314,25 @@ class DetokenizeBody(Body):
     tokens: Many[int]
 
 
+class InspectBody(Body):
+    """A text, or a chat, that is looked at: the views of `chatapp inspect` by their names.
+
+    views: names, or names with the view's options, as {"why": {"answer": " Paris"}}.
+    """
+
+    prompt: str | None = None
+    messages: Several[MessageBody] | None = None
+    views: Several[str] | dict[str, dict[str, Any]]
+    changes: Changes | None = None
+
+
 POSTS: dict[str, type[Body]] = {
     "/completions": CompletionBody,
     "/chat/completions": ChatBody,
     "/embeddings": EmbeddingBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    "/inspect": InspectBody,
 }
 """The requests by their paths."""
 

@@ -14,12 +14,14 @@ from chatapp.dialogue.writers.choosing import with_thinking, writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.constraint.compiling import Kind
 from chatapp.engine.constraint.constraint import Constraint, ConstraintError
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.model import LanguageModel, Request
 from chatapp.prompting.calls import LLAMA
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Call, CallPattern, JSONCalls
 from chatapp.server.bodies import (
     MOST_STOPS,
+    Changes,
     ChatBody,
     MessageBody,
     NamedTool,
@@ -53,6 +55,16 @@ def sampling_of(body: Writing, choices: Choices, max_tokens: int) -> Sampling:
     if values.get("seed", 0) < 0:
         values["seed"] += PARAMETERS["seed"].high
     return replace(choices.sampling, **values, max_tokens=max_tokens)
+
+
+def changes_in(model: LanguageModel, changes: Changes | None) -> Interventions:
+    """What a request changes inside the model. Raises UserError."""
+    if changes is None or not (changes.ablate or changes.steer):
+        return UNCHANGED
+    from chatapp.lab.steering import changes_of
+
+    directions = [f"{name}={strength}" for name, strength in changes.steer.items()]
+    return changes_of(model, ",".join(changes.ablate) if changes.ablate else None, directions)
 
 
 def _bias(body: Writing, model: LanguageModel) -> dict[int, float]:

@@ -62,11 +62,14 @@ class Access:
     """Who may use the server.
 
     hosts: the names of this machine; empty allows any. key: "" needs none. origins: of web pages.
+    inside: whether strangers, which are other machines and web pages, may look inside a model and
+    change it.
     """
 
     hosts: frozenset[str]
     key: str = ""
     origins: frozenset[str] = frozenset()
+    inside: bool = False
 
 
 class Server:
@@ -209,6 +212,13 @@ class Server:
 
         async def answer(request: web.Request) -> web.StreamResponse:
             body = await self._read(request, path)
+            is_stranger = not self._access.hosts or "Origin" in request.headers
+            if is_stranger and not self._access.inside and bodies.opens_model(body):
+                return _failed(
+                    403,
+                    "only programs on this machine may look inside the model or change it; "
+                    "`chatapp api --inside` lets in others",
+                )
             headers = {}
             if ignored := await asyncio.to_thread(_names, bodies.ignored_keys(body)):
                 headers[_IGNORED] = ignored

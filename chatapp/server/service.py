@@ -11,16 +11,19 @@ import asyncio
 import base64
 import json
 import secrets
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices
+from chatapp.common.userfiles import Progress, UserError, suggestion
 from chatapp.dialogue.events import Options
 from chatapp.dialogue.turn import ReplyFilter, Trimmer, request_for
 from chatapp.engine.events import Event, Finished, Token
@@ -33,6 +36,7 @@ from chatapp.server.bodies import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
+    InspectBody,
     TokenizeBody,
     Writing,
 )
@@ -40,6 +44,7 @@ from chatapp.server.prompts import (
     MOST_TEXTS,
     BadRequestError,
     ChatPrompt,
+    changes_in,
     chat_prompt,
     constraint_of,
     ids_of,
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Document = dict[str, Any]
+_Result = TypeVar("_Result")
 
 _LENGTH = ("length", "context")
 _OWN_REASONS = ("stop", "length")
@@ -69,6 +75,9 @@ _MANY = 1_000
 _MOST_TOKENS = 16
 """A completion's length unless the request says, as in OpenAI's protocol."""
 
+_MOST_LOOKED_AT, _LONGEST_LOOK = 512, 60.0
+"""Tokens of a text that is looked at, and seconds for all views of a request."""
+
 
 class Service:
     """Answers requests to one model.
@@ -82,11 +91,14 @@ class Service:
         self.model, self._template, self._choices, self._name = model, template, choices, name
         self.worker = Worker(model)
         # A form may take ten seconds to compile, and other requests share the loop's threads.
-        self._compiler, self._compiling = ThreadPoolExecutor(1), 0
+        self._compiler, self._viewer, self._queued = ThreadPoolExecutor(1), ThreadPoolExecutor(1), 0
+        self._is_closed = threading.Event()
 
     def close(self) -> None:
-        """End all replies."""
-        self._compiler.shutdown(wait=False, cancel_futures=True)
+        """End all replies and views."""
+        self._is_closed.set()
+        for queue in (self._compiler, self._viewer):
+            queue.shutdown(wait=False, cancel_futures=True)
         self.worker.close()
 
     async def answer(self, body: Body) -> Document | AsyncGenerator[Document]:
@@ -97,25 +109,28 @@ class Service:
             return await asyncio.to_thread(self._tokenize, body)
         if isinstance(body, DetokenizeBody):
             return await asyncio.to_thread(self._detokenize, body)
+        if isinstance(body, InspectBody):
+            return await self._inspect(body)
         assert isinstance(body, Writing)
-        working = self._compiled(body) if body.has_form else asyncio.to_thread(self._replies, body)
-        replies = await working
+        if body.has_form:
+            replies = await self._in_turn(self._compiler, partial(self._replies, body))
+        else:
+            replies = await asyncio.to_thread(self._replies, body)
         if not body.stream:
             return await replies.whole(self.worker, self._name)
         options = body.stream_options
         with_usage = options is not None and bool(options.include_usage)
         return replies.chunks(self.worker, self._name, with_usage=with_usage)
 
-    async def _compiled(self, body: Writing) -> "Replies":
-        """See `_replies`; one after the other. Raises BusyError when too many wait."""
-        if self._compiling >= MOST_WAITING:
+    async def _in_turn(self, queue: ThreadPoolExecutor, work: Callable[[], _Result]) -> _Result:
+        """Work that is done one after the other. Raises BusyError when too much of it waits."""
+        if self._queued >= MOST_WAITING:
             raise BusyError
-        self._compiling += 1
+        self._queued += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._compiler, self._replies, body)
+            return await asyncio.get_running_loop().run_in_executor(queue, work)
         finally:
-            self._compiling -= 1
+            self._queued -= 1
 
     def _replies(self, body: Writing) -> "Replies":
         if isinstance(body, CompletionBody):
@@ -144,6 +159,63 @@ class Service:
             "method": "mean of the hidden states after the final norm",
             "usage": {"prompt_tokens": count, "total_tokens": count},
         }
+
+    async def _inspect(self, body: InspectBody) -> Document:
+        """Views of the model while it reads a text, for as long as the client waits."""
+        has_left = threading.Event()
+        deadline = time.monotonic() + _LONGEST_LOOK
+
+        def go_on(done: int, total: int) -> None:
+            if has_left.is_set() or self._is_closed.is_set():
+                raise UserError("nobody waits for the views any more")
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"the views take more than {_LONGEST_LOOK:.0f} seconds; ask for fewer, or for "
+                    "a shorter text"
+                )
+
+        try:
+            return await self._in_turn(self._viewer, partial(self._look, body, go_on))
+        finally:
+            has_left.set()
+
+    def _look(self, body: InspectBody, go_on: Progress) -> Document:
+        """The views of a request; `go_on` raises to stop. Raises BadRequestError, UserError."""
+        from chatapp.lab.encoder_decoder import reply_of
+        from chatapp.lab.view import Subject, token_position
+        from chatapp.lab.views import VIEWS
+
+        asked = body.views if isinstance(body.views, dict) else {name: {} for name in body.views}
+        for name in asked:
+            if name not in VIEWS:
+                hint = suggestion(name, VIEWS) or f"; there are {', '.join(VIEWS)}"
+                raise BadRequestError(f"views: there is no view {name[:40]!r}{hint}", "views")
+        chosen = {name: VIEWS[name].options_of(values) for name, values in asked.items()}
+        if (body.prompt is None) == (body.messages is None):
+            raise BadRequestError("expected either prompt or messages", "prompt")
+        if body.messages is not None:
+            chat = ChatBody(messages=body.messages)
+            prompt = chat_prompt(self.model, self._template, chat, 1).prompt
+            ids, segments = tuple(prompt.ids), tuple(prompt.segments)
+        else:
+            (read,), segments = ids_of(self.model, body.prompt, "prompt"), ()
+            ids = tuple(read)
+        if len(ids) > _MOST_LOOKED_AT:
+            raise BadRequestError(
+                f"the text is {len(ids)} tokens long; views take at most {_MOST_LOOKED_AT}"
+            )
+        changes = changes_in(self.model, body.changes).added_after(len(ids))
+        start, ids = len(ids), (*ids, *reply_of(self.model, ids))
+        answer: Document = {"object": "inspection", "model": self._name}
+        answer |= {"changes": changes.words} if changes else {}
+        for name, options in chosen.items():
+            go_on(0, 1)
+            place = token_position(getattr(options, "token", None), len(ids))
+            subject = Subject(self.model, ids, place, start, None, changes)
+            subject.sampling, subject.segments = self._choices.sampling, segments
+            subject.progress = go_on
+            answer[name] = VIEWS[name].document(subject, options)
+        return answer
 
     def _tokenize(self, body: TokenizeBody) -> Document:
         """The tokens of a text or of a chat's prompt."""
@@ -277,12 +349,14 @@ class Replies(ABC):
         """The parts of a stream for a piece."""
 
     def _head(self, kind: str, name: str) -> Document:
-        return {
+        head = {
             "id": _new_id(self.prefix),
             "object": kind,
             "created": int(time.time()),
             "model": name,
         }
+        changes = self._requests[0].interventions.words if self._requests else ""
+        return head | ({"changes": changes} if changes else {})
 
     def _ended(self, place: int, end: Finished) -> Finished:
         """Record an end. Several replies to one prompt read it once."""
@@ -317,6 +391,7 @@ class ChatReplies(Replies):
             constraint=constraint_of(model, body, self._chat),
             stop=body.stops,
             top=(body.top_logprobs or 0) if body.logprobs else 0,
+            changes=changes_in(model, body.changes),
         )
         request = request_for(model, self._chat.writer, self._chat.prompt, options)
         requests = requests_for(model, body, choices, most, request)
@@ -457,6 +532,8 @@ class Completions(Replies):
     def _requests_of(self, model: LanguageModel, choices: Choices, count: int) -> list[Request]:
         """The requests for all completions; none for max_tokens 0."""
         body = self._body
+        if body.changes is not None and body.echo:
+            raise BadRequestError("echo scores the model without changes; use /v1/inspect", "echo")
         most = _MOST_TOKENS if body.max_tokens is None else body.max_tokens
         if most == 0:
             if not body.echo:
@@ -474,10 +551,17 @@ class Completions(Replies):
             raise BadRequestError(
                 f"{wanted} replies are wanted; at most {MOST_WAITING} can wait", "prompt"
             )
-        top = body.logprobs or 0
-        limits = structured(model, body)
+        changes = changes_in(model, body.changes)
+        top, limits = body.logprobs or 0, structured(model, body)
         requests = [
-            Request(ids, choices.sampling, body.stops, top=top, constraint=limits)
+            Request(
+                ids,
+                choices.sampling,
+                body.stops,
+                top=top,
+                constraint=limits,
+                interventions=changes.added_after(len(ids)),
+            )
             for ids in self._prompts
         ]
         return [

@@ -182,7 +182,7 @@ class Worker:
             elif job.request.cancel is not None and job.request.cancel.is_set():
                 self._outgoing.append(partial(job.deliver, Finished("cancelled")))
                 self._hand_over()
-            elif batch is None:
+            elif batch is None or job.request.interventions:  # a pass of several is of one model
                 self._write_alone(job)
             else:
                 number = next(self._numbers)

@@ -68,6 +68,12 @@ def api(
         list[str] | None,
         typer.Option("--origin", help="A web page's origin that may use the server."),
     ] = None,
+    inside: Annotated[
+        bool,
+        typer.Option(
+            "--inside", help="Let other machines and web pages look inside models, and change them."
+        ),
+    ] = False,
     template: TemplateOption = None,
     precision: PrecisionOption = None,
     background: Annotated[
@@ -99,9 +105,8 @@ def api(
         return
     from chatapp.server.server import Access
 
-    access = Access(
-        frozenset() if not is_local else _LOOPBACK | {host}, key, frozenset(origins or ())
-    )
+    hosts = _LOOPBACK | {host} if is_local else frozenset[str]()
+    access = Access(hosts, key, frozenset(origins or ()), inside)
     chosen = {"template": template, "precision": precision}
     _serve([load_settings(chosen | {"model": name}) for name in names], access, host, port)
 

@@ -76,9 +76,11 @@ class HeadsOptions:
     """How heads are scored."""
 
     sort: str = option("The measure to sort by.", "induction", names=tuple(MEASURES))
-    texts: Path | None = option("A file of texts to measure on, an empty line after each.")
+    texts: Path | None = option(
+        "A file of texts to measure on, an empty line after each.", is_local=True
+    )
     against: str | None = option(
-        "A model of the same shape to show what differs from it.", metavar="MODEL"
+        "A model of the same shape to show what differs from it.", metavar="MODEL", is_local=True
     )
 
 
@@ -263,7 +265,9 @@ class HeadTextsOptions:
     """Which head, and among which texts."""
 
     head: str = option("A head, such as 3.5.", is_argument=True)
-    texts: Path | None = option("A file of texts to look at, an empty line after each.")
+    texts: Path | None = option(
+        "A file of texts to look at, an empty line after each.", is_local=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
