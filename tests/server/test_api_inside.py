@@ -170,7 +170,7 @@ async def test_views_end_in_time_or_with_their_client_and_hold_up_no_reply(
                 await asyncio.sleep(0.01)
 
     monkeypatch.setitem(VIEWS, "endless", Endless)
-    body = {"prompt": "one two", "views": {"endless": {"token": 0}}}
+    body = {"prompt": "one two", "views": ["endless"]}
     looking = asyncio.create_task(client.post(LOOK, body))
     await wait_for(1)
     assert "choices" in await client.post(TEXT, FIRST)
