@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Column, Table
 from rich.text import Text
 
+from chatapp.common.extras import require
 from chatapp.common.foreign import printable
 from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object, whole_file
@@ -206,6 +207,7 @@ class RunComparison:
 
     def save_plot(self, path: Path) -> None:
         """The same as a picture, each run thin and each mean thick. Raises OSError."""
+        require("matplotlib")
         from matplotlib.figure import Figure
 
         keys = [key for panel in PANELS for key in self._drawn(panel)]

@@ -13,6 +13,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chatapp.common.extras import require
 from chatapp.common.userfiles import Progress, whole_file
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.backends.transformers_loading import read_config as read_transformers_config
@@ -111,6 +112,7 @@ def write_adapter(files: ModelFiles, path: Path, kind: str, progress: Progress) 
     kind: as in `write_gguf`. llama.cpp multiplies each update by alpha / rank; another scale, as of
     rsLoRA, is in the tensors. Raises ModelError for another kind of adapter, and OSError.
     """
+    require("peft")
     from peft import PeftConfig
     from peft.utils.other import get_pattern_key
 

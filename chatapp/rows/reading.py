@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
+from chatapp.common.extras import require
 from chatapp.common.foreign import parse_json, without_surrogates
 from chatapp.common.userfiles import (
     UserError,
@@ -414,6 +415,7 @@ def _csv_fault(row: list[str], header: list[str]) -> str:
 
 
 def _parquet_rows(path: Path) -> FileRows:
+    require("pyarrow")
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -474,6 +476,7 @@ def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _parquet_labels(path: Path) -> Labels:
     """The names of labels that `datasets` writes into a Parquet file."""
+    require("pyarrow")
     from pyarrow import ArrowException
     from pyarrow.parquet import read_schema
 
@@ -497,9 +500,10 @@ READERS: Mapping[str, Callable[[Path], FileRows]] = {
 
 
 def _hub_table(source: RowSource) -> RowTable:
-    import datasets
-
     try:
+        require("datasets")
+        import datasets
+
         rows = datasets.load_dataset(source.path, source.subset or None, split=source.split)
     except Exception as error:  # the library raises many types of errors
         fault = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -15,6 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from chatapp.common.extras import require
+
 Gold = str | tuple[str, ...]
 """A correct answer, or several of them."""
 
@@ -120,6 +122,7 @@ def bleu(answers: Sequence[str], golds: Sequence[Gold]) -> float:
 
     On a scale from 0 to 1, where sacrebleu prints 0 to 100.
     """
+    require("sacrebleu")
     from sacrebleu.metrics.bleu import BLEU
 
     firsts = [_alternatives(gold)[0] for gold in golds]
@@ -406,6 +409,7 @@ def _bleu_over_items(
     answers: Sequence[str], golds: Sequence[Gold]
 ) -> Callable[[Sequence[int]], float]:
     """BLEU of a corpus is a function of sums of counts; here they are counted once per item."""
+    require("sacrebleu")
     from sacrebleu.metrics.bleu import BLEU
 
     scorer = BLEU(effective_order=True)

@@ -13,6 +13,7 @@ from chatapp.commands.console import FAILED, complain, interruptible, progress, 
 from chatapp.commands.loading import load
 from chatapp.commands.measuring.tasks import TEST_HELP, measure_model, print_table, read_tasks
 from chatapp.common.command_groups import number_option
+from chatapp.common.extras import require
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError, reason, write_whole
 
@@ -122,7 +123,7 @@ def evaluate(
 
 
 def _refuse(options: dict[str, Any]) -> None:
-    """Raise UserError for options that exclude each other."""
+    """Raise UserError for options that exclude each other, or whose package is missing."""
     named = [name for name in _NO_USE if options[name]]
     if len(named) != 1:
         raise UserError("expected prompt files with --test, or --task, or --lambada")
@@ -131,6 +132,8 @@ def _refuse(options: dict[str, Any]) -> None:
         if options[name] not in (None, False):
             described = "prompt files" if what == "files" else f"--{what}"
             raise UserError(f"--{name} cannot be used with {described}")
+    if options["report"]:
+        require("matplotlib")
 
 
 def _config(options: dict[str, Any], settings: "Settings", grid: "Grid") -> dict[str, Any]:

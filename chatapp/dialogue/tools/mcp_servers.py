@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from chatapp.common.extras import MissingPackage, require
 from chatapp.common.foreign import clean
 from chatapp.common.limited_process import Program, Supervision
 from chatapp.common.unforeseen import INTERRUPTS
@@ -253,6 +254,7 @@ class Connection:
         """Run the connection until the server has ended."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
+            require("mcp")
             from mcp import Client
 
             is_program = self._supervision is not None
@@ -378,10 +380,8 @@ class Connection:
 
         while isinstance(error, BaseExceptionGroup):  # of tasks that ran together
             error = error.exceptions[0]
-        if isinstance(error, ToolError):
+        if isinstance(error, ToolError | MissingPackage):
             return str(error)
-        if isinstance(error, ImportError):
-            return "it needs the package mcp: pip install mcp"
         if isinstance(self._target, Program):
             if isinstance(error, OSError):
                 return f"{self._target.command[0]} cannot be started: {reason(error)}"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chatapp.common.extras import require
 from chatapp.engine.decoder.families import FAMILIES
 from chatapp.engine.errors import ModelError, first_line, one_sentence
 from chatapp.engine.files.model_files import MASKED, ModelFiles
@@ -206,6 +207,7 @@ def _load_gguf(files: ModelFiles, take: Take | None) -> tuple[Any, Any]:
 
 def _merge_adapter(model: Any, files: ModelFiles) -> Any:
     """Merge an adapter's weights into the model."""
+    require("peft")
     import peft
 
     _ = files.headers  # finds pickles and broken files, with better sentences

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
+from chatapp.common.extras import require
 from chatapp.common.userfiles import Progress
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.models.resolving import model_identity
@@ -92,8 +93,12 @@ def subset(items: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
 
 
 def plan(task: Task, grid: Grid) -> list[Cell]:
-    """Every run of a task. Raises PromptError for a setting that does not suit the task."""
+    """Every run of a task. Raises PromptError for a setting that does not suit the task, and
+    MissingPackage.
+    """
     prompt = task.prompt
+    if "bleu" in prompt.metrics:
+        require("sacrebleu")
     if prompt.text is not None:
         raise PromptError(f"{prompt.path}: is a text to complete and has no answers to measure")
     if prompt.documents is not None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chatapp.common.extras import require
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import whole_file
 from chatapp.tasks.evaluation.report import Result
@@ -36,6 +37,7 @@ def picture(results: Sequence[Result]) -> "Figure":
     Over demonstrations as in Figures 13 and 17 of the GPT-3 paper, with a panel for each scoring;
     settings without demonstrations are the first point of every curve.
     """
+    require("matplotlib")
     from matplotlib.figure import Figure
 
     groups = _by_task(results)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chatapp.common.extras import MissingPackage
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.paths import cache_dir
 from chatapp.common.userfiles import Progress, make_private, read_json_object
@@ -64,7 +65,7 @@ def load_encoder(
     elif minilm:
         encoder = SentenceEncoder(ModelFiles.read(minilm), select.pooling)
     else:
-        raise ModelError("the encoder 'minilm' needs the extra 'encoder', which is not installed")
+        raise MissingPackage(_MINILM)
     return CachedEncoder(encoder, cache_dir() / "embeddings", progress)
 
 

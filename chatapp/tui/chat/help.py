@@ -17,6 +17,7 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Input, OptionList, Static, TextArea
 
+from chatapp.common.extras import MissingPackage, require
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import reason, write_named
 from chatapp.tui.chat.actions import ChatActions
@@ -211,7 +212,7 @@ async def save_screen(app: App[Any], suffix: str) -> None:
     svg = app.export_screenshot(title="chatapp")
     try:
         await asyncio.to_thread(lambda: write_named(path, svg if suffix == ".svg" else png(svg)))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MissingPackage) as error:
         app.notify(f"{path}: cannot be written: {reason(error)}", severity="error", markup=False)
     else:
         app.notify(printable(f"The screen is saved as {path.absolute()}."), markup=False)
@@ -219,6 +220,7 @@ async def save_screen(app: App[Any], suffix: str) -> None:
 
 def png(svg: str) -> bytes:
     """An SVG picture of Textual as PNG. Takes about a second."""
+    require("matplotlib")
     import matplotlib
     from resvg_py import svg_to_bytes
 

