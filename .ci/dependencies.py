@@ -1,5 +1,5 @@
 """The dependencies of pyproject.toml: `lowest` prints pip constraints to the lowest version that is
-allowed of each, `versions` what is installed of each."""
+allowed of each, `versions` what is installed of each, `docs` what the site alone needs."""
 
 import re
 import sys
@@ -44,5 +44,8 @@ if __name__ == "__main__":
         case ["versions"]:
             print(f"python {sys.version.split()[0]}", end=", ")
             print(*(f"{name} {installed(name)}" for name, _, _ in requirements()), sep=", ")
+        case ["docs"]:
+            project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+            print(*project["optional-dependencies"]["docs"], sep="\n")
         case _:
-            sys.exit("expected lowest or versions")
+            sys.exit("expected lowest, versions or docs")

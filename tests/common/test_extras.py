@@ -17,7 +17,7 @@ from chatapp.common.extras import DISTRIBUTION, EXTRAS, MissingPackage, require
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-OF_TESTS = {"test", "bundled-model"}
+OF_TESTS = {"test", "docs", "bundled-model"}
 """Extras for those who have the repository."""
 
 
