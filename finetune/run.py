@@ -11,6 +11,7 @@ only the time is estimated, from real steps.
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -105,13 +106,19 @@ def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Pat
                 f"{output} holds a run already; `finetune resume {output}` continues it, and "
                 f"output={free} at the end of this command starts a new one"
             )
-        if not output.is_dir() or any(file.name != LOCK_FILE for file in output.iterdir()):
-            raise ConfigError(f"{output}: holds other files; name a new or an empty folder")
+        _refuse_other_files(output)
     return _run(config, console, device)
 
 
+def _refuse_other_files(output: Path) -> None:
+    if not output.is_dir() or any(file.name != LOCK_FILE for file in output.iterdir()):
+        raise ConfigError(f"{output}: holds other files; name a new or an empty folder")
+
+
 def _is_done(config: FinetuneConfig, output: Path) -> bool:
-    """Whether a folder holds this run, finished, and no row has changed since."""
+    """Whether a folder holds this run, finished, and no row has changed since. The result of a
+    clock that was ahead says nothing of that.
+    """
     record, result = read_record(output), output / RESULT_FILE
     if not result.exists() or processes() > 1 or record.get("folder") != str(Path.cwd()):
         return False
@@ -119,7 +126,7 @@ def _is_done(config: FinetuneConfig, output: Path) -> bool:
     sources = [*config.data.train, *(held_out if isinstance(held_out, list) else [])]
     changed = [Path(source.path) for source in sources if Path(source.path).is_file()]
     return record["config"] == config.model_dump(mode="json") and all(
-        path.stat().st_mtime <= result.stat().st_mtime for path in changed
+        path.stat().st_mtime <= result.stat().st_mtime <= time.time() for path in changed
     )
 
 
@@ -136,6 +143,8 @@ def _run(
     with closing(objective), claim(output):
         if earlier:
             check_unchanged(output, earlier, setup.record)
+        elif is_first_process():  # another may have begun and ended while the model was loaded
+            _refuse_other_files(output)
         if objective.needs_reference:
             keep_reference(setup, output, console)
         loop = build_loop(setup, output)

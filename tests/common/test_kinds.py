@@ -125,6 +125,22 @@ def test_times_are_read_by_one_function():
     assert users(r".*fromtimestamp|time\.(localtime|gmtime)") == {"chatapp/common/foreign.py"}
 
 
+def test_the_clock_is_read_for_the_time_of_day_alone() -> None:
+    """It may jump: what waits or gives up reads `time.monotonic`."""
+    clocks = r"(time\.)?(time|time_ns|strftime|ctime)|.*\.(now|today|utcnow)"
+    found = users(clocks)
+    for file, tree in FILES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("st_mtime"):
+                found.add(file)
+    assert found == KINDS["clock"].keys()
+
+
+def test_lists_are_drawn_by_one_class() -> None:
+    """`Options` has a height at every width; Textual's own ends the program where it has none."""
+    assert users(r"(.*\.)?(OptionList|SelectionList|Select)") == set()
+
+
 MEANS = {
     "items, or labels answered or right, 0–1": "metrics:_mean_best metrics:wilson metrics:macro_f1 "
     "metrics:_over_items metrics:_variances report:Result report:Measured.mean_of "

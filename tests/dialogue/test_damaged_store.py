@@ -129,6 +129,19 @@ def test_a_copy_is_made_once_a_day_and_three_are_kept(path):
     assert backups(path)[0] == made
 
 
+def test_copies_of_a_clock_that_was_ahead_are_neither_kept_nor_taken_for_the_newest(path):
+    for year in (2097, 2098, 2099):
+        ahead = path.parent / "backups" / f"chats-{year}-01-01-000000.db"
+        made = back_up(path, every=0)
+        assert made is not None
+        os.utime(made.replace(ahead), (2**32, 2**32))
+    made = back_up(path)
+    assert made is not None
+    assert made.exists()
+    assert backups(path)[0] == made
+    assert restore(path)[0] == made
+
+
 def test_a_copy_holds_what_is_in_the_log_while_the_store_is_open(path):
     with closing(Store(path)) as store:
         store.create_chat(title="In the log")

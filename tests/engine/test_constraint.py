@@ -259,6 +259,7 @@ def test_what_cannot_be_followed_is_refused_by_its_part(schema, words):
         ),
         ("grammar", "", ""),
         ("grammar", 'start: "a" <|endoftext|> "b"', ".*unknown special token"),
+        ("grammar", "start: " + '"a"? ' * 15_000, "it takes too much work for each token"),
     ],
 )
 def test_patterns_and_grammars_that_cannot_be_followed(kind, source, words):

@@ -21,6 +21,7 @@ from chatapp.engine.models.loading import load_model
 from chatapp.engine.models.resolving import used_models
 from chatapp.prompting.template import ALPACA, load_template
 from finetune.cli import app
+from finetune.config.sections import ConfigError
 from finetune.run import train
 from finetune.training.checkpoints import SaveError, last_checkpoint
 from finetune.training.loop import NotFinite
@@ -130,6 +131,26 @@ def test_a_step_that_spoils_the_weights_is_never_a_checkpoint(tmp_path):
     checkpoint = last_checkpoint(tmp_path / "run")
     kept = load_file(checkpoint / "model.safetensors") if checkpoint else {}
     assert all(value.abs().max() < 1e6 for value in kept.values())
+
+
+def test_a_folder_that_another_run_has_filled_meanwhile_is_refused(tmp_path, monkeypatch):
+    config = tiny.config(tmp_path, train={"max_steps": 1})
+
+    def set_up_late(*given, **named):
+        setup = set_up_run(*given, **named)
+        with monkeypatch.context() as patch:
+            patch.setattr("finetune.run.set_up_run", set_up_run)
+            train(config, QUIET)
+        return setup
+
+    monkeypatch.setattr("finetune.run.set_up_run", set_up_late)
+    with pytest.raises(ConfigError, match="holds other files; name a new or an empty folder"):
+        train(config, QUIET)
+    run = Path(config.output)
+    assert train(config, QUIET) == run, "it is finished"
+    os.utime(run / "result.json", (2**32, 2**32))
+    with pytest.raises(ConfigError, match="holds a run already"):
+        train(config, QUIET)  # by a clock that was ahead: nobody knows what changed since
 
 
 def test_the_commands_and_their_exit_status(tmp_path, monkeypatch):

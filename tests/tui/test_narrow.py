@@ -3,6 +3,8 @@
 import pytest
 from fakes import ScriptedModel
 
+from chatapp.tui.widgets.dialog import Options
+
 SIZES = [(width, height) for width in (0, 1, 2, 3, 5, 8, 12) for height in (0, 1, 2, 6)]
 
 
@@ -37,3 +39,13 @@ async def test_the_program_starts_in_a_narrow_terminal(open_app):
     async with open_app(ScriptedModel(["one two three"]), size=(2, 1)) as driver:
         await squeeze(driver, [(100, 30)])
         assert "Three things to try" in driver.screen_text
+
+
+@pytest.mark.parametrize("width", [0, 1, 2, 3])
+async def test_a_list_without_room_is_drawn(open_app, width):
+    async with open_app() as driver:
+        options = Options("a line of text")
+        options.styles.width, options.styles.height = width, "auto"
+        await driver.chat.mount(options)
+        await squeeze(driver, [(100, 30), (40, 20)])
+        assert driver.app.failure is None

@@ -170,9 +170,13 @@ class Store:
         self._database.update("chats", chat_id, deleted=None)
 
     def empty_bin(self) -> None:
-        """Delete for good the chats that were put into the bin more than a day ago."""
+        """Delete for good the chats that were put into the bin more than a day ago; for one of a
+        clock that was ahead the day begins now.
+        """
+        now = time.time()
+        self._database.rows("UPDATE chats SET deleted = ? WHERE deleted > ?", now, now)
         statement = "DELETE FROM chats WHERE deleted < ? RETURNING id"
-        if self._database.rows(statement, time.time() - _SECONDS_IN_BIN):
+        if self._database.rows(statement, now - _SECONDS_IN_BIN):
             forget_backups(self._database.path)
 
     def delete_chat(self, chat_id: int) -> None:

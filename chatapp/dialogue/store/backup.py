@@ -19,9 +19,17 @@ _SECONDS = 24 * 60 * 60
 
 
 def backups(path: Path) -> list[Path]:
-    """The copies of a file of chats, the newest first. Raises StoreError."""
+    """The copies of a file of chats, the newest first, and last those of a clock that was ahead.
+
+    Raises StoreError.
+    """
+    now = time.time()
     try:
-        return sorted(_folder(path).glob(f"{path.stem}-*{path.suffix}"), reverse=True)
+        return sorted(
+            _folder(path).glob(f"{path.stem}-*{path.suffix}"),
+            key=lambda copy: (copy.stat().st_mtime <= now, copy.name),
+            reverse=True,
+        )
     except OSError as error:
         raise StoreError(f"{_folder(path)}: cannot be read: {reason(error)}") from None
 

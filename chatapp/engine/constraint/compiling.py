@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -105,6 +106,19 @@ def matcher_of(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
     return LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
 
 
+_STEP_SECONDS = 1.0
+"""Of the processor for one step, after which a reply is given up: others share its thread."""
+
+
+def mask_of(state: "LLMatcher") -> bytes:
+    """The bits of the tokens that may come next. Raises RuntimeError when that takes too long."""
+    began = time.thread_time()
+    bits = state.compute_bitmask()
+    if time.thread_time() - began > _STEP_SECONDS:
+        raise RuntimeError("it takes too much work for each token")
+    return bits
+
+
 def words_of(error: str) -> str:
     """The first sentence of an error of llguidance."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
@@ -121,8 +135,11 @@ def words_of(error: str) -> str:
 def fault_of(grammar: str) -> str:
     """Why no text can be made with a grammar; "" if one can."""
     matcher = matcher_of(byte_tokenizer(), grammar)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    try:
+        if not matcher.is_error():
+            mask_of(matcher)
+    except RuntimeError as slow:
+        return str(slow)
     if matcher.is_error():
         return words_of(matcher.get_error())
     if matcher.is_stopped() and not matcher.is_accepting():

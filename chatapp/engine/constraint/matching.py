@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chatapp.engine.constraint.compiling import ConstraintError, words_of
+from chatapp.engine.constraint.compiling import ConstraintError, mask_of, words_of
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.constraint.token_bytes import Vocabulary
 from chatapp.engine.constraint.validation import misfit
@@ -85,7 +85,7 @@ class Matcher:
 
     def allowed(self) -> Allowed:
         """What may come next. Raises RuntimeError when that takes too long to find out."""
-        mask = self._vocabulary.unpacked(self._state.compute_bitmask())
+        mask = self._vocabulary.unpacked(mask_of(self._state))
         may_end = bool(mask[self._vocabulary.end_id])
         mask[self._vocabulary.special] = False
         mask[self._ends] = may_end

@@ -12,6 +12,7 @@ from textual.await_complete import AwaitComplete
 from textual.content import Content
 from textual.css.styles import RulesMap
 from textual.events import Event, Mount
+from textual.geometry import Size
 from textual.screen import ModalScreen, Screen, ScreenResultType
 from textual.strip import Strip
 from textual.style import Style
@@ -64,14 +65,21 @@ class Field(Input):
         return printable(value)
 
 
+_LEAST_WIDTH = 4
+
+
 class Options(OptionList):
     """An OptionList without markup that ignores paging while it has no room on the screen.
 
-    Textual's own looks for the line to turn the page from, and there are none yet.
+    Textual's own looks for the line to turn the page from, and there are none yet; and it wraps
+    lines at no width.
     """
 
     def __init__(self, *options: Any, id: str | None = None) -> None:
         super().__init__(*options, id=id, markup=False, compact=True)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return super().get_content_height(container, viewport, max(width, _LEAST_WIDTH))
 
     def action_page_up(self) -> None:
         if self.scrollable_content_region:
