@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from chatapp.common.foreign import parse_json
 from chatapp.common.userfiles import UserError
 from chatapp.engine.exporting import write_gguf
 from chatapp.engine.files.model_files import ModelFiles
@@ -69,7 +70,7 @@ def _answer(process: "subprocess.Popen[str]") -> Any:
     line = process.stdout.readline()
     if not line:
         raise UserError(f"llama.cpp ({PACKAGE} {version(PACKAGE)}) cannot run this model")
-    return json.loads(line)
+    return parse_json(line)
 
 
 @contextmanager
@@ -127,7 +128,7 @@ def _serve(path: str, threads: int) -> None:
     server = xllamacpp.Server(options)
     print("true", file=answers, flush=True)
     for line in sys.stdin:
-        prompt, new = json.loads(line)
+        prompt, new = parse_json(line)
         request = {"prompt": prompt, "n_predict": new, "temperature": 0, "ignore_eos": True}
         done: Any = server.handle_completions({**request, "cache_prompt": False})
         clock = done["timings"]
