@@ -6,15 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from chatapp.common.foreign import printable
-from chatapp.common.userfiles import UserError, encoding_hint, reason, write_named
-
-if TYPE_CHECKING:
-    from chatapp.common.userfiles import Progress
+from chatapp.common.userfiles import Progress, UserError, encoding_hint, reason, write_named
 
 FAILED, INTERRUPTED = 1, 130
 _SIGPIPE_STATUS = 141  # a shell's status of a program that was ended by a closed pipe
@@ -97,7 +94,7 @@ def show_reading(done: int, of: int) -> None:
 
 
 @contextmanager
-def reading_documents(title: str) -> "Iterator[Progress]":
+def reading_documents(title: str) -> Iterator[Progress]:
     """Shows how far documents are read, while the context lasts."""
     try:
         yield show_reading

@@ -16,6 +16,7 @@ from chatapp.commands.console import (
     interruptible,
     progress,
     standard_input,
+    status,
     write,
     write_json,
     write_output,
@@ -166,7 +167,6 @@ def _masked_subject(
     if any(not view.reads_masks for view in views):
         known = [view.name for view in VIEWS.values() if view.reads_masks]
         raise UserError(f"{settings.model}: of a masked model, only {', '.join(known)} are shown")
-    from chatapp.commands.console import status
     from chatapp.engine.backends.masked import MaskedModel
 
     status(f"Loading {settings.model} …")

@@ -16,6 +16,7 @@ import typer
 
 from chatapp.commands.loading import open_store
 from chatapp.common.command_groups import sentence
+from chatapp.common.foreign import printable
 from chatapp.common.parameters import PARAMETERS, PRECISIONS, Parameter
 from chatapp.common.userfiles import UserError
 
@@ -135,7 +136,6 @@ def paper_tasks() -> Iterable[str]:
 @_offered
 def chats() -> Iterable[tuple[str, str]]:
     """The most recent chats, by their ids."""
-    from chatapp.common.foreign import printable
     from chatapp.common.paths import database_path
 
     if not database_path().exists():

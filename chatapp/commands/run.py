@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +21,10 @@ from chatapp.commands.console import (
 )
 from chatapp.commands.loading import choices_for, load, prompt_path, report_pool
 from chatapp.common.command_groups import number_option
+from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError
+from chatapp.rows.examples import read_pool
+from chatapp.rows.reading import RowsError
 from chatapp.tasks.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -129,7 +132,6 @@ def _prompt_of(file: str | None, options: RunOptions) -> "PromptFile | None":
 
     A proposal is printed; it is None where no input uses it at once. Raises UserError.
     """
-    from chatapp.rows.examples import read_pool
     from chatapp.tasks.files.promptfile import load_prompt, prompt_from
     from chatapp.tasks.files.proposal import propose
 
@@ -156,7 +158,6 @@ def _prompt_of(file: str | None, options: RunOptions) -> "PromptFile | None":
 
 def _list(*, as_json: bool) -> None:
     """The prompts of the library, each with what it is for."""
-    from chatapp.rows.reading import RowsError
     from chatapp.tasks.files.library import tasks
     from chatapp.tasks.files.promptfile import load_prompt
 
@@ -270,7 +271,6 @@ def _one(prompt: "PromptFile", options: RunOptions, given: Sequence[str]) -> Non
 
 def _many(prompt: "PromptFile", options: RunOptions, given: Sequence[str]) -> None:
     """Answer every input. Raises typer.Exit(1) at the end when one of them was bad."""
-    from contextlib import ExitStack
 
     from chatapp.tasks.evaluation.inputs import read_inputs, read_stream
     from chatapp.tasks.evaluation.journal import Journal, answer_all
@@ -331,8 +331,6 @@ def _show(question: "Question") -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from chatapp.common.foreign import printable
-
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     if question.segments:  # a vote uses no model
         pieces = ((printable(segment.text), _STYLES[segment.kind]) for segment in question.segments)
@@ -344,8 +342,6 @@ def _show(question: "Question") -> None:
 
 
 def _show_probabilities(answer: "Answer") -> None:
-    from chatapp.common.foreign import printable
-
     width, among_all = max(map(len, answer.probabilities), default=0), answer.of_vocabulary
     if among_all:
         print(f"  {'':{width}}  over the labels  over the vocabulary", file=sys.stderr)

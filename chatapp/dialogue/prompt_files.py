@@ -4,10 +4,11 @@ of their documents.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 from chatapp.common.userfiles import Progress, no_progress
+from chatapp.dialogue.documents.sources import fitting, texts_in_prompt
 from chatapp.dialogue.writers.choosing import choose_template
+from chatapp.engine.backends.head import HeadModel
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.template import PLAIN
@@ -17,9 +18,6 @@ from chatapp.tasks.evaluation.journal import Journal
 from chatapp.tasks.evaluation.report import Result, results
 from chatapp.tasks.files.promptfile import PromptFile
 from chatapp.tasks.options import selector_for
-
-if TYPE_CHECKING:
-    from chatapp.engine.backends.head import HeadModel
 
 Shown = Callable[[str], AbstractContextManager[Progress]]
 """Shows how far work with a title is, while the context lasts."""
@@ -68,7 +66,6 @@ def _look_up_for(prompt: PromptFile, model: LanguageModel, reading: Shown) -> Lo
     if prompt.documents is None:
         return None
     from chatapp.dialogue.documents.search import Documents
-    from chatapp.dialogue.documents.sources import fitting, texts_in_prompt
 
     documents = Documents(prompt.documents, model)
 
@@ -105,7 +102,7 @@ def measure_tasks(
     return results(tasks, rows, grid.scoring, votes, _by_head(tasks, head_of(model), shown))
 
 
-def _by_head(tasks: Sequence[Task], head: "HeadModel | None", shown: Shown) -> dict[str, list[str]]:
+def _by_head(tasks: Sequence[Task], head: HeadModel | None, shown: Shown) -> dict[str, list[str]]:
     """The answers of a model's head to the items of each task that has its labels."""
     answered = {}
     for task in tasks:

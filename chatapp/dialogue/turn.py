@@ -13,9 +13,10 @@ import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from chatapp.common.foreign import without_surrogates
+from chatapp.dialogue.documents.sources import Source, texts_in_prompt
 from chatapp.dialogue.events import (
     PARAGRAPH,
     Called,
@@ -40,9 +41,6 @@ from chatapp.prompting.calls import CallFilter
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import CallPattern, Requested
 from chatapp.prompting.thinking import ThoughtFilter
-
-if TYPE_CHECKING:
-    from chatapp.dialogue.documents.sources import Source
 
 MOST_CALLS = 10
 """Calls of tools in one reply."""
@@ -121,7 +119,7 @@ def answer(
     template: ChatTemplate,
     text: str,
     options: Options,
-    sources: "Sequence[Source]" = (),
+    sources: Sequence[Source] = (),
 ) -> Generator[TurnEvent]:
     """The reply to a single message; nothing is stored.
 
@@ -134,8 +132,6 @@ def answer(
     top = ALTERNATIVES if options.constraint else options.top
     exchange = Exchange(text)
     if sources:
-        from chatapp.dialogue.documents.sources import texts_in_prompt
-
         exchange = replace(exchange, passages=texts_in_prompt(sources))
     options = replace(options, system=system, top=top)
     yield from turn(model, writer_for(model, template), [exchange], options)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chatapp.common.userfiles import Progress, UserError, no_progress
+from chatapp.common.userfiles import Progress, UserError, no_progress, read_required
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.parts import LayerNorm, RMSNorm
@@ -157,8 +157,6 @@ def own_decoder(model: LanguageModel) -> LocalModel:
 
 def sample_texts(path: Path = SAMPLE) -> list[str]:
     """The texts of a file, which empty lines divide. Raises UserError for one without text."""
-    from chatapp.common.userfiles import read_required
-
     texts = [part.strip() for part in read_required(path).split("\n\n") if part.strip()]
     if not texts:
         raise UserError(f"{path}: there is no text in this file")

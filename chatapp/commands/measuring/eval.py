@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -209,7 +210,6 @@ def _evaluate_tasks(
     concurrency: int | None,
 ) -> "list[Result]":
     """The results of one model, or of several, each with a folder of its own in the report."""
-    from dataclasses import replace
 
     from chatapp.engine.models.description import read_sizes
 
@@ -239,7 +239,6 @@ def _tell(
     all_columns: bool,
 ) -> None:
     """Write the results to standard output, and into the folder."""
-    from dataclasses import asdict
 
     from chatapp.tasks.evaluation.plot import plot
     from chatapp.tasks.evaluation.report import SETTING, compared, document
@@ -281,7 +280,6 @@ def _lambada(
     *,
     as_json: bool,
 ) -> None:
-    from dataclasses import asdict
 
     from chatapp.tasks.evaluation.evaluate import subset
     from chatapp.tasks.evaluation.language_modelling import lambada, read_passages

@@ -5,16 +5,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from chatapp.commands import options as shared
 from chatapp.commands.console import complain, interruptible, write, write_json
-from chatapp.common.userfiles import UserError
-
-if TYPE_CHECKING:
-    from chatapp.common.userfiles import Progress
+from chatapp.common.userfiles import Progress, UserError
 
 
 def get(
@@ -108,7 +105,7 @@ def _list_known(*, as_json: bool) -> None:
 
 
 @contextmanager
-def _bar(name: str) -> "Iterator[Progress]":
+def _bar(name: str) -> Iterator[Progress]:
     """A bar of bytes on standard error while the context lasts, if that is a terminal."""
     from rich.console import Console
     from rich.progress import (

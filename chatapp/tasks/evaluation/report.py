@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from chatapp import __version__
+from chatapp.common.foreign import printable
 from chatapp.tasks.evaluation.evaluate import Task
 from chatapp.tasks.evaluation.journal import Cell, JournalRow, cell_of, decided
 from chatapp.tasks.files.keys import CHOICE_SCORINGS
@@ -321,8 +322,6 @@ def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text
-
-    from chatapp.common.foreign import printable
 
     common, shown, left_out = [], [], []
     for column in COLUMNS:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from inspect import isawaitable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from textual import work
 from textual.screen import Screen
@@ -25,6 +24,7 @@ from chatapp.common.paths import presets_path
 from chatapp.common.presets import PresetsError, no_preset, read_presets
 from chatapp.common.userfiles import UserError, invalid_path, write_named
 from chatapp.dialogue.store import Store
+from chatapp.tasks.files.documents import DocumentsError, DocumentSet
 from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.chat.parts import ChatWidgets
 from chatapp.tui.conversation.conversation import Conversation
@@ -34,10 +34,6 @@ from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.screens.library import LibraryScreen, choice_of, choosable_names
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import Completion
-
-if TYPE_CHECKING:
-    from chatapp.tasks.files.documents import DocumentSet
-
 
 NONE = "none"
 """The argument that ends what a command has begun."""
@@ -267,8 +263,6 @@ class ChatActions(Acting, Screen[None]):
         waits=True,
     )
     def action_docs(self, argument: str) -> Rest | None:
-        from chatapp.tasks.files.documents import DocumentsError
-
         if not argument:
             documents = self.conversation.chat.documents
             used = ", ".join(documents.paths) if documents is not None else NONE
@@ -285,7 +279,7 @@ class ChatActions(Acting, Screen[None]):
         self.widgets.inform("Reading the documents …")
         return partial(self._read_documents, documents)
 
-    async def _read_documents(self, documents: "DocumentSet", cancel: threading.Event) -> None:
+    async def _read_documents(self, documents: DocumentSet, cancel: threading.Event) -> None:
         """Read documents for the next message, showing the progress of what takes long."""
         from chatapp.dialogue.documents.search import Documents
         from chatapp.dialogue.session import until
@@ -366,10 +360,8 @@ def _shown(value: float | None) -> str:
     return "random each time" if value is None else str(value)
 
 
-def _documents(argument: str) -> "DocumentSet":
+def _documents(argument: str) -> DocumentSet:
     """Paths in shell syntax, and the search method after `method=`. Raises ValueError."""
-    from chatapp.tasks.files.documents import DocumentSet
-
     words = shlex.split(argument)
     methods = [word for word in words if word.startswith(_METHOD)]
     # The chat may be opened again from another folder.

@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
 
+from chatapp.common.settings import Settings
 from chatapp.dialogue.lessons.guesses import record_guess
+from chatapp.dialogue.lessons.lesson import Lesson, Step
 from chatapp.dialogue.lessons.teaching import Workshop
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
+from chatapp.engine.model import LanguageModel
 from chatapp.tui import events
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.conversation.model_loading import LoadRequest
@@ -19,11 +21,6 @@ from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Opening, Target
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.lesson_panel import OTHER_SIDE, LessonPanel
-
-if TYPE_CHECKING:
-    from chatapp.common.settings import Settings
-    from chatapp.dialogue.lessons.lesson import Lesson, Step
-    from chatapp.engine.model import LanguageModel
 
 _SOON = 1.0
 """Seconds within which a second Esc leaves the lesson."""
@@ -45,10 +42,10 @@ class LessonScreen(ChatScreen):
 
     def __init__(
         self,
-        settings: "Settings",
+        settings: Settings,
         store: Store,
-        load: "Callable[[], LanguageModel] | None",
-        lesson: "Lesson",
+        load: Callable[[], LanguageModel] | None,
+        lesson: Lesson,
     ) -> None:
         self._lesson = lesson
         self._workshop = Workshop(lesson)
@@ -76,10 +73,10 @@ class LessonScreen(ChatScreen):
         """End a training that runs."""
         self._workshop.close()
 
-    def _loader(self, name: str) -> "Callable[[], LanguageModel]":
+    def _loader(self, name: str) -> Callable[[], LanguageModel]:
         """Loads a model, and before that teaches it if the lesson does."""
 
-        def load() -> "LanguageModel":
+        def load() -> LanguageModel:
             from chatapp.engine.models.loading import load_model
 
             chosen = self.conversation
@@ -95,7 +92,7 @@ class LessonScreen(ChatScreen):
     # Steps
 
     @property
-    def _step(self) -> "Step":
+    def _step(self) -> Step:
         return self._lesson.steps[self._number]
 
     @on(LessonPanel.Stepped)
@@ -128,7 +125,7 @@ class LessonScreen(ChatScreen):
         self._perform(step, waits=False)
 
     @work(exclusive=True, group="lesson")
-    async def _perform(self, step: "Step", *, waits: bool) -> None:
+    async def _perform(self, step: Step, *, waits: bool) -> None:
         """Do on the live screen what a step shows; before a guess, show its text alone.
 
         waits: whether the outcome waits for a guess.
@@ -164,7 +161,7 @@ class LessonScreen(ChatScreen):
             target = Target() if step.reply else Target(draft=step.input)
             await self.mount(Inspector(conversation, target, _opening(step)))
 
-    async def _is_here(self, step: "Step") -> bool:
+    async def _is_here(self, step: Step) -> bool:
         """Whether a step's model needs no training, which is a part of its outcome."""
         return self._workshop.has_made(self._lesson.model_of(step))
 
@@ -229,7 +226,7 @@ class LessonScreen(ChatScreen):
             self.app.pop_screen()
 
 
-def _opening(step: "Step") -> Opening:
+def _opening(step: Step) -> Opening:
     layer, _, head = (step.head or "").partition(".")
     assert step.view is not None
     return Opening(step.view, step.position, (int(layer), int(head)) if head else None)

@@ -13,6 +13,7 @@ from textual import work
 from chatapp.common.userfiles import UserError
 from chatapp.engine.constraint.constraint import Constraint
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, parse_parts, switched_off
+from chatapp.prompting.template import TEMPLATES
 from chatapp.tui.chat.actions import NONE, ON_OFF, ChatActions, Rest
 from chatapp.tui.platform.actions import Action, ActionError
 from chatapp.tui.screens.models import ModelScreen
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 
 def _template_names() -> Iterable[str]:
-    from chatapp.prompting.template import TEMPLATES
-
     return TEMPLATES
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -14,7 +13,10 @@ from textual.widgets import Input, OptionList, Static
 from chatapp.common.foreign import printable
 from chatapp.common.settings import SettingsError, keep_settings
 from chatapp.dialogue.chat import recent_inputs
+from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
+from chatapp.tui.conversation.conversation import Conversation
+from chatapp.tui.events import Submitted
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Target
 from chatapp.tui.platform.actions import Acting, Action
@@ -28,12 +30,6 @@ from chatapp.tui.widgets.prompt import Complete, Completions, Prompt, QueuedMess
 from chatapp.tui.widgets.status import KeyBar, StatusLine
 from chatapp.tui.widgets.transcript import Transcript
 from chatapp.tui.widgets.welcome import Welcome
-
-if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store
-    from chatapp.tui.conversation.conversation import Conversation
-    from chatapp.tui.events import Submitted
-
 
 FROM = 130
 """The least number of terminal columns with room for the list."""
@@ -50,7 +46,7 @@ class Sidebar(Acting, Vertical):
 
         choice: ChatChoice
 
-    def __init__(self, store: "Store") -> None:
+    def __init__(self, store: Store) -> None:
         super().__init__()
         self._store = store
         self._chat_id: int | None = None
@@ -116,7 +112,7 @@ class ChatWidgets:
 
     def __init__(
         self,
-        conversation: "Conversation",
+        conversation: Conversation,
         complete: Complete,
         take_back: Callable[[], bool],
         kind: type[MessageView],
@@ -199,7 +195,7 @@ class ChatWidgets:
             except SettingsError as error:
                 self.prompt.notify(printable(str(error)), severity="warning", markup=False)
 
-    async def take_back(self, submitted: "Submitted | None", reason: str) -> None:
+    async def take_back(self, submitted: Submitted | None, reason: str) -> None:
         """Give back a text that cannot be answered, with the reason."""
         await self.transcript.stop_waiting()
         self.show_welcome(not self.transcript.path)

@@ -6,7 +6,6 @@ Invariant: widgets change only on the event loop; threads post events.
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -14,7 +13,11 @@ from textual.events import Key, Paste
 from textual.widgets import OptionList
 
 from chatapp.common.paths import presets_path
+from chatapp.common.settings import Settings
 from chatapp.common.userfiles import UserError
+from chatapp.dialogue.store import Store
+from chatapp.engine.model import LanguageModel
+from chatapp.prompting.template import TEMPLATES
 from chatapp.tui import events
 from chatapp.tui.chat.actions import NONE, SlashCommands
 from chatapp.tui.chat.attaching import Attachments
@@ -41,12 +44,6 @@ from chatapp.tui.widgets.find import FindBar
 from chatapp.tui.widgets.prompt import Prompt
 from chatapp.tui.widgets.welcome import QUESTION
 
-if TYPE_CHECKING:
-    from chatapp.common.settings import Settings
-    from chatapp.dialogue.store import Store
-    from chatapp.engine.model import LanguageModel
-
-
 _SOON = 1.0
 """Seconds within which a second Esc empties the prompt."""
 
@@ -63,9 +60,9 @@ class ChatScreen(MessageActions, ModelActions):
 
     def __init__(
         self,
-        settings: "Settings",
-        store: "Store",
-        load: "Callable[[], LanguageModel]",
+        settings: Settings,
+        store: Store,
+        load: Callable[[], LanguageModel],
         chat_id: int | None,
     ) -> None:
         super().__init__()
@@ -321,8 +318,6 @@ class ChatScreen(MessageActions, ModelActions):
     @Action("Sampling settings: temperature and others", "f2", "Sampling")
     def action_parameters(self) -> None:
         """Let the user change the sampling parameters."""
-        from chatapp.prompting.template import TEMPLATES
-
         models = self.controls.models
         now = models.parameters()
         screen = ParametersScreen(now, partial(models.use, now), list(TEMPLATES), presets_path())

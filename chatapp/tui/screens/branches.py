@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -12,22 +11,19 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from chatapp.common.foreign import printable
+from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.store.rows import StoredMessage
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog, Options
 from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.message_parts import TextBody
 
-if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store
-    from chatapp.dialogue.store.rows import StoredMessage
-
-
 _DEEPEST = 12
 _LINE = 200
 
 
-def in_order(messages: "Sequence[StoredMessage]") -> "Iterator[tuple[StoredMessage, int]]":
+def in_order(messages: Sequence[StoredMessage]) -> Iterator[tuple[StoredMessage, int]]:
     """Each message with the number of forks above it: a branch from end to end, then the next.
 
     messages: of one chat, oldest first.
@@ -51,7 +47,7 @@ class BranchScreen(Dialog[int | None]):
     BINDING_GROUP_TITLE = "Branches of a chat"
     ALSO = (Action("Close", "ctrl+b", call="dismiss", name="branches"),)
 
-    def __init__(self, store: "Store", chat_id: int) -> None:
+    def __init__(self, store: Store, chat_id: int) -> None:
         super().__init__()
         self._store = store
         self._chat_id = chat_id
@@ -88,7 +84,7 @@ class BranchScreen(Dialog[int | None]):
         options.highlighted = places[-1] if places else None
         options.call_after_refresh(options.scroll_to_highlight)  # now it knows its height
 
-    def _row(self, message: "StoredMessage", forks: int, shown: bool) -> Content:
+    def _row(self, message: StoredMessage, forks: int, shown: bool) -> Content:
         version = f"‹ {message.sibling}/{message.siblings} › " if message.siblings > 1 else ""
         text = " ".join(printable(message.text[:_LINE]).split()) or "(empty)"
         return Content.assemble(
@@ -114,7 +110,7 @@ class RankScreen(Dialog[list[int] | None]):
 
     BINDING_GROUP_TITLE = "Ranking replies"
 
-    def __init__(self, replies: "Sequence[StoredMessage]", ranks: Mapping[int, int]) -> None:
+    def __init__(self, replies: Sequence[StoredMessage], ranks: Mapping[int, int]) -> None:
         super().__init__()
         last = len(replies) + 1
         self._replies = sorted(replies, key=lambda reply: ranks.get(reply.id, last))
@@ -139,7 +135,7 @@ class RankScreen(Dialog[list[int] | None]):
         )
         options.highlighted = index
 
-    def _line(self, reply: "StoredMessage") -> str:
+    def _line(self, reply: StoredMessage) -> str:
         return " ".join(printable(reply.text[:_LINE]).split()) or "(empty)"
 
     @on(OptionList.OptionHighlighted)

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -16,13 +16,11 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from chatapp.common.foreign import printable
+from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.store.rows import ChatSummary, Hit
 from chatapp.tui.platform.actions import Acting, Action
 from chatapp.tui.widgets.dialog import Dialog, Field, Options
-
-if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store
-    from chatapp.dialogue.store.rows import ChatSummary, Hit
 
 _MOST = 200
 _MATCH = re.compile("\x02([^\x02\x03]*)\x03")
@@ -66,7 +64,7 @@ class FoundChats(Options):
         super().__init__(id=id)
         self._hits: dict[int, Hit] = {}
 
-    async def find(self, store: "Store", query: str, archive: bool = False) -> int:
+    async def find(self, store: Store, query: str, archive: bool = False) -> int:
         """Show the matching chats, and return their number; a search includes the archive.
 
         archive: whether to show only archived chats. Raises StoreError.
@@ -85,7 +83,7 @@ class FoundChats(Options):
         )
         return len(chats)
 
-    def _entry(self, chat: "ChatSummary", hit: "Hit | None", now: float) -> Content:
+    def _entry(self, chat: ChatSummary, hit: Hit | None, now: float) -> Content:
         title = printable(chat.title).replace("\n", " ") or "Untitled"
         facts = " · ".join(fact for fact in self._facts(chat, now) if fact)
         lines = [Content(title), Content.styled(facts, "$text-muted")]
@@ -93,7 +91,7 @@ class FoundChats(Options):
             lines.insert(1, highlighted_words(hit.snippet))
         return Content("\n").join(lines)
 
-    def _facts(self, chat: "ChatSummary", now: float) -> list[str]:
+    def _facts(self, chat: ChatSummary, now: float) -> list[str]:
         """Facts of a chat, the most important first."""
         return [ago(chat.updated, now), printable(chat.tags), printable(chat.model)]
 
@@ -127,7 +125,7 @@ class ChatList(Acting, FoundChats):
         Action("Filter", "slash", call="screen.filter", name="filter_chats"),
     )
 
-    def _facts(self, chat: "ChatSummary", now: float) -> list[str]:
+    def _facts(self, chat: ChatSummary, now: float) -> list[str]:
         count = "1 message" if chat.messages == 1 else f"{chat.messages} messages"
         known = printable(chat.tags), printable(chat.model), ago(chat.updated, now)
         return [count, *known, "archived" * chat.archived]
@@ -138,7 +136,7 @@ class HistoryScreen(Dialog[ChatChoice | None]):
 
     BINDING_GROUP_TITLE = "List of chats"
 
-    def __init__(self, store: "Store") -> None:
+    def __init__(self, store: Store) -> None:
         super().__init__()
         self._store = store
         self._archive = False

@@ -63,7 +63,6 @@ def choice_of(name: str) -> PromptChoice:
 
 def persona_of(system: str | None) -> str:
     """The name of the persona with these instructions; "" when there is none."""
-    from chatapp.rows.reading import RowsError
     from chatapp.tasks.files.library import personas
     from chatapp.tasks.files.promptfile import Persona, load_for_chat
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from textual import on
 from textual.app import ComposeResult
@@ -17,9 +17,6 @@ from chatapp.common.presets import PresetsError, no_preset, read_presets, remove
 from chatapp.common.userfiles import UserError
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog, Field
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HINTS = {
     **{name: parameter.help for name, parameter in PARAMETERS.items()},
@@ -61,7 +58,7 @@ class ParametersScreen(Dialog[None]):
         now: Parameters,
         use: "Callable[[Parameters, bool], None]",
         templates: list[str],
-        presets: "Path",
+        presets: Path,
     ) -> None:
         super().__init__()
         self._now = now

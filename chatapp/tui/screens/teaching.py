@@ -7,7 +7,8 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from textual import work
 from textual.app import ComposeResult
@@ -18,10 +19,6 @@ from textual.widgets import Static
 from chatapp.common.foreign import parse_json, printable
 from chatapp.tui.platform.actions import Action
 from chatapp.tui.widgets.dialog import Dialog
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 _LINES = 12
 _LONGEST = 2**20
@@ -144,7 +141,7 @@ class CommandScreen(Dialog[str | None]):
             self._process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
 
 
-def trace_command(run: "Path", reply: str) -> list[str]:
+def trace_command(run: Path, reply: str) -> list[str]:
     """The command that looks for a reply in the training files of a run."""
     return [sys.executable, "-m", "finetune", "trace", str(run), f"--reply={reply}", "--json"]
 

@@ -10,21 +10,17 @@ way. Their storage differs: a scale and numbers around 8 (Q4_0), a scale, a leas
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from numpy.typing import NDArray
+from torch import Tensor
 
 from chatapp.engine.decoder.families import family_in_gguf
 from chatapp.engine.decoder.families.gguf_row import ARCHITECTURE, Config, TensorChange
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.safetensors import TensorHeader
 from chatapp.engine.kernels.rounding import GROUP, Group
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Bytes = NDArray[np.uint8]
 Parts = tuple[Bytes, NDArray[np.float32], NDArray[np.float32]]
@@ -94,7 +90,7 @@ KINDS: dict[str, Callable[[Bytes], Parts]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_
 
 def gguf_tensors(
     file: GGUFFile, config: Config, expected: Iterable[str], *, four_bits: bool = False
-) -> Iterator[tuple[TensorHeader, Callable[[], "Tensor"]]]:
+) -> Iterator[tuple[TensorHeader, Callable[[], Tensor]]]:
     """Yield each tensor of a file with its reader.
 
     config: from `read_config`. expected: the Hugging Face names that the model may have. Other
@@ -131,11 +127,11 @@ def _change(architecture: str, config: Config, stored: str) -> TensorChange:
     return TensorChange() if family is None else family.gguf.change(config, stored)
 
 
-def _read(file: GGUFFile, stored: str, change: TensorChange) -> "Tensor":
+def _read(file: GGUFFile, stored: str, change: TensorChange) -> Tensor:
     return change.undo(file.read(stored))
 
 
-def _read_groups(file: GGUFFile, stored: str, change: TensorChange) -> "Tensor":
+def _read_groups(file: GGUFFile, stored: str, change: TensorChange) -> Tensor:
     import torch
 
     return change.undo_rows(torch.from_numpy(groups_of(*file.blocks(stored))))
