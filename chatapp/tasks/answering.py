@@ -27,9 +27,15 @@ from chatapp.prompting.messages import Segment
 from chatapp.prompting.template import PLAIN
 from chatapp.rows.examples import Example, PromptError, Query, item_of
 from chatapp.tasks.files.documents import set_apart
-from chatapp.tasks.files.layout import Demonstration, demonstrations, render, render_channel
+from chatapp.tasks.files.layout import (
+    Demonstration,
+    TurnsLayout,
+    demonstrations,
+    layout_of,
+    render,
+    render_channel,
+)
 from chatapp.tasks.files.promptfile import PromptFile
-from chatapp.tasks.files.turns import TurnsLayout, layout_of
 from chatapp.tasks.selection.methods import Selector, vote
 from chatapp.tasks.settings import Scoring
 

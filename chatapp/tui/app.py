@@ -28,7 +28,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui import events
 from chatapp.tui.chat.screen import ChatScreen
-from chatapp.tui.platform import leaving, programs
+from chatapp.tui.platform import programs, runtime
 from chatapp.tui.platform.actions import Acting, Action, read_keymap, written
 from chatapp.tui.platform.textual_internals import (
     FailingApp,
@@ -134,12 +134,12 @@ class ChatApp(Acting, FailingApp[int]):
         self._quit_keys = keymap.get("quit", "ctrl+q").split(",")
         self.abandoned: list[str] = []
         """What did not come to its end because the user has quit, in words."""
-        self.last_resort = leaving.LastResort(
+        self.last_resort = runtime.LastResort(
             self._note_abandoned,
             self._end_learning,
             lambda: self.chat.conversation.close(0),
             self.restore_terminal,
-            lambda: leaving.print_abandoned(self.abandoned),
+            lambda: runtime.print_abandoned(self.abandoned),
         )
         self._early: list[Event] | None = []
         self._is_ending = False
@@ -384,7 +384,7 @@ def run(
         app.store.close()
     if app.failure is not None:
         raise app.failure
-    leaving.print_abandoned(app.abandoned)
+    runtime.print_abandoned(app.abandoned)
     code = app.return_value or 0
     chats = filter(None, (app.chat, app.lesson))
     if any(chat.conversation.has_running_threads for chat in chats):

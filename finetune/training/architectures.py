@@ -7,7 +7,7 @@ of one size have about 12 · layers · hidden² parameters beside the embeddings
 Transformer-XL (Dai et al. 2019) is trained segment by segment. A window of text is a segment. Each
 layer attends to the segment and to its own input in the segment before, the memory; the text
 continues from step to step in each row of the batch. Each token sees `mem_len` tokens, the last of
-which is itself. Its formulas are those of `chatapp.engine.decoder.relative`; the names of weights
+which is itself. Its formulas are those of `chatapp.engine.decoder.parts`; the names of weights
 and configuration are those of its files, transformers' before 5.
 """
 
@@ -35,7 +35,7 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from chatapp.engine.decoder.relative import sinusoids
+from chatapp.engine.decoder.parts import sinusoids
 from finetune.config.sections import Shape
 from finetune.data.batches import Tensors
 from finetune.data.corpus import Ids, in_lanes

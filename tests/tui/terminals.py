@@ -21,7 +21,7 @@ from thinking_model import thinking_model
 import chatapp.engine.models.loading
 from chatapp.common.settings import Settings
 from chatapp.tui.app import run
-from chatapp.tui.platform import leaving
+from chatapp.tui.platform import runtime
 
 def halt(*_, **__):
     threading.Event().wait()
@@ -41,7 +41,7 @@ if mode.startswith("hanging"):
     sleeper = "echo sleeps as $$ >&2; exec sleep 600"
     model_actions.command = lambda model: ["sh", "-c", sleeper]
 else:
-    leaving.GRACE = 60  # so that a slow machine ends by itself
+    runtime.GRACE = 60  # so that a slow machine ends by itself
 
 class Stubborn(ScriptedModel):
     "Says three words and then neither goes on nor stops."

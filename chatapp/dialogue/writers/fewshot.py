@@ -22,10 +22,16 @@ from chatapp.rows.examples import Example, PromptError, item_of
 from chatapp.rows.reading import RowsError
 from chatapp.tasks.answering import Answerer, Question, constraint_of, sampling_of
 from chatapp.tasks.files.documents import set_apart
-from chatapp.tasks.files.layout import Demonstration, Fitted, demonstrations
+from chatapp.tasks.files.layout import (
+    Demonstration,
+    Fitted,
+    Layout,
+    TurnsLayout,
+    demonstrations,
+    layout_of,
+)
 from chatapp.tasks.files.library import find
 from chatapp.tasks.files.promptfile import Persona, PromptFile, load_for_chat
-from chatapp.tasks.files.turns import Layout, TurnsLayout, layout_of
 from chatapp.tasks.options import selector_for
 from chatapp.tasks.selection.methods import Selector
 

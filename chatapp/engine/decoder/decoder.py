@@ -27,13 +27,14 @@ from chatapp.engine.decoder.parts import (
     LayerNorm,
     Observer,
     Pass,
+    RelativeAttention,
     RMSNorm,
     Rotation,
+    distances_between,
     make_norm,
     together,
     within,
 )
-from chatapp.engine.decoder.relative import RelativeAttention, distances_between
 from chatapp.engine.errors import ModelError
 from chatapp.engine.kernels import native
 from chatapp.engine.kernels.linear import Linear, linear_layer

@@ -11,9 +11,8 @@ from tokenizers import pre_tokenizers
 from chatapp.prompting.messages import Segment, text_of
 from chatapp.prompting.template import PLAIN
 from chatapp.rows.examples import Example, Pool, PromptError, read_pool
-from chatapp.tasks.files.layout import TextLayout, continuation, fit, render
+from chatapp.tasks.files.layout import TextLayout, TurnsLayout, continuation, fit, render
 from chatapp.tasks.files.promptfile import PromptFile, load_for_chat, load_prompt
-from chatapp.tasks.files.turns import TurnsLayout
 
 NEWS = """
 example = "Title: {title}\\nSubtitle: {subtitle}\\nArticle: {article}"

@@ -9,8 +9,8 @@ from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of
 from chatapp.prompting.template import CHAT, PLAIN
 from chatapp.rows.examples import Example, Pool, PromptError
+from chatapp.tasks.files.layout import TurnsLayout
 from chatapp.tasks.files.promptfile import PromptFile, load_prompt
-from chatapp.tasks.files.turns import TurnsLayout
 from chatapp.tasks.selection.select import Select
 
 SOURCE = (

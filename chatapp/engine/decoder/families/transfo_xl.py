@@ -7,7 +7,7 @@ With token embedding E of width H and L blocks:
     mlp(x) = relu(x U + b) D + c
     logits = x Eᵀ + b
 
-Attention has relative positions, see `decoder.relative`. The paper computes a text in segments and
+For attention with relative positions see `parts`. The paper computes a text in segments and
 keeps the states of the last `mem_len` tokens as a memory. Each token sees equally many, so that is
 a window over the keys and values of a cache, in any segments. Files of other programs, with
 adaptive softmax, shared biases or a growing window, are refused.
