@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar, cast
 
 import pytest
 from fakes import ScriptedModel
 from textual.pilot import Pilot
+from textual.screen import Screen
 
 from chatapp.common.paths import drafts_dir
 from chatapp.common.settings import Settings
@@ -22,6 +24,8 @@ from chatapp.tui.platform import programs
 from chatapp.tui.widgets.prompt import Prompt
 from chatapp.tui.widgets.status import StatusLine
 from chatapp.tui.widgets.transcript import Transcript
+
+OpenedScreen = TypeVar("OpenedScreen", bound=Screen)
 
 
 class Driver:
@@ -139,12 +143,32 @@ class Driver:
         """Wait until the list of chats beside the chat, if there is one, shows them all."""
         await self.until(lambda: not any(worker.group == "sidebar" for worker in self.app.workers))
 
-    async def say(self, text: str) -> None:
-        """Write a message, send it, and wait for the end of its reply."""
+    async def order(self, text: str) -> None:
+        """Write a command or a message, and send it."""
         self.chat.set_focus(self.prompt)
         self.prompt.text = text
         await self.press("enter")
+
+    async def say(self, text: str) -> None:
+        """Write a message, send it, and wait for the end of its reply."""
+        await self.order(text)
         await self.idle()
+
+    async def opens(self, screen: type[OpenedScreen], *keys: str) -> OpenedScreen:
+        """Press keys, and wait for a screen of this kind."""
+        await self.press(*keys)
+        await self.until(lambda: isinstance(self.app.screen, screen))
+        return cast(OpenedScreen, self.app.screen)
+
+    async def back(self, *keys: str) -> None:
+        """Press keys, and wait until the chat is in front again."""
+        await self.press(*keys)
+        await self.until(lambda: self.app.screen is self.chat)
+
+    async def shows(self, words: str, *keys: str) -> None:
+        """Press keys, and wait until the screen shows these words."""
+        await self.press(*keys)
+        await self.until(lambda: words in self.screen_text)
 
 
 OpenApp = Callable[..., AbstractAsyncContextManager[Driver]]

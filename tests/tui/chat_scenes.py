@@ -31,8 +31,7 @@ async def nothing(driver: Driver) -> None:
 async def stream(driver: Driver) -> None:
     """One finished turn, and one that halts in the middle."""
     await driver.say("Tell me about the sea.")
-    driver.prompt.text = "More, please."
-    await driver.press("enter")
+    await driver.order("More, please.")
     await driver.until(lambda: driver.chat.conversation.turn.replies[0].tokens == 20)
     driver.chat.conversation.turn.flush()
     # One word, because where the line breaks depends on the size.
@@ -41,8 +40,7 @@ async def stream(driver: Driver) -> None:
 
 async def stop(driver: Driver) -> None:
     await stream(driver)
-    await driver.press("escape")
-    await driver.idle()
+    await driver.press_and_rest("escape")
 
 
 async def think(driver: Driver) -> None:
@@ -53,8 +51,7 @@ async def think(driver: Driver) -> None:
 
 
 async def ask_with_notes(driver: Driver) -> None:
-    driver.prompt.text = "/docs notes"
-    await driver.press("enter")
+    await driver.order("/docs notes")
     await driver.until(lambda: any("2 files" in note for note in driver.notices))
     driver.app.clear_notifications()
     await driver.say("Why does the sea rise?")
@@ -62,12 +59,10 @@ async def ask_with_notes(driver: Driver) -> None:
 
 async def ask_with_tools(driver: Driver) -> None:
     """Ask what is answered with two tools, up to the question whether one may run."""
-    driver.prompt.text = "/tools calculator weather"
-    await driver.press("enter")
+    await driver.order("/tools calculator weather")
     await driver.until(lambda: driver.notices)
     driver.app.clear_notifications()
-    driver.prompt.text = "What is 48*76, and how is the weather in Rome?"
-    await driver.press("enter")
+    await driver.order("What is 48*76, and how is the weather in Rome?")
     await driver.until(lambda: driver.chat.query_one(Approval).display)
 
 
@@ -84,8 +79,7 @@ async def fail(driver: Driver) -> None:
 
 
 async def see_markdown(driver: Driver) -> None:
-    driver.prompt.text = "/markdown on"
-    await driver.press("enter")
+    await driver.order("/markdown on")
     await driver.say("What is the sea?")
     await driver.until(lambda: any(body.display for body in driver.transcript.query(RenderedBody)))
 
@@ -96,8 +90,7 @@ async def begin_command(driver: Driver) -> None:
 
 
 async def mistype(driver: Driver) -> None:
-    driver.prompt.text = "/tempalte plain"
-    await driver.press("enter")
+    await driver.order("/tempalte plain")
     await driver.until(lambda: driver.problem)
 
 

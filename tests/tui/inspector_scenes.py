@@ -25,10 +25,8 @@ async def inspect_task(driver: Driver) -> None:
     await choose(driver, "feel")
     driver.app.clear_notifications()  # which would go when their time is over
     await driver.say("red ice")
-    await driver.press("f3")
-    await driver.rest()
-    await driver.press("1")
-    await driver.rest()
+    await driver.press_and_rest("f3")
+    await driver.press_and_rest("1")
 
 
 INSPECTOR_SCENES = {

@@ -56,6 +56,5 @@ async def type_in(driver: Driver, text: str) -> None:
 async def choose(driver: Driver, name: str) -> None:
     await picker(driver)
     await type_in(driver, name)
-    await driver.press("enter")
-    await driver.until(lambda: driver.app.screen is driver.chat)
+    await driver.back("enter")
     await driver.rest()

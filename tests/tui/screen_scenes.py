@@ -38,8 +38,7 @@ async def load_preset(driver: Driver) -> None:
     save_preset(presets_path(), "exact", Sampling(temperature=0.0))
     await driver.press("f2")
     driver.app.screen.query_one("#preset", Field).focus()
-    await driver.press(*"exact", "ctrl+l")
-    await driver.until(lambda: "These are the values of 'exact'" in driver.screen_text)
+    await driver.shows("These are the values of 'exact'", *"exact", "ctrl+l")
 
 
 async def search(driver: Driver) -> None:
@@ -55,10 +54,8 @@ async def search(driver: Driver) -> None:
 
 async def open_archive(driver: Driver) -> None:
     await driver.say("Tell me about the sea.")
-    await driver.press("ctrl+o")
-    await driver.until(lambda: "2 messages" in driver.screen_text)
-    await driver.press("ctrl+t")
-    await driver.until(lambda: "The archive is empty." in driver.screen_text)
+    await driver.shows("2 messages", "ctrl+o")
+    await driver.shows("The archive is empty.", "ctrl+t")
 
 
 async def open_branches(driver: Driver) -> None:
@@ -68,8 +65,7 @@ async def open_branches(driver: Driver) -> None:
     await driver.say("Go on.")
     await driver.press("ctrl+up", "up", "up", "up", "e", "!", "enter")
     await driver.idle()
-    await driver.press("ctrl+b")
-    await driver.until(lambda: "You  ‹ 2/2 ›" in driver.screen_text)
+    await driver.shows("You  ‹ 2/2 ›", "ctrl+b")
 
 
 async def rank(driver: Driver) -> None:
@@ -77,17 +73,15 @@ async def rank(driver: Driver) -> None:
     await driver.press("ctrl+up", "plus", "r")
     await driver.idle()
     await driver.press("minus", "w", "!", "enter")
-    await driver.press("ctrl+up", "k")
-    await driver.until(lambda: isinstance(driver.app.screen, RankScreen))
+    await driver.opens(RankScreen, "ctrl+up", "k")
     await driver.press("u", "d")
 
 
 async def open_palette(driver: Driver) -> None:
-    await driver.press("ctrl+p")
-    await driver.until(lambda: isinstance(driver.app.screen, CommandPalette))
+    await driver.opens(CommandPalette, "ctrl+p")
     await driver.press(*"reply")
     await driver.worked()
-    await driver.until(lambda: "Set the chat's instructions" in driver.screen_text)
+    await driver.shows("Set the chat's instructions")
 
 
 async def choose_task(driver: Driver) -> None:
@@ -98,32 +92,27 @@ async def choose_task(driver: Driver) -> None:
 
 async def choose_persona(driver: Driver) -> None:
     await picker(driver)
-    await driver.press("down")
-    await driver.rest()
+    await driver.press_and_rest("down")
 
 
 async def list_models(driver: Driver) -> None:
-    await driver.press("f8")
-    await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))
+    await driver.opens(ModelScreen, "f8")
     await driver.until(lambda: "Looking for models" not in driver.screen_text)
 
 
 async def name_model(driver: Driver) -> None:
     await list_models(driver)
-    await driver.press("down", *"tok")
-    await driver.until(lambda: "Load tok" in driver.screen_text)
+    await driver.shows("Load tok", "down", *"tok")
 
 
 async def choose_model_to_get(driver: Driver) -> None:
     await list_models(driver)
-    await driver.press(*"gemma", "enter")
-    await driver.until(lambda: "Enter downloads and uses it" in driver.screen_text)
+    await driver.shows("Enter downloads and uses it", *"gemma", "enter")
 
 
 async def get_model(driver: Driver) -> None:
     await list_models(driver)
-    await driver.press(*"smollm2", "enter", "enter")
-    await driver.until(lambda: "50%" in driver.screen_text)
+    await driver.shows("50%", *"smollm2", "enter", "enter")
 
 
 async def compare(driver: Driver) -> CompareScreen:
@@ -158,9 +147,8 @@ async def choose_of_two(driver: Driver) -> None:
 
 
 async def learn(driver: Driver) -> None:
-    driver.prompt.text = "/learn"
-    await driver.press("enter")
-    await driver.until(lambda: "The new model is" in driver.screen_text)
+    await driver.order("/learn")
+    await driver.shows("The new model is")
 
 
 SCREEN_SCENES = {

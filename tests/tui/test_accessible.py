@@ -146,7 +146,7 @@ async def test_a_notice_is_whole_in_a_small_terminal_and_above_the_prompt(store)
         await driver.ready()
         words = "There is no reply here to make another version of, as there was one before."
         app.notify(words, timeout=1_000, markup=False)
-        await driver.until(lambda: "▌ There is" in driver.screen_text)
+        await driver.shows("▌ There is")
         rows = driver.screen_text.splitlines()
         shown = [row.split("▌")[1].strip() for row in rows if "▌" in row]
         assert " ".join(shown) == words

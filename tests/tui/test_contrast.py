@@ -118,10 +118,8 @@ def key(name, *more):
 
 
 async def compared(driver):
-    await driver.press(*"Tea?", "f4")
-    await driver.until(lambda: "Enter sends it to both" in driver.screen_text)
-    await driver.press("enter")
-    await driver.until(lambda: "Both bad" in driver.screen_text)
+    await driver.shows("Enter sends it to both", *"Tea?", "f4")
+    await driver.shows("Both bad", "enter")
 
 
 def tab(number):

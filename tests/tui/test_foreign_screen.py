@@ -42,8 +42,7 @@ async def test_a_model_says_it(open_app, store, name):
             assert visible.strip() in driver.screen_text
         await driver.press("ctrl+up", "y")
         assert len(driver.app.clipboard) >= min(len(text), 1_000)
-        await driver.press("r")
-        await driver.idle()
+        await driver.press_and_rest("r")
         shown(driver)
 
 
@@ -53,8 +52,7 @@ async def test_it_is_the_name_of_a_chat_and_of_a_model(open_app, store):
     model = ScriptedModel(["Fine."], name="[/b]\x1b[2J\nmodel \u202e")
     async with open_app(model, chat_id=1) as driver:
         shown(driver)
-        await driver.press("ctrl+o")
-        await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
+        await driver.opens(HistoryScreen, "ctrl+o")
         field = driver.app.screen.query_one(Field)
         await driver.settle()
         shown(driver)

@@ -97,10 +97,8 @@ async def test_another_label_of_the_same_model_is_not_asked_for(open_app, own):
 
 async def test_what_differs_between_two_replies_is_marked(open_app):
     async with open_app(ScriptedModel(["It is wide.", "It is very wide."])) as driver:
-        await driver.press(*"Sea?", "f4")
-        await driver.until(lambda: "Enter sends it to both" in driver.screen_text)
-        await driver.press("enter")
-        await driver.until(lambda: "1 Left" in driver.screen_text)
+        await driver.shows("Enter sends it to both", *"Sea?", "f4")
+        await driver.shows("1 Left", "enter")
         assert isinstance(driver.app.screen, CompareScreen)
         told = str(driver.app.screen.query_one("#difference", Static).content)
         assert told.endswith("0 of 4 words at the left, 1 of 5 words at the right.")
@@ -154,8 +152,7 @@ async def test_a_text_of_any_script_stays_in_its_column(open_app):
     text = "日本語 🐚👩‍👩‍👧 שלום " + "unbroken" * 40
     async with open_app(ScriptedModel([text]), size=(130, 40)) as driver:
         await driver.say(text)
-        await driver.press("f3")
-        await driver.rest()
+        await driver.press_and_rest("f3")
         await driver.pilot.resize_terminal(60, 20)
         await driver.rest()
         await driver.pilot.resize_terminal(200, 60)
@@ -180,8 +177,6 @@ async def test_no_hint_is_cut_off_beside_the_inspector(open_app):
 async def test_what_differs_is_told_whole_in_a_small_terminal(open_app):
     model = ScriptedModel(["It is a wide sea, as all know.", "It is a very wide sea, as all know."])
     async with open_app(model, size=(60, 20)) as driver:
-        await driver.press(*"Sea?", "f4")
-        await driver.until(lambda: "Enter sends it to both" in driver.screen_text)
-        await driver.press("enter")
-        await driver.until(lambda: "1 Left" in driver.screen_text)
+        await driver.shows("Enter sends it to both", *"Sea?", "f4")
+        await driver.shows("1 Left", "enter")
         assert "1 of 11 words at the right." in driver.sentences

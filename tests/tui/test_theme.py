@@ -8,9 +8,9 @@ async def test_a_chosen_theme_is_remembered(open_app):
     async with open_app(settings=load_settings()) as driver:
         assert not settings_path().exists()
         assert driver.app.theme == Settings().theme == "chatapp", "the program's own"
-        await driver.press(*"/theme nord", "enter")
+        await driver.order("/theme nord")
         await driver.until(settings_path().exists)
-        await driver.press(*"/theme chatapp", "enter")
+        await driver.order("/theme chatapp")
         await driver.until(lambda: load_settings().theme == "chatapp")
     async with open_app(settings=load_settings()) as driver:
         assert driver.app.theme == "chatapp"

@@ -63,8 +63,7 @@ async def chat_with_documents_and_tools(driver):
     await driver.until(lambda: any("2 passages" in notice for notice in driver.notices))
     await driver.say("Why does the sea rise?")
     assert "tides.md" in driver.screen_text
-    await driver.press("f3", "1")
-    await driver.until(lambda: "The moon pulls the sea" in driver.screen_text)
+    await driver.shows("The moon pulls the sea", "f3", "1")
     await driver.press("escape")
     await driver.until(lambda: not driver.chat.query(Inspector))
     await driver.say("/tools calculator")

@@ -74,15 +74,11 @@ async def pirate_chat(driver):
     assert driver.status.model == "pirate"
     await driver.say("What is your favourite colour?")
     await driver.press("ctrl+up", "w")
-    driver.prompt.text = CORRECTION
-    await driver.press("enter")
-    await driver.until(lambda: "corrected" in driver.screen_text)
-    await driver.press("escape", "f4")
-    await driver.until(lambda: isinstance(driver.app.screen, CompareScreen))
-    await driver.press(*"Ahoy", "enter")
-    await driver.until(lambda: "Both bad" in driver.screen_text)
-    await driver.press("1")
-    await driver.until(lambda: driver.app.screen is driver.chat)
+    await driver.order(CORRECTION)
+    await driver.shows("corrected")
+    await driver.opens(CompareScreen, "escape", "f4")
+    await driver.shows("Both bad", *"Ahoy", "enter")
+    await driver.back("1")
     await driver.idle()
 
 

@@ -19,15 +19,14 @@ async def test_parts_are_off_until_they_are_on_again(open_app, store, folder):
     async with open_app(model) as driver:
         await driver.ready()
         driver.chat.conversation.set_sampling(Sampling(temperature=0, max_tokens=6))
-        await driver.press(*"/ablate 1.0 0.mlp", "enter")
-        await driver.until(lambda: "without 1.0 0.mlp" in driver.screen_text)
+        await driver.shows("without 1.0 0.mlp", *"/ablate 1.0 0.mlp", "enter")
         await driver.say("Hi")
-        await driver.press(*"/ablate", "enter")
-        await driver.press(*"/ablate 5.1", "enter")
+        await driver.order("/ablate")
+        await driver.order("/ablate 5.1")
         assert "5.1: there is no layer 5; the model has 2, numbered 0 to 1" in driver.problem
         assert driver.chat.conversation.chat.interventions.words == "without 1.0 0.mlp"
         driver.prompt.text = ""
-        await driver.press(*"/ablate none", "enter")
+        await driver.order("/ablate none")
         await driver.until(lambda: not driver.chat.conversation.chat.interventions)
         await driver.say("Hi")
         chat_id = driver.chat.conversation.chat.id
@@ -43,7 +42,7 @@ async def test_another_chat_has_the_whole_model(open_app, store, folder):
     model = LocalModel.load(ModelFiles.read(folder), name="tiny")
     async with open_app(model) as driver:
         await driver.ready()
-        await driver.press(*"/ablate 1", "enter")
+        await driver.order("/ablate 1")
         await driver.until(lambda: driver.chat.widgets.status.changes == "without 1")
         await driver.press("ctrl+n")
         await driver.until(lambda: driver.chat.widgets.status.changes == "")
@@ -55,7 +54,7 @@ async def test_a_name_too_long_for_the_system_is_given_back_with_a_sentence(open
     directions_dir().mkdir(parents=True)
     async with open_app(model) as driver:
         await driver.ready()
-        driver.prompt.text = command = f"/steer {'x' * 300} 1"
-        await driver.press("enter")
+        command = f"/steer {'x' * 300} 1"
+        await driver.order(command)
         await driver.until(lambda: "is not a valid path: it is too long" in driver.problem)
         assert driver.prompt.text == command

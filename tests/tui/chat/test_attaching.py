@@ -42,8 +42,7 @@ def test_letters_find_the_nearest_names():
 async def test_a_picked_file_is_in_the_message(open_app):
     model = ScriptedModel(["I see.", "Yes."])
     async with open_app(model) as driver:
-        await driver.press(*"See @nse")
-        await driver.until(lambda: "@notes/sea.md" in driver.screen_text)
+        await driver.shows("@notes/sea.md", *"See @nse")
         assert "hidden" not in driver.screen_text
         await driver.press("enter")
         assert driver.prompt.text == "See @notes/sea.md "
@@ -97,8 +96,7 @@ async def test_a_file_is_attached_only_after_it_was_shown(open_app, monkeypatch)
 async def test_a_long_pasted_text_attaches_nothing_unseen(open_app, monkeypatch):
     monkeypatch.setattr("chatapp.tui.chat.attaching._LONGEST", 20)
     async with open_app() as driver:
-        driver.prompt.text = "as long as too long @notes/sea.md"
-        await driver.press("enter")
+        await driver.order("as long as too long @notes/sea.md")
         await driver.until(lambda: driver.texts)
         assert driver.texts[0] == "as long as too long @notes/sea.md"
 

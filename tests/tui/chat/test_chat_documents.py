@@ -37,13 +37,8 @@ def words_of(driver, id):
     return "".join(str(static.content) for static in driver.chat.query(f"#{id}").results(Static))
 
 
-async def order(driver, text):
-    driver.prompt.text = text
-    await driver.press("enter")
-
-
 async def ask_with(driver, notes):
-    await order(driver, f"/docs '{notes}'")
+    await driver.order(f"/docs '{notes}'")
     await driver.until(lambda: told(driver, "2 passages of 2 files"))
     await driver.say("What does a walrus eat?")
 
@@ -55,9 +50,8 @@ async def test_a_reply_names_its_sources_and_enter_opens_them(open_app, notes):
         assert "[2] horse.txt, line 1" in driver.screen_text
         await driver.press("ctrl+up", "enter")
         assert isinstance(driver.app.screen, SourceScreen)
-        await driver.until(lambda: "A walrus eats clams.␛[2J" in driver.screen_text)
-        await driver.press("down")
-        await driver.until(lambda: "A horse eats hay." in driver.screen_text)
+        await driver.shows("A walrus eats clams.␛[2J")
+        await driver.shows("A horse eats hay.", "down")
         await driver.press("escape")
         assert not isinstance(driver.app.screen, SourceScreen)
         await driver.press("s")
@@ -66,13 +60,13 @@ async def test_a_reply_names_its_sources_and_enter_opens_them(open_app, notes):
 
 async def test_documents_are_named_searched_otherwise_and_taken_off(open_app, notes):
     async with open_app(model()) as driver:
-        await order(driver, "/docs")
+        await driver.order("/docs")
         await driver.until(lambda: told(driver, "Documents of this chat: none"))
-        await order(driver, f"/docs method=both:tfidf '{notes}/*.md'")
+        await driver.order(f"/docs method=both:tfidf '{notes}/*.md'")
         await driver.until(lambda: told(driver, "1 passage of 1 file"))
         asked = driver.chat.conversation.chat.documents
         assert asked == DocumentSet((f"{notes}/*.md",), "both:tfidf")
-        await order(driver, "/docs none")
+        await driver.order("/docs none")
         await driver.say("What does a walrus eat?")
         assert "walrus.md" not in driver.screen_text
         await driver.press("ctrl+up", "s")
@@ -89,10 +83,10 @@ async def test_reading_documents_shows_how_far_it_is_and_esc_stops_it(open_app, 
         with monkeypatch.context() as patch:
             patch.setattr(actions, "_SHOW_AFTER", 0.01)
             patch.setattr(Documents, "renew", endless)
-            await order(driver, f"/docs '{notes}'")
+            await driver.order(f"/docs '{notes}'")
             await driver.until(lambda: "Reading the documents: 30% …" in driver.problem)
             await driver.press("escape")
             await driver.until(lambda: "stopped while reading documents" in driver.problem)
-        await order(driver, f"/docs '{notes}'")
+        await driver.order(f"/docs '{notes}'")
         await driver.until(lambda: told(driver, "2 passages of 2 files"))
         assert driver.problem == ""

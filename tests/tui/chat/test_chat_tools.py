@@ -34,20 +34,15 @@ def touch(tmp_path):
     return tmp_path / "touched"
 
 
-async def order(driver, text):
-    driver.prompt.text = text
-    await driver.press("enter")
-
-
 async def switch_on(driver, *names):
     """Let the model call these tools, and wait until it may."""
-    await order(driver, f"/tools {' '.join(names)}")
+    await driver.order(f"/tools {' '.join(names)}")
     await driver.until(lambda: driver.chat.conversation.chat.tools == names)
 
 
 async def asked(driver, text):
     """Send a message whose reply calls a tool that asks, and wait for the question."""
-    await order(driver, text)
+    await driver.order(text)
     approval = driver.chat.query_one(Approval)
     await driver.until(lambda: approval.display)
     return approval
@@ -70,7 +65,7 @@ async def test_a_call_is_folded_in_the_reply_and_opens_with_enter(open_app, tmp_
         assert "cannot be calculated with" not in driver.screen_text
         chat_id = driver.chat.conversation.chat.id
     async with open_app(scripted, chat_id=chat_id) as driver:
-        await driver.until(lambda: "▸ calculator(expression=1 [b])" in driver.screen_text)
+        await driver.shows("▸ calculator(expression=1 [b])")
         await driver.ready()
         assert driver.chat.conversation.chat.tools == ("calculator", "clock")
 
@@ -112,17 +107,15 @@ async def test_all_of_a_long_question_can_be_read(open_app, tmp_path, touch):
         await driver.ready()
         await switch_on(driver, "touch")
         await asked(driver, "Do it")
-        await driver.until(lambda: "e shows all of it" in driver.screen_text)
-        await driver.press("e")
-        await driver.until(lambda: "PgDn scrolls" in driver.screen_text)
+        await driver.shows("e shows all of it")
+        await driver.shows("PgDn scrolls", "e")
         assert "e shows all of it" not in driver.screen_text
         assert "rm -rf ~" not in driver.screen_text
         await driver.press("pagedown")
         assert "rm -rf ~" in driver.screen_text
         await driver.press(*["pagedown"] * 4)
         assert 'then"' in driver.screen_text
-        await driver.press("enter")
-        await driver.idle()
+        await driver.press_and_rest("enter")
         assert not touch.exists()
 
 
@@ -131,8 +124,7 @@ async def test_esc_is_a_no_and_ends_the_reply(open_app, tmp_path, touch, store):
         await driver.ready()
         await switch_on(driver, "touch")
         approval = await asked(driver, "Do it")
-        await driver.press("escape")
-        await driver.idle()
+        await driver.press_and_rest("escape")
         assert not touch.exists()
         assert not approval.display
         reply = store.path(1)[-1]
@@ -143,18 +135,18 @@ async def test_tools_are_listed_switched_and_refused(open_app, tmp_path, touch):
     (tools_dir() / "bad.toml").write_text('name = "bad"\n')
     async with open_app(ScriptedModel([" Hi."])) as driver:
         await driver.ready()
-        await order(driver, "/tools")
+        await driver.order("/tools")
         off = "calculator, clock, manual, python, page, touch"
         listed = f"On: none. Off: {off}."
         await driver.until(lambda: listed in driver.notices)
         assert "bad.toml: 'description' is missing" in driver.problem
-        await order(driver, "/tools calculator")
+        await driver.order("/tools calculator")
         await driver.until(lambda: "Tools of this chat: calculator" in driver.notices)
-        await order(driver, "/tools calculater")
+        await driver.order("/tools calculater")
         await driver.until(lambda: "did you mean 'calculator'?" in driver.problem)
         driver.prompt.text = ""
         assert driver.chat.conversation.chat.tools == ("calculator",)
-        await order(driver, "/tools none")
+        await driver.order("/tools none")
         await driver.until(lambda: driver.chat.conversation.chat.tools == ())
 
 
@@ -169,9 +161,8 @@ async def test_code_is_shown_and_asked_for_each_time(open_app, tmp_path, store):
         options = approval.query_one(OptionList)
         assert options.option_count == 2
         await driver.press("down", "down", "end", "enter")  # no answer is for more than this call
-        await driver.until(lambda: "6 * 7" in driver.screen_text)
-        await driver.press("enter")
-        await driver.idle()
+        await driver.shows("6 * 7")
+        await driver.press_and_rest("enter")
         calls = store.path(1)[-1].calls
         assert [(each.status, each.result) for each in calls] == [
             ("done", "0\n1\n2"),
@@ -183,7 +174,7 @@ async def started_server(driver):
     """Have a server started that does not end by itself; its process."""
     add_lasting_server(tools_dir())
     await driver.ready()
-    await order(driver, "/tools demo")
+    await driver.order("/tools demo")
     await driver.until(lambda: driver.chat.conversation.chat.tools)
     return int((tools_dir() / "pid").read_text())
 
@@ -200,10 +191,10 @@ async def test_a_chat_begun_anew_keeps_its_tools(open_app, tmp_path, touch):
         await driver.ready()
         await switch_on(driver, "touch")
         (tools_dir() / "touch.toml").unlink()
-        await order(driver, "/template own")
+        await driver.order("/template own")
         assert not driver.problem
         assert driver.chat.conversation.chat.tools == ("touch",)
-        await order(driver, "Do it")
+        await driver.order("Do it")
         await driver.until(lambda: "there is no tool 'touch'" in driver.problem)
         assert driver.prompt.text == "Do it"
 
@@ -219,25 +210,25 @@ def silent():
 async def test_a_server_that_does_not_answer_holds_nothing_up(open_app, tmp_path, silent, command):
     async with open_app(model(tmp_path, "Hi.")) as driver:
         await driver.ready()
-        await order(driver, command)
+        await driver.order(command)
         if command == "/tools":
             await driver.until(lambda: "Asking silent for tools …" in driver.notices)
         await driver.say("Hello")
         assert driver.texts == ["Hello", "Hi."]
         assert driver.problem == ""
-        await order(driver, command)
+        await driver.order(command)
         assert "another command is still running; Esc stops it" in driver.problem
         driver.prompt.text = ""
         await driver.press("escape")
         await driver.until(lambda: "silent: stopped before it had listed" in driver.problem)
-        await order(driver, "/tools clock")
+        await driver.order("/tools clock")
         await driver.until(lambda: "Tools of this chat: clock" in driver.notices)
 
 
 async def test_tools_that_come_late_are_not_another_chats(open_app, tmp_path, silent):
     async with open_app(model(tmp_path, "Hi.")) as driver:
         await driver.ready()
-        await order(driver, "/tools silent")
+        await driver.order("/tools silent")
         await driver.press("ctrl+n")
         await driver.until(lambda: not driver.app.workers)
         assert (driver.problem, driver.prompt.text) == ("", "")
@@ -266,9 +257,9 @@ async def test_choosing_and_listing_tools_reads_no_prompt_file_on_the_event_loop
         await driver.idle()
         readers.clear()
         await switch_on(driver, "calculator")
-        await order(driver, "/tools")
+        await driver.order("/tools")
         await driver.until(lambda: "On: calculator." in " ".join(driver.notices))
-        await order(driver, "/tools nosuch")
+        await driver.order("/tools nosuch")
         await driver.until(lambda: "nosuch" in driver.problem)
         assert readers
         assert threading.main_thread() not in readers

@@ -51,10 +51,10 @@ async def test_a_chat_reopens_in_its_model(open_app, store, loaded):
 async def test_sampling_is_kept_with_the_chat(open_app, store):
     other = held_with(store, "")
     async with open_app() as driver:
-        await driver.press(*"/set temperature 0.2", "enter")
+        await driver.order("/set temperature 0.2")
         await driver.say("Hello")
         chat_id = driver.chat.conversation.chat.id
-        await driver.press(*"/set top_k 3", "enter")
+        await driver.order("/set top_k 3")
         await driver.chat.controls.open(other)
         assert driver.chat.conversation.choices.sampling == Sampling()
     async with open_app(chat_id=chat_id) as driver:
@@ -70,8 +70,7 @@ async def test_f2_makes_values_the_default_of_all_chats(open_app, store):
     async with open_app(settings=load_settings()) as driver:
         await driver.press("f2")
         driver.app.screen.query_one("#temperature").value = "0.3"
-        await driver.press("ctrl+t")
-        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.back("ctrl+t")
         await driver.chat.controls.open(other)
         assert driver.chat.conversation.choices.sampling == Sampling(temperature=0.3, top_k=7)
     text = settings_path().read_text()

@@ -68,20 +68,17 @@ async def test_k_ranks_the_versions(open_app, store):
         for _ in range(2):
             await driver.press("r")  # the focus stays on the reply
             await driver.idle()
-        await driver.press("k")
-        await driver.until(lambda: isinstance(driver.app.screen, RankScreen))
+        await driver.opens(RankScreen, "k")
         options = driver.app.screen.query_one(OptionList)
         assert [str(option.prompt)[:4] for option in options.options] == ["1  F", "2  [", "3  T"]
         assert "2  [b]x[/b] ␛[2J" in driver.screen_text
         await driver.press("u", "down", "down", "u", "shift+up", "d", "d", "u", "u")
         assert options.highlighted == 0
-        await driver.press("enter")
-        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.back("enter")
         ranks = {said.reply: said.rank for said in store.feedback(1).values()}
         assert ranks == {"Third.": 1, "First.": 2, FOREIGN: 3}
         assert header(driver) == "Assistant  ‹ 3/3 ›  ranked 1"
-        await driver.press("k")
-        await driver.until(lambda: isinstance(driver.app.screen, RankScreen))
+        await driver.opens(RankScreen, "k")
         options = driver.app.screen.query_one(OptionList)
         assert str(options.options[0].prompt) == "1  Third."
         await driver.press("d", "escape")

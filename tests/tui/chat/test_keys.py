@@ -33,8 +33,7 @@ async def test_enter_sends(open_app):
 async def test_enter_does_not_send_nothing(open_app, text):
     async with open_app(ScriptedModel(["Nice to meet you."])) as driver:
         await driver.say("Hello")
-        driver.prompt.text = text
-        await driver.press("enter")
+        await driver.order(text)
         assert driver.chat.conversation.turn is None
         assert driver.prompt.text == text
         assert driver.texts == ["Hello", "Nice to meet you."]
@@ -62,10 +61,8 @@ async def test_the_prompt_grows_to_eight_rows(open_app):
 async def test_escape_stops_and_keeps_what_there_is(open_app, store):
     model = ScriptedModel([" ".join(str(number) for number in range(500))], delay=0.005)
     async with open_app(model) as driver:
-        await driver.press(*"Count", "enter")
-        await driver.until(lambda: " 5 " in driver.screen_text)
-        await driver.press("escape")
-        await driver.idle()
+        await driver.shows(" 5 ", *"Count", "enter")
+        await driver.press_and_rest("escape")
         assert driver.status.state == "stopped"
         assert driver.notes[-1].startswith("stopped")
         assert driver.texts[-1].startswith("0 1 2 3 4 5")
@@ -83,8 +80,7 @@ async def test_escape_takes_a_waiting_message_back(open_app):
         return ScriptedModel(["No."])
 
     async with open_app(load=load) as driver:
-        await driver.press(*"Hi", "enter")
-        await driver.until(lambda: "waiting for the model" in driver.screen_text)
+        await driver.shows("waiting for the model", *"Hi", "enter")
         await driver.press("escape")
         assert driver.prompt.text == "Hi"
         assert "waiting for the model" not in driver.screen_text
@@ -127,8 +123,7 @@ async def test_f2_takes_effect_on_the_next_turn(open_app):
         screen.query_one("#temperature", Field).value = "0.25"
         screen.query_one("#seed", Field).value = ""
         screen.query_one("#max_tokens", Field).value = "12"
-        await driver.press("enter")
-        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.back("enter")
         assert driver.chat.conversation.choices.sampling == Sampling(
             temperature=0.25, seed=None, max_tokens=12
         )
@@ -148,8 +143,7 @@ async def test_ctrl_q_quits_from_anywhere(open_app):
 async def test_ctrl_q_stores_the_running_reply(open_app, store):
     model = ScriptedModel(["word " * 500], delay=0.005)
     async with open_app(model) as driver:
-        await driver.press(*"Go", "enter")
-        await driver.until(lambda: "word word" in driver.screen_text)
+        await driver.shows("word word", *"Go", "enter")
         await driver.press("ctrl+q")
         await driver.until_left()
         reply = store.path(1)[-1]
@@ -180,8 +174,7 @@ async def test_f7_presents_also_while_a_message_is_written(open_app):
 
 async def test_ctrl_c_stops_a_reply_and_a_second_one_says_how_to_leave(open_app, store):
     async with open_app(ScriptedModel(["word " * 500], delay=0.005)) as driver:
-        await driver.press(*"Go", "enter")
-        await driver.until(lambda: "word word" in driver.screen_text)
+        await driver.shows("word word", *"Go", "enter")
         await driver.press("ctrl+c")
         assert not driver.notices
         await driver.idle()
@@ -207,7 +200,7 @@ async def test_esc_twice_empties_the_prompt_and_undo_restores_it(open_app, monke
 
 async def test_a_failed_command_is_replaced_by_what_is_typed(open_app):
     async with open_app() as driver:
-        await driver.press(*"/nonsense", "enter")
+        await driver.order("/nonsense")
         assert driver.prompt.selected_text == "/nonsense"
         await driver.press(*"Hello")
         assert driver.prompt.text == "Hello"
@@ -277,8 +270,7 @@ async def test_a_paste_goes_into_the_prompt_wherever_the_focus_is(open_app):
 
 async def test_a_paste_goes_nowhere_while_the_prompt_is_covered(open_app):
     async with open_app(size=(60, 20)) as driver:
-        await driver.press("f3")
-        await driver.idle()
+        await driver.press_and_rest("f3")
         driver.app.post_message(Paste("two\nlines"))
         await driver.settle()
         assert driver.prompt.text == ""

@@ -80,8 +80,7 @@ class Lecture:
 async def opened(driver, folder):
     path = folder / "mine.toml"
     path.write_text(LESSON, encoding="utf-8")
-    driver.prompt.text = f"/lesson {path}"
-    await driver.press("enter")
+    await driver.order(f"/lesson {path}")
     await driver.until(lambda: isinstance(driver.app.screen, LessonScreen))
     lecture = Lecture(driver)
     await driver.until(lambda: lecture.screen.conversation.session is not None)
@@ -148,8 +147,7 @@ async def test_the_screen_stays_live_and_the_chat_untouched(open_app, tmp_path):
         await lecture.rest()
         await driver.press("escape")
         assert lecture.screen.query_one(LessonPanel).has_focus
-        await driver.press("escape", "escape")
-        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.back("escape", "escape")
         assert driver.texts == before
         assert len(driver.app.store.chats()) == 1
 

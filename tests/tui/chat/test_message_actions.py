@@ -5,13 +5,6 @@ from tui_driver import fill
 CODE = "So:\n```python\nprint(1)\n```\nor\n~~~\na\n```\n~~~\nand an open one\n```\nb\n"
 
 
-async def order(driver, text):
-    driver.chat.set_focus(driver.prompt)
-    driver.prompt.text = text
-    await driver.press("enter")
-    await driver.settle()
-
-
 async def test_a_message_is_deleted_and_brought_back(open_app, store):
     chat_id = fill(store, ["One", "Two", "Three", "Four"])
     async with open_app(chat_id=chat_id) as driver:
@@ -25,9 +18,9 @@ async def test_a_message_is_deleted_and_brought_back(open_app, store):
         await driver.press("u")
         await driver.until(lambda: driver.texts == ["One", "Two"])
         assert not driver.notices, "what is undone is not announced any more"
-        await order(driver, "/undo")
+        await driver.order("/undo")
         await driver.until(lambda: driver.texts == ["One", "Two", "Three", "Four"])
-        await order(driver, "/undo")
+        await driver.order("/undo")
         assert driver.notices[-1] == "No message has been deleted."
 
 
@@ -38,7 +31,7 @@ async def test_with_the_first_message_the_chat_is_empty_until_it_is_back(open_ap
         await driver.until(lambda: driver.chat.widgets.is_empty)
         await driver.say("Anew")
         assert driver.texts == ["Anew", "It is a scripted reply."]
-        await order(driver, "/undo")
+        await driver.order("/undo")
         await driver.until(lambda: driver.texts == ["One", "Two"])
         assert "1/2" in driver.screen_text
 

@@ -30,8 +30,7 @@ async def test_r_regenerates_and_arrows_move_between_versions(open_app):
         await driver.say("Hello")
         await driver.press("ctrl+up")
         for _ in range(2):
-            await driver.press("r")
-            await driver.idle()
+            await driver.press_and_rest("r")
         assert driver.texts == ["Hello", "Third."]
         assert driver.prompt.text == ""
         assert "‹ 3/3 ›" in driver.screen_text

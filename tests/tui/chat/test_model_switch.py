@@ -35,8 +35,7 @@ async def test_a_switch_frees_the_model_before(open_app, names, held):
             cycle.append(cycle)
             del cycle
         if held == "by a closed inspector":
-            await driver.press("f3")
-            await driver.until(lambda: "tokens of prompt" in driver.screen_text)
+            await driver.shows("tokens of prompt", "f3")
             await driver.press("5", "6")
             await driver.idle()
             await driver.press("escape")

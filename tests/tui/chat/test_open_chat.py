@@ -39,23 +39,19 @@ async def test_a_search_goes_through_the_open_chat(open_app, store):
     chat_id = fill(store, texts)
     store.set_markdown(chat_id, True)
     async with open_app(chat_id=chat_id) as driver:
-        await driver.press("ctrl+f", *"whale")
-        await driver.until(lambda: "6 of 6" in driver.screen_text)
+        await driver.shows("6 of 6", "ctrl+f", *"whale")
         assert driver.transcript.marked.message.text == "Whale number 50"
-        await driver.press("up", "up")
-        await driver.until(lambda: "4 of 6" in driver.screen_text)
+        await driver.shows("4 of 6", "up", "up")
         assert driver.transcript.marked.message.text == "Whale number 30"
         assert len(driver.transcript.query("MessageView.-marked")) == 1
-        await driver.press("down", "enter", "enter")
-        await driver.until(lambda: "1 of 6" in driver.screen_text)
-        await driver.until(lambda: "Whale number 0" in driver.screen_text)
-        await driver.press(*"[b]")
-        await driver.until(lambda: "no match" in driver.screen_text)
+        await driver.shows("1 of 6", "down", "enter", "enter")
+        await driver.shows("Whale number 0")
+        await driver.shows("no match", *"[b]")
         driver.chat.widgets.find.query_one("Field", Input).value = "whale"
-        await driver.until(lambda: "6 of 6" in driver.screen_text)
+        await driver.shows("6 of 6")
         for key in ("up", "up", "up"):  # faster than a match is shown
             driver.app.simulate_key(key)
-        await driver.until(lambda: "3 of 6" in driver.screen_text)
+        await driver.shows("3 of 6")
         await driver.press("escape")
         assert driver.transcript.marked is not None
         await driver.say("next message")
@@ -84,8 +80,7 @@ async def test_a_reply_edited_in_place_is_marked_everywhere(open_app, store, tmp
         await driver.say("Hello there")
         await driver.press("ctrl+up", "E")
         assert "Editing the reply · Enter saves it, Esc cancels" in driver.screen_text
-        driver.prompt.text = "The sea is [b]wet."
-        await driver.press("enter")
+        await driver.order("The sea is [b]wet.")
         await driver.until(lambda: driver.texts[-1] == "The sea is [b]wet.")
         assert driver.notes[-1] == "edited"
         assert driver.transcript.marked is driver.transcript.views[-1], "the reply is to be seen"
@@ -122,8 +117,7 @@ def test_a_page_holds_text_alone(store):
 async def test_a_large_terminal_begins_at_the_top(open_app, store):
     chat_id = fill(store, ["Hello", "Hi."])
     async with open_app(chat_id=chat_id, size=(200, 60)) as driver:
-        await driver.press("f3")
-        await driver.idle()
+        await driver.press_and_rest("f3")
         columns = [driver.chat.widgets.sidebar, driver.transcript, driver.chat.widgets.inspector]
         regions = [column.region for column in columns]
         assert [region.x for region in regions] == sorted(region.x for region in regions)
@@ -138,10 +132,8 @@ async def test_copying_with_the_keyboard(open_app, store):
     async with open_app(chat_id=chat_id) as driver:
 
         async def copy(*keys):
-            await driver.press("f12")
-            await driver.until(lambda: isinstance(driver.app.screen, CopyScreen))
-            await driver.press(*keys)
-            await driver.until(lambda: driver.app.screen is driver.chat)
+            await driver.opens(CopyScreen, "f12")
+            await driver.back(*keys)
             return driver.app.clipboard
 
         assert await copy("enter") == "and ␛ fish"

@@ -30,8 +30,7 @@ def has_searched(driver):
 
 async def open_palette(driver, query, listed):
     """Open the palette, write a query and wait for what it finds."""
-    await driver.press("ctrl+p")
-    await driver.until(lambda: isinstance(driver.app.screen, CommandPalette))
+    await driver.opens(CommandPalette, "ctrl+p")
     await driver.press(*query)
     await driver.until(lambda: has_searched(driver) and (found := lines(driver)) and listed(found))
 
@@ -85,13 +84,11 @@ async def test_it_does_what_is_chosen(open_app):
 
 async def test_on_another_screen_it_lists_what_that_can_do(open_app):
     async with open_app() as driver:
-        await driver.press("ctrl+o")
-        await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
+        await driver.opens(HistoryScreen, "ctrl+o")
         await open_palette(driver, "", lambda found: any("Theme: nord" in each for each in found))
         assert not [each for each in lines(driver) if "/system" in each or "Another reply" in each]
         assert [each for each in lines(driver) if each.startswith("Quit the program")]
-        await driver.press("escape")
-        await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
+        await driver.opens(HistoryScreen, "escape")
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

@@ -42,7 +42,7 @@ async def test_it_is_there_from_130_columns_on(open_app, store):
 
 async def test_it_follows_the_chat(open_app):
     async with open_app(ScriptedModel(["Yes."]), size=WIDE) as driver:
-        await driver.until(lambda: "No chats yet." in driver.screen_text)
+        await driver.shows("No chats yet.")
         await driver.say("Do you like tea?")
         await listed(driver, "Do you like tea?")
         await driver.press("ctrl+n")
@@ -50,7 +50,7 @@ async def test_it_follows_the_chat(open_app):
         await listed(driver, "[b]Coffee[/b]?", "Do you like tea?")
         assert sidebar(driver).query_one(FoundChats).highlighted == 0
         assert "just now · scripted" in driver.screen_text
-        await driver.press(*"/title Drinks", "enter")
+        await driver.order("/title Drinks")
         await listed(driver, "Drinks", "Do you like tea?")
 
 
@@ -69,8 +69,7 @@ async def test_what_one_types_is_searched_and_enter_opens_it(open_app, store):
         await listed(driver, "Tell me of trains", "Tell me of ships")
         await driver.press("ctrl+l", "ctrl+l", "down", "up", "enter")
         await driver.until(lambda: driver.texts[:1] == ["Tell me of trains"])
-        await driver.press("ctrl+l", "ctrl+l", *"zebra")
-        await driver.until(lambda: "No chat has these words." in driver.screen_text)
+        await driver.shows("No chat has these words.", "ctrl+l", "ctrl+l", *"zebra")
         await driver.press("enter", "escape")
         assert driver.prompt.has_focus
 
@@ -109,8 +108,7 @@ async def test_hidden_it_stays_hidden_at_the_next_start(open_app):
 
 async def test_three_columns_share_the_room(open_app):
     async with open_app(size=WIDE) as driver:
-        await driver.press("f3")
-        await driver.idle()
+        await driver.press_and_rest("f3")
         columns = [
             sidebar(driver),
             driver.chat.query_one("#desk"),

@@ -19,12 +19,6 @@ from chatapp.tui.widgets.prompt import Completions
 COMMANDS = [entry for entry in ChatScreen.ACTIONS if entry.command]
 
 
-async def order(driver, text):
-    """Write a command and send it."""
-    driver.prompt.text = text
-    await driver.press("enter")
-
-
 def notices(driver):
     return [notification.message for notification in driver.app._notifications]
 
@@ -77,7 +71,7 @@ async def test_tab_goes_through_what_a_command_could_become(open_app):
 async def test_export_alone_copies_the_chat(open_app):
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await driver.say("Is it?")
-        await order(driver, "/export")
+        await driver.order("/export")
         await driver.until(lambda: driver.app.clipboard)
         assert "Is it?" in driver.app.clipboard
         assert "Yes." in driver.app.clipboard
@@ -106,7 +100,7 @@ async def test_arrow_keys_go_on_through_earlier_messages(open_app):
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await driver.say("First")
         await driver.press("up", "down")
-        await order(driver, "/theme nord")
+        await driver.order("/theme nord")
         await driver.press("up")
         assert driver.prompt.text == "/theme nord"
         await driver.press("up")
@@ -117,7 +111,7 @@ async def test_exit_typed_alone_leaves(open_app, store):
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await driver.say(" exit")
         assert driver.texts == [" exit", "Yes."]
-        await order(driver, "exit")
+        await driver.order("exit")
         await driver.until_left()
 
 
@@ -132,8 +126,7 @@ async def test_ctrl_d_leaves_from_an_empty_prompt(open_app):
 async def test_models_are_found_when_they_are_asked_for(open_app, monkeypatch):
     monkeypatch.setattr(resolving, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
     async with open_app() as driver:
-        await driver.press(*"/model ")
-        await driver.until(lambda: "/model runs/[b]mine[/b]" in driver.screen_text)
+        await driver.shows("/model runs/[b]mine[/b]", *"/model ")
         await driver.press("tab")
         more = ["bundled", "later", "runs/[b]mine[/b]"]
         driver.chat.controls.models.set_known([ListedModel(name, "") for name in more])
@@ -143,11 +136,11 @@ async def test_models_are_found_when_they_are_asked_for(open_app, monkeypatch):
 
 async def test_an_unknown_command_is_not_sent(open_app, store):
     async with open_app(ScriptedModel(["Yes."])) as driver:
-        await order(driver, "/sistem x")
+        await driver.order("/sistem x")
         assert "there is no command /sistem; did you mean /system?" in driver.problem
         assert driver.prompt.text == "/sistem x"
         assert store.chats() == []
-        await order(driver, " /sistem x")
+        await driver.order(" /sistem x")
         await driver.idle()
         assert driver.texts == [" /sistem x", "Yes."]
         assert driver.problem == ""
@@ -172,7 +165,7 @@ async def test_an_unknown_command_is_not_sent(open_app, store):
 )
 async def test_what_cannot_be_done_is_said_and_the_command_comes_back(open_app, text, words):
     async with open_app() as driver:
-        await order(driver, text)
+        await driver.order(text)
         assert words in driver.problem
         assert driver.prompt.text == text
         assert driver.chat.conversation.choices.sampling == Sampling()
@@ -180,29 +173,29 @@ async def test_what_cannot_be_done_is_said_and_the_command_comes_back(open_app, 
 
 async def test_screens_open(open_app):
     async with open_app(size=(100, 300)) as driver:
-        await order(driver, "/help")
+        await driver.order("/help")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         for command in COMMANDS:
             assert f"/{command.command} {command.argument}".strip() in driver.screen_text
             assert command.command_words.split(";")[0] in driver.screen_text
         await driver.press("escape")
-        await order(driver, "/chats")
+        await driver.order("/chats")
         await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
         await driver.press("escape")
-        await order(driver, "/theme nord")
+        await driver.order("/theme nord")
         assert driver.app.theme == "nord"
-        await order(driver, "/quit")
+        await driver.order("/quit")
         await driver.until_left()
 
 
 async def test_set_takes_effect_on_the_next_turn(open_app):
     model = ScriptedModel(["Yes."])
     async with open_app(model) as driver:
-        await order(driver, "/set temperature 0.25")
-        await order(driver, "/set seed=5")
+        await driver.order("/set temperature 0.25")
+        await driver.order("/set seed=5")
         await driver.say("Go")
         assert (model.samplings[-1].temperature, model.samplings[-1].seed) == (0.25, 5)
-        await order(driver, "/set seed")
+        await driver.order("/set seed")
         assert driver.chat.conversation.choices.sampling.seed is None
         assert "seed is random each time from the next message on." in notices(driver)
 
@@ -211,8 +204,8 @@ async def test_set_alone_tells_every_value_and_whose_it_is(open_app, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
     async with open_app(ScriptedModel(["Yes."], folder=tmp_path)) as driver:
-        await order(driver, "/set top_k 5")
-        await order(driver, "/set")
+        await driver.order("/set top_k 5")
+        await driver.order("/set")
         assert isinstance(driver.app.screen, PageScreen)
         page = driver.app.screen.query_one("VerticalScroll > Static", Static)
         told = str(page.content).split("\n")
@@ -223,20 +216,20 @@ async def test_set_alone_tells_every_value_and_whose_it_is(open_app, tmp_path):
 async def test_system_instructs_the_chat(open_app, store):
     model = ScriptedModel(["Yes."])
     async with open_app(model) as driver:
-        await order(driver, "/system Be [b]brief[/b].")
+        await driver.order("/system Be [b]brief[/b].")
         await driver.say("Hello")
         assert "Be [b]brief[/b]." in model.prompts[-1]
         assert store.chat(1).system == "Be [b]brief[/b]."
-        await order(driver, "/system")
+        await driver.order("/system")
         assert driver.prompt.text == "/system Be [b]brief[/b]."
-        await order(driver, "/system Be kind.")
+        await driver.order("/system Be kind.")
         await driver.say("More")
         assert "Be kind." in model.prompts[-1]
         assert "brief" not in model.prompts[-1]
-        await order(driver, "/system default")
+        await driver.order("/system default")
         assert store.chat(1).system is None
-        await order(driver, "/system Only here.")
-        await order(driver, "/new")
+        await driver.order("/system Only here.")
+        await driver.order("/new")
         await driver.say("Hello")
         assert "Only here." not in model.prompts[-1]
 
@@ -252,12 +245,12 @@ async def test_another_model_goes_on_with_the_chat(open_app, store, monkeypatch)
 
     monkeypatch.setattr(loading, "load_model", load_model)
     async with open_app(ScriptedModel(["One."])) as driver:
-        await order(driver, "/system Be brief.")
+        await driver.order("/system Be brief.")
         await driver.say("First")
-        await order(driver, "/model runs/other")
+        await driver.order("/model runs/other")
         assert driver.status.state == "loading"
-        await order(driver, "Second")
-        await driver.until(lambda: "waiting for the model" in driver.screen_text)
+        await driver.order("Second")
+        await driver.shows("waiting for the model")
         opened.set()
         await driver.until(lambda: driver.texts == ["First", "One.", "Second", "Two."])
         await driver.idle()
@@ -274,7 +267,7 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_one_there_was(open_app, 
     monkeypatch.setattr(loading, "load_model", load_model)
     async with open_app(ScriptedModel(["One.", "Two."])) as driver:
         await driver.say("First")
-        await order(driver, "/model [b]x[/b]")
+        await driver.order("/model [b]x[/b]")
         await driver.until(lambda: driver.problem)
         assert driver.problem == "The model could not be loaded: [b]x[/b]: no such model"
         assert (driver.status.state, driver.status.model) == ("ready", "scripted")
@@ -287,7 +280,7 @@ async def test_another_template_goes_on_with_the_chat(open_app):
     async with open_app(model) as driver:
         await driver.say("First")
         assert driver.status.template == "plain"
-        await order(driver, "/template alpaca")
+        await driver.order("/template alpaca")
         await driver.until(lambda: driver.status.template == "alpaca")
         await driver.say("Second")
         assert "### Instruction" in model.prompts[-1]
@@ -299,9 +292,9 @@ async def test_what_would_disturb_a_reply_waits(open_app, text):
     model = ScriptedModel(["One."])
     model.gate = threading.Event()
     async with open_app(model) as driver:
-        await order(driver, "First")
+        await driver.order("First")
         await driver.until(lambda: driver.texts)
-        await order(driver, text)
+        await driver.order(text)
         assert driver.problem == "a reply is being written; Esc stops it"
         assert driver.prompt.text == text
         model.gate.set()
@@ -324,7 +317,7 @@ async def test_a_disk_that_does_not_answer_does_not_hold_the_chat(
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await driver.say("Hello")
         monkeypatch.setattr(f"chatapp.tui.chat.actions.{waits}", wait)
-        await order(driver, text)
+        await driver.order(text)
         await driver.press(*"echo")
         assert driver.prompt.text == "echo"
         assert driver.chat.conversation.works == [text]
@@ -336,6 +329,5 @@ async def test_a_disk_that_does_not_answer_does_not_hold_the_chat(
 
 async def test_capitals_make_no_message_of_a_command(open_app):
     async with open_app() as driver:
-        await driver.press(*"/HELP", "enter")
-        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        await driver.opens(HelpScreen, *"/HELP", "enter")
         assert driver.texts == []

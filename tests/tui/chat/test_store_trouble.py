@@ -38,8 +38,7 @@ async def test_a_chat_deleted_in_another_window_goes_on_as_a_new_one(open_app, s
         assert driver.prompt.text == "Are you there?"
         [chat] = store.chats()
         assert chat.id != chat_id
-        await driver.press("enter")
-        await driver.idle()
+        await driver.press_and_rest("enter")
         assert driver.problem == ""
         texts = [message.text for message in store.path(chat.id)]
         assert texts == driver.texts == ["Hello", "Good day.", "Are you there?", "Yes."]
@@ -53,8 +52,7 @@ async def test_a_chat_deleted_in_mid_reply_keeps_the_reply(open_app, store, for_
     model = ScriptedModel(["All of it."])
     model.gate = threading.Event()
     async with open_app(model) as driver:
-        driver.prompt.text = "Go"
-        await driver.press("enter")
+        await driver.order("Go")
         await driver.until(lambda: driver.texts)
         (store.delete_chat if for_good else store.bin_chat)(1)
         model.gate.set()
@@ -86,8 +84,7 @@ async def test_a_reply_stays_while_the_disk_is_full_and_is_stored_later(
     monkeypatch.setattr("chatapp.dialogue.session._STORE_EVERY_SECONDS", 0.0)
     monkeypatch.setattr("chatapp.tui.chat.controls._TRY_EVERY_SECONDS", 0.05)
     async with open_app(model) as driver:
-        driver.prompt.text = "Go"
-        await driver.press("enter")
+        await driver.order("Go")
         await driver.until(lambda: driver.texts)
         disk.is_full = True
         model.gate.set()
@@ -112,8 +109,7 @@ async def test_leaving_with_a_reply_that_has_no_room_asks_once(open_app, store, 
     model.gate = threading.Event()
     disk = Disk(store, monkeypatch)
     async with open_app(model) as driver:
-        driver.prompt.text = "Go"
-        await driver.press("enter")
+        await driver.order("Go")
         await driver.until(lambda: driver.texts)
         disk.is_full = True
         model.gate.set()

@@ -35,8 +35,7 @@ class Loader:
 
 
 async def command(driver, text):
-    driver.prompt.text = text
-    await driver.press("enter")
+    await driver.order(text)
 
 
 def named(name, *replies):

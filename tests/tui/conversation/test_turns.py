@@ -16,8 +16,7 @@ async def test_the_first_message_waits_for_the_model(open_app, store):
 
     async with open_app(load=load) as driver:
         assert driver.status.state == "loading"
-        await driver.press(*"Hello", "enter")
-        await driver.until(lambda: "waiting for the model to be loaded" in driver.screen_text)
+        await driver.shows("waiting for the model to be loaded", *"Hello", "enter")
         assert driver.prompt.text == ""
         assert store.chats() == []
         await driver.press(*"typed meanwhile")
@@ -58,8 +57,7 @@ async def test_a_load_that_fails_while_a_message_waits_gives_it_back(open_app):
         raise RuntimeError("no such model")
 
     async with open_app(load=load) as driver:
-        await driver.press(*"Hello", "enter")
-        await driver.until(lambda: "waiting for the model" in driver.screen_text)
+        await driver.shows("waiting for the model", *"Hello", "enter")
         opened.set()
         await driver.until(lambda: driver.problem)
         assert driver.prompt.text == "Hello"

@@ -133,8 +133,7 @@ async def test_it_waits_for_the_reply_without_blocking(open_app):
     model = GlassModel(["It is a reply."])
     model.gate = threading.Event()
     async with open_app(model, size=(140, 30)) as driver:
-        driver.prompt.text = "Hello"
-        await driver.press("enter")
+        await driver.order("Hello")
         await driver.until(lambda: driver.chat.conversation.turn)
         await driver.press("f3")
         assert words(driver, "inspector-about") == "Looking …"

@@ -59,10 +59,8 @@ async def test_a_key_of_a_dialog_is_in_force(open_app):
     chosen = settings('[keys]\nclose = "f10"\nmodels = "f9"')
     async with open_app(settings=chosen) as driver:
         for last in ("f10", "f9"):
-            await driver.press("f9")
-            await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))
-            await driver.press("escape", last)
-            await driver.until(lambda: driver.app.screen is driver.chat)
+            await driver.opens(ModelScreen, "f9")
+            await driver.back("escape", last)
 
 
 async def test_the_keys_of_the_settings_are_in_force(open_app):
@@ -81,11 +79,9 @@ async def test_the_keys_of_the_settings_are_in_force(open_app):
         await driver.press("backspace", "ctrl+up", "g")
         await driver.idle()
         assert driver.texts == ["a\nb", "Two."]
-        await driver.press("G")
-        await driver.idle()
+        await driver.press_and_rest("G")
         assert driver.texts == ["a\nb", "Three."]
-        await driver.press("f9")
-        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        await driver.opens(HelpScreen, "f9")
 
 
 async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app):
@@ -94,8 +90,7 @@ async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app):
         assert "F9 Help" in driver.screen_text
         assert "F9        help: all keys" in driver.screen_text
         assert "Enter sends, Ctrl+J starts" in driver.screen_text
-        await driver.press("f9")
-        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        await driver.opens(HelpScreen, "f9")
         rows = [" ".join(row.strip("│ ").split()) for row in driver.screen_text.splitlines()]
         assert "F9 Search all keys and commands" in rows
         assert "Ctrl+T F10 All branches of this chat" in rows

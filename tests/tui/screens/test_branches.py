@@ -46,7 +46,7 @@ async def test_ctrl_b_goes_to_any_branch(open_app, store):
         await driver.until(lambda: driver.texts == ["Hello", "First."])
         assert driver.transcript.marked is driver.transcript.views[-1]
         assert driver.prompt.has_focus  # what is typed next is a message, no command
-        await driver.press(*"/branches", "enter")
+        await driver.order("/branches")
         await rows(driver)
         await driver.press("end", "enter")
         await driver.until(lambda: len(driver.texts) == 4)

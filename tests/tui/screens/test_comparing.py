@@ -48,8 +48,7 @@ async def answered(driver):
 
 
 async def left_behind(driver, *keys):
-    await driver.press(*keys)
-    await driver.until(lambda: driver.app.screen is driver.chat)
+    await driver.back(*keys)
     await driver.idle()
 
 
@@ -277,8 +276,7 @@ async def test_a_store_that_goes_away_is_told(open_app, store):
         store.close()
         await driver.press("1")
         assert "cannot be used" in problem(driver)
-        await driver.press("escape")
-        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.back("escape")
 
 
 async def test_not_while_there_is_no_model(open_app):

@@ -30,7 +30,7 @@ async def open_parameters(driver):
 
 
 async def open_page(driver):
-    await driver.press(*"/set", "enter")
+    await driver.order("/set")
 
 
 async def open_prompts(driver):
@@ -46,7 +46,7 @@ async def trace(driver):
     copies = {"reply": SEA, "copies": [], "words": 1, "nats_per_word": {"model": 1, "ngram": 2}}
     command = [sys.executable, "-c", f"print({json.dumps(copies)!r})"]
     driver.app.push_screen(TraceScreen(driver.chat.conversation, command))
-    await driver.until(lambda: "2.00 by the n-grams" in driver.screen_text)
+    await driver.shows("2.00 by the n-grams")
 
 
 WAYS: dict[str, Callable[[Driver], Awaitable[object]]] = {
@@ -83,8 +83,7 @@ async def test_f1_explains_its_keys_and_esc_leads_back(open_app, stage, kind):
         opened = driver.app.screen
         await driver.worked()
 
-        await driver.press("f1")
-        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        await driver.opens(HelpScreen, "f1")
         await driver.until(lambda: driver.app.screen.query(".heading"))
         headings = [str(line.content) for line in driver.app.screen.query(".heading")]
         where = headings.index(kind.BINDING_GROUP_TITLE)
@@ -97,5 +96,4 @@ async def test_f1_explains_its_keys_and_esc_leads_back(open_app, stage, kind):
 
         await driver.press("escape")
         await driver.until(lambda: driver.app.screen is opened)
-        await driver.press("escape")
-        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.back("escape")

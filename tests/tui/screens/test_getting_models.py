@@ -59,9 +59,8 @@ def loaded(monkeypatch):
 
 async def choose(driver, name):
     """Open the list and choose a model that is not here."""
-    await driver.press("f8")
-    await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))
-    await driver.until(lambda: "To download" in driver.screen_text)
+    await driver.opens(ModelScreen, "f8")
+    await driver.shows("To download")
     await driver.press(*name, "enter")
     await driver.until(lambda: f"{name} is not downloaded yet" in driver.screen_text)
     screen = driver.app.screen
@@ -76,9 +75,8 @@ async def test_a_model_is_brought_and_gone_on_with(open_app, hub, loaded, size):
         assert "723.7 MB, licence" in driver.screen_text
         assert "Apache-2.0." in driver.screen_text
         assert hub.asked == []
-        await driver.press("enter")
-        await driver.until(lambda: "smollm2-360m ␛[31mfrom the hub" in driver.screen_text)
-        await driver.until(lambda: "50%" in driver.screen_text)
+        await driver.shows("smollm2-360m ␛[31mfrom the hub", "enter")
+        await driver.shows("50%")
         assert screen.query_one(ProgressBar).progress == 50
         assert "━" in driver.screen_text
         await driver.press("enter", "down")  # nothing else is chosen meanwhile
@@ -92,14 +90,11 @@ async def test_a_model_is_brought_and_gone_on_with(open_app, hub, loaded, size):
 async def test_it_is_stopped(open_app, hub, loaded):
     async with open_app() as driver:
         screen = await choose(driver, "gpt2-large")
-        await driver.press("enter")
-        await driver.until(lambda: "50%" in driver.screen_text)
-        await driver.press("escape")
-        await driver.until(lambda: "Stopped. The next download continues" in driver.screen_text)
+        await driver.shows("50%", "enter")
+        await driver.shows("Stopped. The next download continues", "escape")
         assert hub.ended.is_set()
         assert not screen.query_one(ProgressBar).display
-        await driver.press("enter")
-        await driver.until(lambda: "gpt2-large is not downloaded yet" in driver.screen_text)
+        await driver.shows("gpt2-large is not downloaded yet", "enter")
         await driver.press("escape")
         assert "is not downloaded yet" not in driver.screen_text
         assert driver.app.screen is screen
@@ -112,8 +107,7 @@ async def test_why_it_cannot_be_had(open_app, hub):
     hub.problem = "gpt2: the disk is [b]full[/b]"
     async with open_app() as driver:
         await choose(driver, "gpt2")
-        await driver.press("enter")
-        await driver.until(lambda: hub.problem in driver.screen_text)
+        await driver.shows(hub.problem, "enter")
         hub.problem = ""
         hub.go_on.set()
         await driver.press("enter", "enter")
@@ -123,14 +117,12 @@ async def test_why_it_cannot_be_had(open_app, hub):
 async def test_another_one_is_asked_for_anew(open_app, hub):
     async with open_app() as driver:
         await choose(driver, "gpt2")
-        await driver.press("down", "enter")
-        await driver.until(lambda: "gpt2-medium is not downloaded yet" in driver.screen_text)
+        await driver.shows("gpt2-medium is not downloaded yet", "down", "enter")
         assert hub.asked == []
 
 
 async def test_leaving_the_program_stops_it(open_app, hub):
     async with open_app() as driver:
         await choose(driver, "gpt2")
-        await driver.press("enter")
-        await driver.until(lambda: "50%" in driver.screen_text)
+        await driver.shows("50%", "enter")
     assert hub.ended.is_set()

@@ -17,8 +17,7 @@ from chatapp.tui.widgets.prompt import Prompt
 
 async def test_f1_lists_every_key(open_app):
     async with open_app(size=(100, 600)) as driver:
-        await driver.press("f1")
-        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        await driver.opens(HelpScreen, "f1")
         shown = driver.screen_text
         places = (ChatScreen, Prompt, ChatMessage, HistoryScreen, ChatList, ParametersScreen)
         for place in places:
@@ -42,8 +41,7 @@ async def test_f1_begins_with_where_one_is(open_app, store):
             await driver.press(*keys)
             if title == "List of chats":
                 await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
-            await driver.press("f1")
-            await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+            await driver.opens(HelpScreen, "f1")
             await driver.until(lambda: driver.app.screen.query(".heading"))
             assert str(driver.app.screen.query(".heading").first(Static).content) == title
             await driver.press("escape")
@@ -55,8 +53,7 @@ async def test_f1_searches_keys_and_commands(open_app):
         await driver.until(lambda: "Regenerate" not in driver.screen_text)
         assert "/markdown on|off" in driver.screen_text
         assert "Another reply" not in driver.screen_text
-        await driver.press(*"[b]")
-        await driver.until(lambda: "No key and no command matches." in driver.screen_text)
+        await driver.shows("No key and no command matches.", *"[b]")
         await driver.press("ctrl+u", *"rename")
         await driver.until(lambda: "On a message" not in driver.screen_text)
         assert "Rename" in driver.screen_text
@@ -71,10 +68,8 @@ async def test_an_action_is_found_by_its_label_and_by_what_others_call_it(open_a
             await driver.until(lambda: "Writing" not in driver.screen_text)
             assert "r  " in driver.screen_text
             assert "Another reply to the same message" in driver.screen_text
-            await driver.press("ctrl+u")
-            await driver.until(lambda: "Writing" in driver.screen_text)
-        await driver.press("escape", "ctrl+p", *"retry")
-        await driver.until(lambda: "Another reply to the same message" in driver.screen_text)
+            await driver.shows("Writing", "ctrl+u")
+        await driver.shows("Another reply to the same message", "escape", "ctrl+p", *"retry")
 
 
 async def test_a_rebound_help_key_is_heard_over_the_chat(open_app):
@@ -87,9 +82,7 @@ async def test_a_rebound_help_key_is_heard_over_the_chat(open_app):
             else:
                 await driver.press("f2")
             await driver.settle()
-            await driver.press("f9")
-            await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+            await driver.opens(HelpScreen, "f9")
             await driver.press("f9")
             await driver.until(lambda: not isinstance(driver.app.screen, HelpScreen))
-            await driver.press("escape")
-            await driver.until(lambda: driver.app.screen is driver.chat)
+            await driver.back("escape")

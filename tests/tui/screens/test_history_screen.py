@@ -87,8 +87,7 @@ async def test_ctrl_o_renames(open_app, store):
         assert await listed(driver) == ["Cats and [b]", "Dogs"]
         await driver.press("n", "ctrl+u", "ctrl+k", "enter")  # a title is not made empty
         assert await listed(driver) == ["Cats and [b]", "Dogs"]
-        await driver.press("escape", "escape")
-        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.back("escape", "escape")
         assert "Cats and [b]" in driver.screen_text
     assert [chat.title for chat in store.chats()] == ["Cats and [b]", "Dogs"]
 

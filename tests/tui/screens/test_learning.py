@@ -35,8 +35,7 @@ def use(monkeypatch, script):
 
 async def learn(driver):
     await driver.until(lambda: driver.chat.conversation.session is not None)
-    driver.prompt.text = "/learn"
-    await driver.press("enter")
+    await driver.order("/learn")
     await driver.until(lambda: isinstance(driver.app.screen, LearnScreen))
     screen = driver.app.screen
     assert isinstance(screen, LearnScreen)
@@ -59,7 +58,7 @@ async def test_the_new_model_is_gone_on_with(open_app, monkeypatch):
     async with open_app(ScriptedModel(["Old."], name="old")) as driver:
         monkeypatch.setattr(loading, "load_model", load_model)
         await learn(driver)
-        await driver.until(lambda: "The new model is runs/feedback-1" in driver.screen_text)
+        await driver.shows("The new model is runs/feedback-1")
         assert "8 corrections: [b]" in driver.screen_text
         assert "['old'] 87" in driver.screen_text
         await driver.press("enter")
@@ -71,7 +70,7 @@ async def test_what_is_missing_is_told_and_the_chat_goes_on(open_app, monkeypatc
     use(monkeypatch, REFUSES)
     async with open_app(ScriptedModel(["Old."], name="old")) as driver:
         await learn(driver)
-        await driver.until(lambda: "Esc closes" in driver.screen_text)
+        await driver.shows("Esc closes")
         assert "there is not enough feedback" in driver.screen_text
         await driver.press("enter")  # there is nothing to go on with
         assert isinstance(driver.app.screen, LearnScreen)
@@ -84,9 +83,8 @@ async def test_escape_stops_it_as_ctrl_c_would(open_app, monkeypatch):
     use(monkeypatch, WAITS)
     async with open_app() as driver:
         await learn(driver)
-        await driver.until(lambda: "waiting" in driver.screen_text)
-        await driver.press("escape")
-        await driver.until(lambda: "Esc closes" in driver.screen_text)
+        await driver.shows("waiting")
+        await driver.shows("Esc closes", "escape")
         assert "stopped at step 3" in driver.screen_text
         await driver.press("escape")
         assert driver.app.screen is driver.chat
@@ -96,7 +94,7 @@ async def test_it_does_not_outlive_its_screen(open_app, monkeypatch):
     use(monkeypatch, WAITS)
     async with open_app() as driver:
         screen = await learn(driver)
-        await driver.until(lambda: "waiting" in driver.screen_text)
+        await driver.shows("waiting")
         process = screen._process
         assert process is not None
         screen.dismiss(None)

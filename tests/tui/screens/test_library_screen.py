@@ -16,8 +16,7 @@ from chatapp.tui.widgets.dialog import Field
 
 
 async def leave(driver):
-    await driver.press("escape")
-    await driver.until(lambda: driver.app.screen is driver.chat)
+    await driver.back("escape")
 
 
 def preview(driver):
@@ -88,8 +87,7 @@ async def test_keys_move_through_the_list_and_the_preview(open_app, own):
         await driver.rest()
         assert options.highlighted == 2
         assert "poet" in preview(driver)
-        await driver.press("up")
-        await driver.rest()
+        await driver.press_and_rest("up")
         assert "pirate" in preview(driver)
         await type_in(driver, "feel")
         scroll = screen.query_one("#shelf > VerticalScroll")
@@ -130,10 +128,8 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(open_app, store, own, 
         )
         assert model.prompts[-1] == expected
         assert model.samplings[-1].max_tokens == 9
-        await driver.press("f3")
-        await driver.rest()
-        await driver.press("1")
-        await driver.until(lambda: "red fire → hot" in driver.screen_text)
+        await driver.press_and_rest("f3")
+        await driver.shows("red fire → hot", "1")
         assert "Examples for this message, nearest first" in driver.screen_text
         assert "prompt file feel" in driver.screen_text
     async with open_app(model, chat_id=1) as driver:
@@ -147,8 +143,7 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(open_app, store, own, 
         assert place is not None
         assert rows(driver)[place] == "● feel  How things feel"
         await leave(driver)
-        driver.prompt.text = "/prompt none"
-        await driver.press("enter")
+        await driver.order("/prompt none")
         await driver.until(lambda: "The next message uses no prompt file or persona." in said)
         assert store.chat(1).basis == Basis()
         assert driver.status.template == "plain"
@@ -170,8 +165,7 @@ async def test_one_can_choose_before_the_model_is_there(open_app, store, own):
         await driver.until(lambda: "which is not loaded yet" in preview(driver))
         driver.app.screen.query_one(Field).value = "feel"
         await driver.until(lambda: len(rows(driver)) == 1)
-        await driver.press("enter")
-        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.back("enter")
         assert driver.chat.conversation.chat.basis == Basis(prompt="feel")
         there.set()
         await driver.until(lambda: driver.status.template == "feel")
@@ -184,8 +178,7 @@ async def test_nothing_is_chosen_while_a_reply_is_written(open_app, own):
     model = ScriptedModel(["One two three."])
     model.gate = threading.Event()
     async with open_app(model) as driver:
-        driver.prompt.text = "Hello"
-        await driver.press("enter")
+        await driver.order("Hello")
         await driver.until(lambda: driver.transcript.live is not None)
         driver.prompt.text = "/prompt feel"
         await driver.press("enter", "f5")
@@ -206,8 +199,7 @@ async def test_the_command_completes_and_chooses(open_app, own):
         assert driver.prompt.text == "/prompt feel"
         await driver.press("enter")
         await driver.until(lambda: driver.status.template == "feel")
-        driver.prompt.text = "/prompt"
-        await driver.press("enter")
+        await driver.order("/prompt")
         await driver.until(lambda: isinstance(driver.app.screen, LibraryScreen))
 
 
@@ -223,8 +215,7 @@ async def test_the_command_completes_and_chooses(open_app, own):
 )
 async def test_what_cannot_be_chosen_comes_back(open_app, own, name, words):
     async with open_app() as driver:
-        driver.prompt.text = f"/prompt {name}"
-        await driver.press("enter")
+        await driver.order(f"/prompt {name}")
         await driver.until(lambda: driver.problem)
         assert words in driver.problem
         assert driver.prompt.text == f"/prompt {name}"

@@ -37,8 +37,7 @@ def notices(driver):
 
 
 async def open_list(driver):
-    await driver.press("f8")
-    await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))
+    await driver.opens(ModelScreen, "f8")
     await driver.until(lambda: "Looking for models" not in driver.screen_text)
     screen = driver.app.screen
     assert isinstance(screen, ModelScreen)
@@ -100,12 +99,11 @@ async def test_what_is_typed_can_be_loaded(open_app, monkeypatch):
     monkeypatch.setattr(loading, "load_model", load_model)
     monkeypatch.setattr(resolving, "local_models", lambda: ["here/a"])
     async with open_app() as driver:
-        driver.prompt.text = "/model"
-        await driver.press("enter")
+        await driver.order("/model")
         await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))
-        await driver.until(lambda: "here/a" in driver.screen_text)
+        await driver.shows("here/a")
         driver.app.screen.query_one(Field).value = "org/[b]new[/b]"
-        await driver.until(lambda: "Load org/[b]new[/b]" in driver.screen_text)
+        await driver.shows("Load org/[b]new[/b]")
         await driver.press("enter")
         await driver.until(lambda: driver.status.model == "org/[b]new[/b]")
         await driver.say("Hi")
@@ -114,16 +112,14 @@ async def test_what_is_typed_can_be_loaded(open_app, monkeypatch):
 
 async def test_names_of_servers_are_completed(open_app, server, machine):
     async with open_app() as driver:
-        await driver.press(*"/model up")
-        await driver.until(lambda: "/model up#tiny" in driver.screen_text)
+        await driver.shows("/model up#tiny", *"/model up")
 
 
 async def test_a_running_reply_is_not_disturbed(open_app):
     model = ScriptedModel(["One."])
     model.gate = threading.Event()
     async with open_app(model) as driver:
-        driver.prompt.text = "First"
-        await driver.press("enter")
+        await driver.order("First")
         await driver.until(lambda: driver.texts)
         await driver.press("f8")
         assert "A reply is being written. Esc stops it." in notices(driver)

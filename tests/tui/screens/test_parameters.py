@@ -26,8 +26,7 @@ def problem(driver):
 
 
 async def open_parameters(driver, **values):
-    await driver.press("f2")
-    await driver.until(lambda: isinstance(driver.app.screen, ParametersScreen))
+    await driver.opens(ParametersScreen, "f2")
     for name, value in values.items():
         field(driver, name).value = value
 
@@ -55,8 +54,7 @@ async def test_presets_are_kept_loaded_and_removed(open_app):
         await open_parameters(driver, preset=FOREIGN)
         await driver.press("ctrl+l")
         assert field(driver, "temperature").value == "0.25"
-        await driver.press("enter")
-        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.back("enter")
         assert driver.chat.conversation.choices.sampling == Sampling(temperature=0.25, seed=5)
         await open_parameters(driver, preset=FOREIGN)
         await driver.press("ctrl+r")
@@ -110,8 +108,7 @@ async def test_another_template_and_precision(open_app, monkeypatch):
     async with open_app(model) as driver:
         await driver.say("First")
         await open_parameters(driver, template="alpaca", precision="int8")
-        await driver.press("enter")
-        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.back("enter")
         await driver.ready()
         await driver.until(lambda: driver.status.template == "alpaca")
         assert driver.chat.conversation.precision == "int8"

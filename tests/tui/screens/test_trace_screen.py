@@ -43,7 +43,7 @@ async def test_copies_are_underlined_and_located(open_app, monkeypatch, run):
     monkeypatch.setattr(messages, "trace_command", command)
     async with open_app(ScriptedModel(["[b]here"], name=str(run))) as driver:
         await press_i(driver)
-        await driver.until(lambda: "“[b]here”" in driver.screen_text)
+        await driver.shows("“[b]here”")
         assert isinstance(driver.app.screen, TraceScreen)
         assert "“[b]here”: 4 words, 2 times, first in a.txt, line 1" in driver.screen_text
         assert "2.50 nats a word by the model, 3.25 by the n-grams" in driver.screen_text
@@ -57,5 +57,5 @@ async def test_copies_are_underlined_and_located(open_app, monkeypatch, run):
 async def test_a_model_that_is_no_run_is_named(open_app, run):
     async with open_app(ScriptedModel(["here"], name=str(run))) as driver:
         await press_i(driver)
-        await driver.until(lambda: "Esc closes" in driver.screen_text)
+        await driver.shows("Esc closes")
         assert "expected the folder of a run" in driver.sentences

@@ -10,11 +10,10 @@ async def test_a_hit_stays_in_sight_above_a_long_reply(open_app):
         await driver.say("Tell me of the lighthouse")
         assert "lighthouse" not in driver.screen_text
         await driver.press("ctrl+o")
-        await driver.press(*"lighthouse")
-        await driver.until(lambda: "the lighthouse" in driver.screen_text)
+        await driver.shows("the lighthouse", *"lighthouse")
         await driver.settle()
         await driver.press("enter")
         await driver.until(lambda: "Search titles" not in driver.screen_text)
         await driver.settle()
-        await driver.until(lambda: "Tell me of the lighthouse" in driver.screen_text)
+        await driver.shows("Tell me of the lighthouse")
         assert "line 299" not in driver.screen_text

@@ -20,7 +20,7 @@ async def test_they_are_there_before_the_focus(store):
     async with app.run_test(size=(100, 30)) as pilot:
         driver = Driver(app, pilot)
         await driver.ready()
-        await driver.until(lambda: "^Q Quit" in driver.screen_text)
+        await driver.shows("^Q Quit")
 
 
 @pytest.mark.parametrize("width", [30, 40, 50, 60, 80, 100, 130])

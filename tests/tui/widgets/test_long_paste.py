@@ -75,8 +75,7 @@ async def test_it_is_sent_and_shown_whole(open_app):
     model = ScriptedModel(["Read."], context=200_000)
     async with open_app(model) as driver:
         await paste(driver, LINES)
-        await driver.press("enter")
-        await driver.idle()
+        await driver.press_and_rest("enter")
         assert driver.prompt.text == ""
         assert driver.texts[0].count("\n") == LINES - 1
         assert "line 9999 of [b]this[/b] paste" in driver.screen_text
@@ -84,7 +83,6 @@ async def test_it_is_sent_and_shown_whole(open_app):
         large = await cost_of(driver, "y")
     async with open_app(ScriptedModel(["Read."])) as driver:
         await paste(driver, 100)
-        await driver.press("enter")
-        await driver.idle()
+        await driver.press_and_rest("enter")
         await driver.press("x")
         assert large < 1.2 * await cost_of(driver, "y")

@@ -36,11 +36,6 @@ def rendered(driver):
     return [body for body in driver.transcript.query(RenderedBody) if body.display]
 
 
-async def order(driver, text):
-    driver.prompt.text = text
-    await driver.press("enter")
-
-
 async def test_the_lines_of_a_poem_stay_lines(open_app):
     poem = "Roses are red,\nviolets are *blue*\n\n- one\n  and more\n\nnotes.md"
     async with open_app(ScriptedModel([poem]), markdown="on") as driver:
@@ -56,15 +51,15 @@ async def test_it_is_opt_in_and_remembered(open_app, store):
     async with open_app(ScriptedModel([REPLY])) as driver:
         await driver.say("Hello")
         assert "**wide**" in driver.screen_text
-        await order(driver, "/markdown on")
+        await driver.order("/markdown on")
         await driver.until(lambda: rendered(driver))
         assert "It is very wide:" in driver.screen_text
         assert "• one" in driver.screen_text
         assert "**" not in driver.screen_text
         assert "```" not in driver.screen_text
-        await order(driver, "/markdown off")
+        await driver.order("/markdown off")
         assert "**wide**" in driver.screen_text
-        await order(driver, "/markdown on")
+        await driver.order("/markdown on")
         await driver.press("ctrl+n")
         await driver.say("Plain")
         assert "**wide**" in driver.screen_text
@@ -81,7 +76,7 @@ async def test_it_is_the_default_and_a_setting_turns_it_off(open_app, store):
     async with open_app(ScriptedModel([REPLY, REPLY]), markdown="on") as driver:
         await driver.say("Hello")
         await driver.until(lambda: rendered(driver))
-        await order(driver, "/markdown off")
+        await driver.order("/markdown off")
         await driver.press("ctrl+n")
         await driver.say("Hello")  # a new chat has the setting again
         await driver.until(lambda: rendered(driver))
@@ -110,7 +105,7 @@ async def test_a_reply_is_laid_out_while_it_is_written(open_app, monkeypatch):
 
     model = Halting(["**one**\n\n- two\n\n```python\nx = 1\n```\n" + "**so** " * 20 + "end"])
     async with open_app(model, markdown="on") as driver:
-        await order(driver, "Hello")
+        await driver.order("Hello")
         await driver.until(lambda: rendered(driver))
         assert "**one**" not in driver.screen_text
         halted.set()

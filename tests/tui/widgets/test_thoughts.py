@@ -25,15 +25,14 @@ async def test_a_chat_that_is_opened_again_has_its_thoughts(open_app, store, tmp
         await driver.say("Hi")
         chat_id = driver.chat.conversation.chat.id
     async with open_app(model, chat_id=chat_id) as driver:
-        await driver.until(lambda: "thought for 7 tokens" in driver.screen_text)
+        await driver.shows("thought for 7 tokens")
 
 
 async def test_thinking_is_switched_off_and_on(open_app, tmp_path):
     model = thinking_model(tmp_path / "model", ["Hello!"])
     async with open_app(model) as driver:
         for argument in ("off", "on", "of"):
-            driver.prompt.text = f"/think {argument}"
-            await driver.press("enter")
+            await driver.order(f"/think {argument}")
             if argument != "of":
                 await driver.say("Hi")
         assert driver.problem == "Usage: /think on|off"
@@ -43,6 +42,5 @@ async def test_thinking_is_switched_off_and_on(open_app, tmp_path):
 
 async def test_a_model_without_a_switch_says_so(open_app):
     async with open_app(ScriptedModel([" Yes."])) as driver:
-        driver.prompt.text = "/think off"
-        await driver.press("enter")
+        await driver.order("/think off")
         assert driver.problem == "the model scripted has no switch for thinking in its template"
