@@ -41,7 +41,7 @@ def test_json_is_read_by_one_function():
     assert len(list(calls("parse_json"))) > 40
 
 
-SHIPPED = re.compile(r"__file__|files\(|_TABLE|SOURCE|^PATH$|^ITEMS$|^\(folder / .page\.(css|js)")
+SHIPPED = re.compile(r"__file__|files\(|_TABLE|SOURCE|^ITEMS$|^\(folder / .page\.(css|js)")
 
 
 def test_files_are_opened_by_one_room():

@@ -17,12 +17,12 @@ from pathlib import Path
 from chatapp.common.foreign import parse_json, printable
 from chatapp.common.userfiles import open_regular, reason
 from chatapp.dialogue.documents.html import html_blocks
-from chatapp.dialogue.documents.pdf import PdfError, pdf_pages
 
 MOST_BYTES = 16 * 2**20
 _MOST_CHARACTERS = 8 * MOST_BYTES
 """The characters of all blocks of a file: every row of a table repeats its columns' names."""
 
+_MOST_PDF_CHARACTERS = 16 * 2**20
 _LOOKED_AT = 8192
 """Bytes in which a NUL makes a file binary; git has the same rule."""
 
@@ -276,3 +276,31 @@ def _end(piece: str, size: int) -> int:
     # An early end of a sentence would give a tiny piece; then cut after a word.
     end = ends[-1] if ends and ends[-1] > size // 2 else piece.rfind(" ")
     return min(end, size) if end > 0 else size
+
+
+class PdfError(Exception):
+    """Why a PDF gives no text, in a few words."""
+
+
+def pdf_pages(data: bytes) -> list[str]:
+    """The text of each page by pypdf. Raises PdfError, and MemoryError.
+
+    A hostile PDF can take all memory or never end, so it is read only in a limited process; see
+    reader.py.
+    """
+    from pypdf import PdfReader
+
+    pages: list[str] = []
+    room = _MOST_PDF_CHARACTERS
+    try:
+        reader = PdfReader(io.BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise PdfError("PDFs with a password")
+        for page in reader.pages:
+            pages.append(page.extract_text()[:room])
+            room -= len(pages[-1])
+    except (PdfError, MemoryError):
+        raise
+    except Exception:  # whatever the library raises on malicious bytes
+        raise PdfError("PDFs that cannot be read") from None
+    return pages

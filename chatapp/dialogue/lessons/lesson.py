@@ -1,5 +1,7 @@
 """A lesson file: a lecture in steps, each with a text and what is shown of a model."""
 
+import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 
 from chatapp.common.parameters import Sampling
+from chatapp.common.paths import guesses_path
 from chatapp.common.userfiles import (
     Location,
     UserError,
     is_path,
+    make_private,
+    open_own,
     parse_toml,
     read_required,
     shown,
@@ -230,3 +235,18 @@ def find_lesson(name: str) -> Lesson:
     if not path.suffix and not is_path(name):
         raise UserError(f"there is no lesson {name!r}{suggestion(name, NAMES)}")
     return Lesson(path)
+
+
+def record_guess(lesson: Lesson, step: Step, guess: str) -> None:
+    """Add a guess, made before its outcome is shown, to the file of guesses. Raises OSError."""
+    row = {
+        "time": time.time(),
+        "lesson": lesson.name,
+        "step": step.title,
+        "question": step.predict,
+        "guess": guess,
+    }
+    path = guesses_path()
+    make_private(path.parent)
+    with open_own(path) as file:
+        file.write(json.dumps(row).encode() + b"\n")

@@ -15,10 +15,9 @@ from chatapp.common.settings import load_settings
 from chatapp.common.userfiles import UserError, suggestion
 from chatapp.dialogue.tools import built_in, user_tools
 from chatapp.dialogue.tools.built_in import calculate, in_digits
-from chatapp.dialogue.tools.examples import with_examples
 from chatapp.dialogue.tools.mcp_servers import Servers
 from chatapp.dialogue.tools.python import run_python
-from chatapp.dialogue.tools.tool import Arguments, Tool, ToolError
+from chatapp.dialogue.tools.tool import Arguments, Tool, ToolError, with_examples
 from chatapp.tasks.files.documents import DocumentSet
 
 _MCP_SERVERS = "mcp_servers"

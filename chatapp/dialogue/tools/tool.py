@@ -2,8 +2,11 @@
 
 import json
 import threading
+import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from chatapp.common.foreign import clean, printable
@@ -18,6 +21,10 @@ LONGEST_RESULT = 20_000
 
 LONGEST_SCHEMA = 10_000
 """Characters of the schema of a tool's arguments, which the model reads in every prompt."""
+
+EXAMPLES_TABLE = Path(__file__).with_name("examples.toml")
+NONE = "none"
+"""The choice of no tool, as the file of examples names it."""
 
 
 class ToolError(UserError):
@@ -138,3 +145,20 @@ def call_in_words(name: str, arguments: Arguments) -> str:
         for name, value in arguments.items()
     )
     return " ".join(printable(f"{name.strip()}({', '.join(parts)})").split())
+
+
+@cache
+def _examples() -> Mapping[str, Any]:
+    return tomllib.loads(EXAMPLES_TABLE.read_text(encoding="utf-8"))
+
+
+def with_examples(tool: Tool) -> Tool:
+    """A built-in tool with its examples."""
+    own = _examples().get(tool.name, {})
+    examples = tuple(CallExample(**example) for example in own.get("examples", ()))
+    return replace(tool, examples=examples, copied=own.get("copied", False))
+
+
+def questions_without_tool() -> list[str]:
+    """Questions that need no tool."""
+    return [example["question"] for example in _examples()[NONE]["examples"]]

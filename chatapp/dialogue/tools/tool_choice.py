@@ -16,8 +16,13 @@ from typing import Any
 
 from chatapp.common.foreign import parse_json
 from chatapp.dialogue.tools.copying import form_of, forms, marked, marks_in
-from chatapp.dialogue.tools.examples import NONE, PATH, questions_without_tool
-from chatapp.dialogue.tools.tool import Tool, misfit_of
+from chatapp.dialogue.tools.tool import (
+    EXAMPLES_TABLE,
+    NONE,
+    Tool,
+    misfit_of,
+    questions_without_tool,
+)
 from chatapp.engine.model import LanguageModel
 from chatapp.prompting.messages import Requested
 from chatapp.rows.examples import Example, Pool
@@ -112,7 +117,7 @@ class Chooser:
 
     def _prompt(self, announcement: str, pool: Pool, **keys: Any) -> PromptFile:
         return PromptFile(
-            path=PATH,
+            path=EXAMPLES_TABLE,
             input_prefix="Question: ",
             output_prefix=announcement,
             pool=pool,

@@ -8,8 +8,7 @@ from textual import on, work
 from textual.app import ComposeResult
 
 from chatapp.common.settings import Settings
-from chatapp.dialogue.lessons.guesses import record_guess
-from chatapp.dialogue.lessons.lesson import Lesson, Step
+from chatapp.dialogue.lessons.lesson import Lesson, Step, record_guess
 from chatapp.dialogue.lessons.teaching import Workshop
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis

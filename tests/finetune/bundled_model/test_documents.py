@@ -93,19 +93,6 @@ def test_the_command_writes_these_bytes(tmp_path):
     assert solved["messages"][1]["content"] == "<<1+1=2>>2\nThe answer is 2"
 
 
-def test_no_opener_is_of_a_talk_kept_out(tmp_path):
-    build(sources(tmp_path / "data"), tmp_path / "out", scale=0.01)
-
-    def first(name):
-        rows = (tmp_path / "out" / f"{name}.jsonl").read_text().splitlines()
-        return {json.loads(row)["messages"][0]["content"] for row in rows}
-
-    kept_out = first("kept_out/persona_chat")
-    assert kept_out
-    assert first("openers") <= first("persona_chat") | first("self_dialogue")
-    assert not first("openers") & kept_out
-
-
 def test_both_stages_are_valid_and_learn_from_all_that_is_written(tmp_path):
     answers = tmp_path / "out" / "answers.jsonl"
     answers.parent.mkdir()

@@ -1,18 +1,13 @@
-"""Generated training text: right answers, and nothing in it that is kept for measuring."""
+"""Generated training text holds nothing that is kept for measuring; its bytes are pinned beside."""
 
 import random
 import re
-from pathlib import Path
 
 import pytest
 
-from chatapp.prompting.messages import text_of
-from chatapp.rows.examples import Pool
-from chatapp.tasks.evaluation.gpt3_tasks import generate, own_words
-from chatapp.tasks.files.layout import continuation, render
-from chatapp.tasks.files.promptfile import PromptFile
+from chatapp.tasks.evaluation.gpt3_tasks import own_words
 from finetune.bundled_model import chats, demonstrations, last_look
-from finetune.bundled_model.demonstrations import LABELS_KEPT_OUT, draw_layout, few_shot_row
+from finetune.bundled_model.demonstrations import LABELS_KEPT_OUT
 from finetune.bundled_model.questions import all_tasks, in_more_words, in_most_words
 from finetune.bundled_model.tables import is_kept_out, table
 
@@ -27,7 +22,6 @@ GROUPINGS = {
         for animal in ("dog", "cat", "cow", "pig", "hen")
     }
 }
-SHOTS = [("one dog", "a b"), ("two cats", "b"), ("three dogs", "a b"), ("a cat", "b")]
 
 
 # --- single questions --------------------------------------------------------------------
@@ -43,54 +37,6 @@ def test_what_is_kept_out_is_never_taught(task):
         assert measured
         assert not taught & {problem.question for problem in measured}
         assert measured == task.held_out(10, seed=0, unseen=unseen)
-
-
-@each_task
-def test_every_question_is_filled_in_and_answered(task):
-    draw = random.Random(2)
-    for _ in range(50):
-        problem = task.training(draw)
-        assert problem.answer == problem.answer.strip() != ""
-        assert not re.search(r"\{\w\}", problem.question + problem.answer)
-        assert "\n" not in problem.answer
-
-
-# --- sums of the GPT-3 paper -------------------------------------------------------------
-
-
-def test_no_row_has_a_problem_of_an_evaluation():
-    text = "".join("".join(row["parts"]) for row in demonstrations.arithmetic_rows(1000, 0))
-    taught = set(re.findall(r"Q: [^?]*\?\n\nA:", text))
-    assert len(taught) > 5000
-    for name in demonstrations.SHARES:
-        assert not taught & {item.input for item in generate(name, 500, 0)}
-
-
-# --- few-shot prompts --------------------------------------------------------------------
-
-
-def test_a_row_is_the_prompt_that_is_asked_later():
-    draw = random.Random(0)
-    for _ in range(60):
-        layout = draw_layout(draw, ["a b", "b"])
-        row = few_shot_row(layout, SHOTS, guessable=True)
-        assert row is not None
-        pool = Pool([given for given, _ in SHOTS[:3]], [answer for _, answer in SHOTS[:3]])
-        prompt = PromptFile(
-            path=Path("x"),
-            instruction=layout.instruction,
-            input_prefix=layout.input_prefix,
-            output_prefix=layout.output_prefix,
-            separator=layout.separator,
-            pool=pool,
-        )
-        asked = text_of(render(prompt, range(3), SHOTS[3][0])) + continuation(prompt, SHOTS[3][1])
-        assert "".join(row["parts"]) == asked
-        assert [part.strip() for part in row["parts"][1::2]] == [answer for _, answer in SHOTS]
-        # Where the answer ends is learnt as well.
-        assert all(part.endswith("\n") for part in row["parts"][1:-1:2])
-        assert len(row["parts"]) == 8
-        assert all(row["parts"])
 
 
 # --- in-context tuning -------------------------------------------------------------------
@@ -127,26 +73,6 @@ def test_twenty_tasks_are_for_measuring():
     assert all(is_kept_out(text, demonstrations.SENTENCES_KEPT_OUT) for text in texts)
 
 
-# --- chats and repetitions ---------------------------------------------------------------
-
-
-def test_follow_ups_ask_for_nothing_that_is_kept_out():
-    draw = random.Random(0)
-    asides = chats.Asides([(("Hello",), ("Hi!",))], list(TASKS.values()))
-    texts = {text for _ in range(400) for text in chats.follow_ups(draw, asides)}
-    texts |= {text for _ in range(400) for text in chats.close_talk(draw)}
-    measured = {
-        name: TASKS[name].held_out(400, seed=0, unseen=False)
-        for name in ("spell", "reverse", "upper", "capital", "sum")
-    }
-    for name in ("capital", "sum"):
-        assert not texts & {problem.question for problem in measured[name]}
-    for name in ("spell", "reverse", "upper"):
-        # A short word backwards may be another word.
-        answers = {each.answer for each in measured[name] if len(each.given) > 4}
-        assert not texts & answers
-
-
 # --- what cannot be known, and small talk ------------------------------------------------
 
 
@@ -160,20 +86,6 @@ def test_wordings_kept_for_measuring_are_not_taught():
     draw = random.Random(1)
     said = {chats.declined(draw)[0].lower().rstrip("?.") for _ in range(5000)}
     assert not said & {question.lower().rstrip("?.") for question in questions}
-
-
-def test_an_opener_gets_a_reply_that_fits_it():
-    fitting = chats.replies_to("I was out. Do you like old trains? Hm.")
-    assert fitting
-    assert any("old trains" in reply for reply in fitting)
-    assert chats.replies_to("Hello!") == []
-    draw = random.Random(0)
-    answered = [(("I love old trains.",), ["So do I."])]
-    turns = [
-        chats.openers(draw, answered, [(("Who are you?",), ("A program.",))]) for _ in range(50)
-    ]
-    assert all(turn[:2] == ["I love old trains.", "So do I."] for turn in turns)
-    assert any(turn[-1] == "A program." for turn in turns)
 
 
 # --- the last look -----------------------------------------------------------------------
