@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ OF_TESTS = {"test", "docs", "bundled-model"}
 """Extras for those who have the repository."""
 
 
-def test_the_extras_are_those_of_the_project() -> None:
+def test_the_extras_are_those_of_the_project():
     assert PROJECT["name"] == DISTRIBUTION
     declared = {
         re.split("[><=]", requirement)[0].replace("-", "_"): extra
@@ -32,12 +31,12 @@ def test_the_extras_are_those_of_the_project() -> None:
     assert declared == EXTRAS
 
 
-def test_the_program_has_the_name_of_the_project() -> None:
+def test_the_program_has_the_name_of_the_project():
     scripts = PROJECT["scripts"]
     assert scripts[DISTRIBUTION] == scripts["chatapp"]
 
 
-def imported(node: ast.AST) -> list[str]:
+def imported(node):
     """The packages of extras that a statement imports."""
     if isinstance(node, ast.ImportFrom):
         names = [node.module or ""]
@@ -46,7 +45,7 @@ def imported(node: ast.AST) -> list[str]:
     return [top for name in names if (top := name.partition(".")[0]) in EXTRAS]
 
 
-def unasked(node: ast.AST, asked: frozenset[str]) -> Iterator[tuple[int, str]]:
+def unasked(node, asked):
     """Imports of packages of extras before which no `require` stands in the same function."""
     for statement in ast.iter_child_nodes(node):
         if isinstance(statement, ast.Expr) and ast.unparse(statement).startswith("require("):
@@ -58,7 +57,7 @@ def unasked(node: ast.AST, asked: frozenset[str]) -> Iterator[tuple[int, str]]:
             yield from unasked(statement, asked)
 
 
-def test_each_place_that_imports_a_package_of_an_extra_asks_for_it_first() -> None:
+def test_each_place_that_imports_a_package_of_an_extra_asks_for_it_first():
     places = {
         f"{path.relative_to(ROOT).as_posix()}: {package}"
         for folder in ("chatapp", "finetune")
@@ -105,7 +104,7 @@ print(json.dumps(results))
 """
 
 
-def run_without(lines: list[list[str]], folder: Path) -> list[tuple[int, str, str]]:
+def run_without(lines, folder):
     """Status, output and errors of each command, in one process without the packages of extras."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT],
@@ -120,7 +119,7 @@ def run_without(lines: list[list[str]], folder: Path) -> list[tuple[int, str, st
     return [tuple(result) for result in json.loads(done.stdout)]
 
 
-def test_without_extras_the_program_chats_and_shows_its_inside(tmp_path: Path) -> None:
+def test_without_extras_the_program_chats_and_shows_its_inside(tmp_path):
     (tmp_path / "items.jsonl").write_text('{"input": "Win a prize now", "output": "spam"}\n')
     lines = [
         ["chatapp", "ask", "Hello!", "--no-server"],
@@ -134,7 +133,7 @@ def test_without_extras_the_program_chats_and_shows_its_inside(tmp_path: Path) -
         assert (status, bool(out.strip())) == (0, True), (line, err)
 
 
-def test_what_needs_an_extra_says_so(tmp_path: Path) -> None:
+def test_what_needs_an_extra_says_so(tmp_path):
     (tmp_path / "items.jsonl").write_text('{"input": "Win a prize now", "output": "spam"}\n')
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     (tmp_path / "bleu.toml").write_text(
@@ -176,7 +175,7 @@ def test_what_needs_an_extra_says_so(tmp_path: Path) -> None:
         assert (status, len(err.splitlines())) == (2, 1), err
 
 
-def test_a_package_that_is_installed_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_installed_is_not_asked_for(monkeypatch):
     require("sacrebleu", "pyarrow")
     monkeypatch.setattr("chatapp.common.extras.find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match="sacrebleu"):

@@ -125,7 +125,7 @@ def test_times_are_read_by_one_function():
     assert users(r".*fromtimestamp|time\.(localtime|gmtime)") == {"chatapp/common/foreign.py"}
 
 
-def test_the_clock_is_read_for_the_time_of_day_alone() -> None:
+def test_the_clock_is_read_for_the_time_of_day_alone():
     """It may jump: what waits or gives up reads `time.monotonic`."""
     clocks = r"(time\.)?(time|time_ns|strftime|ctime)|.*\.(now|today|utcnow)"
     found = users(clocks)
@@ -136,7 +136,7 @@ def test_the_clock_is_read_for_the_time_of_day_alone() -> None:
     assert found == KINDS["clock"].keys()
 
 
-def test_lists_are_drawn_by_one_class() -> None:
+def test_lists_are_drawn_by_one_class():
     """`Options` has a height at every width; Textual's own ends the program where it has none."""
     assert users(r"(.*\.)?(OptionList|SelectionList)") == set()
 

@@ -4,16 +4,15 @@ import asyncio
 import json
 import time
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from api_server import Client, serving
+from api_server import serving
 from test_api_refusals import CHAT, TEXT, USER
 
 from chatapp.engine.decoder.interventions import parse_parts, switched_off
-from chatapp.engine.model import LanguageModel, Request, Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.lab.steering import Direction, directions_dir, save_direction
 from chatapp.lab.view import Subject
 from chatapp.lab.views import VIEWS
@@ -27,11 +26,11 @@ OFF = {"ablate": ["0.1", "1.mlp"]}
 FIRST = {"prompt": "one two three", "max_tokens": 6, "temperature": 0}
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     return json.loads(json.dumps(value))
 
 
-async def test_views_are_those_of_the_door_for_python(client: Client) -> None:
+async def test_views_are_those_of_the_door_for_python(client):
     views = {"why": {"token": 1}, "next": {}, "layers": {"top": 2}, "heads": {}}
     answer = await client.post(LOOK, {"prompt": "one two three", "views": views})
     inspection = OpenModel(client.model).inspect("one two three")
@@ -50,7 +49,7 @@ async def test_views_are_those_of_the_door_for_python(client: Client) -> None:
     assert changed["why"] != plain(inspection.why().to_json())
 
 
-async def test_every_view_answers_or_says_in_a_sentence_why_not(client: Client) -> None:
+async def test_every_view_answers_or_says_in_a_sentence_why_not(client):
     values = {"word": "a", "head": "0.1", "state": "0", "mlp": "0.mlp", "parts": "all"}
     refused = {"experts", "cross_attention", "circuit"}  # this model has none
     for name, view in VIEWS.items():
@@ -65,9 +64,7 @@ async def test_every_view_answers_or_says_in_a_sentence_why_not(client: Client) 
             assert (answer["status"], "\n" in answer["error"]["message"]) == (400, False)
 
 
-async def test_a_changed_model_replies_beside_others_and_says_so(
-    client: Client, tmp_path: Path
-) -> None:
+async def test_a_changed_model_replies_beside_others_and_says_so(client, tmp_path):
     plain_reply = await client.post(TEXT, FIRST)
     bodies = [FIRST, FIRST | {"changes": OFF}, FIRST | {"max_tokens": 40}]
     before, changed, long = await asyncio.gather(*(client.post(TEXT, body) for body in bodies))
@@ -86,7 +83,7 @@ async def test_a_changed_model_replies_beside_others_and_says_so(
     assert {event["changes"] for event in events} == {"with calm 0.5"}
 
 
-def drawn(model: LanguageModel, parts: list[str]) -> str:
+def drawn(model, parts):
     """The reply without parts, drawn here."""
     shape = model.decoder.architecture  # type: ignore[attr-defined]
     request = Request(
@@ -119,15 +116,13 @@ def drawn(model: LanguageModel, parts: list[str]) -> str:
         (TEXT, FIRST | {"changes": OFF, "echo": True, "max_tokens": 0}, "/v1/inspect"),
     ],
 )
-async def test_a_mistake_is_a_sentence(
-    client: Client, path: str, body: dict[str, Any], words: str
-) -> None:
+async def test_a_mistake_is_a_sentence(client, path, body, words):
     answer = await client.post(path, body)
     assert answer["status"] == 400
     assert words in answer["error"]["message"]
 
 
-async def test_strangers_stay_outside_unless_allowed(tiny_folder: Path, client: Client) -> None:
+async def test_strangers_stay_outside_unless_allowed(tiny_folder, client):
     page, key = {"Origin": "http://page.example"}, {"Authorization": "Bearer k"}
     origins = frozenset({"http://page.example"})
     look, change = (LOOK, {"prompt": "a", "views": ["next"]}), (TEXT, FIRST | {"changes": OFF})
@@ -161,10 +156,8 @@ class Endless(NextToken):
             Endless.running -= 1
 
 
-async def test_views_end_in_time_or_with_their_client_and_hold_up_no_reply(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def wait_for(running: int) -> None:
+async def test_views_end_in_time_or_with_their_client_and_hold_up_no_reply(client, monkeypatch):
+    async def wait_for(running):
         async with asyncio.timeout(30):
             while Endless.running != running:
                 await asyncio.sleep(0.01)
